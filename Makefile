@@ -1,16 +1,106 @@
+# Everything is run from here, and every target prepares what it needs: see `make help`.
+# The package is installed in place (editable): Python files are live, and a change under native/ rebuilds the extension.
+
 PYTHON ?= python3
 VENV ?= .venv
-PY = $(VENV)/bin/python
-PIP = $(PY) -m pip install --quiet --disable-pip-version-check
+TORCH ?= torch
+SEEDS ?= 2000
+# More arguments for the tool that a target runs: make test ARGS='-k ring -x'
+ARGS ?=
 
-venv: $(VENV)/.requirements
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+TORCH_INSTALLED := $(VENV)/.$(subst =,-,$(TORCH))
+NATIVE := $(wildcard native/*.c native/*.h native/build_native.py)
+CHECKED := setup.py zpccl tools examples tests native
 
-$(VENV)/bin/python:
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+# --- Environment ------------------------------------------------------------------------------------------------------
+
+$(PY):
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.requirements: setup.cfg pyproject.toml tools/requirements.py | $(VENV)/bin/python
+$(VENV)/.requirements: setup.cfg pyproject.toml tools/requirements.py | $(PY)
 	$(PY) tools/requirements.py secure cli examples test dev > $@.txt
 	$(PIP) --upgrade pip -r $@.txt
 	touch $@
 
-.PHONY: venv
+$(VENV)/.installed: $(VENV)/.requirements setup.py $(NATIVE)
+	$(PIP) --no-build-isolation --no-deps --editable .
+	touch $@
+
+$(TORCH_INSTALLED): $(VENV)/.requirements
+	$(PIP) '$(TORCH)'
+	touch $@
+
+deps: $(VENV)/.requirements ## .venv with what the package, its tests and its checks depend on
+venv: $(VENV)/.installed ## .venv with zpccl compiled and installed in it
+
+# --- Run --------------------------------------------------------------------------------------------------------------
+
+demo: venv ## train on real text with three peers; one is killed, one joins
+	$(PY) examples/demo.py $(ARGS)
+
+sim: venv ## the simulator: make sim SEEDS=2000
+	$(PY) -m zpccl.sim --seeds $(SEEDS) $(ARGS)
+
+bench: venv ## all-reduce times, a table and out/bench_allreduce.json
+	mkdir -p out
+	$(PY) tools/bench_allreduce.py --peers 2 4 --bytes 4KiB 1MiB 64MiB 256MiB --json out/bench_allreduce.json $(ARGS)
+
+# --- Test -------------------------------------------------------------------------------------------------------------
+
+test: venv native-test ## every test but those that need torch
+	$(PY) -m pytest -m 'not torch' $(ARGS)
+
+test-quick: venv ## the tests that start no processes and are not slow
+	$(PY) -m pytest -m 'not torch and not slow and not e2e' $(ARGS)
+
+test-torch: venv $(TORCH_INSTALLED) ## adds torch to .venv and runs the tests that need it: TORCH=torch==2.13.0 names a version
+	$(PY) -m pytest -m torch $(ARGS)
+
+native-test: ## tests of the C code
+	$(MAKE) -C native test
+
+asan: ## tests of the C code under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(MAKE) -C native asan
+
+tsan: ## tests of the C code under ThreadSanitizer
+	$(MAKE) -C native tsan
+
+# --- Check ------------------------------------------------------------------------------------------------------------
+
+lint: deps ## ruff: rules and format
+	$(PY) -m ruff check $(CHECKED)
+	$(PY) -m ruff format --check $(CHECKED)
+
+format: deps ## let ruff mend what it can
+	$(PY) -m ruff check --fix $(CHECKED)
+	$(PY) -m ruff format $(CHECKED)
+
+types: deps ## mypy, strict
+	$(PY) -m mypy zpccl tools examples
+
+native-strict: ## the C code with -Wall -Wextra -Wshadow -Werror
+	$(MAKE) -C native strict
+
+wheel: deps ## sdist and wheel in dist/, the wheel tried in an empty environment without a compiler
+	rm -rf dist
+	$(PY) -m build --no-isolation --outdir dist .
+	$(PY) tools/check_wheel.py dist
+
+# --- Clean ------------------------------------------------------------------------------------------------------------
+
+clean: ## remove what was built, but not .venv
+	rm -rf build dist out zpccl.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed
+	rm -f zpccl/dataplane/_native*.so
+	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
+	$(MAKE) -C native clean
+
+.PHONY: help deps venv demo sim bench test test-quick test-torch native-test asan tsan lint format types native-strict \
+	wheel clean
