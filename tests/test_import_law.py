@@ -1,0 +1,300 @@
+"""The import law: what each layer may import. See CONTRIBUTING.md.
+
+Sources are parsed, not imported, so an import counts wherever it stands: in a function, under TYPE_CHECKING, as a
+string given to importlib.import_module.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+VALUES = ("zpccl.errors", "zpccl.limits", "zpccl.types")
+NATIVE = "zpccl.dataplane._native"
+NATIVE_USER = "zpccl.dataplane.engine"
+
+# Standard library without clock, randomness, threads, files or sockets.
+PURE = frozenset(
+    "__future__ abc array base64 binascii bisect collections contextlib copy dataclasses decimal enum fractions"
+    " functools hashlib heapq hmac ipaddress itertools json keyword math numbers operator re reprlib string struct textwrap"
+    " types typing zlib".split()
+)
+# What would let the real world into the simulated one: then a seed would not replay.
+WORLD = frozenset(
+    "asyncio concurrent datetime multiprocessing secrets select selectors signal socket socketserver ssl subprocess"
+    " threading time uuid _thread".split()
+)
+# Builtins that do I/O, load code unseen, or differ from one process to the next.
+IMPURE_BUILTINS = frozenset("__import__ breakpoint compile eval exec hash id input open print".split())
+
+
+@dataclass(frozen=True)
+class Import:
+    """`target` is imported by `line` of `module`. `local`: in a function, so not when the module is imported."""
+
+    module: str
+    line: int
+    target: str
+    local: bool
+
+
+def within(name: str, *packages: str) -> bool:
+    """Whether `name` is one of `packages` or inside one."""
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def top(name: str) -> str:
+    """The top-level package of `name`."""
+    return name.partition(".")[0]
+
+
+def is_standard(name: str) -> bool:
+    return top(name) in sys.stdlib_module_names
+
+
+# --- Reading sources --------------------------------------------------------------------------------------------------
+
+
+def load_sources(root: Path) -> dict[str, str]:
+    """The sources of the package zpccl under `root`, by module name; a package is named as its `__init__`."""
+    sources = {}
+    for path in sorted((root / "zpccl").rglob("*.py")):
+        sources[".".join(path.relative_to(root).with_suffix("").parts)] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def public_name(module: str) -> str:
+    return module.removesuffix(".__init__")
+
+
+def is_dynamic(call: ast.Call) -> bool:
+    """Whether `call` is of __import__ or import_module, by whatever name importlib goes."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")
+
+
+def from_targets(node: ast.ImportFrom, module: str, modules: set[str]) -> Iterator[str]:
+    """What `from BASE import NAME, ...` imports: BASE.NAME where that is a module, else BASE."""
+    base = node.module or ""
+    if node.level:
+        parts = module.split(".")[: -node.level]  # __init__ is a part, so one level is the package itself.
+        base = ".".join([*parts, *([base] if base else [])])
+    for alias in node.names:
+        name = f"{base}.{alias.name}"
+        yield name if name in modules or name == NATIVE else base
+
+
+def find_imports(module: str, source: str, modules: set[str]) -> Iterator[Import]:
+    """All imports of `source`, which is `module`; `modules` are the names of all modules of zpccl."""
+    tree = ast.parse(source, filename=module)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    inner = {id(node) for function in ast.walk(tree) if isinstance(function, functions) for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            targets = sorted(set(from_targets(node, module, modules)))
+        elif isinstance(node, ast.Call) and is_dynamic(node):
+            first = node.args[0] if node.args else None
+            known = isinstance(first, ast.Constant) and isinstance(first.value, str)
+            targets = [first.value] if known else ["a name not known before it runs"]
+        for target in targets:
+            yield Import(public_name(module), node.lineno, target, id(node) in inner)
+
+
+# --- The law ----------------------------------------------------------------------------------------------------------
+
+
+def may_protocol(found: Import) -> bool:
+    return top(found.target) in PURE | {"msgspec"} or within(found.target, *VALUES, "zpccl.protocol")
+
+
+def may_values(found: Import) -> bool:
+    lazily = found.local and top(found.target) in ("numpy", "torch")
+    return top(found.target) in PURE or lazily or within(found.target, *VALUES)
+
+
+def may_sim(found: Import) -> bool:
+    if top(found.target) == "zpccl":
+        return within(found.target, *VALUES, "zpccl.protocol", "zpccl.sim")
+    # The command line measures how long it took and may spread seeds over processes; the fake world may not.
+    return is_standard(found.target) and (found.module == "zpccl.sim.__main__" or top(found.target) not in WORLD)
+
+
+ABOVE_CONTROL = ("zpccl.communicator", "zpccl.master_node", "zpccl.cli", "zpccl.diloco", "zpccl.torch", "zpccl.sim")
+
+
+def may_dataplane(found: Import) -> bool:
+    return not within(found.target, "zpccl.protocol", "zpccl.control", *ABOVE_CONTROL)
+
+
+def may_control(found: Import) -> bool:
+    return not within(found.target, *ABOVE_CONTROL)
+
+
+LAYERS: dict[str, Callable[[Import], bool]] = {
+    "zpccl.protocol": may_protocol,
+    "zpccl.dataplane": may_dataplane,
+    "zpccl.control": may_control,
+    "zpccl.sim": may_sim,
+    **dict.fromkeys(VALUES, may_values),
+}
+USERS_OF_COMMUNICATOR = ("zpccl.communicator", "zpccl.cli", "zpccl.diloco", "zpccl.torch")
+
+
+def break_law(found: Import) -> Iterator[str]:
+    """Why `found` is against the law; nothing when it is not."""
+    for layer, may in LAYERS.items():
+        if within(found.module, layer) and not may(found):
+            yield f"{layer} must not import {found.target}"
+    if within(found.target, NATIVE) and found.module != NATIVE_USER:
+        yield f"only {NATIVE_USER} imports {NATIVE}"
+    above = found.module == "zpccl" or within(found.module, *USERS_OF_COMMUNICATOR)
+    if found.target in ("zpccl", "zpccl.communicator") and not above:
+        yield f"{found.target} is above it"  # The package itself imports the communicator.
+    if within(found.target, "zpccl.sim") and not within(found.module, "zpccl.sim"):
+        yield "only the simulator imports the simulator"
+
+
+def find_impure_calls(source: str) -> Iterator[tuple[int, str]]:
+    """Lines of `source` that call a builtin which does I/O or differs between processes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS:
+            yield node.lineno, f"{node.func.id}() is not pure"
+
+
+def check(sources: dict[str, str]) -> list[str]:
+    """All violations in `sources`, as "module:line: why"."""
+    modules = {public_name(module) for module in sources}
+    violations = []
+    for module, source in sources.items():
+        for found in find_imports(module, source, modules):
+            violations += [f"{found.module}:{found.line}: {why}" for why in break_law(found)]
+        if within(module, "zpccl.protocol"):
+            violations += [f"{module}:{line}: {why}" for line, why in find_impure_calls(source)]
+    return violations
+
+
+# --- Tests ------------------------------------------------------------------------------------------------------------
+
+
+def test_sources_keep_the_law():
+    assert check(load_sources(ROOT)) == []
+
+
+def test_all_sources_are_seen():
+    names = load_sources(ROOT).keys()
+    assert {"zpccl.__init__", *VALUES} <= names
+    assert any(within(name, "zpccl.protocol") for name in names)
+
+
+TREE = dict.fromkeys(
+    [
+        "zpccl.__init__",
+        "zpccl.errors",
+        "zpccl.limits",
+        "zpccl.types",
+        "zpccl.communicator",
+        "zpccl.protocol.__init__",
+        "zpccl.protocol.master",
+        "zpccl.dataplane.__init__",
+        "zpccl.dataplane.engine",
+        "zpccl.dataplane.tensors",
+        "zpccl.control.__init__",
+        "zpccl.control.loop",
+        "zpccl.sim.__init__",
+        "zpccl.sim.__main__",
+        "zpccl.sim.cluster",
+        "zpccl.cli.master",
+    ],
+    "",
+)
+
+LEGAL = [
+    ("zpccl.protocol.master", "from __future__ import annotations"),
+    ("zpccl.protocol.master", "import collections.abc, hashlib, msgspec"),
+    ("zpccl.protocol.master", "from zpccl import errors, limits"),
+    ("zpccl.protocol.master", "from zpccl.errors import Kicked"),
+    ("zpccl.protocol.master", "from . import messages"),
+    ("zpccl.protocol.master", "self.open(1); message.id(2)"),
+    ("zpccl.protocol.__init__", "from .master import Master"),
+    ("zpccl.dataplane.engine", "from zpccl.dataplane import _native"),
+    ("zpccl.dataplane.engine", "from zpccl.dataplane._native import ffi, lib"),
+    ("zpccl.dataplane.engine", "import threading, os"),
+    ("zpccl.control.loop", "import zmq, time, zpccl.protocol.master, zpccl.dataplane.engine"),
+    (
+        "zpccl.sim.cluster",
+        "import random, heapq; from zpccl.protocol.master import Master; from zpccl.sim import clock",
+    ),
+    ("zpccl.sim.__main__", "import argparse, time"),
+    ("zpccl.types", "def to_numpy():\n    import numpy as np"),
+    ("zpccl.communicator", "from zpccl.control.loop import Loop"),
+    ("zpccl.cli.master", "import zpccl"),
+    ("zpccl.__init__", "from zpccl.communicator import Communicator"),
+]
+
+ILLEGAL = [
+    *[("zpccl.protocol.master", f"import {name}") for name in ("time", "random", "os", "socket", "threading", "zmq")],
+    *[("zpccl.protocol.master", f"import {name}") for name in ("asyncio", "select", "subprocess", "secrets", "numpy")],
+    ("zpccl.protocol.master", "import os.path"),
+    ("zpccl.protocol.master", "from time import monotonic_ns"),
+    ("zpccl.protocol.master", "def f():\n    import time"),
+    ("zpccl.protocol.master", "if TYPE_CHECKING:\n    from zpccl.control.loop import Loop"),
+    ("zpccl.protocol.master", "import zpccl.dataplane.engine"),
+    ("zpccl.protocol.master", "from zpccl import dataplane"),
+    ("zpccl.protocol.master", "from .. import control"),
+    ("zpccl.protocol.master", "from ..control.loop import Loop"),
+    ("zpccl.protocol.__init__", "from ..control import loop"),
+    ("zpccl.protocol.master", "import importlib"),
+    ("zpccl.protocol.master", "__import__('time')"),
+    ("zpccl.protocol.master", "print(1)"),
+    ("zpccl.protocol.master", "open('f')"),
+    ("zpccl.protocol.master", "seed = hash('a')"),
+    ("zpccl.dataplane.tensors", "import zpccl.protocol.master"),
+    ("zpccl.dataplane.tensors", "from zpccl.control import loop"),
+    ("zpccl.dataplane.tensors", "from zpccl import Communicator"),
+    ("zpccl.dataplane.tensors", "from zpccl.dataplane import _native"),
+    ("zpccl.dataplane.tensors", "from . import _native"),
+    ("zpccl.dataplane.__init__", "from ._native import lib"),
+    ("zpccl.control.loop", "import zpccl.dataplane._native"),
+    ("zpccl.control.loop", "importlib.import_module('zpccl.dataplane._native')"),
+    ("zpccl.control.loop", "from zpccl.communicator import Communicator"),
+    ("zpccl.control.loop", "import zpccl"),
+    ("zpccl.control.loop", "from zpccl.sim import cluster"),
+    ("zpccl.sim.cluster", "from zpccl.control import loop"),
+    ("zpccl.sim.cluster", "import zpccl.dataplane.engine"),
+    ("zpccl.sim.cluster", "import time"),
+    ("zpccl.sim.cluster", "import zmq"),
+    ("zpccl.sim.cluster", "import numpy"),
+    ("zpccl.sim.__main__", "from zpccl import Communicator"),
+    ("zpccl.communicator", "import zpccl.sim.cluster"),
+    ("zpccl.types", "import numpy as np"),
+    ("zpccl.errors", "from zpccl.protocol import master"),
+    ("zpccl.limits", "import os"),
+]
+
+
+@pytest.mark.parametrize(("module", "source"), LEGAL)
+def test_legal_source_passes(module, source):
+    assert check({**TREE, module: source}) == []
+
+
+@pytest.mark.parametrize(("module", "source"), ILLEGAL)
+def test_illegal_source_is_caught(module, source):
+    violations = check({**TREE, module: source})
+    assert violations
+    assert all(violation.startswith(module.removesuffix(".__init__") + ":") for violation in violations)
+
+
+def test_violation_names_the_line():
+    assert check({**TREE, "zpccl.protocol.master": "import re\n\nimport time\n"}) == [
+        "zpccl.protocol.master:3: zpccl.protocol must not import time"
+    ]
