@@ -30,9 +30,11 @@ $(VENV)/.requirements: setup.cfg pyproject.toml tools/requirements.py | $(PY)
 	$(PIP) --upgrade pip -r $@.txt
 	touch $@
 
+# Dated by the begin of the build, so that a file edited while it ran is built again.
 $(VENV)/.installed: $(VENV)/.requirements setup.py $(NATIVE)
+	touch $@.begun
 	$(PIP) --no-build-isolation --no-deps --editable .
-	touch $@
+	mv $@.begun $@
 
 $(TORCH_INSTALLED): $(VENV)/.requirements
 	$(PIP) '$(TORCH)'
