@@ -1,0 +1,191 @@
+"""Result codes and every exception of zpccl.
+
+Every error is a `PCCLError` and carries a `Result`. Subclasses say what happened and hold the facts as attributes, so
+that a training script can act on them: `PeerLost` means "call again", `TooFewPeers` means "wait for others", `Kicked`
+means "connect again".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+
+class Result(enum.IntEnum):
+    """Outcome of an operation. Names and values are those of PCCL."""
+
+    SUCCESS = 0
+    NOT_INITIALIZED = 1
+    INTERNAL_ERROR = 2
+    INVALID_ARGUMENT = 3
+    INVALID_USAGE = 4
+    TOO_FEW_PEERS = 5
+    MASTER_CONNECTION_FAILED = 6
+    RANK_CONNECTION_FAILED = 7
+    RANK_CONNECTION_LOST = 8
+    NO_SHARED_STATE_AVAILABLE = 9
+    PENDING_ASYNC_OPS = 10
+    UPDATE_TOPOLOGY_FAILED = 11
+    TOPOLOGY_OPTIMIZATION_FAILED = 12
+
+
+class PCCLError(Exception):
+    """Root of all errors of zpccl.
+
+    Attributes:
+        result: the `Result` code.
+        function: name of the public function that failed, or "" where none is known.
+    """
+
+    default_result = Result.INTERNAL_ERROR
+
+    def __init__(self, message: str = "", *, result: Result | None = None, function: str = "") -> None:
+        self.result = self.default_result if result is None else result
+        self.function = function
+        self.message = message
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        place = f"{self.function}: " if self.function else ""
+        detail = f": {self.message}" if self.message else ""
+        return f"{place}{self.result.name}{detail}"
+
+
+class InternalError(PCCLError):
+    """A bug in zpccl or a resource that the system refused (memory, descriptors)."""
+
+
+class InvalidArgument(PCCLError, ValueError):
+    """A value that can never be right: wrong dtype, read-only or non-contiguous tensor, malformed address."""
+
+    default_result = Result.INVALID_ARGUMENT
+
+
+class InvalidUsage(PCCLError):
+    """A call at the wrong moment: before connect, after close, in the wrong phase, or that others did not make."""
+
+    default_result = Result.INVALID_USAGE
+
+
+class PendingAsyncOps(InvalidUsage):
+    """Another kind of operation was started while collectives are in flight. Wait for their handles first."""
+
+    default_result = Result.PENDING_ASYNC_OPS
+
+
+class CollectiveMismatch(InvalidUsage):
+    """Peers called the same tag with different arguments.
+
+    Attributes:
+        tag: the tag of the collective.
+        field: the argument that differs: "count", "datatype", "op", "quantization", ...
+        values: a text for each value seen, with the peers that gave it.
+    """
+
+    def __init__(self, message: str = "", *, tag: int = 0, field: str = "", values: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tag = tag
+        self.field = field
+        self.values = tuple(values)
+
+
+class TooFewPeers(PCCLError):
+    """The caller is alone in its peer group. Wait for others with `update_topology`."""
+
+    default_result = Result.TOO_FEW_PEERS
+
+
+class MasterUnreachable(PCCLError):
+    """No master answers at the address given.
+
+    Attributes:
+        address: the address that was tried, "host:port".
+    """
+
+    default_result = Result.MASTER_CONNECTION_FAILED
+
+    def __init__(self, message: str = "", *, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class VersionMismatch(MasterUnreachable):
+    """The master speaks another version of the protocol."""
+
+
+class AuthenticationFailed(MasterUnreachable):
+    """The master does not accept the secret."""
+
+
+class Kicked(PCCLError):
+    """The master removed this peer from the run. Connect again to take part.
+
+    Attributes:
+        reason: why, in words.
+    """
+
+    default_result = Result.MASTER_CONNECTION_FAILED
+
+    def __init__(self, message: str = "", *, reason: str = "") -> None:
+        super().__init__(message or reason)
+        self.reason = reason or message
+
+
+class PeerUnreachable(PCCLError):
+    """No data connection to another peer could be made.
+
+    Attributes:
+        peers: names of the peers concerned.
+    """
+
+    default_result = Result.RANK_CONNECTION_FAILED
+
+    def __init__(self, message: str = "", *, peers: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.peers = tuple(peers)
+
+
+class PeerLost(PCCLError):
+    """A peer or the path to it was lost while the operation ran. Inputs are as before the call; call again.
+
+    Attributes:
+        peers: names of the peers concerned, as far as they are known.
+    """
+
+    default_result = Result.RANK_CONNECTION_LOST
+
+    def __init__(self, message: str = "", *, peers: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.peers = tuple(peers)
+
+
+class OperationTimeout(PeerLost, TimeoutError):
+    """The `timeout=` of the call ran out before all peers took part. Inputs are as before the call."""
+
+
+class ResultMismatch(PeerLost):
+    """The peers' results differed, so nobody got them. Inputs are as before the call; call again."""
+
+
+class NoSharedState(PCCLError):
+    """Nobody offers a shared state: all are RECEIVE_ONLY, or those who offered it were refused."""
+
+    default_result = Result.NO_SHARED_STATE_AVAILABLE
+
+
+class UpdateTopologyFailed(PCCLError):
+    """The topology could not be updated. It can be tried again."""
+
+    default_result = Result.UPDATE_TOPOLOGY_FAILED
+
+
+class TopologyOptimizationFailed(PCCLError):
+    """The topology could not be optimised. It can be tried again."""
+
+    default_result = Result.TOPOLOGY_OPTIMIZATION_FAILED
+
+
+class ProtocolViolation(PCCLError):
+    """The other side broke the protocol. Never raised to users: the shell logs it and drops the sender."""
+
+    default_result = Result.INTERNAL_ERROR

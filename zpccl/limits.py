@@ -1,0 +1,98 @@
+"""Every bound, timeout and default of zpccl, with its unit as the last word of its name."""
+
+from __future__ import annotations
+
+MS = 1_000_000
+"""Nanoseconds in a millisecond."""
+SECOND = 1_000_000_000
+"""Nanoseconds in a second."""
+KIB = 1024
+MIB = 1024 * 1024
+
+# --- Addresses ------------------------------------------------------------------------------------------------------
+MASTER_PORT = 48148
+PEER_PORT_FIRST = 48149
+PEER_PORT_COUNT = 1000
+"""Peers listen on the first free port of [PEER_PORT_FIRST, PEER_PORT_FIRST + PEER_PORT_COUNT)."""
+ADDRESSES_PER_PEER_MAX = 16
+
+# --- Control plane --------------------------------------------------------------------------------------------------
+PROTOCOL_VERSION = 1
+MESSAGE_BYTES_MAX = 8 * MIB
+"""One control message. libzmq drops the connection of a sender that exceeds it."""
+CONTROL_QUEUE_MESSAGES_MAX = 10_000
+"""High-water mark of a control socket, per connection and direction."""
+PEERS_MAX = 4096
+"""Members and pending peers of one run."""
+PENDING_PEERS_MAX = 1024
+CALLS_IN_FLIGHT_MAX = 1024
+"""Unanswered calls of one peer."""
+ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
+"""Answers kept for a peer that does not say that it got them."""
+SPECS_PER_MESSAGE_MAX = 1024
+NAME_CHARS_MAX = 128
+KEY_CHARS_MAX = 1024
+STATE_ENTRIES_MAX = 65_536
+TAG_MAX = 2**64 - 1
+PEER_GROUP_MAX = 2**32 - 1
+REVISION_MAX = 2**63 - 1
+POLL_EVENTS_MAX = 256
+"""Messages that a loop takes from a socket before it turns to the others."""
+
+HEARTBEAT_TIMEOUT_NS = 10 * SECOND
+"""A silent host is noticed within this time."""
+HEARTBEAT_INTERVAL_NS = 1 * SECOND
+DISCONNECT_GRACE_NS = 500 * MS
+"""A peer whose control connection broke may come back for this long, unless others lost it too."""
+REGISTRATION_TIMEOUT_NS = 5 * SECOND
+"""From a connection's first byte to the answer of the master."""
+CONNECT_TIMEOUT_NS = 3 * SECOND
+"""One try to open a TCP connection."""
+RECONNECT_INTERVAL_NS = 100 * MS
+RECONNECT_INTERVAL_MAX_NS = 2 * SECOND
+MASTER_TIMEOUT_NS = 300 * SECOND
+"""How long calls wait for a master that went away."""
+LEAVE_TIMEOUT_NS = 2 * SECOND
+"""How long close() waits for the master to take note."""
+WITHDRAW_TIMEOUT_NS = 5 * SECOND
+"""How long an interrupted or timed-out call waits for the master's word on it."""
+LINGER_MS = 500
+
+# --- Links ----------------------------------------------------------------------------------------------------------
+LINK_CONNECTIONS_DEFAULT = 4
+LINK_CONNECTIONS_MAX = 64
+LINK_SETUP_TIMEOUT_NS = 5 * SECOND
+"""One try to set up all connections of a link, all candidate addresses together."""
+LINK_RETRY_INTERVAL_NS = 200 * MS
+LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
+LINK_WAIT_TIMEOUT_NS = 10 * SECOND
+"""How long a plan waits for a link between two live members, and a joiner for its links."""
+ADMISSION_WAIT_NS = 2 * SECOND
+"""How long update_topology waits for joiners whose links are being set up."""
+ADDRESS_STAGGER_NS = 50 * MS
+"""Head start of each candidate address over the next."""
+HANDSHAKES_MAX = 256
+"""Incoming data connections that have not said who they are."""
+LISTEN_BACKLOG = 512
+
+# --- Data plane -----------------------------------------------------------------------------------------------------
+ENGINE_THREADS_DEFAULT = 1
+ENGINE_THREADS_MAX = 16
+FRAME_BYTES_DEFAULT = 512 * KIB
+FRAME_BYTES_MAX = 16 * MIB
+STALL_TIMEOUT_NS = 10 * SECOND
+"""An attempt that moves no byte for this long is given up."""
+DATA_MESSAGE_BYTES_MAX = 8 * MIB
+"""One message on a data link (a block of state, with its header)."""
+DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB
+"""Received and not yet consumed, per engine; and sent and not yet written, per link."""
+QUANTIZATION_BLOCK_ELEMENTS = 256
+WORLD_SIZE_MAX = 1024
+ELEMENTS_MAX = 2**40
+
+# --- Shared state ---------------------------------------------------------------------------------------------------
+STATE_BLOCK_BYTES = 4 * MIB
+STATE_REQUESTS_IN_FLIGHT = 4
+"""Blocks that a receiver asks a holder for ahead of what it has."""
+STATE_STALL_TIMEOUT_NS = 30 * SECOND
+"""A transfer in which no block arrives for this long is given up."""

@@ -1,0 +1,1 @@
+"""The protocol: pure state machines. No I/O, no clock, no randomness."""

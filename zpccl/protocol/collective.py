@@ -1,0 +1,274 @@
+"""Collectives, as the master sees them: votes, plan, reports, decision.
+
+A collective is known by its tag within a group. Each attempt at it runs through
+
+    voting --all voted--> agreed --links up--> running --all finished ok--> committed
+       |                    |                     |
+       | specs differ,      | links stay          | one failed, one was lost before all others
+       | alone, withdrawn   | down                | had finished, digests differ, withdrawn
+       v                    v                     v
+    answered             answered              aborted
+
+A member that is lost while a collective is in voting is no longer waited for. One lost while it runs aborts it, unless
+all survivors had finished: then they all hold the same result, and it counts.
+
+Answers are kept per peer until the peer says that it got them (`oldest_call_id`), so every message may come twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from zpccl.errors import Result
+from zpccl.limits import FRAME_BYTES_DEFAULT
+from zpccl.protocol import topology
+from zpccl.protocol.effects import Level
+from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan
+from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+
+
+@dataclass(slots=True)
+class Ballot:
+    """Votes to begin one collective."""
+
+    calls: dict[Peer, tuple[int, CollectiveSpec]] = field(default_factory=dict)
+    agreed_ns: int | None = None
+    """When all had voted the same, where the plan waits for links."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One running attempt."""
+
+    attempt_id: int
+    group: int
+    spec: CollectiveSpec
+    order: tuple[Peer, ...]
+    calls: dict[Peer, int]
+    plan: tuple[Lane, ...]
+    reports: dict[Peer, Finished] = field(default_factory=dict)
+
+
+class Collectives:
+    """All collectives of the run. `next_attempt_id` gives ids that grow and never repeat."""
+
+    def __init__(
+        self, registry: Registry, outbox: Outbox, next_attempt_id: Callable[[], int], link_wait_ns: int
+    ) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._next_attempt_id = next_attempt_id
+        self._link_wait_ns = link_wait_ns
+        self.ballots: dict[tuple[int, int], Ballot] = {}  # By group and tag.
+        self.attempts: dict[int, Attempt] = {}
+
+    def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
+        """A member votes. A vote that came before gets what has become of it."""
+        if call_id in peer.answers:
+            return self._outbox.send(peer, peer.answers[call_id])
+        running = self._attempt_of(peer, call_id)
+        if running is not None:
+            return self._send_plan(running, peer)
+        key = (peer.group, spec.tag)
+        ballot = self.ballots.setdefault(key, Ballot())
+        earlier = ballot.calls.get(peer)
+        if earlier is not None and earlier[0] != call_id:
+            reason = f"tag {spec.tag} is in use by another call of this peer"
+            return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
+        if any(peer in attempt.calls for attempt in self._attempts_at(key)):
+            reason = f"tag {spec.tag} is in use by a running collective of this peer"
+            return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
+        ballot.calls[peer] = (call_id, spec)
+        self._count(key, now_ns)
+
+    def finished(self, peer: Peer, report: Finished) -> None:
+        """A participant's part is done or failed."""
+        if report.call_id in peer.answers:  # Decided already: this peer missed the decision.
+            return self._outbox.send(peer, peer.answers[report.call_id])
+        attempt = self.attempts.get(report.attempt_id)
+        if attempt is None or attempt.calls.get(peer) != report.call_id:
+            return self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
+        attempt.reports[peer] = report
+        self._decide(attempt)
+
+    def withdraw(self, peer: Peer, call_id: int) -> bool:
+        """A member takes a vote back; a running attempt is aborted for all. False if the call is not one of ours."""
+        for key, ballot in self.ballots.items():
+            if ballot.calls.get(peer, (None,))[0] == call_id:
+                del ballot.calls[peer]
+                ballot.agreed_ns = None
+                if not ballot.calls:
+                    del self.ballots[key]
+                self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
+                return True
+        attempt = self._attempt_of(peer, call_id)
+        if attempt is None:
+            return False
+        self._abort(attempt, Result.RANK_CONNECTION_LOST, f"{peer.name} withdrew from it", (peer,))
+        return True
+
+    def on_members_changed(self, now_ns: int) -> None:
+        """The member list has changed: who is gone is no longer waited for."""
+        for attempt in list(self.attempts.values()):
+            self._decide(attempt)
+        for key in list(self.ballots):
+            self._count(key, now_ns)
+
+    def on_links_changed(self, now_ns: int) -> None:
+        """A link came up or went down: plans that wait for links are looked at again."""
+        for key, ballot in list(self.ballots.items()):
+            if ballot.agreed_ns is not None:
+                self._count(key, now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Gives up on plans whose links stay down."""
+        self.on_links_changed(now_ns)
+
+    def deadline_ns(self) -> int | None:
+        """When tick() has something to do."""
+        waiting = [ballot.agreed_ns for ballot in self.ballots.values() if ballot.agreed_ns is not None]
+        return min(waiting) + self._link_wait_ns if waiting else None
+
+    def undecided(self, group: int) -> dict[int, list[Peer]]:
+        """Voters of the group's collectives that wait for other votes, by tag."""
+        return {
+            tag: list(ballot.calls)
+            for (of_group, tag), ballot in self.ballots.items()
+            if of_group == group and ballot.agreed_ns is None
+        }
+
+    def refuse(self, group: int, tag: int, reason: str) -> None:
+        """Ends the voting for a tag with INVALID_USAGE."""
+        self._answer_all(self.ballots.pop((group, tag)), Result.INVALID_USAGE, reason)
+
+    def _attempts_at(self, key: tuple[int, int]) -> Iterable[Attempt]:
+        return (a for a in self.attempts.values() if (a.group, a.spec.tag) == key)
+
+    def _attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
+        return next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
+
+    def _count(self, key: tuple[int, int], now_ns: int) -> None:
+        """Looks whether the votes for one tag are complete, and goes on if they are."""
+        group, tag = key
+        ballot = self.ballots[key]
+        for peer in [peer for peer in ballot.calls if not peer.is_member or peer.peer_id not in self._registry.peers]:
+            del ballot.calls[peer]
+        members = self._registry.members(group)
+        if not ballot.calls:
+            del self.ballots[key]
+        elif len(members) == 1:
+            self._answer_all(self.ballots.pop(key), Result.TOO_FEW_PEERS, "this peer is alone in its group")
+        elif len(ballot.calls) < len(members):
+            ballot.agreed_ns = None
+        elif (difference := find_difference(ballot.calls)) is not None:
+            name, values = difference
+            reason = f"tag {tag}: peers differ in {name}: {'; '.join(values)}"
+            self._answer_all(self.ballots.pop(key), Result.INVALID_USAGE, reason, name, values)
+        else:
+            self._plan(key, ballot, members, now_ns)
+
+    def _plan(self, key: tuple[int, int], ballot: Ballot, members: list[Peer], now_ns: int) -> None:
+        missing = topology.missing_links(self._registry, members)
+        if missing:
+            if ballot.agreed_ns is None:
+                ballot.agreed_ns = now_ns
+            if now_ns - ballot.agreed_ns >= self._link_wait_ns:
+                texts = [f"{one.name} and {other.name}" for one, other in missing]
+                reason = f"no data connection between {', '.join(texts)}"
+                self._answer_all(self.ballots.pop(key), Result.RANK_CONNECTION_LOST, reason)
+            return
+        del self.ballots[key]
+        spec = next(iter(ballot.calls.values()))[1]
+        attempt = Attempt(
+            attempt_id=self._next_attempt_id(),
+            group=key[0],
+            spec=spec,
+            order=tuple(members),
+            calls={peer: call_id for peer, (call_id, _) in ballot.calls.items()},
+            plan=(Lane(tuple(peer.peer_id for peer in members)),),
+        )
+        self.attempts[attempt.attempt_id] = attempt
+        for peer in attempt.order:
+            self._send_plan(attempt, peer)
+
+    def _send_plan(self, attempt: Attempt, peer: Peer) -> None:
+        plan = Plan(attempt.calls[peer], attempt.attempt_id, attempt.plan, FRAME_BYTES_DEFAULT)
+        self._outbox.send(peer, plan)
+
+    def _decide(self, attempt: Attempt) -> None:
+        failed = [report for report in attempt.reports.values() if not report.ok]
+        lost = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is not peer]
+        survivors = [peer for peer in attempt.order if peer not in lost]
+        reports = [attempt.reports[peer] for peer in survivors if peer in attempt.reports]
+        if failed:
+            faults = {report.fault for report in failed} - {None}
+            blamed = [peer for peer in attempt.order if peer in lost or peer.peer_id in faults]
+            self._abort(attempt, Result.RANK_CONNECTION_LOST, failed[0].reason or "a peer failed", blamed)
+        elif len(reports) < len(survivors):
+            if lost:
+                self._abort(attempt, Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
+        elif len({report.digest for report in reports}) <= 1:
+            self._end(attempt, committed=True)
+        else:
+            digests = ", ".join(f"{peer.name}: {attempt.reports[peer].digest:016x}" for peer in survivors)
+            self._outbox.log(Level.ERROR, f"attempt {attempt.attempt_id}: results differ: {digests}")
+            self._abort(attempt, Result.INTERNAL_ERROR, f"results differ: {digests}"[:4000], ())
+
+    def _abort(self, attempt: Attempt, result: Result, reason: str, blamed: Iterable[Peer]) -> None:
+        blamed_names = tuple(peer.name for peer in blamed)
+        text = f"attempt {attempt.attempt_id} at tag {attempt.spec.tag} aborted: {reason}"
+        self._outbox.log(Level.WARNING, text + (f" ({', '.join(blamed_names)})" if blamed_names else ""))
+        self._end(attempt, committed=False, result=result, reason=reason, blamed=blamed_names)
+
+    def _end(
+        self, attempt: Attempt, *, committed: bool, result: int = 0, reason: str = "", blamed: tuple[str, ...] = ()
+    ) -> None:
+        del self.attempts[attempt.attempt_id]
+        for peer in attempt.order:
+            if self._registry.peers.get(peer.peer_id) is peer:
+                world_size = len(attempt.order)
+                call_id = attempt.calls[peer]
+                decision = Decision(call_id, attempt.attempt_id, committed, world_size, result, reason[:4000], blamed)
+                self._outbox.answer(peer, decision)
+
+    def _answer_all(
+        self, ballot: Ballot, result: Result, reason: str, name: str = "", values: tuple[str, ...] = ()
+    ) -> None:
+        for peer, (call_id, _) in ballot.calls.items():
+            self._outbox.answer(peer, Answer(call_id, result, reason=reason, field=name, values=values))
+
+    def validate(self) -> None:
+        """States what always holds."""
+        for ballot in self.ballots.values():
+            assert ballot.calls and all(self._registry.peers.get(p.peer_id) is p for p in ballot.calls)
+        for attempt_id, attempt in self.attempts.items():
+            assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
+            survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]
+            assert survivors and any(peer not in attempt.reports for peer in survivors), "an undecided attempt"
+
+
+def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:
+    """The first argument in which specs differ, and a text for each of its values with the peers that gave it."""
+    for name in CollectiveSpec.__struct_fields__:
+        voters: dict[int, list[str]] = {}
+        for peer, (_, spec) in calls.items():
+            voters.setdefault(getattr(spec, name), []).append(peer.name)
+        if len(voters) > 1:
+            texts = (f"{_describe(name, value)} from {', '.join(who)}" for value, who in voters.items())
+            return name, tuple(text[:4000] for text in texts)
+    return None
+
+
+def _describe(name: str, value: int) -> str:
+    kind = _ENUM_OF_FIELD.get(name)
+    return kind(value).name if kind is not None and value in set(kind) else str(value)
+
+
+_ENUM_OF_FIELD = {
+    "datatype": DataType,
+    "op": ReduceOp,
+    "quantization": QuantizationAlgorithm,
+    "quantized_datatype": DataType,
+}

@@ -1,0 +1,189 @@
+"""Whose shared state wins: a pure function of what the members of a group offer.
+
+1. The revision of the sync. Let E be the revision of the last completed sync plus one. It is E if anybody offers E;
+   else, above E, the one that most of those offer who completed the last sync (ties: the higher); else the highest
+   offered. RECEIVE_ONLY peers offer nothing. Who offers more is refused; who offers less receives.
+2. The key set. Keys, dtypes and counts must agree; the set that most peers have wins, others are refused.
+3. The contents. Among those at the revision of the sync, the contents that most hold win (ties: those of the peer that
+   comes first in ring order). Contents are the digests of all keys that do not allow inequality. SEND_ONLY peers at
+   that revision win over all others; SEND_ONLY peers that differ from each other are refused, as are those that are
+   behind, since they never receive.
+4. Who fetches what: a peer at the revision of the sync fetches the keys in which it differs from the elected contents,
+   except those that allow inequality; a peer behind fetches every key in which it differs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+from zpccl.errors import Result
+from zpccl.protocol.messages import FetchEntry, StateEntry, SyncOffer
+from zpccl.types import SharedStateSyncStrategy
+
+PeerT = TypeVar("PeerT", bound=Hashable)
+
+
+@dataclass
+class Election(Generic[PeerT]):
+    """The outcome of an election.
+
+    Attributes:
+        revision: what every peer that takes part ends with.
+        holders: peers that hold the elected contents, in ring order. Only they send.
+        fetch: for each peer that is not refused, the entries that it must fetch.
+        refused: result and reason for each peer that cannot take part.
+        explanation: how it came about, for the log.
+        restarted: there was a run before, and none of its revisions goes on.
+    """
+
+    revision: int = 0
+    holders: list[PeerT] = field(default_factory=list)
+    fetch: dict[PeerT, tuple[FetchEntry, ...]] = field(default_factory=dict)
+    refused: dict[PeerT, tuple[Result, str]] = field(default_factory=dict)
+    explanation: str = ""
+    restarted: bool = False
+
+
+def elect(
+    offers: Mapping[PeerT, SyncOffer], last_revision: int | None, completed_last: frozenset[PeerT]
+) -> Election[PeerT]:
+    """Elects the shared state.
+
+    Args:
+        offers: what each member of the group offers, in ring order.
+        last_revision: revision of the last completed sync, None before the first.
+        completed_last: the peers that took part in it.
+    """
+    election: Election[PeerT] = Election()
+    standing = dict(offers)  # Those not refused, in ring order.
+
+    def refuse(peer: PeerT, result: Result, reason: str) -> None:
+        del standing[peer]
+        election.refused[peer] = (result, reason)
+
+    candidates = _candidates(standing)
+    if not candidates:
+        return _refuse_all(election, standing, "all peers are RECEIVE_ONLY")
+    revision, election.restarted = choose_revision(
+        {peer: offer.revision for peer, offer in candidates.items()}, last_revision, completed_last
+    )
+    election.revision = revision
+    for peer, offer in candidates.items():
+        if offer.revision > revision:
+            reason = f"revision {offer.revision} is ahead of the run's {revision}; load the state of that revision"
+            refuse(peer, Result.INVALID_USAGE, reason)
+        elif offer.revision < revision and offer.strategy == SharedStateSyncStrategy.SEND_ONLY:
+            reason = f"SEND_ONLY at revision {offer.revision}, but the run is at {revision}: it would have to receive"
+            refuse(peer, Result.INVALID_USAGE, reason)
+
+    shape = _elect_shape(standing, revision)
+    for peer, offer in list(standing.items()):
+        if _shape(offer) != shape:
+            refuse(peer, Result.INVALID_ARGUMENT, describe_shape_difference(shape, _shape(offer)))
+
+    senders = [p for p, o in _candidates(standing).items() if o.strategy == SharedStateSyncStrategy.SEND_ONLY]
+    if len({_contents(standing[peer]) for peer in senders}) > 1:
+        for peer in senders:
+            refuse(peer, Result.INVALID_USAGE, "SEND_ONLY peers hold different contents; let one of them send")
+        senders = []
+
+    voters = senders or [peer for peer, offer in _candidates(standing).items() if offer.revision == revision]
+    if not voters:
+        return _refuse_all(election, standing, f"nobody who offers revision {revision} can send it")
+    votes = Counter(_contents(standing[peer]) for peer in voters)
+    winner = max(voters, key=lambda peer: votes[_contents(standing[peer])])  # The first of the most popular.
+    elected = standing[winner]
+    election.holders = [peer for peer in voters if _contents(standing[peer]) == _contents(elected)]
+    for peer, offer in standing.items():
+        election.fetch[peer] = _entries_to_fetch(offer, elected, revision)
+    popularity = ", ".join(str(count) for _, count in votes.most_common())
+    election.explanation = (
+        f"revision {revision} of {sorted({o.revision for o in offers.values()})}, contents by votes: {popularity}; "
+        f"{len(election.holders)} hold it, {sum(map(bool, election.fetch.values()))} fetch, "
+        f"{len(election.refused)} refused"
+    )
+    return election
+
+
+def choose_revision(
+    offered: Mapping[PeerT, int], last_revision: int | None, completed_last: frozenset[PeerT]
+) -> tuple[int, bool]:
+    """The revision of a sync, by rule 1; and whether there was a run before whose revisions nobody continues."""
+    if last_revision is None:
+        return max(offered.values()), False
+    expected = last_revision + 1
+    if expected in offered.values():
+        return expected, False
+    ahead = Counter(revision for peer, revision in offered.items() if revision > expected and peer in completed_last)
+    if ahead:
+        return max(ahead, key=lambda revision: (ahead[revision], revision)), False
+    return max(offered.values()), True
+
+
+def describe_shape_difference(expected: tuple[Shape, ...], found: tuple[Shape, ...]) -> str:
+    """What makes a key set differ from the elected one, in words."""
+    wanted, own = {shape[0]: shape for shape in expected}, {shape[0]: shape for shape in found}
+    missing, extra = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
+    if missing or extra:
+        texts = [f"keys missing here: {missing[:8]}"] * bool(missing) + [f"keys only here: {extra[:8]}"] * bool(extra)
+        return "the shared state has other keys than that of most peers; " + "; ".join(texts)
+    for key in sorted(wanted):
+        if wanted[key] != own[key]:
+            fields = ("key", "datatype", "count", "allow_content_inequality")
+            rows = zip(fields, own[key], wanted[key], strict=True)
+            texts = [f"{n} {o} here, {w} there" for n, o, w in rows if o != w]
+            return f"tensor {key!r} differs from that of most peers: {', '.join(texts)}"
+    return "the shared state is equal"
+
+
+Shape = tuple[str, int, int, bool]
+
+
+def _shape(offer: SyncOffer) -> tuple[Shape, ...]:
+    return tuple((e.key, e.datatype, e.count, e.allow_content_inequality) for e in offer.entries)
+
+
+def _contents(offer: SyncOffer) -> tuple[bytes, ...]:
+    return tuple(entry.digest for entry in offer.entries if not entry.allow_content_inequality)
+
+
+def _candidates(offers: Mapping[PeerT, SyncOffer]) -> dict[PeerT, SyncOffer]:
+    return {p: offer for p, offer in offers.items() if offer.strategy != SharedStateSyncStrategy.RECEIVE_ONLY}
+
+
+def _elect_shape(offers: Mapping[PeerT, SyncOffer], revision: int) -> tuple[Shape, ...]:
+    """The most popular key set among those who could send: SEND_ONLY peers first, then peers at the revision."""
+    candidates = {p: o for p, o in _candidates(offers).items() if o.revision == revision}
+    senders = {p: o for p, o in candidates.items() if o.strategy == SharedStateSyncStrategy.SEND_ONLY}
+    shapes = [_shape(offer) for offer in (senders or candidates or offers).values()]
+    return Counter(shapes).most_common(1)[0][0] if shapes else ()
+
+
+def _entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tuple[FetchEntry, ...]:
+    if offer.strategy == SharedStateSyncStrategy.SEND_ONLY:
+        return ()
+    is_behind = offer.revision != revision
+    return tuple(
+        FetchEntry(theirs.key, theirs.digest)
+        for own, theirs in zip(offer.entries, elected.entries, strict=True)
+        if own.digest != theirs.digest and (is_behind or not own.allow_content_inequality)
+    )
+
+
+def _refuse_all(election: Election[PeerT], standing: dict[PeerT, SyncOffer], reason: str) -> Election[PeerT]:
+    for peer in standing:
+        election.refused[peer] = (Result.NO_SHARED_STATE_AVAILABLE, reason)
+    election.explanation = reason
+    return election
+
+
+def validate_entries(entries: tuple[StateEntry, ...]) -> str:
+    """What is wrong with the entries of an offer: "" or a text. They must be sorted by key, without duplicates."""
+    for one, other in pairwise(entries):
+        if one.key >= other.key:
+            return f"keys {one.key!r} and {other.key!r} are not in order"
+    return ""

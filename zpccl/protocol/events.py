@@ -1,0 +1,178 @@
+"""What the shells tell the machines. Time is an argument beside them, never part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from zpccl.protocol.messages import CollectiveSpec, MasterMessage, PeerMessage, StateEntry, TopologyKind
+
+# --- To the master --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMessageReceived:
+    """A message came on a connection. `host` is the sender's address as the master sees it, "" where unknown."""
+
+    connection: Hashable
+    message: PeerMessage
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedReceived:
+    """Bytes that are no message came on a connection."""
+
+    connection: Hashable
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionClosed:
+    """A connection of a peer is gone."""
+
+    connection: Hashable
+
+
+# --- To a peer ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionUp:
+    """The connection to the master stands, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFailed:
+    """One try to connect to the master failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionDown:
+    """The connection to the master broke. The shell goes on trying to connect."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterMessageReceived:
+    """A message of the master came."""
+
+    message: MasterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class OtherVersionReceived:
+    """The master answered in another protocol version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """All connections to a peer stand and are in the hands of the data plane."""
+
+    peer_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailed:
+    """A link could not be set up, or was lost."""
+
+    peer_id: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceDone:
+    """The data plane is done with an attempt: `error` is "" or says what failed, `fault` at which neighbour."""
+
+    attempt_id: int
+    digest: int = 0
+    error: str = ""
+    fault: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """All that a sync plan told to fetch is here and checked, or `error` says why not."""
+
+    attempt_id: int
+    error: str = ""
+    fault: bytes | None = None
+
+
+# Calls of the user. The shell numbers them: call ids grow.
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectCalled:
+    """connect(): resolved when admitted. `attempts` tries to reach the master are made."""
+
+    call_id: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceCalled:
+    """A batch of collectives, each with its call id."""
+
+    calls: tuple[tuple[int, CollectiveSpec], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyCalled:
+    """update_topology(), optimize_topology() or are_peers_pending()."""
+
+    call_id: int
+    kind: TopologyKind
+
+
+@dataclass(frozen=True, slots=True)
+class SyncCalled:
+    """sync_shared_state()."""
+
+    call_id: int
+    strategy: int
+    revision: int
+    entries: tuple[StateEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallWithdrawn:
+    """The user gives a call up: `timed_out`, or interrupted."""
+
+    call_id: int
+    timed_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CloseCalled:
+    """close(): leave the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time of `deadline_ns()` has come. Harmless at any time."""
+
+
+MasterEvent: TypeAlias = PeerMessageReceived | MalformedReceived | ConnectionClosed | Tick
+PeerEvent: TypeAlias = (
+    ConnectionUp
+    | ConnectionFailed
+    | ConnectionDown
+    | MasterMessageReceived
+    | OtherVersionReceived
+    | LinkUp
+    | LinkFailed
+    | ReduceDone
+    | FetchDone
+    | ConnectCalled
+    | ReduceCalled
+    | TopologyCalled
+    | SyncCalled
+    | CallWithdrawn
+    | CloseCalled
+    | Tick
+)

@@ -1,0 +1,158 @@
+"""Who takes part in the run: the registry of the master.
+
+A peer is pending from its Hello on and a member from its admission to its loss. The member list has a number, the
+epoch, that grows with every change. Ring order is the order of admission. Links are known from both of their ends: a
+link counts as up only while both ends say so.
+
+    (Hello) -> pending --admit--> member --remove--> gone
+                  \\-------------remove---------------^
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
+from zpccl.protocol.messages import Answer, Decision, MasterMessage, Member, Members, Neighbour
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """What the master knows of one peer."""
+
+    peer_id: bytes
+    group: int
+    name: str
+    addresses: tuple[str, ...]
+    token: bytes
+    registered_ns: int
+    connection: Hashable | None
+    is_member: bool = False
+    disconnected_ns: int | None = None
+    linked: frozenset[bytes] = frozenset()
+    unlinked_ns: int | None = None
+    """Since when a pending peer lacks a link to a member of its group."""
+    oldest_call_id: int = 0
+    open_calls: set[int] = field(default_factory=set)
+    """Calls that wait for their answer."""
+    answers: dict[int, Answer | Decision] = field(default_factory=dict)
+    """Answers that the peer may not have got, by call id."""
+
+
+class Registry:
+    """All peers of the run, the member list and its epoch."""
+
+    def __init__(self) -> None:
+        self.peers: dict[bytes, Peer] = {}  # In order of registration.
+        self.by_connection: dict[Hashable, Peer] = {}
+        self.order: list[Peer] = []  # Members, in ring order.
+        self.epoch = 0
+
+    def members(self, group: int | None = None) -> list[Peer]:
+        """Members in ring order, of one group or of all."""
+        return [peer for peer in self.order if group is None or peer.group == group]
+
+    def pending(self) -> list[Peer]:
+        """Pending peers in order of registration."""
+        return [peer for peer in self.peers.values() if not peer.is_member]
+
+    def add(self, peer: Peer) -> None:
+        """Registers a peer as pending."""
+        assert peer.peer_id not in self.peers and peer.connection is not None
+        self.peers[peer.peer_id] = peer
+        self.by_connection[peer.connection] = peer
+
+    def bind(self, peer: Peer, connection: Hashable | None) -> None:
+        """Makes `connection` the one of `peer`; None after the old one broke."""
+        if peer.connection is not None:
+            self.by_connection.pop(peer.connection, None)
+        peer.connection = connection
+        if connection is not None:
+            self.by_connection[connection] = peer
+
+    def admit(self, peers: Iterable[Peer]) -> None:
+        """Makes pending peers members, at the end of the ring. A new epoch begins."""
+        for peer in peers:
+            assert not peer.is_member and self.peers[peer.peer_id] is peer
+            peer.is_member = True
+            self.order.append(peer)
+        self.epoch += 1
+
+    def remove(self, peer: Peer) -> None:
+        """Forgets a peer. A new epoch begins if it was a member."""
+        del self.peers[peer.peer_id]
+        self.bind(peer, None)
+        if peer.is_member:
+            self.order.remove(peer)
+            self.epoch += 1
+
+    def are_linked(self, one: Peer, other: Peer) -> bool:
+        """True if both ends say that their link is up."""
+        return other.peer_id in one.linked and one.peer_id in other.linked
+
+    def member_list(self) -> Members:
+        """The member list as a message."""
+        return Members(self.epoch, tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order))
+
+    def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
+        """All others of the group, pending ones too. Of each pair the one that registered later dials."""
+        neighbours = []
+        dials = True
+        for other in self.peers.values():
+            if other is peer:
+                dials = False
+            elif other.group == peer.group:
+                neighbours.append(Neighbour(other.peer_id, other.name, other.addresses, dials))
+        return tuple(neighbours)
+
+    def validate(self) -> None:
+        """States what always holds."""
+        assert len(set(map(id, self.order))) == len(self.order)
+        assert all(peer.is_member and self.peers.get(peer.peer_id) is peer for peer in self.order)
+        assert {peer.peer_id for peer in self.peers.values() if peer.is_member} == {p.peer_id for p in self.order}
+        for connection, peer in self.by_connection.items():
+            assert peer.connection == connection and self.peers.get(peer.peer_id) is peer
+
+
+class Outbox:
+    """Collects the effects of one step, in order."""
+
+    def __init__(self) -> None:
+        self._effects: list[MasterEffect] = []
+
+    def send(self, peer: Peer, message: MasterMessage) -> None:
+        """Sends to one peer, if it is connected."""
+        if peer.connection is not None:
+            self._effects.append(Broadcast((peer.connection,), message))
+
+    def reply(self, connection: Hashable, message: MasterMessage) -> None:
+        """Sends on a connection that may belong to nobody."""
+        self._effects.append(Broadcast((connection,), message))
+
+    def broadcast(self, peers: Iterable[Peer], message: MasterMessage) -> None:
+        """Sends one message to each of several peers."""
+        connections = tuple(peer.connection for peer in peers if peer.connection is not None)
+        if connections:
+            self._effects.append(Broadcast(connections, message))
+
+    def answer(self, peer: Peer, message: Answer | Decision) -> None:
+        """Sends the one answer to a call, and keeps it in case it gets lost."""
+        assert message.call_id not in peer.answers
+        peer.open_calls.discard(message.call_id)
+        peer.answers[message.call_id] = message
+        self.send(peer, message)
+
+    def log(self, level: Level, text: str) -> None:
+        """Writes a line to the log."""
+        self._effects.append(Log(level, text))
+
+    def take(self) -> list[MasterEffect]:
+        """The effects so far; the outbox is then empty."""
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def names(peers: Iterable[Peer]) -> str:
+    """The names of peers, for people."""
+    return ", ".join(peer.name for peer in peers) or "nobody"

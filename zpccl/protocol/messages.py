@@ -1,0 +1,346 @@
+"""The control messages between peers and master, and their encoding.
+
+A message on the wire is one ZeroMQ frame: MAGIC, one byte of protocol version, then a MessagePack array that begins
+with the name of the message. Peers number their calls; `call_id` names a call in every message about it, so that a
+message may be sent twice without harm. Ids of attempts grow and never repeat within a run.
+
+Messages of peers are `PeerMessage`, those of the master `MasterMessage`. Both are values: equal when their fields are.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from zpccl import limits
+from zpccl.errors import ProtocolViolation
+
+MAGIC = b"zp"
+
+PeerId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Token: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0)]
+Name: TypeAlias = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
+Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Address: TypeAlias = Annotated[str, Meta(max_length=300)]
+Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=limits.ADDRESSES_PER_PEER_MAX)]
+PeerIds: TypeAlias = Annotated[tuple[PeerId, ...], Meta(max_length=limits.PEERS_MAX)]
+Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages: a tagged MessagePack array."""
+
+
+# --- From peers to the master ---------------------------------------------------------------------------------------
+
+
+class Hello(_Message, tag="hello", frozen=True):
+    """Registers a new peer, or claims a registered one on a new connection."""
+
+    peer_id: PeerId
+    token: Token
+    """Chosen by the peer when it registers; later connections must show the same."""
+    was_welcomed: bool
+    """False until the first Welcome: only then a master that does not know the peer may register it."""
+    group: Annotated[int, Meta(ge=0, le=limits.PEER_GROUP_MAX)]
+    name: Name
+    addresses: Addresses
+    """Where this peer listens for data connections, "host:port", the most likely first."""
+
+
+class Linked(_Message, tag="linked", frozen=True):
+    """All peers to whom the sender has a link now."""
+
+    peers: PeerIds
+
+
+class CollectiveSpec(_Message, frozen=True):
+    """What all voters for one tag must agree on."""
+
+    tag: int
+    count: Annotated[int, Meta(ge=1, le=limits.ELEMENTS_MAX)]
+    datatype: Annotated[int, Meta(ge=0, le=255)]
+    op: Annotated[int, Meta(ge=0, le=255)]
+    quantization: Annotated[int, Meta(ge=0, le=255)]
+    quantized_datatype: Annotated[int, Meta(ge=0, le=255)]
+    block_elements: Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class CollectiveCall(_Message, frozen=True):
+    """One vote to begin a collective."""
+
+    call_id: Natural
+    spec: CollectiveSpec
+
+
+class Begin(_Message, tag="begin", frozen=True):
+    """Votes to begin each of a batch of collectives."""
+
+    oldest_call_id: Natural
+    """The sender's oldest call without an answer: answers before it need not be kept."""
+    calls: Annotated[tuple[CollectiveCall, ...], Meta(min_length=1, max_length=limits.SPECS_PER_MESSAGE_MAX)]
+
+
+class Finished(_Message, tag="finished", frozen=True):
+    """The sender's part of an attempt is done: `ok` with the digest of its result, or failed."""
+
+    call_id: Natural
+    attempt_id: Natural
+    ok: bool
+    digest: int = 0
+    fault: PeerId | None = None
+    """The neighbour whose link failed, where it failed."""
+    reason: Text = ""
+
+
+class TopologyKind(enum.IntEnum):
+    """What all members decide together."""
+
+    UPDATE = 0
+    OPTIMIZE = 1
+    PENDING = 2
+
+
+class TopologyVote(_Message, tag="topology", frozen=True):
+    """Votes for an operation of all members of all groups."""
+
+    oldest_call_id: Natural
+    call_id: Natural
+    kind: TopologyKind
+
+
+class StateEntry(_Message, frozen=True):
+    """One tensor of a shared state: what it is and the digest of its contents."""
+
+    key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
+    datatype: Annotated[int, Meta(ge=0, le=255)]
+    count: Natural
+    allow_content_inequality: bool
+    digest: Digest
+
+
+StateEntries: TypeAlias = Annotated[tuple[StateEntry, ...], Meta(min_length=1, max_length=limits.STATE_ENTRIES_MAX)]
+
+
+class SyncOffer(_Message, tag="offer", frozen=True):
+    """Votes to sync the shared state of the group, and says what the sender holds. Entries are sorted by key."""
+
+    oldest_call_id: Natural
+    call_id: Natural
+    strategy: Annotated[int, Meta(ge=0, le=2)]
+    revision: Annotated[int, Meta(ge=0, le=limits.REVISION_MAX)]
+    entries: StateEntries
+
+
+class SyncFinished(_Message, tag="fetched", frozen=True):
+    """The sender holds and has checked all that it was told to fetch, or could not."""
+
+    call_id: Natural
+    attempt_id: Natural
+    ok: bool
+    fault: PeerId | None = None
+    reason: Text = ""
+
+
+class Withdraw(_Message, tag="withdraw", frozen=True):
+    """Takes a call back: its timeout ran out or it was interrupted."""
+
+    call_id: Natural
+
+
+class Leave(_Message, tag="leave", frozen=True):
+    """The sender leaves the run."""
+
+
+# --- From the master to peers ---------------------------------------------------------------------------------------
+
+
+class Welcome(_Message, tag="welcome", frozen=True):
+    """The sender of Hello is registered: pending, or still what it was before its connection broke."""
+
+    run_id: PeerId
+    incarnation: Natural
+
+
+class Refusal(enum.IntEnum):
+    """Why the master refused a message."""
+
+    MALFORMED = 0
+    UNREGISTERED = 1
+    """The connection did not say Hello: say it, then everything that waits for an answer."""
+    UNKNOWN_SESSION = 2
+    """The peer was removed, or the master is another one."""
+    FULL = 3
+
+
+class Refused(_Message, tag="refused", frozen=True):
+    """The master did not act on a message."""
+
+    refusal: Refusal
+    reason: Text
+
+
+class Kick(_Message, tag="kick", frozen=True):
+    """The receiver is removed from the run."""
+
+    result: int
+    reason: Text
+
+
+class Member(_Message, frozen=True):
+    """One member of the run."""
+
+    peer_id: PeerId
+    group: int
+    name: Name
+
+
+class Members(_Message, tag="members", frozen=True):
+    """The member list of an epoch, each group in ring order."""
+
+    epoch: Natural
+    members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
+
+
+class Neighbour(_Message, frozen=True):
+    """A peer that the receiver shall have a link to."""
+
+    peer_id: PeerId
+    name: Name
+    addresses: Addresses
+    dial: bool
+    """True: the receiver dials. False: it is dialled."""
+
+
+class Neighbours(_Message, tag="neighbours", frozen=True):
+    """All peers that the receiver shall have links to. Links to others are closed."""
+
+    neighbours: Annotated[tuple[Neighbour, ...], Meta(max_length=limits.PEERS_MAX)]
+
+
+class Lane(_Message, frozen=True):
+    """A share of the tensor and the ring that reduces it. A plan has one lane with the whole tensor."""
+
+    order: PeerIds
+
+
+class Plan(_Message, tag="plan", frozen=True):
+    """Starts an attempt."""
+
+    call_id: Natural
+    attempt_id: Natural
+    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
+    frame_bytes: Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
+
+
+class Decision(_Message, tag="decision", frozen=True):
+    """Ends an attempt: committed, or aborted with the result and reason that every caller gets."""
+
+    call_id: Natural
+    attempt_id: Natural
+    committed: bool
+    value: Natural = 0
+    """Of a collective: the peers that took part. Of a sync: the revision that all have now."""
+    result: int = 0
+    reason: Text = ""
+    peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+
+
+class Answer(_Message, tag="answer", frozen=True):
+    """Ends a call that has no attempt, or whose attempt never began."""
+
+    call_id: Natural
+    result: int
+    value: int = 0
+    reason: Text = ""
+    field: Name = ""
+    """The argument that differs, for calls whose arguments do."""
+    values: Annotated[tuple[Text, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+
+
+class FetchEntry(_Message, frozen=True):
+    """A tensor that the receiver must fetch, with the digest that it must then have."""
+
+    key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
+    digest: Digest
+
+
+class SyncPlan(_Message, tag="sync", frozen=True):
+    """The outcome of an election: the receiver fetches `fetch` from `holders`, or serves where it is a holder."""
+
+    call_id: Natural
+    attempt_id: Natural
+    revision: Natural
+    holders: PeerIds
+    fetch: Annotated[tuple[FetchEntry, ...], Meta(max_length=limits.STATE_ENTRIES_MAX)]
+
+
+PeerMessage: TypeAlias = Hello | Linked | Begin | Finished | TopologyVote | SyncOffer | SyncFinished | Withdraw | Leave
+MasterMessage: TypeAlias = Welcome | Refused | Kick | Members | Neighbours | Plan | Decision | Answer | SyncPlan
+Message: TypeAlias = PeerMessage | MasterMessage
+
+_encoder = msgspec.msgpack.Encoder()
+_peer_decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
+_master_decoder: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decoder(MasterMessage)
+_PREFIX = MAGIC + bytes([limits.PROTOCOL_VERSION])
+
+
+class Malformed(ProtocolViolation):
+    """The bytes are no message."""
+
+
+class OtherVersion(ProtocolViolation):
+    """The bytes are a message of another protocol version.
+
+    Attributes:
+        version: the version of the sender.
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"protocol version {version}; this side speaks {limits.PROTOCOL_VERSION}")
+        self.version = version
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    return _PREFIX + _encoder.encode(message)
+
+
+def _body(data: bytes) -> memoryview:
+    if len(data) > limits.MESSAGE_BYTES_MAX:
+        raise Malformed(f"{len(data)} bytes; at most {limits.MESSAGE_BYTES_MAX} are allowed")
+    if data[: len(MAGIC)] != MAGIC or len(data) <= len(MAGIC):
+        raise Malformed(f"{len(data)} bytes that do not begin as a zpccl message")
+    if data[len(MAGIC)] != limits.PROTOCOL_VERSION:
+        raise OtherVersion(data[len(MAGIC)])
+    return memoryview(data)[len(_PREFIX) :]
+
+
+def decode_peer_message(data: bytes) -> PeerMessage:
+    """What a peer sent to the master.
+
+    Raises:
+        Malformed: the bytes are no such message.
+        OtherVersion: they are of another protocol version.
+    """
+    try:
+        return _peer_decoder.decode(_body(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(str(error)) from None
+
+
+def decode_master_message(data: bytes) -> MasterMessage:
+    """What the master sent to a peer.
+
+    Raises:
+        Malformed: the bytes are no such message.
+        OtherVersion: they are of another protocol version.
+    """
+    try:
+        return _master_decoder.decode(_body(data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(str(error)) from None

@@ -1,0 +1,520 @@
+"""The peer: one state machine between the user's calls, the master and the data plane.
+
+    NEW --connect()--> CONNECTING --Welcome--> PENDING --Members with us--> MEMBER
+                           |                     |                            |
+                           +---- unreachable, refused, removed, close() ------+--> CLOSED, with the error of all calls
+
+A broken connection changes no state: the shell connects again, and the peer says Hello and repeats the standing message
+of every call that has no answer. All calls have ids that grow; ids of attempts grow as well, so the data plane can
+tell stale frames from early ones.
+
+The peer keeps a link to every other peer of its group, as the master's Neighbours say. Who dials tries again, with
+growing pauses, until the link is up or the neighbour is gone.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zpccl import limits
+from zpccl.errors import (
+    InvalidUsage,
+    Kicked,
+    MasterUnreachable,
+    OperationTimeout,
+    PCCLError,
+    PendingAsyncOps,
+    Result,
+    TooFewPeers,
+    VersionMismatch,
+)
+from zpccl.protocol import events
+from zpccl.protocol.calls import (
+    Call,
+    Phase,
+    ReduceCall,
+    SyncCall,
+    TopologyCall,
+    error_of_answer,
+    error_of_decision,
+    error_of_kick,
+)
+from zpccl.protocol.effects import (
+    CloseLink,
+    EndReduce,
+    EndSync,
+    Level,
+    Log,
+    OpenLink,
+    PeerEffect,
+    Reject,
+    Resolve,
+    Send,
+    StartReduce,
+    StartSync,
+)
+from zpccl.protocol.messages import (
+    Answer,
+    Begin,
+    CollectiveCall,
+    Decision,
+    Finished,
+    Hello,
+    Kick,
+    Leave,
+    Linked,
+    MasterMessage,
+    Member,
+    Members,
+    Neighbour,
+    Neighbours,
+    PeerMessage,
+    Plan,
+    Refusal,
+    Refused,
+    SyncFinished,
+    SyncPlan,
+    TopologyKind,
+    Welcome,
+    Withdraw,
+)
+
+
+class State(enum.Enum):
+    """Where a peer stands in the run."""
+
+    NEW = "new"
+    CONNECTING = "connecting"
+    PENDING = "pending"
+    MEMBER = "member"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Who a peer is, and its times in nanoseconds."""
+
+    peer_id: bytes
+    token: bytes
+    name: str
+    group: int = 0
+    addresses: tuple[str, ...] = ()
+    master: str = ""
+    """The address of the master, for error messages."""
+    registration_timeout_ns: int = limits.REGISTRATION_TIMEOUT_NS
+    master_timeout_ns: int = limits.MASTER_TIMEOUT_NS
+
+
+@dataclass(slots=True)
+class _Link:
+    """What a peer knows of the link to one neighbour."""
+
+    neighbour: Neighbour
+    is_up: bool = False
+    retry_ns: int | None = None
+    failures: int = 0
+
+
+class PeerMachine:
+    """The protocol of a peer.
+
+    Attributes:
+        state: where it stands in the run.
+        epoch, members: the latest member list, each group in ring order.
+        error: why it is closed, once it is.
+    """
+
+    def __init__(self, options: PeerOptions) -> None:
+        self.options = options
+        self.state = State.NEW
+        self.epoch = 0
+        self.members: tuple[Member, ...] = ()
+        self.run_id = b""
+        self.error: PCCLError | None = None
+        self.calls: dict[int, Call] = {}
+        self._connect_call: int | None = None
+        self._tries_left = 0
+        self._is_connected = False
+        self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
+        self._links: dict[bytes, _Link] = {}
+        self._next_call_id = 0
+        self._seen_attempt_id = 0
+        self._effects: list[PeerEffect] = []
+
+    # --- The view of the run ----------------------------------------------------------------------------------------
+
+    def group_members(self) -> tuple[Member, ...]:
+        """The members of this peer's group, in ring order."""
+        return tuple(member for member in self.members if member.group == self.options.group)
+
+    def deadline_ns(self) -> int | None:
+        """When the next Tick is due, or None."""
+        retries = [link.retry_ns for link in self._links.values() if link.retry_ns is not None]
+        return min(retries + ([] if self._deadline_ns is None else [self._deadline_ns]), default=None)
+
+    def validate(self) -> None:
+        """States what always holds between events."""
+        assert (self.state is State.CLOSED) == (self.error is not None)
+        assert not self.calls or self.state is State.MEMBER
+        assert all(call.call_id == call_id for call_id, call in self.calls.items())
+        exclusive = [call for call in self.calls.values() if not isinstance(call, ReduceCall)]
+        assert len(exclusive) <= 1
+        tags = [call.spec.tag for call in self.calls.values() if isinstance(call, ReduceCall) and call.spec]
+        assert len(set(tags)) == len(tags)
+        assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
+
+    def handle(self, event: events.PeerEvent, now_ns: int) -> list[PeerEffect]:
+        """Takes one event and returns what to do, in order."""
+        if isinstance(event, events.MasterMessageReceived):
+            self._on_message(event.message, now_ns)
+        elif isinstance(event, events.ReduceDone):
+            self._on_reduce_done(event)
+        elif isinstance(event, events.FetchDone):
+            self._on_fetch_done(event)
+        elif isinstance(event, (events.ReduceCalled, events.TopologyCalled, events.SyncCalled)):
+            self._on_call(event)
+        elif isinstance(event, events.CallWithdrawn):
+            self._on_withdrawn(event)
+        elif isinstance(event, (events.LinkUp, events.LinkFailed)):
+            self._on_link(event, now_ns)
+        elif isinstance(event, events.Tick):
+            self._on_tick(now_ns)
+        elif isinstance(event, events.CloseCalled):
+            self._on_close()
+        else:
+            self._on_connection(event, now_ns)
+        effects, self._effects = self._effects, []
+        return effects
+
+    # --- The connection to the master -------------------------------------------------------------------------------
+
+    def _on_connection(
+        self,
+        event: events.ConnectCalled
+        | events.ConnectionUp
+        | events.ConnectionFailed
+        | events.ConnectionDown
+        | events.OtherVersionReceived,
+        now_ns: int,
+    ) -> None:
+        if isinstance(event, events.ConnectCalled):
+            assert self.state is State.NEW
+            self.state = State.CONNECTING
+            self._connect_call = event.call_id
+            self._next_call_id = event.call_id + 1
+            self._tries_left = event.attempts
+        elif self.state in (State.NEW, State.CLOSED):
+            return
+        elif isinstance(event, events.ConnectionUp):
+            self._is_connected = True
+            is_registering = self.state is State.CONNECTING
+            self._deadline_ns = now_ns + self.options.registration_timeout_ns if is_registering else None
+            self._say_everything()
+        elif isinstance(event, events.ConnectionFailed):
+            if self.state is State.CONNECTING:
+                self._tries_left -= 1
+                if self._tries_left <= 0:
+                    self._close(self._unreachable(f"nobody answers ({event.reason})"))
+        elif isinstance(event, events.ConnectionDown):
+            self._is_connected = False
+            if self.state is not State.CONNECTING:
+                self._log(Level.WARNING, "lost the connection to the master; connecting again")
+                self._deadline_ns = now_ns + self.options.master_timeout_ns
+        else:
+            text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
+            self._close(VersionMismatch(f"{self.options.master}: {text}; install the same zpccl on both sides"))
+
+    def _unreachable(self, reason: str) -> MasterUnreachable:
+        master = self.options.master
+        text = f"no master at {master}: {reason}; is zpccl-master running there, and does a firewall let it through?"
+        return MasterUnreachable(text, address=master)
+
+    def _say_everything(self) -> None:
+        """Says Hello on a new connection, and all that the master may not have heard."""
+        options = self.options
+        was_welcomed = self.state is not State.CONNECTING
+        self._send(Hello(options.peer_id, options.token, was_welcomed, options.group, options.name, options.addresses))
+        if was_welcomed:
+            self._say_linked()
+        for call in self.calls.values():
+            self._send(call.standing(self._oldest_call_id()))
+            if call.withdrawn is not None:
+                self._send(Withdraw(call.call_id))
+
+    def _oldest_call_id(self) -> int:
+        return min(self.calls, default=self._next_call_id)
+
+    def _on_message(self, message: MasterMessage, now_ns: int) -> None:
+        if self.state in (State.NEW, State.CLOSED):
+            return
+        if isinstance(message, Plan):
+            self._on_plan(message)
+        elif isinstance(message, Decision):
+            self._on_decision(message)
+        elif isinstance(message, Answer):
+            self._on_answer(message)
+        elif isinstance(message, SyncPlan):
+            self._on_sync_plan(message)
+        elif isinstance(message, Members):
+            self._on_members(message)
+        elif isinstance(message, Neighbours):
+            self._on_neighbours(message, now_ns)
+        elif isinstance(message, Welcome):
+            self._on_welcome(message)
+        elif isinstance(message, Kick):
+            self._close(error_of_kick(message.result, message.reason))
+        else:
+            self._on_refused(message)
+
+    def _on_welcome(self, message: Welcome) -> None:
+        self._deadline_ns = None
+        if self.state is State.CONNECTING:
+            self.run_id = message.run_id
+            self.state = State.PENDING
+            self._log(Level.INFO, "registered; waiting to be admitted")
+
+    def _on_refused(self, message: Refused) -> None:
+        if message.refusal is Refusal.UNREGISTERED:
+            self._say_everything()
+        elif message.refusal is Refusal.UNKNOWN_SESSION:
+            self._close(Kicked(f"{message.reason}; connect again to take part", reason=message.reason))
+        elif message.refusal is Refusal.FULL:
+            self._close(self._unreachable(message.reason))
+        else:
+            self._log(Level.ERROR, f"the master refused a message: {message.reason}")
+
+    def _on_members(self, message: Members) -> None:
+        if message.epoch < self.epoch:
+            return
+        self.epoch = message.epoch
+        self.members = message.members
+        if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
+            self.state = State.MEMBER
+            self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")
+            assert self._connect_call is not None
+            self._effects.append(Resolve(self._connect_call, self.epoch))
+            self._connect_call = None
+
+    # --- Links ------------------------------------------------------------------------------------------------------
+
+    def _on_neighbours(self, message: Neighbours, now_ns: int) -> None:
+        wanted = {neighbour.peer_id: neighbour for neighbour in message.neighbours}
+        for peer_id in [peer_id for peer_id in self._links if peer_id not in wanted]:
+            was_up = self._links.pop(peer_id).is_up
+            self._effects.append(CloseLink(peer_id))
+            if was_up:
+                self._say_linked()
+        for peer_id, neighbour in wanted.items():
+            if peer_id not in self._links and peer_id != self.options.peer_id:
+                self._links[peer_id] = _Link(neighbour)
+                self._effects.append(OpenLink(neighbour))
+
+    def _on_link(self, event: events.LinkUp | events.LinkFailed, now_ns: int) -> None:
+        link = self._links.get(event.peer_id)
+        if link is None or self.state is State.CLOSED:
+            return
+        if isinstance(event, events.LinkUp):
+            link.is_up, link.failures, link.retry_ns = True, 0, None
+            self._log(Level.DEBUG, f"link to {link.neighbour.name} is up")
+            return self._say_linked()
+        self._log(Level.INFO, f"no link to {link.neighbour.name}: {event.reason}")
+        pause_ns = min(limits.LINK_RETRY_INTERVAL_NS << min(link.failures, 8), limits.LINK_RETRY_INTERVAL_MAX_NS)
+        link.retry_ns = now_ns + (0 if link.is_up else pause_ns)
+        link.failures += 1
+        if link.is_up:
+            link.is_up = False
+            self._say_linked()
+
+    def _say_linked(self) -> None:
+        if self.state in (State.PENDING, State.MEMBER):
+            self._send(Linked(tuple(sorted(peer_id for peer_id, link in self._links.items() if link.is_up))))
+
+    def _on_tick(self, now_ns: int) -> None:
+        if self.state is State.CLOSED:
+            return
+        for link in self._links.values():
+            if link.retry_ns is not None and now_ns >= link.retry_ns:
+                link.retry_ns = None
+                self._effects.append(OpenLink(link.neighbour))
+        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
+            if self.state is State.CONNECTING:
+                self._close(self._unreachable("something listens, but it does not answer as a master"))
+            else:
+                seconds = self.options.master_timeout_ns // limits.SECOND
+                self._close(self._unreachable(f"it has been away for {seconds} s"))
+
+    # --- Calls ------------------------------------------------------------------------------------------------------
+
+    def _on_call(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> None:
+        call_ids = [c for c, _ in event.calls] if isinstance(event, events.ReduceCalled) else [event.call_id]
+        self._next_call_id = max(self._next_call_id, *(call_id + 1 for call_id in call_ids))
+        error = self._reason_against(event)
+        if error is not None:
+            self._effects.extend(Reject(call_id, error) for call_id in call_ids)
+            return
+        if isinstance(event, events.ReduceCalled):
+            for call_id, spec in event.calls:
+                self.calls[call_id] = ReduceCall(call_id, spec=spec)
+            calls = tuple(CollectiveCall(call_id, spec) for call_id, spec in event.calls)
+            return self._send(Begin(self._oldest_call_id(), calls))
+        call: Call
+        if isinstance(event, events.TopologyCalled):
+            call = TopologyCall(event.call_id, kind=event.kind)
+        else:
+            call = SyncCall(event.call_id, strategy=event.strategy, revision=event.revision, entries=event.entries)
+        self.calls[call.call_id] = call
+        self._send(call.vote(self._oldest_call_id()))
+
+    def _reason_against(
+        self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled
+    ) -> PCCLError | None:
+        """Why a call cannot be made now, or None."""
+        if self.state is not State.MEMBER:
+            return self.error or InvalidUsage("call connect() first")
+        exclusive = next((call for call in self.calls.values() if not isinstance(call, ReduceCall)), None)
+        if isinstance(event, events.ReduceCalled):
+            is_asking = isinstance(exclusive, TopologyCall) and exclusive.kind is TopologyKind.PENDING
+            if exclusive is not None and not is_asking:
+                return InvalidUsage("another thread waits in an operation that no collective may run beside")
+            tags = [call.spec.tag for call in self.calls.values() if isinstance(call, ReduceCall) and call.spec]
+            tags += [spec.tag for _, spec in event.calls]
+            if len(set(tags)) < len(tags):
+                return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
+            if len(tags) > limits.CALLS_IN_FLIGHT_MAX:
+                return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} collectives in flight")
+            alone = len(self.group_members()) <= 1
+            return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
+        if exclusive is not None:
+            return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
+        if self.calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
+            return PendingAsyncOps(f"{len(self.calls)} collectives are in flight; wait for their handles first")
+        if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
+            return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
+        return None
+
+    def _on_withdrawn(self, event: events.CallWithdrawn) -> None:
+        if event.call_id == self._connect_call:
+            return self._close(InvalidUsage("connect() was interrupted"), say_leave=True)
+        call = self.calls.get(event.call_id)
+        if call is None:
+            return
+        call.withdrawn = (
+            OperationTimeout("the timeout of the call ran out before all peers took part")
+            if event.timed_out
+            else InvalidUsage("the call was interrupted")
+        )
+        self._send(Withdraw(call.call_id))
+
+    def _on_plan(self, plan: Plan) -> None:
+        call = self.calls.get(plan.call_id)
+        is_wanted = isinstance(call, ReduceCall) and call.phase is Phase.VOTING
+        if plan.attempt_id <= self._seen_attempt_id:
+            if call is not None and is_wanted:
+                self._report_late(call, plan.attempt_id)
+            return
+        self._seen_attempt_id = plan.attempt_id
+        if call is None or not is_wanted:
+            self._effects.append(EndReduce(plan.attempt_id, commit=False))
+            return
+        call.phase, call.attempt_id = Phase.RUNNING, plan.attempt_id
+        self._effects.append(StartReduce(call.call_id, plan.attempt_id, plan.lanes[0].order, plan.frame_bytes))
+
+    def _on_reduce_done(self, event: events.ReduceDone) -> None:
+        call = self._call_of_attempt(event.attempt_id)
+        if not isinstance(call, ReduceCall) or call.phase is not Phase.RUNNING:
+            return
+        self._report(call, event.attempt_id, event.error, event.fault, event.digest)
+
+    def _on_sync_plan(self, plan: SyncPlan) -> None:
+        call = self.calls.get(plan.call_id)
+        if not isinstance(call, SyncCall) or call.phase is not Phase.VOTING:
+            return
+        if plan.attempt_id <= self._seen_attempt_id:
+            return self._report_late(call, plan.attempt_id)
+        self._seen_attempt_id = plan.attempt_id
+        call.phase, call.attempt_id = Phase.RUNNING, plan.attempt_id
+        self._effects.append(StartSync(plan))
+
+    def _on_fetch_done(self, event: events.FetchDone) -> None:
+        call = self._call_of_attempt(event.attempt_id)
+        if not isinstance(call, SyncCall) or call.phase is not Phase.RUNNING:
+            return
+        self._report(call, event.attempt_id, event.error, event.fault)
+
+    def _report_late(self, call: Call, attempt_id: int) -> None:
+        """A plan that was lost and sent again comes after a later one: its frames may have been dropped as stale."""
+        self._report(call, attempt_id, "the plan came too late, after a broken connection")
+
+    def _report(self, call: Call, attempt_id: int, error: str, fault: bytes | None = None, digest: int = 0) -> None:
+        call.phase, call.attempt_id = Phase.REPORTED, attempt_id
+        ok, reason = not error, error[:4000]
+        if isinstance(call, SyncCall):
+            call.report = SyncFinished(call.call_id, attempt_id, ok, fault, reason)
+        else:
+            call.report = Finished(call.call_id, attempt_id, ok, digest if ok else 0, fault, reason)
+        self._send(call.report)
+
+    def _call_of_attempt(self, attempt_id: int) -> Call | None:
+        return next((call for call in self.calls.values() if call.attempt_id == attempt_id), None)
+
+    def _on_decision(self, decision: Decision) -> None:
+        call = self.calls.pop(decision.call_id, None)
+        if call is None:
+            return  # Sent again; it is settled here.
+        self._seen_attempt_id = max(self._seen_attempt_id, decision.attempt_id)
+        self._end(call, decision.attempt_id, decision.committed)
+        if decision.committed:
+            self._effects.append(Resolve(call.call_id, decision.value))
+        else:
+            self._effects.append(Reject(call.call_id, error_of_decision(call, decision)))
+
+    def _on_answer(self, answer: Answer) -> None:
+        call = self.calls.pop(answer.call_id, None)
+        if call is None:
+            return
+        if answer.result == Result.SUCCESS:
+            self._effects.append(Resolve(call.call_id, answer.value))
+        else:
+            self._effects.append(Reject(call.call_id, error_of_answer(call, answer)))
+
+    def _end(self, call: Call, attempt_id: int, commit: bool) -> None:
+        if isinstance(call, SyncCall):
+            self._effects.append(EndSync(call.call_id, attempt_id, commit))
+        else:
+            self._effects.append(EndReduce(attempt_id, commit))
+
+    # --- The end ----------------------------------------------------------------------------------------------------
+
+    def _on_close(self) -> None:
+        if self.state is State.NEW:
+            self.state, self.error = State.CLOSED, InvalidUsage("the communicator is closed")
+        elif self.state is not State.CLOSED:
+            self._close(InvalidUsage("the communicator is closed"), say_leave=True)
+
+    def _close(self, error: PCCLError, *, say_leave: bool = False) -> None:
+        """Ends everything: buffers go back as they were, links close, every call gets `error`."""
+        if say_leave and self._is_connected:
+            self._send(Leave())
+        self.state, self.error = State.CLOSED, error
+        for call in self._take_calls():
+            if call.attempt_id is not None:
+                self._end(call, call.attempt_id, commit=False)
+            self._effects.append(Reject(call.call_id, error))
+        if self._connect_call is not None:
+            self._effects.append(Reject(self._connect_call, error))
+            self._connect_call = None
+        self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
+        self._links.clear()
+        self._deadline_ns = None
+
+    def _take_calls(self) -> Iterable[Call]:
+        calls, self.calls = self.calls, {}
+        return calls.values()
+
+    def _send(self, message: PeerMessage) -> None:
+        self._effects.append(Send(message))
+
+    def _log(self, level: Level, text: str) -> None:
+        self._effects.append(Log(level, text))

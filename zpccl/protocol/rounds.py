@@ -1,0 +1,188 @@
+"""Calls that a peer makes one at a time and that wait for all others: topology votes and syncs.
+
+A round is complete when every member in its scope has made the same call: topology votes have all members of all
+groups in scope, a sync the members of one group. Members in one scope that wait in different calls would wait for each
+other for ever; so would a member that waits for another's vote on a collective while that one waits for it here. Such
+calls are refused, naming who called what. are_peers_pending() is the exception: collectives may run beside it.
+
+update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
+It waits for links that are being set up, for ADMISSION_WAIT at most; who is not ready then stays pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zpccl.errors import Result
+from zpccl.protocol.collective import Collectives
+from zpccl.protocol.effects import Level
+from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.messages import Answer, SyncOffer, TopologyKind
+
+SYNC = "sync_shared_state"
+FUNCTION_NAMES = {
+    TopologyKind.UPDATE: "update_topology",
+    TopologyKind.OPTIMIZE: "optimize_topology",
+    TopologyKind.PENDING: "are_peers_pending",
+}
+PENDING = FUNCTION_NAMES[TopologyKind.PENDING]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCall:
+    """A call that waits for the others: its function, and the offer if it is a sync."""
+
+    call_id: int
+    function: str
+    offer: SyncOffer | None = None
+
+
+class Rounds:
+    """The waiting calls of all members, and the topology rounds among them."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        outbox: Outbox,
+        collectives: Collectives,
+        admit: Callable[[list[Peer], int], None],
+        admission_wait_ns: int,
+    ) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._collectives = collectives
+        self._admit = admit
+        self._admission_wait_ns = admission_wait_ns
+        self.calls: dict[Peer, WaitingCall] = {}
+        self._update_agreed_ns: int | None = None  # When all had voted UPDATE, while joiners are waited for.
+
+    def vote(self, peer: Peer, call: WaitingCall) -> bool:
+        """A member makes a call. False if it is known already, or was refused."""
+        if call.call_id in peer.answers:
+            self._outbox.send(peer, peer.answers[call.call_id])
+            return False
+        earlier = self.calls.get(peer)
+        if earlier is not None:
+            if earlier.call_id != call.call_id:
+                reason = f"this peer waits in {earlier.function} already"
+                self._outbox.answer(peer, Answer(call.call_id, Result.INVALID_USAGE, reason=reason))
+            return False
+        self.calls[peer] = call
+        return True
+
+    def withdraw(self, peer: Peer, call_id: int) -> bool:
+        """A member takes a call back. False if it is not one of ours."""
+        call = self.calls.get(peer)
+        if call is None or call.call_id != call_id:
+            return False
+        del self.calls[peer]
+        self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
+        return True
+
+    def evaluate(self, now_ns: int) -> None:
+        """Answers the topology round that is complete, and refuses calls that wait for each other."""
+        for peer in [peer for peer in self.calls if self._registry.peers.get(peer.peer_id) is not peer]:
+            del self.calls[peer]
+        self._refuse_conflicts()
+        members = self._registry.members()
+        functions = {call.function for call in self.calls.values()}
+        if not members or len(self.calls) < len(members) or len(functions) != 1:
+            self._update_agreed_ns = None
+            return
+        function = functions.pop()
+        if function == FUNCTION_NAMES[TopologyKind.UPDATE]:
+            self._update(now_ns)
+        elif function == PENDING:
+            self._answer_all(Result.SUCCESS, value=int(bool(self._registry.pending())))
+        elif function == FUNCTION_NAMES[TopologyKind.OPTIMIZE]:
+            self._answer_all(Result.SUCCESS)
+
+    def sync_offers(self, group: int) -> dict[Peer, SyncOffer] | None:
+        """The offers of the group's members in ring order, once all have made one."""
+        offers: dict[Peer, SyncOffer] = {}
+        for peer in self._registry.members(group):
+            call = self.calls.get(peer)
+            if call is None or call.offer is None:
+                return None
+            offers[peer] = call.offer
+        return offers
+
+    def take_sync(self, group: int) -> None:
+        """The sync of a group has begun: its calls wait here no more."""
+        for peer in self._registry.members(group):
+            del self.calls[peer]
+
+    def tick(self, now_ns: int) -> None:
+        """Stops waiting for joiners whose time is up."""
+        self.evaluate(now_ns)
+
+    def deadline_ns(self) -> int | None:
+        """When tick() has something to do."""
+        return None if self._update_agreed_ns is None else self._update_agreed_ns + self._admission_wait_ns
+
+    def _update(self, now_ns: int) -> None:
+        if self._update_agreed_ns is None:
+            self._update_agreed_ns = now_ns
+        ready = self._ready_joiners()
+        waited = now_ns - self._update_agreed_ns >= self._admission_wait_ns
+        if len(ready) < len(self._registry.pending()) and not waited:
+            return
+        self._update_agreed_ns = None
+        voters, self.calls = self.calls, {}
+        if ready:
+            self._outbox.log(Level.INFO, f"epoch {self._registry.epoch + 1}: admitting {names(ready)}")
+            self._admit(ready, now_ns)
+        for peer, call in voters.items():
+            self._outbox.answer(peer, Answer(call.call_id, Result.SUCCESS, value=len(ready)))
+
+    def _ready_joiners(self) -> list[Peer]:
+        ready: list[Peer] = []
+        for joiner in self._registry.pending():
+            others = self._registry.members(joiner.group) + [peer for peer in ready if peer.group == joiner.group]
+            if joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others):
+                ready.append(joiner)
+        return ready
+
+    def _answer_all(self, result: Result, *, value: int = 0) -> None:
+        voters, self.calls = self.calls, {}
+        for peer, call in voters.items():
+            self._outbox.answer(peer, Answer(call.call_id, result, value=value))
+
+    def _refuse_conflicts(self) -> None:
+        for peer, call in list(self.calls.items()):
+            rivals = [
+                other
+                for other, its_call in self.calls.items()
+                if its_call.function != call.function
+                and (other.group == peer.group or SYNC not in (call.function, its_call.function))
+            ]
+            if rivals:
+                return self._refuse([peer, *rivals], ())
+            if call.function != PENDING:
+                for tag, voters in self._collectives.undecided(peer.group).items():
+                    if peer not in voters:
+                        return self._refuse([peer], ((peer.group, tag, voters),))
+
+    def _refuse(self, peers: list[Peer], collectives: tuple[tuple[int, int, list[Peer]], ...]) -> None:
+        """Refuses the calls of `peers`, all calls like them, and the voting for `collectives`."""
+        functions = {self.calls[peer].function for peer in peers}
+        refused = {peer: call for peer, call in self.calls.items() if call.function in functions}
+        texts = [
+            f"{function} by {names(peer for peer, call in refused.items() if call.function == function)}"
+            for function in sorted(functions)
+        ]
+        texts += [f"all_reduce at tag {tag} by {names(voters)}" for _, tag, voters in collectives]
+        reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[:4000]
+        self._outbox.log(Level.WARNING, reason)
+        for peer, call in refused.items():
+            del self.calls[peer]
+            self._outbox.answer(peer, Answer(call.call_id, Result.INVALID_USAGE, reason=reason))
+        for group, tag, _ in collectives:
+            self._collectives.refuse(group, tag, reason)
+        self._refuse_conflicts()
+
+    def validate(self) -> None:
+        """States what always holds."""
+        assert all(peer.is_member for peer in self.calls)
+        assert all((call.function == SYNC) == (call.offer is not None) for call in self.calls.values())
