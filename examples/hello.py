@@ -1,0 +1,21 @@
+"""Sums an array over all who take part: start `zpccl-master`, then this twice, or thrice as `hello.py 3`, and so on."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import zpccl
+
+peers = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+with zpccl.Communicator(os.environ.get("ZPCCL_MASTER", "127.0.0.1:48148")) as comm:
+    comm.connect()
+    while comm.world_size < peers:
+        if comm.are_peers_pending():
+            comm.update_topology()  # All members call it; it lets in who waits.
+        else:
+            time.sleep(0.1)
+    mine = np.full(4, comm.rank + 1, dtype=np.float32)
+    total = comm.all_reduce(mine, op=zpccl.ReduceOp.SUM)
+    print(f"{comm.world_size} peers: {mine} summed up is {total}")
