@@ -10,10 +10,9 @@ Every peer holds the same *outer* parameters. An outer step is:
     3. average the *outer gradient* (outer parameters - trained copy) over all members;
     4. take a step of Nesterov SGD along it. All members compute the same bits from the same bits.
 
-Peers talk once per outer step instead of once per inner step: that is what makes training over the internet possible
-(Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105). A peer that
-dies costs the others one retry. A peer that joins takes parameters, momentum and step number from the shared state.
-The text is the Python standard library's own source, so there is nothing to download.
+Peers talk once per outer step instead of once per inner step, and so can train over the internet (Douillard et al.,
+"DiLoCo", arXiv:2311.08105). A peer that dies costs the others one retry. A peer that joins takes parameters, momentum
+and step number from the shared state. The text is the Python standard library's own source: nothing to download.
 """
 
 from __future__ import annotations
@@ -98,9 +97,8 @@ class Model:
         p /= p.sum(axis=1, keepdims=True)
         loss = float(-np.log(p[rows, targets]).mean())
         if backward:
-            dlogits = p
-            dlogits[rows, targets] -= 1
-            dlogits /= len(targets)
+            p[rows, targets] -= 1
+            dlogits = p / len(targets)
             dh = (dlogits @ w2.T) * (h > 0)
             dx = (dh @ w1.T).reshape(-1, EMBEDDING)
             one_hot = np.eye(len(embedding), dtype=x.dtype)[contexts.ravel()]
@@ -181,23 +179,27 @@ QUANTIZE = dict(zip(("none", "minmax", "zps"), zpccl.QuantizationAlgorithm, stri
 def agree(comm: zpccl.Communicator, outer: Outer, args: argparse.Namespace, *, newcomer: bool) -> int:
     """Step 1: lets newcomers in, waits for enough peers, makes all members hold the same; returns bytes moved.
 
-    All members must make the same calls in the same order. `connect` returns to a newcomer when the members return from
-    `update_topology`: so that is where a newcomer takes up the sequence.
+    Members make the same calls in the same order, so every branch here hangs on what is the same for all of them. A sum
+    of ones is; `comm.world_size` is not, since a loss is known here a little before it is known there. `connect`
+    returns to a newcomer when `update_topology` returns to the members, so there it takes up the sequence.
     """
     while True:
         try:
             if not newcomer and comm.are_peers_pending():
                 comm.update_topology()
             newcomer = False
-            if comm.world_size < args.min_peers and outer.state.revision < args.steps:
-                time.sleep(0.2)
-            elif comm.world_size == 1:
-                return 0  # Nobody to agree with.
-            else:
+            if comm.all_reduce(np.ones(1), op=zpccl.ReduceOp.SUM)[0] >= args.min_peers:
                 info = comm.sync_shared_state(outer.state)
                 return info.tx_bytes + info.rx_bytes
-        except (zpccl.PeerLost, zpccl.TooFewPeers, zpccl.UpdateTopologyFailed) as error:
-            print(f"agreeing again: {error}", flush=True)  # All members got this error, so all start again.
+        except zpccl.TooFewPeers:  # Alone.
+            if args.min_peers <= 1:
+                return 0
+        except (zpccl.PeerLost, zpccl.UpdateTopologyFailed) as error:
+            print(f"agreeing again: {error}", flush=True)  # All members got an error, so all start again.
+            continue
+        if outer.state.revision >= args.steps:
+            return 0  # Too few are left to wait for, and the last average was the same for all.
+        time.sleep(0.5)
 
 
 def average(comm: zpccl.Communicator, gradient: Array, quantize: str) -> tuple[Array, zpccl.ReduceInfo]:
@@ -224,7 +226,7 @@ def train(comm: zpccl.Communicator, args: argparse.Namespace, log: TextIO) -> No
         outer.load(args.checkpoint)
 
     comm.connect()
-    print(f"connected; training begins with {args.min_peers} peers", flush=True)
+    print(f"connected; training goes on while {args.min_peers} peers are here", flush=True)
     newcomer = True
     while True:
         began = time.perf_counter()
@@ -232,11 +234,11 @@ def train(comm: zpccl.Communicator, args: argparse.Namespace, log: TextIO) -> No
         model.parameters[:] = outer.parameters
         if newcomer:
             report(log, outer.state.revision, peers=comm.world_size, validation_loss=model.loss(*validation))
-        newcomer = False
+            newcomer = False
         if outer.state.revision >= args.steps:
             break
-        random = np.random.default_rng((args.seed, outer.state.revision, comm.rank))
         blocks = shard(text, comm.rank, comm.world_size)
+        random = np.random.default_rng((args.seed, outer.state.revision, comm.rank))
         train_loss = inner_steps(model, adam, blocks, args.inner_steps, random)
         gradient, info = average(comm, outer.parameters - model.parameters, args.quantize)
         outer.step(gradient)
@@ -255,9 +257,6 @@ def train(comm: zpccl.Communicator, args: argparse.Namespace, log: TextIO) -> No
     report(log, outer.state.revision, sha256=hashlib.sha256(outer.parameters.tobytes()).hexdigest())
 
 
-# --- The program ----------------------------------------------------------------------------------------------------
-
-
 def report(log: TextIO, step: int, **facts: float | str) -> None:
     """A line for the person who watches, and the same as JSON for the program that does."""
     text = (f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
@@ -267,10 +266,8 @@ def report(log: TextIO, step: int, **facts: float | str) -> None:
 
 def main() -> int:
     """Runs one peer; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description="Trains a character-level language model on Python's own source by synchronous DiLoCo.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], formatter_class=formatter)
     parser.add_argument("--master", default=os.environ.get("ZPCCL_MASTER", "127.0.0.1:48148"), help="host:port")
     parser.add_argument("--steps", type=int, default=30, help="outer steps in all, whoever takes them")
     parser.add_argument("--inner-steps", type=int, default=200, help="inner steps of each outer step")
