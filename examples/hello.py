@@ -16,6 +16,5 @@ with zpccl.Communicator(os.environ.get("ZPCCL_MASTER", "127.0.0.1:48148")) as co
             comm.update_topology()  # All members call it; it lets in who waits.
         else:
             time.sleep(0.1)
-    mine = np.full(4, comm.rank + 1, dtype=np.float32)
-    total = comm.all_reduce(mine, op=zpccl.ReduceOp.SUM)
-    print(f"{comm.world_size} peers: {mine} summed up is {total}")
+    total = comm.all_reduce(np.full(4, comm.rank + 1.0), op=zpccl.ReduceOp.SUM)
+    print(f"rank {comm.rank} of {comm.world_size}: {total}")
