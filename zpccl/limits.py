@@ -33,6 +33,10 @@ SPECS_PER_MESSAGE_MAX = 1024
 NAME_CHARS_MAX = 128
 KEY_CHARS_MAX = 1024
 STATE_ENTRIES_MAX = 65_536
+TEXT_CHARS_MAX = 4096
+"""A text for people in a message: reasons are cut to it."""
+MALFORMED_TEXT_CHARS_MAX = 400
+"""What is said of bytes that are no message; they may be hostile and go to the log."""
 TAG_MAX = 2**64 - 1
 PEER_GROUP_MAX = 2**32 - 1
 REVISION_MAX = 2**63 - 1

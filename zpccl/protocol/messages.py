@@ -24,7 +24,7 @@ PeerId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Token: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Name: TypeAlias = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
-Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Text: TypeAlias = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 Address: TypeAlias = Annotated[str, Meta(max_length=300)]
 Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=limits.ADDRESSES_PER_PEER_MAX)]
 PeerIds: TypeAlias = Annotated[tuple[PeerId, ...], Meta(max_length=limits.PEERS_MAX)]
@@ -330,7 +330,7 @@ def decode_peer_message(data: bytes) -> PeerMessage:
     try:
         return _peer_decoder.decode(_body(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(str(error)) from None
+        raise Malformed(str(error)[: limits.MALFORMED_TEXT_CHARS_MAX]) from None
 
 
 def decode_master_message(data: bytes) -> MasterMessage:
@@ -343,4 +343,4 @@ def decode_master_message(data: bytes) -> MasterMessage:
     try:
         return _master_decoder.decode(_body(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(str(error)) from None
+        raise Malformed(str(error)[: limits.MALFORMED_TEXT_CHARS_MAX]) from None

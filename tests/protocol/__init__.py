@@ -1,0 +1,1 @@
+"""Unit tests of zpccl.protocol: one module for each of its modules."""

@@ -1,0 +1,417 @@
+"""Puts machines on the bench: feeds events, states the invariants after every step, collects what was said.
+
+Peers have one-letter names; `pid("a")` is the id of peer a. Nothing here knows what the right answer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zpccl import limits
+from zpccl.errors import PCCLError
+from zpccl.protocol import events
+from zpccl.protocol.effects import Broadcast, Log, Reject, Resolve, Send
+from zpccl.protocol.master import MasterMachine, MasterOptions
+from zpccl.protocol.messages import (
+    Answer,
+    Begin,
+    CollectiveCall,
+    CollectiveSpec,
+    Decision,
+    Finished,
+    Hello,
+    Leave,
+    Linked,
+    Member,
+    Members,
+    Neighbour,
+    Neighbours,
+    Plan,
+    StateEntry,
+    SyncFinished,
+    SyncOffer,
+    SyncPlan,
+    TopologyKind,
+    TopologyVote,
+    Welcome,
+    Withdraw,
+    decode_master_message,
+    decode_peer_message,
+    encode,
+)
+from zpccl.protocol.peer import PeerMachine, PeerOptions
+
+RUN_ID = b"run id of 16 byt"
+FIRST_ATTEMPT = (1 << 32) | 1
+FRAME = limits.FRAME_BYTES_DEFAULT
+UPDATE, OPTIMIZE, PENDING = TopologyKind.UPDATE, TopologyKind.OPTIMIZE, TopologyKind.PENDING
+
+
+def pid(name: str) -> bytes:
+    """The id of a peer."""
+    return name.encode().ljust(16, b".")
+
+
+def token(name: str) -> bytes:
+    """The token of a peer."""
+    return name.upper().encode().ljust(16, b"!")
+
+
+def pids(names: Iterable[str]) -> tuple[bytes, ...]:
+    """The ids of several peers."""
+    return tuple(pid(name) for name in names)
+
+
+def spec(tag: int = 0, **changes: Any) -> CollectiveSpec:
+    """What all_reduce of 8 floats at `tag` says."""
+    plain = {"count": 8, "datatype": 10, "op": 0, "quantization": 0, "quantized_datatype": 0, "block_elements": 256}
+    return CollectiveSpec(tag=tag, **{**plain, **changes})
+
+
+def digest(text: str) -> bytes:
+    """A digest that can be read."""
+    return text.encode().ljust(32, b"-")
+
+
+def entry(key: str, contents: str, *, free: bool = False, datatype: int = 10, count: int = 4) -> StateEntry:
+    """A tensor of a shared state; `free`: it may differ."""
+    return StateEntry(key, datatype, count, free, digest(contents))
+
+
+def offer(call_id: int, revision: int, *entries: StateEntry, strategy: int = 0, oldest: int = 0) -> SyncOffer:
+    """What sync_shared_state says; by default one tensor w with contents 1."""
+    return SyncOffer(oldest, call_id, strategy, revision, entries or (entry("w", "1"),))
+
+
+def sent(effects: Iterable[Any]) -> list[tuple[Hashable, Any]]:
+    """Who was sent what, in order, without log lines."""
+    return [(c, e.message) for e in effects if isinstance(e, Broadcast) for c in e.connections]
+
+
+def logs(effects: Iterable[Any]) -> list[Log]:
+    """The log lines among effects."""
+    return [effect for effect in effects if isinstance(effect, Log)]
+
+
+@dataclass
+class MasterBench:
+    """A master, and the names of the connections that peers have now.
+
+    `copies`: every message is given to the master that many times; what it does must be the same.
+    """
+
+    options: MasterOptions = field(default_factory=MasterOptions)
+    copies: int = 1
+
+    def __post_init__(self) -> None:
+        self.machine = MasterMachine(RUN_ID, options=self.options)
+        self.now_ns = 1_000
+        self.connections: dict[str, Hashable] = {}
+        self.said: dict[Hashable, list[Any]] = {}  # By connection.
+        self.groups: dict[str, int] = {}
+        self.epochs: dict[int, Members] = {}
+        self.plans: dict[int, Any] = {}
+        self.verdicts: dict[tuple[Hashable, int], Answer | Decision] = {}
+        self.logged: list[Log] = []
+
+    def handle(self, event: events.MasterEvent) -> list[Any]:
+        """One event, with everything that holds of any step checked."""
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.validate()
+        deadline_ns = self.machine.deadline_ns()
+        if isinstance(event, events.Tick):
+            assert deadline_ns is None or deadline_ns > self.now_ns, "a deadline that a Tick does not move: a busy loop"
+        self.logged += logs(effects)
+        for connection, message in sent(effects):
+            self._check(connection, message)
+            self.said.setdefault(connection, []).append(message)
+        return effects
+
+    def _check(self, connection: Hashable, message: Any) -> None:
+        assert decode_master_message(encode(message)) == message, "the receiver could not read this"
+        if isinstance(message, Members):
+            assert self.epochs.setdefault(message.epoch, message) == message, "S3: one member list an epoch"
+        elif isinstance(message, Plan):
+            known = self.plans.setdefault(message.attempt_id, message.lanes)
+            assert known == message.lanes, "S3: one plan an attempt"
+        elif isinstance(message, Answer | Decision):
+            name = str(connection).rstrip("0123456789")
+            known = self.verdicts.setdefault((name, message.call_id), message)
+            assert known == message, "a call has one answer"
+
+    def say(self, name: str, message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
+        """Peer `name` says something; returns what the master sends, to whom (of the first copy)."""
+        decode_peer_message(encode(message))
+        event = events.PeerMessageReceived(self.connections[name], message, host)
+        effects = self.handle(event)
+        for _ in range(self.copies - 1):
+            self.handle(event)
+        return sent(effects)
+
+    def tick(self, after_ns: int = 0) -> list[tuple[Hashable, Any]]:
+        """Time passes."""
+        self.now_ns += after_ns
+        return sent(self.handle(events.Tick()))
+
+    def tick_at_deadline(self) -> list[tuple[Hashable, Any]]:
+        """Time passes until the master asked to be woken."""
+        deadline_ns = self.machine.deadline_ns()
+        assert deadline_ns is not None
+        self.now_ns = max(self.now_ns, deadline_ns)
+        return self.tick()
+
+    # --- What peers do ----------------------------------------------------------------------------------------------
+
+    def hello(self, name: str, *, welcomed: bool = False, **changes: Any) -> list[tuple[Hashable, Any]]:
+        """Peer `name` says Hello on a new connection."""
+        number = sum(str(c).startswith(name) for c in self.said) + 1
+        self.connections[name] = f"{name}{number}"
+        return self.hello_again(name, welcomed=welcomed, **changes)
+
+    def hello_again(self, name: str, *, welcomed: bool = False, **changes: Any) -> list[tuple[Hashable, Any]]:
+        """Peer `name` says Hello on the connection it has."""
+        plain = Hello(pid(name), token(name), welcomed, self.groups.get(name, 0), name, (f"{name}:1",))
+        fields = {f: changes.get(f, getattr(plain, f)) for f in Hello.__struct_fields__}
+        return self.say(name, Hello(**fields), changes.get("host", ""))
+
+    def register(self, *names: str, group: int = 0) -> None:
+        """Peers come."""
+        for name in names:
+            self.groups[name] = group
+            self.hello(name)
+
+    def link(self, *names: str) -> None:
+        """These peers, and no others, say that they are linked with each other."""
+        for name in names:
+            self.say(name, Linked(pids(other for other in names if other != name)))
+
+    def members(self, *names: str, group: int = 0) -> None:
+        """Peers come and are all admitted and linked. Call it for one group after the other."""
+        there = [peer.name for peer in self.machine.registry.order]
+        self.register(*names, group=group)
+        self.link(*[n for n in there if self.groups[n] == group], *names)
+        for name in [peer.name for peer in self.machine.registry.order]:
+            self.vote(name, UPDATE, 900 + len(there))
+        assert [peer.name for peer in self.machine.registry.order] == [*there, *names]
+        self.said = {connection: [] for connection in self.said}
+
+    def begin(self, name: str, call_id: int, *specs: CollectiveSpec, oldest: int = 0) -> list[tuple[Hashable, Any]]:
+        """Peer `name` votes for collectives, with call ids from `call_id` on."""
+        calls = tuple(CollectiveCall(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
+        return self.say(name, Begin(oldest, calls))
+
+    def finish(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
+        """Peer `name` reports on an attempt: by default success with digest 7."""
+        fields = {"ok": True, "digest": 7, **changes}
+        return self.say(name, Finished(call_id, attempt_id, **fields))
+
+    def vote(self, name: str, kind: TopologyKind, call_id: int, oldest: int = 0) -> list[tuple[Hashable, Any]]:
+        """Peer `name` makes a topology call."""
+        return self.say(name, TopologyVote(oldest, call_id, kind))
+
+    def fetched(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
+        """Peer `name` reports on a sync."""
+        return self.say(name, SyncFinished(call_id, attempt_id, **{"ok": True, **changes}))
+
+    def withdraw(self, name: str, call_id: int) -> list[tuple[Hashable, Any]]:
+        """Peer `name` takes a call back."""
+        return self.say(name, Withdraw(call_id))
+
+    def leave(self, name: str) -> list[tuple[Hashable, Any]]:
+        """Peer `name` leaves."""
+        return self.say(name, Leave())
+
+    def disconnect(self, name: str) -> list[tuple[Hashable, Any]]:
+        """The connection of peer `name` breaks."""
+        return sent(self.handle(events.ConnectionClosed(self.connections[name])))
+
+    def lose(self, name: str) -> list[tuple[Hashable, Any]]:
+        """Peer `name` dies without a word."""
+        return self.disconnect(name) + self.tick(self.options.disconnect_grace_ns)
+
+    # --- What can be seen -------------------------------------------------------------------------------------------
+
+    def names(self) -> str:
+        """The members, in ring order."""
+        return "".join(peer.name for peer in self.machine.registry.order)
+
+    def pending(self) -> str:
+        """The pending peers."""
+        return "".join(peer.name for peer in self.machine.registry.pending())
+
+    def peer(self, name: str) -> Any:
+        """What the master knows of a peer."""
+        return self.machine.registry.peers[pid(name)]
+
+    def verdict(self, name: str, call_id: int) -> Answer | Decision | None:
+        """How a call ended, None while it is open."""
+        return self.verdicts.get((name, call_id))
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the master holds, without what only counts messages."""
+        machine = self.machine
+        return {
+            "epoch": machine.registry.epoch,
+            "order": self.names(),
+            "peers": {
+                peer.name: (peer.connection, peer.is_member, peer.disconnected_ns, peer.linked, peer.unlinked_ns)
+                for peer in machine.registry.peers.values()
+            },
+            "open": {peer.name: sorted(peer.open_calls) for peer in machine.registry.peers.values()},
+            "answers": {peer.name: dict(peer.answers) for peer in machine.registry.peers.values()},
+            "ballots": {
+                key: ({p.name: c for p, c in ballot.calls.items()}, ballot.agreed_ns)
+                for key, ballot in machine.collectives.ballots.items()
+            },
+            "attempts": {
+                a.attempt_id: (
+                    a.group,
+                    a.spec,
+                    {p.name: c for p, c in a.calls.items()},
+                    {p.name: r for p, r in a.reports.items()},
+                )
+                for a in machine.collectives.attempts.values()
+            },
+            "waiting": {p.name: call for p, call in machine.rounds.calls.items()},
+            "transfers": {
+                group: (t.attempt_id, t.revision, {p.name: c for p, c in t.calls.items()}, {p.name for p in t.done})
+                for group, t in machine.syncs.transfers.items()
+            },
+            "revisions": dict(machine.syncs.last_revision),
+            "deadline": machine.deadline_ns(),
+        }
+
+
+OPTIONS = PeerOptions(peer_id=pid("a"), token=token("a"), name="a", addresses=("a:1",), master="m:48148")
+HELLO = Hello(pid("a"), token("a"), False, 0, "a", ("a:1",))
+HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",))
+CONNECT = 1
+"""The call id of connect()."""
+
+
+def neighbour(name: str, *, dial: bool = True) -> Neighbour:
+    """A peer that a shall have a link to."""
+    return Neighbour(pid(name), name, (f"{name}:1",), dial)
+
+
+def member_list(epoch: int, names: str, **groups: int) -> Members:
+    """The members of an epoch; all in group 0 unless said otherwise."""
+    return Members(epoch, tuple(Member(pid(name), groups.get(name, 0), name) for name in names))
+
+
+class PeerBench:
+    """The machine of peer a."""
+
+    def __init__(self, **options: Any) -> None:
+        self.machine = PeerMachine(replace(OPTIONS, **options))
+        self.now_ns = 1_000
+        self.logged: list[Log] = []
+        self.open: set[int] = set()  # Calls of the user without an answer.
+
+    def handle(self, event: events.PeerEvent) -> list[Any]:
+        """One event; returns the effects without log lines."""
+        if isinstance(event, events.ReduceCalled):
+            self.open |= {call_id for call_id, _ in event.calls}
+        elif isinstance(event, events.ConnectCalled | events.TopologyCalled | events.SyncCalled):
+            self.open.add(event.call_id)
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.validate()
+        if isinstance(event, events.Tick):
+            deadline_ns = self.machine.deadline_ns()
+            assert deadline_ns is None or deadline_ns > self.now_ns, "a deadline that a Tick does not move: a busy loop"
+        for effect in effects:
+            if isinstance(effect, Send):
+                assert decode_peer_message(encode(effect.message)) == effect.message
+            elif isinstance(effect, Resolve | Reject):
+                self.open.remove(effect.call_id)  # KeyError: answered twice, or never asked.
+        self.logged += logs(effects)
+        return [effect for effect in effects if not isinstance(effect, Log)]
+
+    def hear(self, message: Any) -> list[Any]:
+        """The master says something."""
+        decode_master_message(encode(message))
+        return self.handle(events.MasterMessageReceived(message))
+
+    def tick(self, after_ns: int = 0) -> list[Any]:
+        """Time passes."""
+        self.now_ns += after_ns
+        return self.handle(events.Tick())
+
+    def up(self) -> list[Any]:
+        """The connection to the master stands."""
+        return self.handle(events.ConnectionUp())
+
+    def down(self) -> list[Any]:
+        """The connection to the master breaks."""
+        return self.handle(events.ConnectionDown())
+
+    def reconnect(self) -> list[Any]:
+        """The connection breaks and is made again; returns what is said then."""
+        assert self.down() == []
+        return self.up()
+
+    # --- To get somewhere -------------------------------------------------------------------------------------------
+
+    def connecting(self) -> PeerBench:
+        """connect() was called and the connection stands."""
+        self.handle(events.ConnectCalled(CONNECT, attempts=2))
+        self.up()
+        return self
+
+    def pending(self) -> PeerBench:
+        """The master has registered this peer."""
+        self.connecting()
+        self.hear(Welcome(RUN_ID, 1))
+        return self
+
+    def member(self, names: str = "ab", epoch: int = 2, **groups: int) -> PeerBench:
+        """The peer is a member beside others, linked with all of its group."""
+        self.pending()
+        others = [name for name in names if name != "a" and groups.get(name, 0) == 0]
+        self.hear(Neighbours(tuple(neighbour(name) for name in others)))
+        for name in others:
+            self.handle(events.LinkUp(pid(name)))
+        self.hear(member_list(epoch, names, **groups))
+        assert not self.open
+        return self
+
+    def reduce(self, call_id: int, *specs: CollectiveSpec) -> list[Any]:
+        """all_reduce, with call ids from `call_id` on."""
+        return self.handle(events.ReduceCalled(tuple((call_id + i, s) for i, s in enumerate(specs or (spec(),)))))
+
+    def topology(self, call_id: int, kind: TopologyKind = UPDATE) -> list[Any]:
+        """update_topology and the like."""
+        return self.handle(events.TopologyCalled(call_id, kind))
+
+    def sync(self, call_id: int, revision: int = 0) -> list[Any]:
+        """sync_shared_state."""
+        return self.handle(events.SyncCalled(call_id, 0, revision, (entry("w", "1"),)))
+
+    def plan(self, call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> list[Any]:
+        """The master starts an attempt."""
+        return self.hear(plan_of(call_id, attempt_id, names))
+
+    def error(self, effects: list[Any]) -> PCCLError:
+        """The one error among effects."""
+        (error,) = (effect.error for effect in effects if isinstance(effect, Reject))
+        return error
+
+
+def plan_of(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> Plan:
+    """A plan with one lane over `names`."""
+    from zpccl.protocol.messages import Lane
+
+    return Plan(call_id, attempt_id, (Lane(pids(names)),), FRAME)
+
+
+def sync_plan(
+    call_id: int, revision: int, holders: str, *fetch: tuple[str, str], attempt_id: int = FIRST_ATTEMPT
+) -> SyncPlan:
+    """A sync plan; `fetch` has key and contents of each tensor to fetch."""
+    from zpccl.protocol.messages import FetchEntry
+
+    return SyncPlan(
+        call_id, attempt_id, revision, pids(holders), tuple(FetchEntry(key, digest(text)) for key, text in fetch)
+    )

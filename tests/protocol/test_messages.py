@@ -1,0 +1,319 @@
+"""Messages survive the wire; anything else is Malformed or OtherVersion, never another exception."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from zpccl import limits
+from zpccl.protocol import messages as m
+
+from .harness import HELLO, entry, pid, spec
+
+PEER_TYPES = get_args(m.PeerMessage)
+MASTER_TYPES = get_args(m.MasterMessage)
+PREFIX = m.MAGIC + bytes([limits.PROTOCOL_VERSION])
+
+
+def decode_both(data: bytes) -> list[Any]:
+    """What each side makes of the bytes: a message, or the exception that is allowed."""
+    outcomes: list[Any] = []
+    for decode in (m.decode_peer_message, m.decode_master_message):
+        try:
+            outcomes.append(decode(data))
+        except (m.Malformed, m.OtherVersion) as error:
+            outcomes.append(error)
+    return outcomes
+
+
+ids = st.binary(min_size=16, max_size=16)
+naturals = st.integers(0, 2**64 - 1)
+names = st.text(max_size=limits.NAME_CHARS_MAX)
+texts = st.text(max_size=50)
+groups = st.integers(0, limits.PEER_GROUP_MAX)
+addresses = st.lists(st.text(max_size=30), max_size=limits.ADDRESSES_PER_PEER_MAX).map(tuple)
+bytes_ = st.integers(0, 255)
+digests = st.binary(min_size=32, max_size=32)
+keys = st.text(max_size=20)
+
+
+def tuples(of: st.SearchStrategy[Any], least: int = 0, most: int = 4) -> st.SearchStrategy[Any]:
+    return st.lists(of, min_size=least, max_size=most).map(tuple)
+
+
+specs = st.builds(
+    m.CollectiveSpec,
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(1, limits.ELEMENTS_MAX),
+    bytes_,
+    bytes_,
+    bytes_,
+    bytes_,
+    st.integers(1, 2**31),
+)
+entries = st.builds(m.StateEntry, keys, bytes_, naturals, st.booleans(), digests)
+faults = st.none() | ids
+BUILDERS: dict[type, st.SearchStrategy[Any]] = {
+    m.Hello: st.builds(m.Hello, ids, ids, st.booleans(), groups, names, addresses),
+    m.Linked: st.builds(m.Linked, tuples(ids)),
+    m.Begin: st.builds(m.Begin, naturals, tuples(st.builds(m.CollectiveCall, naturals, specs), 1)),
+    m.Finished: st.builds(m.Finished, naturals, naturals, st.booleans(), naturals, faults, texts),
+    m.TopologyVote: st.builds(m.TopologyVote, naturals, naturals, st.sampled_from(m.TopologyKind)),
+    m.SyncOffer: st.builds(
+        m.SyncOffer, naturals, naturals, st.integers(0, 2), st.integers(0, limits.REVISION_MAX), tuples(entries, 1)
+    ),
+    m.SyncFinished: st.builds(m.SyncFinished, naturals, naturals, st.booleans(), faults, texts),
+    m.Withdraw: st.builds(m.Withdraw, naturals),
+    m.Leave: st.builds(m.Leave),
+    m.Welcome: st.builds(m.Welcome, ids, naturals),
+    m.Refused: st.builds(m.Refused, st.sampled_from(m.Refusal), texts),
+    m.Kick: st.builds(m.Kick, st.integers(0, 12), texts),
+    m.Members: st.builds(m.Members, naturals, tuples(st.builds(m.Member, ids, groups, names))),
+    m.Neighbours: st.builds(m.Neighbours, tuples(st.builds(m.Neighbour, ids, names, addresses, st.booleans()))),
+    m.Plan: st.builds(
+        m.Plan, naturals, naturals, st.builds(m.Lane, tuples(ids)).map(lambda x: (x,)), st.integers(1, 2**24)
+    ),
+    m.Decision: st.builds(
+        m.Decision, naturals, naturals, st.booleans(), naturals, st.integers(0, 12), texts, tuples(names)
+    ),
+    m.Answer: st.builds(
+        m.Answer, naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts)
+    ),
+    m.SyncPlan: st.builds(
+        m.SyncPlan, naturals, naturals, naturals, tuples(ids), tuples(st.builds(m.FetchEntry, keys, digests))
+    ),
+}
+any_message = st.one_of(*BUILDERS.values())
+
+
+def test_every_message_is_tried() -> None:
+    assert set(BUILDERS) == set(PEER_TYPES) | set(MASTER_TYPES)
+
+
+@pytest.mark.parametrize("kind", PEER_TYPES, ids=lambda kind: kind.__name__)
+def test_peer_messages_survive_the_wire(kind: type) -> None:
+    @given(BUILDERS[kind])
+    def check(message: Any) -> None:
+        data = m.encode(message)
+        assert m.decode_peer_message(data) == message
+        assert type(m.decode_peer_message(data)) is kind
+        with pytest.raises(m.Malformed):
+            m.decode_master_message(data)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", MASTER_TYPES, ids=lambda kind: kind.__name__)
+def test_master_messages_survive_the_wire(kind: type) -> None:
+    @given(BUILDERS[kind])
+    def check(message: Any) -> None:
+        data = m.encode(message)
+        assert m.decode_master_message(data) == message
+        with pytest.raises(m.Malformed):
+            m.decode_peer_message(data)
+
+    check()
+
+
+def test_the_bytes_of_a_message() -> None:
+    """Golden: who changes the encoding must change PROTOCOL_VERSION."""
+    assert m.encode(m.Leave()) == b"zp\x01\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x01\x92\xa8withdraw\x05"
+    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x01\x94\xa8topology\x03\x04\x02"
+    assert m.encode(HELLO).hex() == (
+        "7a7001" "97" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "c2" "00" "a161" "91" "a3613a31"
+    )  # fmt: skip
+
+
+def test_names_of_messages_differ() -> None:
+    tags = [kind.__struct_config__.tag for kind in BUILDERS]
+    assert len(set(tags)) == len(tags)
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"z")
+@example(b"zp")
+@example(PREFIX)
+@example(PREFIX + b"\xc1")
+@example(PREFIX + b"\x91\xa5leave\x00")
+def test_random_bytes(data: bytes) -> None:
+    decode_both(data)
+    assert all(isinstance(outcome, m.Malformed) for outcome in decode_both(b"!" + data))
+
+
+@given(st.binary(max_size=100))
+def test_random_bodies(data: bytes) -> None:
+    decode_both(PREFIX + data)
+
+
+@given(any_message, st.data())
+def test_cut_and_changed_messages(message: Any, data: st.DataObject) -> None:
+    whole = m.encode(message)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    assert all(isinstance(outcome, m.Malformed) for outcome in decode_both(whole[:cut]))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    decode_both(whole[:place] + bytes([data.draw(bytes_)]) + whole[place + 1 :])
+    assert all(isinstance(outcome, m.Malformed) for outcome in decode_both(whole + b"\x00"))
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@given(st.sampled_from(sorted(kind.__struct_config__.tag for kind in BUILDERS)), st.lists(json_like, max_size=8))
+def test_wrong_types(tag: str, fields: list[Any]) -> None:
+    decode_both(PREFIX + msgspec.msgpack.encode([tag, *fields]))
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_another_version(version: int) -> None:
+    for outcome in decode_both(m.MAGIC + bytes([version]) + b"anything"):
+        assert isinstance(outcome, m.OtherVersion)
+        assert outcome.version == version
+        assert str(limits.PROTOCOL_VERSION) in str(outcome)
+
+
+def test_deep_nesting() -> None:
+    for opener in (b"\x91", b"\x81\xa1k", b"\xdc\x00\x01"):
+        for head in (b"", b"\x92\xa6linked", b"\x97\xa5hello"):
+            for outcome in decode_both(PREFIX + head + opener * 200_000):
+                assert isinstance(outcome, m.Malformed)
+
+
+def test_oversized() -> None:
+    """B1: what exceeds the bound is not even looked at."""
+    data = PREFIX + bytes(limits.MESSAGE_BYTES_MAX + 1 - len(PREFIX))
+    for outcome in decode_both(data):
+        assert isinstance(outcome, m.Malformed)
+        assert str(limits.MESSAGE_BYTES_MAX) in str(outcome)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\x92\xa6linked\xdd\xff\xff\xff\xff",
+        b"\x93\xa5begin\x00\xdd\xff\xff\xff\xff",
+        b"\x97\xa5hello\xc6\xff\xff\xff\xff",
+        b"\x96\xa5offer\x00\x00\x00\x00\xdd\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+    ],
+)
+def test_lying_lengths(body: bytes) -> None:
+    """B1: a length that lies makes nobody allocate."""
+    tracemalloc.start()
+    try:
+        for outcome in decode_both(PREFIX + body):
+            assert isinstance(outcome, m.Malformed)
+        assert tracemalloc.get_traced_memory()[1] < limits.MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_text_of_an_error_is_short() -> None:
+    """B1: what a stranger sends does not fill the log."""
+    data = PREFIX + msgspec.msgpack.encode(["x" * 1_000_000])
+    for outcome in decode_both(data):
+        assert isinstance(outcome, m.Malformed)
+        assert len(str(outcome)) < 1000
+
+
+def changed(message: Any, **changes: Any) -> bytes:
+    """The bytes of a message with fields that no honest sender would send."""
+    return m.encode(msgspec.structs.replace(message, **changes))
+
+
+BEGIN = m.Begin(0, (m.CollectiveCall(1, spec()),))
+OFFER = m.SyncOffer(0, 1, 0, 0, (entry("w", "1"),))
+
+
+def begin_with(**changes: Any) -> bytes:
+    return m.encode(m.Begin(0, (m.CollectiveCall(1, spec(**changes)),)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        changed(HELLO, peer_id=b"short"),
+        changed(HELLO, peer_id=bytes(17)),
+        changed(HELLO, token=b""),
+        changed(HELLO, group=-1),
+        changed(HELLO, group=2**32),
+        changed(HELLO, group=1.5),
+        changed(HELLO, group="0"),
+        changed(HELLO, group=True),
+        changed(HELLO, name="n" * (limits.NAME_CHARS_MAX + 1)),
+        changed(HELLO, was_welcomed=1),
+        changed(HELLO, addresses=("a:1",) * (limits.ADDRESSES_PER_PEER_MAX + 1)),
+        changed(HELLO, addresses=("a" * 301,)),
+        m.encode(m.Linked((b"short",))),
+        m.encode(m.Linked((pid("a"),) * (limits.PEERS_MAX + 1))),
+        changed(BEGIN, calls=()),
+        changed(BEGIN, calls=BEGIN.calls * (limits.SPECS_PER_MESSAGE_MAX + 1)),
+        changed(BEGIN, oldest_call_id=-1),
+        m.encode(m.Begin(0, (m.CollectiveCall(-1, spec()),))),
+        begin_with(count=0),
+        begin_with(count=limits.ELEMENTS_MAX + 1),
+        begin_with(datatype=256),
+        begin_with(op=-1),
+        begin_with(block_elements=0),
+        m.encode(m.TopologyVote(0, 1, 3)),  # type: ignore[arg-type]
+        changed(OFFER, entries=()),
+        changed(OFFER, entries=OFFER.entries * (limits.STATE_ENTRIES_MAX + 1)),
+        changed(OFFER, revision=-1),
+        changed(OFFER, revision=limits.REVISION_MAX + 1),
+        changed(OFFER, strategy=3),
+        changed(OFFER, entries=(m.StateEntry("k" * (limits.KEY_CHARS_MAX + 1), 0, 1, False, bytes(32)),)),
+        changed(OFFER, entries=(m.StateEntry("k", 0, 1, False, bytes(31)),)),
+        m.encode(m.Finished(1, 1, True, reason="r" * 4097)),
+        m.encode(m.Withdraw(-1)),
+        PREFIX + msgspec.msgpack.encode(["leave", "more"]),
+        PREFIX + msgspec.msgpack.encode(["withdraw"]),
+        PREFIX + msgspec.msgpack.encode({"type": "leave"}),
+    ],
+)
+def test_bounds_of_peer_messages(data: bytes) -> None:
+    with pytest.raises(m.Malformed):
+        m.decode_peer_message(data)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Plan(1, 1, (), 1),
+        m.Plan(1, 1, (m.Lane(()), m.Lane(())), 1),
+        m.Plan(1, 1, (m.Lane((b"x",)),), 1),
+        m.Plan(1, 1, (m.Lane(()),), 0),
+        m.Plan(1, 1, (m.Lane(()),), limits.FRAME_BYTES_MAX + 1),
+        m.Refused(9, ""),  # type: ignore[arg-type]
+        m.Kick(1, "r" * 4097),
+        m.Welcome(b"", 1),
+        m.Decision(1, -1, True),
+        m.Answer(1, 0, values=("v" * 4097,)),
+    ],
+)
+def test_bounds_of_master_messages(message: Any) -> None:
+    with pytest.raises(m.Malformed):
+        m.decode_master_message(m.encode(message))
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    for message in (
+        msgspec.structs.replace(HELLO, group=limits.PEER_GROUP_MAX, name="n" * limits.NAME_CHARS_MAX),
+        msgspec.structs.replace(BEGIN, calls=BEGIN.calls * limits.SPECS_PER_MESSAGE_MAX),
+        msgspec.structs.replace(OFFER, revision=limits.REVISION_MAX),
+        m.Begin(0, (m.CollectiveCall(1, spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX)),)),
+        m.Linked(tuple(i.to_bytes(16, "big") for i in range(limits.PEERS_MAX))),
+    ):
+        assert m.decode_peer_message(m.encode(message)) == message
