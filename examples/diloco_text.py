@@ -183,6 +183,7 @@ def agree(comm: zpccl.Communicator, outer: Outer, args: argparse.Namespace, *, n
     of ones is; `comm.world_size` is not, since a loss is known here a little before it is known there. `connect`
     returns to a newcomer when `update_topology` returns to the members, so there it takes up the sequence.
     """
+    waiting = False
     while True:
         try:
             if not newcomer and comm.are_peers_pending():
@@ -199,6 +200,9 @@ def agree(comm: zpccl.Communicator, outer: Outer, args: argparse.Namespace, *, n
             continue
         if outer.state.revision >= args.steps:
             return 0  # Too few are left to wait for, and the last average was the same for all.
+        if not waiting:
+            print(f"waiting until {args.min_peers} peers are here", flush=True)
+        waiting = True
         time.sleep(0.5)
 
 
@@ -220,13 +224,10 @@ def train(comm: zpccl.Communicator, args: argparse.Namespace, log: TextIO) -> No
     text, held_out = load_text()
     validation = windows(shard(held_out, 0, 1), 4096, np.random.default_rng(0))  # The same for all, at every step.
     model = Model(args.seed)
-    adam = AdamW(len(model.parameters))
-    outer = Outer(model.parameters)
+    adam, outer = AdamW(len(model.parameters)), Outer(model.parameters)
     if args.resume:
         outer.load(args.checkpoint)
-
     comm.connect()
-    print(f"connected; training goes on while {args.min_peers} peers are here", flush=True)
     newcomer = True
     while True:
         began = time.perf_counter()
