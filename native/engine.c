@@ -1,0 +1,265 @@
+/* The engine: opening, closing, the queue of events, and what becomes of it in a forked child.
+ *
+ * A forked child has the engine's memory but not its threads. Its copies of the descriptors are closed in the child at
+ * once, so that a child that lives on does not keep the connections of a dead parent open; the engine in the child is
+ * unusable and its caller must not touch it. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "digest.h"
+#include "reduce.h"
+#include "zp_internal.h"
+
+/* Every engine of the process. registry_mutex is taken before engine->mutex, never after. */
+static pthread_mutex_t registry_mutex = PTHREAD_MUTEX_INITIALIZER;
+static zp__list registry = {&registry, &registry};
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void fork_prepare(void)
+{
+	pthread_mutex_lock(&registry_mutex);
+	ZP__EACH(node, &registry)
+	pthread_mutex_lock(&ZP__ELEMENT(node, zp_engine, registry_node)->mutex);
+}
+
+static void fork_parent(void)
+{
+	ZP__EACH(node, &registry)
+	pthread_mutex_unlock(&ZP__ELEMENT(node, zp_engine, registry_node)->mutex);
+	pthread_mutex_unlock(&registry_mutex);
+}
+
+static void fork_child(void)
+{
+	ZP__EACH(node, &registry)
+	{
+		zp_engine *engine = ZP__ELEMENT(node, zp_engine, registry_node);
+		ZP__EACH(link_node, &engine->links)
+		{
+			zp__link *link = ZP__ELEMENT(link_node, zp__link, node);
+			for (uint32_t i = 0; i < link->connection_count; i++)
+				if (link->connections[i].fd >= 0)
+					close(link->connections[i].fd);
+		}
+		for (uint32_t i = 0; i < engine->thread_count; i++) {
+			close(engine->threads[i].epoll_fd);
+			close(engine->threads[i].wake_fd);
+		}
+		close(engine->event_fd);
+		zp__list_remove(&engine->registry_node);
+		pthread_mutex_unlock(&engine->mutex);
+	}
+	pthread_mutex_unlock(&registry_mutex);
+}
+
+static void fork_handle(void)
+{
+	pthread_atfork(fork_prepare, fork_parent, fork_child);
+}
+
+static int config_check(const zp_engine_config *config)
+{
+	if (config->thread_count < 1 || config->thread_count > ZP__THREADS_MAX || config->stall_timeout_ms < 1)
+		return -EINVAL;
+	if (config->message_bytes_max > UINT32_MAX || config->messages_queued_bytes_max < config->message_bytes_max)
+		return -EINVAL;
+	return 0;
+}
+
+static int engine_new(const zp_engine_config *config, zp_engine **result)
+{
+	zp_engine *engine = calloc(1, sizeof *engine + config->thread_count * sizeof *engine->threads);
+	if (!engine)
+		return -ENOMEM;
+	engine->config = *config;
+	for (uint32_t i = 0; i < config->thread_count; i++)
+		engine->threads[i].epoll_fd = engine->threads[i].wake_fd = -1;
+	zp__list_init(&engine->links);
+	zp__list_init(&engine->channels);
+	zp__list_init(&engine->parked);
+	zp__list_init(&engine->events);
+	zp__list_init(&engine->messages);
+	zp__list_init(&engine->registry_node);
+	for (uint32_t i = 0; i < ZP__ATTEMPT_BUCKETS; i++)
+		zp__list_init(&engine->attempts[i]);
+	pthread_mutex_init(&engine->mutex, NULL);
+	pthread_cond_init(&engine->unpinned, NULL);
+	pthread_condattr_t attributes;
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&engine->room, &attributes);
+	pthread_condattr_destroy(&attributes);
+	engine->event_fd = zp__eventfd_open();
+	*result = engine;
+	return engine->event_fd < 0 ? engine->event_fd : 0;
+}
+
+int zp_engine_open(const zp_engine_config *config, zp_engine **result)
+{
+	*result = NULL;
+	int rc = config_check(config);
+	if (rc < 0)
+		return rc;
+	zp_engine *engine = NULL;
+	rc = engine_new(config, &engine);
+	for (uint32_t i = 0; rc == 0 && i < config->thread_count; i++) {
+		engine->thread_count = i + 1;
+		rc = zp__thread_start(&engine->threads[i], engine, i);
+	}
+	if (rc < 0) {
+		zp_engine_close(engine);
+		return rc;
+	}
+	pthread_once(&fork_once, fork_handle);
+	pthread_mutex_lock(&registry_mutex);
+	zp__list_append(&registry, &engine->registry_node);
+	pthread_mutex_unlock(&registry_mutex);
+	*result = engine;
+	return 0;
+}
+
+void zp_engine_shutdown(zp_engine *engine)
+{
+	pthread_mutex_lock(&engine->mutex);
+	engine->shut_down = true;
+	pthread_cond_broadcast(&engine->room);
+	pthread_mutex_unlock(&engine->mutex);
+}
+
+static void threads_stop(zp_engine *engine)
+{
+	pthread_mutex_lock(&engine->mutex);
+	engine->shut_down = engine->stopping = true;
+	pthread_cond_broadcast(&engine->room);
+	for (uint32_t i = 0; i < engine->thread_count; i++)
+		if (engine->threads[i].started)
+			zp__thread_wake(&engine->threads[i]);
+	pthread_mutex_unlock(&engine->mutex);
+	for (uint32_t i = 0; i < engine->thread_count; i++)
+		if (engine->threads[i].started)
+			pthread_join(engine->threads[i].pthread, NULL);
+	pthread_mutex_lock(&engine->mutex);
+	while (engine->waiting)
+		pthread_cond_wait(&engine->room, &engine->mutex);
+	pthread_mutex_unlock(&engine->mutex);
+}
+
+/* The threads have ended: all connections get closed here. */
+static void links_discard(zp_engine *engine)
+{
+	pthread_mutex_lock(&engine->mutex);
+	while (!zp__list_empty(&engine->links))
+		zp__link_lose(ZP__ELEMENT(engine->links.next, zp__link, node), -ESHUTDOWN, false);
+	for (uint32_t i = 0; i < engine->thread_count; i++) {
+		zp__list *attention = &engine->threads[i].attention;
+		while (engine->threads[i].started && !zp__list_empty(attention)) {
+			zp__connection *c = ZP__ELEMENT(attention->next, zp__connection, attention_node);
+			zp__list_remove(&c->attention_node);
+			if (c->closing)
+				zp__connection_close(c);
+		}
+	}
+	pthread_mutex_unlock(&engine->mutex);
+}
+
+static void event_discard(zp_engine *engine, zp__event *event)
+{
+	zp__list_remove(&event->node);
+	if (event->event.kind == ZP_EVENT_LINK_LOST)
+		zp__link_release(ZP__ELEMENT(event, zp__link, event));
+	else if (event->event.kind == ZP_EVENT_MESSAGE)
+		zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
+}
+
+static void engine_free(zp_engine *engine)
+{
+	while (!zp__list_empty(&engine->events))
+		event_discard(engine, ZP__ELEMENT(engine->events.next, zp__event, node));
+	while (!zp__list_empty(&engine->messages)) /* Polled and never released. */
+		zp__message_forget(engine, ZP__ELEMENT(engine->messages.next, zp__message_in, node));
+	ZP__EACH(node, &engine->channels)
+	free(ZP__ELEMENT(node, zp__channel, node));
+	for (uint32_t i = 0; i < engine->thread_count; i++) {
+		free(engine->threads[i].scratch);
+		if (engine->threads[i].epoll_fd >= 0)
+			close(engine->threads[i].epoll_fd);
+		if (engine->threads[i].wake_fd >= 0)
+			close(engine->threads[i].wake_fd);
+	}
+	if (engine->event_fd >= 0)
+		close(engine->event_fd);
+	pthread_cond_destroy(&engine->room);
+	pthread_cond_destroy(&engine->unpinned);
+	pthread_mutex_destroy(&engine->mutex);
+	free(engine);
+}
+
+void zp_engine_close(zp_engine *engine)
+{
+	if (!engine)
+		return;
+	threads_stop(engine);
+	pthread_mutex_lock(&registry_mutex);
+	zp__list_remove(&engine->registry_node);
+	pthread_mutex_unlock(&registry_mutex);
+	links_discard(engine);
+	zp__attempts_discard(engine);
+	engine_free(engine);
+}
+
+int zp_engine_fd(zp_engine *engine)
+{
+	return engine->event_fd;
+}
+
+void zp__event_push(zp_engine *engine, zp__event *event)
+{
+	if (zp__list_empty(&engine->events))
+		zp__eventfd_signal(engine->event_fd);
+	zp__list_append(&engine->events, &event->node);
+}
+
+void zp__event_withdraw(zp_engine *engine, zp__event *event)
+{
+	if (zp__list_empty(&event->node))
+		return;
+	zp__list_remove(&event->node);
+	if (zp__list_empty(&engine->events))
+		zp__eventfd_drain(engine->event_fd);
+}
+
+int zp_engine_poll(zp_engine *engine, zp_event *result)
+{
+	pthread_mutex_lock(&engine->mutex);
+	bool found = !zp__list_empty(&engine->events);
+	if (found) {
+		zp__event *event = ZP__ELEMENT(engine->events.next, zp__event, node);
+		*result = event->event;
+		zp__event_withdraw(engine, event);
+		if (event->event.kind == ZP_EVENT_LINK_LOST)
+			zp__link_release(ZP__ELEMENT(event, zp__link, event));
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	return found;
+}
+
+void zp__id_told(zp_engine *engine, uint64_t id)
+{
+	if (id > engine->id_known_max)
+		engine->id_known_max = id;
+	ZP__EACH(node, &engine->parked)
+	{
+		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
+		if (c->rx.frame.id <= engine->id_known_max)
+			zp__unpark(c);
+	}
+}
+
+const char *zp_isa(void)
+{
+	return zp__reduce_kernels_of(zp__isa_best())->name;
+}

@@ -1,0 +1,41 @@
+/* Frame headers. Bodies are tensor elements in the byte order of the hosts, which must be little-endian. */
+#ifndef ZP_FRAME_H
+#define ZP_FRAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ZP__HEADER_BYTES 40u
+
+enum zp__frame_kind { ZP__REDUCE_SCATTER = 1, ZP__ALL_GATHER = 2, ZP__MESSAGE = 3 };
+
+typedef struct {
+	uint8_t kind;	 /* enum zp__frame_kind */
+	uint8_t lane;	 /* 0: several rings an attempt are not there yet */
+	uint64_t id;	 /* of the attempt or channel */
+	uint32_t chunk;	 /* 0 for messages */
+	uint64_t offset; /* elements from the start of the chunk; 0 for messages */
+	uint32_t length; /* bytes of the body */
+	uint32_t crc;	 /* CRC32C of the body */
+} zp__frame;
+
+/* A header that arrives in pieces. */
+typedef struct {
+	uint8_t bytes[ZP__HEADER_BYTES];
+	uint32_t have;
+} zp__frame_parser;
+
+void zp__frame_encode(uint8_t header[ZP__HEADER_BYTES], const zp__frame *frame);
+
+/* Decodes a whole header. -EPROTO: not a header of this version; -EBADMSG: damaged. `frame` is set on success only. */
+int zp__frame_decode(const uint8_t header[ZP__HEADER_BYTES], zp__frame *frame);
+
+/* Where the next bytes of the header go, and how many are missing. */
+size_t zp__frame_missing(zp__frame_parser *parser, uint8_t **space);
+
+/* Notes that `bytes` were put there. 1: the header is complete, `frame` is set, and the parser expects the next;
+ * 0: bytes are missing; -errno of zp__frame_decode(). */
+int zp__frame_advance(zp__frame_parser *parser, size_t bytes, zp__frame *frame);
+
+#endif

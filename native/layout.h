@@ -1,0 +1,81 @@
+/* How a tensor is cut: into one chunk a peer, and each chunk into slots of one frame. All peers compute the same from the
+ * same plan. Chunk j starts its reduce-scatter at rank j; rank j - 1, the last to add its share, owns it and starts
+ * its all-gather. */
+#ifndef ZP_LAYOUT_H
+#define ZP_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+	uint32_t world_size, rank;
+	uint64_t chunk_elements; /* of a short chunk */
+	uint64_t long_chunks;	 /* the first so many chunks have one element more */
+	uint64_t frame_elements; /* of a slot, but the last of its chunk */
+	uint64_t long_slots, short_slots; /* in a chunk */
+	uint64_t slot_count;
+	uint32_t itemsize;
+	uint32_t block_elements;  /* 0: not quantised */
+	uint32_t parameter_bytes; /* of a block */
+	size_t wire_stride;	  /* bytes of a full slot on the wire */
+} zp__layout;
+
+typedef struct {
+	uint32_t chunk;
+	uint64_t offset;   /* elements from the start of the chunk */
+	uint64_t position; /* elements from the start of the tensor */
+	uint64_t elements;
+} zp__place;
+
+static inline uint64_t zp__chunk_elements(const zp__layout *l, uint32_t chunk)
+{
+	return l->chunk_elements + (chunk < l->long_chunks);
+}
+
+static inline uint64_t zp__chunk_position(const zp__layout *l, uint32_t chunk)
+{
+	return chunk * l->chunk_elements + (chunk < l->long_chunks ? chunk : l->long_chunks);
+}
+
+static inline uint64_t zp__chunk_slots(const zp__layout *l, uint32_t chunk)
+{
+	return chunk < l->long_chunks ? l->long_slots : l->short_slots;
+}
+
+static inline uint64_t zp__chunk_first_slot(const zp__layout *l, uint32_t chunk)
+{
+	if (chunk <= l->long_chunks)
+		return chunk * l->long_slots;
+	return l->long_chunks * l->long_slots + (chunk - l->long_chunks) * l->short_slots;
+}
+
+static inline uint32_t zp__chunk_owner(const zp__layout *l, uint32_t chunk)
+{
+	return (chunk + l->world_size - 1) % l->world_size;
+}
+
+static inline size_t zp__wire_bytes(const zp__layout *l, uint64_t elements)
+{
+	if (!l->block_elements)
+		return elements * l->itemsize;
+	return (elements + l->block_elements - 1) / l->block_elements * l->parameter_bytes + elements;
+}
+
+static inline zp__place zp__slot_place(const zp__layout *l, uint64_t slot)
+{
+	zp__place place;
+	uint64_t long_total = l->long_chunks * l->long_slots;
+	if (slot < long_total) {
+		place.chunk = (uint32_t)(slot / l->long_slots);
+		place.offset = slot % l->long_slots * l->frame_elements;
+	} else {
+		place.chunk = (uint32_t)(l->long_chunks + (slot - long_total) / l->short_slots);
+		place.offset = (slot - long_total) % l->short_slots * l->frame_elements;
+	}
+	uint64_t rest = zp__chunk_elements(l, place.chunk) - place.offset;
+	place.elements = rest < l->frame_elements ? rest : l->frame_elements;
+	place.position = zp__chunk_position(l, place.chunk) + place.offset;
+	return place;
+}
+
+#endif

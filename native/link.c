@@ -1,0 +1,220 @@
+/* Links and connections: opening, closing, losing, and the queue of frames of a link that its connections take from.
+ *
+ * Work stealing. A link has one queue (of flows, which take turns frame by frame, so that attempts share the link); a
+ * connection whose socket has room takes the next frame, sends it whole and goes to the end of the line. A connection
+ * is at any time either busy (a frame in tx), blocked (its socket is full), runnable (its thread is about to look for a
+ * frame) or idle (in link->idle). A new frame wakes the connection that is idle longest; all others look for frames by
+ * themselves when they are done, so no frame is left behind while a connection could take it.
+ *
+ * Everything here is under the lock; see zp_internal.h. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "zp_internal.h"
+
+zp__link *zp__link_find(zp_engine *engine, const uint8_t peer[])
+{
+	ZP__EACH(node, &engine->links)
+	{
+		zp__link *link = ZP__ELEMENT(node, zp__link, node);
+		if (memcmp(link->peer, peer, ZP_PEER_ID_BYTES) == 0)
+			return link;
+	}
+	return NULL;
+}
+
+void zp__link_release(zp__link *link)
+{
+	assert(link->references > 0);
+	if (--link->references == 0)
+		free(link);
+}
+
+static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fds, uint32_t count)
+{
+	zp__link *link = calloc(1, sizeof *link + count * sizeof *link->connections);
+	if (!link)
+		return NULL;
+	link->engine = engine;
+	memcpy(link->peer, peer, ZP_PEER_ID_BYTES);
+	link->references = 1;
+	link->connection_count = count;
+	zp__list_init(&link->node);
+	zp__list_init(&link->flows);
+	zp__list_init(&link->idle);
+	zp__list_init(&link->event.node);
+	zp__list_init(&link->messages.node);
+	zp__list_init(&link->messages.frames);
+	for (uint32_t i = 0; i < count; i++) {
+		zp__connection *c = &link->connections[i];
+		c->link = link;
+		c->index = i;
+		c->fd = fds[i];
+		zp__list_init(&c->run_node);
+		zp__list_init(&c->attention_node);
+		zp__list_init(&c->idle_node);
+		zp__list_init(&c->parked_node);
+	}
+	return link;
+}
+
+/* Lock held. Gives each connection a thread. Edge-triggered: sockets report that they are writable at once. */
+static int link_watch(zp__link *link)
+{
+	zp_engine *engine = link->engine;
+	for (uint32_t i = 0; i < link->connection_count; i++) {
+		zp__connection *c = &link->connections[i];
+		c->thread = &engine->threads[engine->thread_next++ % engine->thread_count];
+		struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
+		if (epoll_ctl(c->thread->epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0)
+			continue;
+		int rc = -errno;
+		while (i-- > 0) {
+			c = &link->connections[i];
+			epoll_ctl(c->thread->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+		}
+		return rc;
+	}
+	link->references += link->connection_count;
+	return 0;
+}
+
+int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32_t count, uint64_t *id)
+{
+	if (count < 1 || count > ZP_LINK_CONNECTIONS_MAX)
+		return -EINVAL;
+	int rc = 0;
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		rc = zp__sock_prepare(fds[i]);
+	if (rc < 0)
+		return rc;
+	zp__link *link = link_new(engine, peer, fds, count);
+	if (!link)
+		return -ENOMEM;
+	pthread_mutex_lock(&engine->mutex);
+	if (engine->shut_down)
+		rc = -ESHUTDOWN;
+	else if (zp__link_find(engine, peer))
+		rc = -EEXIST;
+	else
+		rc = link_watch(link);
+	if (rc == 0) {
+		link->open = true;
+		link->id = *id = ++engine->link_id_last;
+		zp__list_append(&engine->links, &link->node);
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	if (rc < 0)
+		free(link); /* The fds are still the caller's. */
+	return rc;
+}
+
+int zp_link_close(zp_engine *engine, const uint8_t peer[])
+{
+	pthread_mutex_lock(&engine->mutex);
+	zp__link *link = zp__link_find(engine, peer);
+	if (link)
+		zp__link_lose(link, -ECONNABORTED, false);
+	pthread_mutex_unlock(&engine->mutex);
+	return link ? 0 : -ENOTCONN;
+}
+
+int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *stats)
+{
+	memset(stats, 0, sizeof *stats);
+	pthread_mutex_lock(&engine->mutex);
+	const zp__link *link = zp__link_find(engine, peer);
+	if (link) {
+		stats->connection_count = link->connection_count;
+		for (uint32_t i = 0; i < link->connection_count; i++) {
+			stats->tx_bytes[i] = link->connections[i].tx_bytes;
+			stats->rx_bytes[i] = link->connections[i].rx_bytes;
+		}
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	return link ? 0 : -ENOTCONN;
+}
+
+/* Takes the link out of use: its connections are shut down now and closed by their threads soon, attempts on it fail,
+ * and, if `tell`, a LINK_LOST follows. */
+void zp__link_lose(zp__link *link, int status, bool tell)
+{
+	if (!link->open)
+		return;
+	zp_engine *engine = link->engine;
+	link->open = false;
+	zp__list_remove(&link->node);
+	for (uint32_t i = 0; i < link->connection_count; i++) {
+		zp__connection *c = &link->connections[i];
+		c->closing = true;
+		if (c->fd >= 0)
+			shutdown(c->fd, SHUT_RDWR);
+		zp__connection_attend(c);
+	}
+	zp__attempts_fail(link, status);
+	zp__message_flow_clear(link);
+	pthread_cond_broadcast(&engine->room);
+	if (tell) {
+		link->event.event = (zp_event){.kind = ZP_EVENT_LINK_LOST, .status = status, .id = link->id};
+		memcpy(link->event.event.peer, link->peer, ZP_PEER_ID_BYTES);
+		link->references++;
+		zp__event_push(engine, &link->event);
+	}
+	zp__link_release(link);
+}
+
+/* Puts a frame at the end of `flow` and wakes a connection for it. */
+void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame)
+{
+	if (!link->open)
+		return;
+	if (zp__list_empty(&flow->frames))
+		zp__list_append(&link->flows, &flow->node);
+	zp__list_append(&flow->frames, frame);
+	if (!zp__list_empty(&link->idle))
+		zp__connection_attend(ZP__ELEMENT(link->idle.next, zp__connection, idle_node));
+}
+
+/* Takes all frames of a flow out of the queue. */
+void zp__link_retract(zp__flow *flow)
+{
+	ZP__EACH(frame, &flow->frames)
+	zp__list_remove(frame);
+	zp__list_remove(&flow->node);
+}
+
+void zp__unpark(zp__connection *connection)
+{
+	if (zp__list_empty(&connection->parked_node))
+		return;
+	zp__list_remove(&connection->parked_node);
+	zp__connection_attend(connection);
+}
+
+/* By the connection's thread, or when the threads have ended. */
+void zp__connection_close(zp__connection *connection)
+{
+	zp__link *link = connection->link;
+	assert(connection->fd >= 0);
+	zp__list_remove(&connection->run_node);
+	zp__list_remove(&connection->attention_node);
+	zp__list_remove(&connection->idle_node);
+	zp__list_remove(&connection->parked_node);
+	/* Explicitly, because a child process may still have the socket open. */
+	epoll_ctl(connection->thread->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
+	close(connection->fd);
+	connection->fd = -1;
+	free(connection->tx.aside);
+	if (connection->tx.message)
+		zp__message_sent(link, connection->tx.message);
+	if (connection->rx.message)
+		zp__message_forget(link->engine, connection->rx.message);
+	connection->tx = (zp__transmit){0};
+	connection->rx = (zp__receive){0};
+	zp__link_release(link);
+}

@@ -1,0 +1,183 @@
+/* The I/O threads. Each waits in epoll for its own connections and for its eventfd, by which other threads ask it to look
+ * at its attention list (a connection to wake, unpark or close). The first thread also watches for stalls.
+ *
+ * Sockets are edge-triggered: what epoll said is remembered in connection->readable and ->writable until a call finds
+ * the contrary. Connections with something to do are in thread->run and take turns, one frame each way a turn. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fenv.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "zp_internal.h"
+
+#define EVENTS_PER_WAIT 64
+
+static _Thread_local zp__thread *current;
+
+void zp__thread_wake(zp__thread *thread)
+{
+	if (thread == current || thread->woken)
+		return; /* It looks before it waits. */
+	thread->woken = true;
+	zp__eventfd_signal(thread->wake_fd);
+}
+
+void zp__connection_attend(zp__connection *c)
+{
+	if (c->fd < 0)
+		return;
+	zp__list_remove(&c->idle_node);
+	if (zp__list_empty(&c->attention_node))
+		zp__list_append(&c->thread->attention, &c->attention_node);
+	zp__thread_wake(c->thread);
+}
+
+static void run_soon(zp__thread *thread, zp__connection *c)
+{
+	if (zp__list_empty(&c->run_node))
+		zp__list_append(&thread->run, &c->run_node);
+}
+
+/* Takes the attention list. False: the thread must end. */
+static bool look(zp__thread *thread)
+{
+	zp_engine *engine = thread->engine;
+	pthread_mutex_lock(&engine->mutex);
+	thread->woken = false;
+	while (!zp__list_empty(&thread->attention)) {
+		zp__connection *c = ZP__ELEMENT(thread->attention.next, zp__connection, attention_node);
+		zp__list_remove(&c->attention_node);
+		if (c->closing)
+			zp__connection_close(c); /* May free `c`. */
+		else
+			run_soon(thread, c);
+	}
+	bool go_on = !engine->stopping;
+	pthread_mutex_unlock(&engine->mutex);
+	return go_on;
+}
+
+static int timeout_ms(uint64_t deadline_ns, uint64_t now_ns)
+{
+	if (deadline_ns == UINT64_MAX)
+		return -1;
+	uint64_t ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
+	return ms > INT_MAX ? INT_MAX : (int)ms;
+}
+
+/* Returns true when the eventfd was among the events. */
+static bool wait_for_events(zp__thread *thread, int timeout)
+{
+	struct epoll_event events[EVENTS_PER_WAIT];
+	bool woken = false;
+	int n = epoll_wait(thread->epoll_fd, events, EVENTS_PER_WAIT, timeout);
+	for (int i = 0; i < n; i++) {
+		zp__connection *c = events[i].data.ptr;
+		if (!c) {
+			zp__eventfd_drain(thread->wake_fd);
+			woken = true;
+			continue;
+		}
+		if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+			c->hung_up = true;
+		if (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+			c->readable = true;
+		if (events[i].events & EPOLLOUT)
+			c->writable = true;
+		run_soon(thread, c);
+	}
+	return woken;
+}
+
+/* One turn of one connection; it stays in the run list while there may be more to do. */
+static void run_one(zp__thread *thread, zp__connection *c)
+{
+	zp__list_remove(&c->run_node);
+	int received = zp__receive_turn(c);
+	int sent = received < 0 ? 0 : zp__send_turn(c);
+	int error = received < 0 ? received : sent;
+	if (error < 0) {
+		zp_engine *engine = thread->engine;
+		pthread_mutex_lock(&engine->mutex);
+		zp__link_lose(c->link, error, true);
+		pthread_mutex_unlock(&engine->mutex);
+	} else if (received > 0 || sent > 0) {
+		run_soon(thread, c);
+	}
+}
+
+static void run_all(zp__thread *thread)
+{
+	/* One round: who is appended during it waits for the next. */
+	zp__list round;
+	zp__list_init(&round);
+	while (!zp__list_empty(&thread->run)) {
+		zp__list *node = thread->run.next;
+		zp__list_remove(node);
+		zp__list_append(&round, node);
+	}
+	while (!zp__list_empty(&round))
+		run_one(thread, ZP__ELEMENT(round.next, zp__connection, run_node));
+}
+
+static void *thread_main(void *argument)
+{
+	zp__thread *thread = argument;
+	zp_engine *engine = thread->engine;
+	current = thread;
+	/* The creator may flush subnormals to zero; then peers would disagree on what the same bytes mean. */
+	fesetenv(FE_DFL_ENV);
+	uint64_t deadline_ns = UINT64_MAX;
+	bool check = true;
+	while (look(thread)) {
+		uint64_t now_ns = 0;
+		if (thread->index == 0) {
+			now_ns = zp__now_ns();
+			if (check || now_ns >= deadline_ns) {
+				pthread_mutex_lock(&engine->mutex);
+				deadline_ns = zp__attempts_check(engine, now_ns);
+				bool attention = !zp__list_empty(&thread->attention);
+				pthread_mutex_unlock(&engine->mutex);
+				check = false;
+				if (attention)
+					continue;
+			}
+		}
+		bool busy = !zp__list_empty(&thread->run);
+		check |= wait_for_events(thread, busy ? 0 : timeout_ms(deadline_ns, now_ns));
+		run_all(thread);
+	}
+	return NULL;
+}
+
+/* On failure what was made stays in `thread` for the caller to release. */
+int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index)
+{
+	thread->engine = engine;
+	thread->index = index;
+	zp__list_init(&thread->run);
+	zp__list_init(&thread->attention);
+	thread->scratch = malloc(ZP__SCRATCH_BYTES);
+	if (!thread->scratch)
+		return -ENOMEM;
+	thread->wake_fd = zp__eventfd_open();
+	if (thread->wake_fd < 0)
+		return thread->wake_fd;
+	thread->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (thread->epoll_fd < 0)
+		return -errno;
+	struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+	if (epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->wake_fd, &event) < 0)
+		return -errno;
+	sigset_t all, before;
+	sigfillset(&all); /* Signals are for the threads of the program. */
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int rc = -pthread_create(&thread->pthread, NULL, thread_main, thread);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	thread->started = rc == 0;
+	return rc;
+}

@@ -1,0 +1,214 @@
+/* Messages on channels: whole frames that are delivered as events. Everything is under the lock.
+ *
+ * Bounds. What was received (or is being received) and not released counts against messages_queued_bytes_max of the
+ * engine; at the bound connections whose next frame is a message wait, and TCP pushes back. What is queued for sending
+ * counts against the same number for each link; at the bound zp_message_send() waits. One message may always pass. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "digest.h"
+#include "zp_internal.h"
+
+static zp__channel *channel_find(zp_engine *engine, uint64_t id)
+{
+	ZP__EACH(node, &engine->channels)
+	{
+		zp__channel *channel = ZP__ELEMENT(node, zp__channel, node);
+		if (channel->id == id)
+			return channel;
+	}
+	return NULL;
+}
+
+int zp_channel_open(zp_engine *engine, uint64_t id)
+{
+	zp__channel *channel = calloc(1, sizeof *channel);
+	if (!channel)
+		return -ENOMEM;
+	channel->id = id;
+	int rc = 0;
+	pthread_mutex_lock(&engine->mutex);
+	if (engine->shut_down)
+		rc = -ESHUTDOWN;
+	else if (channel_find(engine, id))
+		rc = -EEXIST;
+	if (rc == 0) {
+		zp__list_append(&engine->channels, &channel->node);
+		zp__id_told(engine, id);
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	if (rc < 0)
+		free(channel);
+	return rc;
+}
+
+int zp_channel_close(zp_engine *engine, uint64_t id)
+{
+	pthread_mutex_lock(&engine->mutex);
+	zp__channel *channel = channel_find(engine, id);
+	if (channel)
+		zp__list_remove(&channel->node);
+	ZP__EACH(node, &engine->events)
+	{
+		zp__event *event = ZP__ELEMENT(node, zp__event, node);
+		if (event->event.kind != ZP_EVENT_MESSAGE || event->event.id != id)
+			continue;
+		zp__event_withdraw(engine, event);
+		zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
+	}
+	zp__id_told(engine, id);
+	pthread_mutex_unlock(&engine->mutex);
+	free(channel);
+	return 0;
+}
+
+enum zp__verdict zp__message_admit(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	const zp__frame *frame = &c->rx.frame;
+	if (frame->lane || frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
+		return ZP__VIOLATION;
+	if (!channel_find(engine, frame->id))
+		return frame->id > engine->id_known_max ? ZP__PARK : ZP__DROP;
+	uint64_t bound = engine->config.messages_queued_bytes_max;
+	if (engine->messages_bytes && engine->messages_bytes + frame->length > bound)
+		return ZP__PARK;
+	zp__message_in *message = malloc(sizeof *message + frame->length);
+	if (!message)
+		return engine->messages_bytes ? ZP__PARK : ZP__VIOLATION;
+	message->bytes = frame->length;
+	zp__list_init(&message->event.node);
+	zp__list_append(&engine->messages, &message->node);
+	engine->messages_bytes += message->bytes;
+	c->rx.message = message;
+	c->rx.body = message->body;
+	return ZP__ADMIT;
+}
+
+/* Frees a message that was received, in part or whole, and lets connections go on that waited for room. */
+void zp__message_forget(zp_engine *engine, zp__message_in *message)
+{
+	engine->messages_bytes -= message->bytes;
+	zp__list_remove(&message->node);
+	free(message);
+	ZP__EACH(node, &engine->parked)
+	{
+		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
+		if (c->rx.frame.kind == ZP__MESSAGE && c->rx.frame.id <= engine->id_known_max)
+			zp__unpark(c);
+	}
+}
+
+void zp__message_landed(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	zp__message_in *message = c->rx.message;
+	c->rx.message = NULL;
+	if (!channel_find(engine, c->rx.frame.id)) { /* Closed while the message came. */
+		zp__message_forget(engine, message);
+		return;
+	}
+	message->event.event = (zp_event){.kind = ZP_EVENT_MESSAGE,
+					  .id = c->rx.frame.id,
+					  .body = message->body,
+					  .body_bytes = message->bytes};
+	memcpy(message->event.event.peer, c->link->peer, ZP_PEER_ID_BYTES);
+	zp__event_push(engine, &message->event);
+}
+
+void zp_message_release(zp_engine *engine, uint8_t *body)
+{
+	if (!body)
+		return;
+	pthread_mutex_lock(&engine->mutex);
+	zp__message_forget(engine, ZP__ELEMENT(body, zp__message_in, body));
+	pthread_mutex_unlock(&engine->mutex);
+}
+
+/* Sent, or lost with its link. */
+void zp__message_sent(zp__link *link, zp__message_out *message)
+{
+	link->message_bytes -= message->bytes;
+	free(message);
+	pthread_cond_broadcast(&link->engine->room);
+}
+
+void zp__message_flow_clear(zp__link *link)
+{
+	while (!zp__list_empty(&link->messages.frames)) {
+		zp__list *node = link->messages.frames.next;
+		zp__list_remove(node);
+		zp__message_sent(link, ZP__ELEMENT(node, zp__message_out, node));
+	}
+	zp__list_remove(&link->messages.node);
+}
+
+static struct timespec deadline_in(uint32_t timeout_ms)
+{
+	struct timespec deadline;
+	clock_gettime(CLOCK_MONOTONIC, &deadline);
+	deadline.tv_sec += timeout_ms / 1000;
+	deadline.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+	if (deadline.tv_nsec >= 1000000000) {
+		deadline.tv_sec++;
+		deadline.tv_nsec -= 1000000000;
+	}
+	return deadline;
+}
+
+/* Lock held. Waits for room for `bytes` in the queue of `link`, of which the caller holds a reference. */
+static int room_wait(zp__link *link, uint64_t bytes, uint32_t timeout_ms)
+{
+	zp_engine *engine = link->engine;
+	struct timespec deadline = deadline_in(timeout_ms);
+	int error = 0;
+	for (;;) {
+		if (engine->shut_down)
+			return -ESHUTDOWN;
+		if (!link->open)
+			return -ENOTCONN;
+		if (!link->message_bytes || link->message_bytes + bytes <= engine->config.messages_queued_bytes_max)
+			return 0;
+		if (error == ETIMEDOUT)
+			return -ETIMEDOUT;
+		error = pthread_cond_timedwait(&engine->room, &engine->mutex, &deadline);
+	}
+}
+
+int zp_message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, uint64_t body_bytes,
+		    uint32_t timeout_ms)
+{
+	if (body_bytes > engine->config.message_bytes_max)
+		return -EMSGSIZE;
+	zp__message_out *message = malloc(sizeof *message + body_bytes);
+	if (!message)
+		return -ENOMEM;
+	zp__list_init(&message->node);
+	message->channel = channel;
+	message->bytes = (uint32_t)body_bytes;
+	if (body_bytes)
+		memcpy(message->body, body, body_bytes);
+	message->crc = zp__crc32c(0, message->body, body_bytes);
+
+	pthread_mutex_lock(&engine->mutex);
+	engine->waiting++;
+	int rc = -ENOTCONN;
+	zp__link *link = zp__link_find(engine, peer);
+	if (link) {
+		link->references++;
+		rc = room_wait(link, body_bytes, timeout_ms);
+		if (rc == 0) {
+			link->message_bytes += body_bytes;
+			zp__link_offer(link, &link->messages, &message->node);
+		}
+		zp__link_release(link);
+	}
+	if (--engine->waiting == 0)
+		pthread_cond_broadcast(&engine->room);
+	pthread_mutex_unlock(&engine->mutex);
+	if (rc < 0)
+		free(message);
+	return rc;
+}

@@ -1,0 +1,228 @@
+/* The receiving half of a connection, run by the connection's thread.
+ *
+ *            header complete            placed                      all bytes came
+ *   HEADER ------------------> ADMIT --------------> BODY --------------------------> HEADER
+ *                             |  ^ |  stale, or its attempt failed                      ^
+ *               may not land  v  | +----------------> DRAIN ----------------------------+
+ *                            parked                     ^ its attempt ended
+ *                                              BODY ----+
+ *
+ * A turn receives at most one frame, so that connections of a thread take turns. The bytes of a body land straight in
+ * their place; the same system call takes what has come of the next header. */
+#include <assert.h>
+#include <errno.h>
+#include <sys/uio.h>
+
+#include "digest.h"
+#include "zp_internal.h"
+
+enum step { NOTHING_MORE = 0, GO_ON = 1, FRAME_DONE = 2 };
+
+/* Receives `wanted` bytes to `to` and then, if `ahead`, the next header. Returns the bytes, 0 for none now, -errno. */
+static ssize_t receive(zp__connection *c, void *to, size_t wanted, bool ahead)
+{
+	if (!c->readable)
+		return 0;
+	struct iovec iov[2] = {{to, wanted}};
+	if (ahead) {
+		uint8_t *space;
+		iov[1].iov_len = zp__frame_missing(&c->rx.parser, &space);
+		iov[1].iov_base = space;
+		wanted += iov[1].iov_len;
+	}
+	ssize_t n = zp__sock_receive(c->fd, iov, ahead ? 2 : 1);
+	if (n == -EAGAIN || n == -EWOULDBLOCK) {
+		c->readable = false;
+		return 0;
+	}
+	/* A short count empties the socket, and later bytes make a new edge; the end of the stream does not, once seen. */
+	if (n > 0 && (size_t)n < wanted && !c->hung_up)
+		c->readable = false;
+	return n;
+}
+
+static int header_step(zp__connection *c)
+{
+	uint8_t *space;
+	size_t missing = zp__frame_missing(&c->rx.parser, &space);
+	ssize_t n = missing ? receive(c, space, missing, false) : 0;
+	if (n < 0 || (n == 0 && missing))
+		return (int)n;
+	int rc = zp__frame_advance(&c->rx.parser, (size_t)n, &c->rx.frame);
+	if (rc > 0)
+		c->rx.stage = ZP__RX_ADMIT;
+	if (n > 0) {
+		pthread_mutex_lock(&c->link->engine->mutex);
+		c->rx_bytes += (uint64_t)n;
+		pthread_mutex_unlock(&c->link->engine->mutex);
+	}
+	return rc < 0 ? rc : GO_ON;
+}
+
+static int admit_step(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	zp__receive *rx = &c->rx;
+	pthread_mutex_lock(&engine->mutex);
+	rx->have = rx->crc = 0;
+	enum zp__verdict verdict = rx->frame.kind == ZP__MESSAGE ? zp__message_admit(c) : zp__ring_admit(c);
+	zp__attempt *attempt = rx->attempt;
+	if (verdict == ZP__ADMIT)
+		rx->stage = ZP__RX_BODY;
+	else if (verdict == ZP__DROP)
+		rx->stage = ZP__RX_DRAIN;
+	else if (verdict == ZP__PARK && !c->closing)
+		zp__list_append(&engine->parked, &c->parked_node);
+	pthread_mutex_unlock(&engine->mutex);
+	if (verdict == ZP__VIOLATION)
+		return -EPROTO;
+	if (verdict == ZP__PARK)
+		return c->hung_up ? -ECONNRESET : NOTHING_MORE;
+	if (verdict == ZP__ADMIT && attempt) {
+		zp__ring_make_room(c);
+		pthread_mutex_lock(&engine->mutex);
+		zp__attempt_unpin(engine, attempt);
+		pthread_mutex_unlock(&engine->mutex);
+	}
+	return GO_ON;
+}
+
+static int drain_step(zp__connection *c)
+{
+	zp__receive *rx = &c->rx;
+	size_t rest = rx->frame.length - rx->have;
+	if (rest) {
+		bool last = rest <= ZP__SCRATCH_BYTES;
+		ssize_t n = receive(c, c->thread->scratch, last ? rest : ZP__SCRATCH_BYTES, last);
+		if (n <= 0)
+			return (int)n;
+		size_t taken = (size_t)n < rest ? (size_t)n : rest;
+		rx->have += (uint32_t)taken;
+		rx->parser.have += (uint32_t)((size_t)n - taken);
+		pthread_mutex_lock(&c->link->engine->mutex);
+		c->rx_bytes += (uint64_t)n;
+		pthread_mutex_unlock(&c->link->engine->mutex);
+	}
+	if (rx->have < rx->frame.length)
+		return GO_ON;
+	rx->stage = ZP__RX_HEADER;
+	return FRAME_DONE;
+}
+
+/* Lock held. Notes `n` bytes, of which `taken` are of the body; what is left are of the next header. */
+static void body_account(zp__connection *c, size_t n, size_t taken)
+{
+	zp__receive *rx = &c->rx;
+	if (rx->attempt && rx->have == 0)
+		rx->attempt->rx_bytes += ZP__HEADER_BYTES;
+	rx->have += (uint32_t)taken;
+	rx->parser.have += (uint32_t)(n - taken);
+	c->rx_bytes += n;
+	if (rx->attempt) {
+		rx->attempt->rx_bytes += taken;
+		rx->attempt->moved_ns = zp__now_ns();
+	}
+}
+
+/* Receives more of a body, without the lock; an attempt is pinned. */
+static int body_receive(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	zp__receive *rx = &c->rx;
+	size_t rest = rx->frame.length - rx->have, taken = 0;
+	if (rest) {
+		uint8_t *to = rx->body + rx->have;
+		ssize_t n = receive(c, to, rest, true);
+		if (n <= 0)
+			return (int)n;
+		taken = (size_t)n < rest ? (size_t)n : rest;
+		rx->crc = zp__crc32c(rx->crc, to, taken);
+		pthread_mutex_lock(&engine->mutex);
+		body_account(c, (size_t)n, taken);
+		pthread_mutex_unlock(&engine->mutex);
+	}
+	if (taken < rest)
+		return GO_ON;
+	if (rx->crc != rx->frame.crc)
+		return -EBADMSG;
+	if (rx->attempt)
+		zp__ring_landed(c);
+	return FRAME_DONE;
+}
+
+static int body_step(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	zp__receive *rx = &c->rx;
+	pthread_mutex_lock(&engine->mutex);
+	zp__attempt *attempt = rx->attempt;
+	if (attempt && attempt->status < 0) { /* Its memory needs nothing more. */
+		rx->attempt = attempt = NULL;
+		rx->stage = ZP__RX_DRAIN;
+	}
+	bool detached = rx->stage == ZP__RX_DRAIN;
+	if (attempt)
+		attempt->pins++;
+	pthread_mutex_unlock(&engine->mutex);
+	if (detached)
+		return GO_ON;
+
+	int rc = body_receive(c);
+
+	if (!attempt && rc != FRAME_DONE)
+		return rc;
+	pthread_mutex_lock(&engine->mutex);
+	if (rc == FRAME_DONE) {
+		if (!attempt)
+			zp__message_landed(c);
+		rx->attempt = NULL;
+		rx->stage = ZP__RX_HEADER;
+	}
+	if (attempt)
+		zp__attempt_unpin(engine, attempt);
+	pthread_mutex_unlock(&engine->mutex);
+	return rc;
+}
+
+static bool is_parked(zp__connection *c)
+{
+	pthread_mutex_lock(&c->link->engine->mutex);
+	bool parked = !zp__list_empty(&c->parked_node);
+	pthread_mutex_unlock(&c->link->engine->mutex);
+	return parked;
+}
+
+static enum zp__rx_stage stage_of(zp__connection *c)
+{
+	pthread_mutex_lock(&c->link->engine->mutex);
+	enum zp__rx_stage stage = c->rx.stage;
+	pthread_mutex_unlock(&c->link->engine->mutex);
+	return stage;
+}
+
+int zp__receive_turn(zp__connection *c)
+{
+	for (;;) {
+		int rc = 0;
+		switch (stage_of(c)) {
+		case ZP__RX_HEADER:
+			rc = header_step(c);
+			break;
+		case ZP__RX_ADMIT:
+			if (is_parked(c))
+				return c->hung_up ? -ECONNRESET : NOTHING_MORE;
+			rc = admit_step(c);
+			break;
+		case ZP__RX_BODY:
+			rc = body_step(c);
+			break;
+		case ZP__RX_DRAIN:
+			rc = drain_step(c);
+			break;
+		}
+		if (rc == FRAME_DONE)
+			return 1;
+		if (rc <= 0)
+			return rc;
+	}
+}

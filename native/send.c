@@ -1,0 +1,115 @@
+/* The sending half of a connection, run by the connection's thread. A turn sends at most one frame, so that the
+ * connections of a thread take turns and one reduce spreads over all of them. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+
+#include "zp_internal.h"
+
+/* Lock held. Takes the next frame of the link; its flow goes to the end of the line. False: there is none. */
+static bool frame_take(zp__connection *c)
+{
+	zp__link *link = c->link;
+	if (zp__list_empty(&link->flows))
+		return false;
+	zp__flow *flow = ZP__ELEMENT(link->flows.next, zp__flow, node);
+	zp__list *frame = flow->frames.next;
+	zp__list_remove(frame);
+	zp__list_remove(&flow->node);
+	if (!zp__list_empty(&flow->frames))
+		zp__list_append(&link->flows, &flow->node);
+	c->tx = (zp__transmit){.active = true, .attempt = flow->attempt};
+	if (flow->attempt)
+		c->tx.slot = ZP__ELEMENT(frame, zp__slot, node);
+	else
+		c->tx.message = ZP__ELEMENT(frame, zp__message_out, node);
+	return true;
+}
+
+static void message_prepare(zp__transmit *tx)
+{
+	const zp__message_out *message = tx->message;
+	zp__frame frame = {
+		.kind = ZP__MESSAGE, .id = message->channel, .length = message->bytes, .crc = message->crc};
+	zp__frame_encode(tx->header, &frame);
+	tx->length = message->bytes;
+	tx->body = message->body;
+}
+
+/* Sends what the socket takes. Returns the bytes, 0 when it is full, -errno. */
+static ssize_t frame_send(zp__connection *c)
+{
+	const zp__transmit *tx = &c->tx;
+	struct iovec iov[2];
+	int count = 0;
+	uint64_t body_sent = 0;
+	if (tx->sent < ZP__HEADER_BYTES)
+		iov[count++] = (struct iovec){(void *)(uintptr_t)(tx->header + tx->sent), ZP__HEADER_BYTES - tx->sent};
+	else
+		body_sent = tx->sent - ZP__HEADER_BYTES;
+	if (body_sent < tx->length)
+		iov[count++] = (struct iovec){(void *)(uintptr_t)(tx->body + body_sent), tx->length - body_sent};
+	size_t wanted = ZP__HEADER_BYTES + tx->length - tx->sent;
+	ssize_t n = zp__sock_send(c->fd, iov, count);
+	if (n == -EAGAIN || n == -EWOULDBLOCK)
+		n = 0;
+	if (n >= 0 && (size_t)n < wanted)
+		c->writable = false;
+	return n;
+}
+
+/* Lock held. Notes `n` bytes; true when the frame is complete, and then forgotten. */
+static bool frame_account(zp__connection *c, uint64_t n)
+{
+	zp__transmit *tx = &c->tx;
+	tx->sent += n;
+	c->tx_bytes += n;
+	if (tx->attempt && n) {
+		tx->attempt->tx_bytes += n;
+		tx->attempt->moved_ns = zp__now_ns();
+	}
+	if (tx->sent < ZP__HEADER_BYTES + (uint64_t)tx->length)
+		return false;
+	if (tx->attempt)
+		zp__ring_sent(tx->attempt, tx->slot);
+	if (tx->message)
+		zp__message_sent(c->link, tx->message);
+	free(tx->aside);
+	*tx = (zp__transmit){0};
+	return true;
+}
+
+int zp__send_turn(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	zp__transmit *tx = &c->tx;
+	if (!c->writable)
+		return 0;
+	pthread_mutex_lock(&engine->mutex);
+	if (!c->link->open || (!tx->active && !frame_take(c))) {
+		if (c->link->open && zp__list_empty(&c->idle_node))
+			zp__list_append(&c->link->idle, &c->idle_node);
+		pthread_mutex_unlock(&engine->mutex);
+		return 0;
+	}
+	zp__attempt *attempt = tx->attempt;
+	if (attempt)
+		attempt->pins++;
+	pthread_mutex_unlock(&engine->mutex);
+
+	if (!tx->body) {
+		if (attempt)
+			zp__ring_prepare(c);
+		else
+			message_prepare(tx);
+	}
+	ssize_t n = frame_send(c);
+
+	pthread_mutex_lock(&engine->mutex);
+	bool complete = n >= 0 && frame_account(c, (uint64_t)n);
+	if (attempt)
+		zp__attempt_unpin(engine, attempt);
+	pthread_mutex_unlock(&engine->mutex);
+	return n < 0 ? (int)n : complete;
+}

@@ -1,0 +1,1 @@
+"""The data plane: the C engine, views of tensors, the codec of shared state."""
