@@ -9,7 +9,8 @@
    that revision win over all others; SEND_ONLY peers that differ from each other are refused, as are those that are
    behind, since they never receive.
 4. Who fetches what: a peer at the revision of the sync fetches the keys in which it differs from the elected contents,
-   except those that allow inequality; a peer behind fetches every key in which it differs.
+   except those that allow inequality; a peer behind fetches every key in which it differs. Holders have all that
+   anybody fetches: of two with the elected contents, one may lack the winner's value of a key that allows inequality.
 """
 
 from __future__ import annotations
@@ -97,9 +98,14 @@ def elect(
     votes = Counter(_contents(standing[peer]) for peer in voters)
     winner = max(voters, key=lambda peer: votes[_contents(standing[peer])])  # The first of the most popular.
     elected = standing[winner]
-    election.holders = [peer for peer in voters if _contents(standing[peer]) == _contents(elected)]
     for peer, offer in standing.items():
         election.fetch[peer] = _entries_to_fetch(offer, elected, revision)
+    fetched = {entry for entries in election.fetch.values() for entry in entries}
+    election.holders = [
+        peer
+        for peer in voters
+        if _contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])
+    ]
     popularity = ", ".join(str(count) for _, count in votes.most_common())
     election.explanation = (
         f"revision {revision} of {sorted({o.revision for o in offers.values()})}, contents by votes: {popularity}; "
@@ -149,6 +155,10 @@ def _shape(offer: SyncOffer) -> tuple[Shape, ...]:
 
 def _contents(offer: SyncOffer) -> tuple[bytes, ...]:
     return tuple(entry.digest for entry in offer.entries if not entry.allow_content_inequality)
+
+
+def _holdings(offer: SyncOffer) -> set[FetchEntry]:
+    return {FetchEntry(entry.key, entry.digest) for entry in offer.entries}
 
 
 def _candidates(offers: Mapping[PeerT, SyncOffer]) -> dict[PeerT, SyncOffer]:

@@ -1,0 +1,353 @@
+"""The election, as a table of decisions and as properties of any outcome.
+
+A peer in a table is written "NAME REVISION CONTENTS [STRATEGY]", in ring order.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zpccl.errors import Result
+from zpccl.protocol.election import (
+    Election,
+    choose_revision,
+    describe_shape_difference,
+    elect,
+    validate_entries,
+)
+from zpccl.protocol.messages import FetchEntry, SyncOffer
+from zpccl.types import SharedStateSyncStrategy
+
+from .harness import digest, entry, offer
+
+STRATEGIES = {"popular": 0, "receive": 1, "send": 2}
+
+
+def offers_of(*lines: str) -> dict[str, SyncOffer]:
+    """The offers that the lines describe."""
+    offers = {}
+    for line in lines:
+        name, revision, contents, *strategy = line.split()
+        offers[name] = offer(
+            1, int(revision), entry("w", contents), strategy=STRATEGIES[strategy[0] if strategy else "popular"]
+        )
+    return offers
+
+
+def outcome(election: Election[str]) -> tuple[int, str, str, str]:
+    """Revision; holders; who fetches something; who is refused."""
+    return (
+        election.revision,
+        "".join(election.holders),
+        "".join(peer for peer, entries in election.fetch.items() if entries),
+        "".join(election.refused),
+    )
+
+
+# Title: (revision of the last sync, who completed it, offers, (revision, holders, fetchers, refused)).
+TABLE: dict[str, tuple[int | None, str, list[str], tuple[int, str, str, str]]] = {
+    # Rule 1, revisions. E is the last one plus one.
+    "first sync, equal": (None, "", ["a 0 x", "b 0 x"], (0, "ab", "", "")),
+    "first sync, the highest": (None, "", ["a 0 x", "b 5 y"], (5, "b", "a", "")),
+    "first sync, the highest of four": (None, "", ["a 2 x", "b 5 y", "c 5 y", "d 4 z"], (5, "bc", "ad", "")),
+    "E offered by all": (3, "ab", ["a 4 x", "b 4 x"], (4, "ab", "", "")),
+    "E offered by one of three": (3, "abc", ["a 3 x", "b 4 y", "c 3 x"], (4, "b", "ac", "")),
+    "E offered, one ahead": (3, "abc", ["a 4 x", "b 4 x", "c 5 y"], (4, "ab", "", "c")),
+    "E offered by one, the rest ahead": (3, "abc", ["a 4 x", "b 9 y", "c 9 y"], (4, "a", "", "bc")),
+    "E offered by a joiner, members ahead": (3, "ab", ["a 6 x", "b 6 x", "c 4 y"], (4, "c", "", "ab")),
+    "above E, all in step": (3, "ab", ["a 7 x", "b 7 x", "c 0 y"], (7, "ab", "c", "")),
+    "above E, most of those who completed": (3, "abc", ["a 7 x", "b 7 x", "c 8 y"], (7, "ab", "", "c")),
+    "above E, a joiner has no vote": (3, "ab", ["a 7 x", "b 7 x", "c 9 y", "d 9 y"], (7, "ab", "", "cd")),
+    "above E, a tie goes to the higher": (3, "ab", ["a 7 x", "b 8 y"], (8, "b", "a", "")),
+    "above E, one member who completed decides": (3, "a", ["a 7 x", "b 8 y", "c 8 y"], (7, "a", "", "bc")),
+    "behind receives": (3, "abc", ["a 4 x", "b 3 y", "c 0 z"], (4, "a", "bc", "")),
+    "all behind E": (3, "ab", ["a 3 x", "b 2 y"], (3, "a", "b", "")),
+    "only checkpoints left": (9, "xy", ["a 5 x", "b 3 y"], (5, "a", "b", "")),
+    "only checkpoints left, above E": (9, "xy", ["a 50 x", "b 3 y"], (50, "a", "b", "")),
+    # Rule 3, contents.
+    "popular wins": (None, "", ["a 1 x", "b 1 y", "c 1 y"], (1, "bc", "a", "")),
+    "a tie goes to the first in the ring": (None, "", ["a 1 x", "b 1 y", "c 1 y", "d 1 x"], (1, "ad", "bc", "")),
+    "the other way around": (None, "", ["b 1 y", "a 1 x", "c 1 y", "d 1 x"], (1, "bc", "ad", "")),
+    "popular only among those at the revision": (3, "abc", ["a 4 x", "b 3 y", "c 3 y"], (4, "a", "bc", "")),
+    # Strategies.
+    "RECEIVE_ONLY does not vote": (None, "", ["a 1 x", "b 1 y receive", "c 1 y receive"], (1, "a", "bc", "")),
+    "RECEIVE_ONLY that holds it is no holder": (None, "", ["a 1 x", "b 1 x receive"], (1, "a", "", "")),
+    "RECEIVE_ONLY does not choose the revision": (None, "", ["a 1 x", "b 9 y receive"], (1, "a", "b", "")),
+    "RECEIVE_ONLY does not offer E": (3, "ab", ["a 3 x", "b 4 y receive"], (3, "a", "b", "")),
+    "RECEIVE_ONLY is never ahead": (3, "ab", ["a 4 x", "b 9 y receive"], (4, "a", "b", "")),
+    "all RECEIVE_ONLY": (None, "", ["a 1 x receive", "b 1 x receive"], (0, "", "", "ab")),
+    "SEND_ONLY wins over the popular": (None, "", ["a 1 x send", "b 1 y", "c 1 y"], (1, "a", "bc", "")),
+    "SEND_ONLY, two that agree": (None, "", ["a 1 x send", "b 1 y", "c 1 x send"], (1, "ac", "b", "")),
+    "SEND_ONLY, two that differ": (None, "", ["a 1 x send", "b 1 y send", "c 1 z"], (1, "c", "", "ab")),
+    "SEND_ONLY, two that differ and nobody else": (None, "", ["a 1 x send", "b 1 y send"], (1, "", "", "ab")),
+    "SEND_ONLY, two that differ and a receiver": (
+        None,
+        "",
+        ["a 1 x send", "b 1 y send", "c 1 z receive"],
+        (1, "", "", "abc"),
+    ),
+    "SEND_ONLY behind": (3, "abc", ["a 3 x send", "b 4 y", "c 4 y"], (4, "bc", "", "a")),
+    "SEND_ONLY ahead": (3, "abc", ["a 5 x send", "b 4 y", "c 4 y"], (4, "bc", "", "a")),
+    "SEND_ONLY sends to who is behind": (3, "abc", ["a 4 x send", "b 3 y", "c 1 z receive"], (4, "a", "bc", "")),
+    "SEND_ONLY never receives": (None, "", ["a 1 x", "b 1 x", "c 1 y send"], (1, "c", "ab", "")),
+}
+
+
+@pytest.mark.parametrize("title", TABLE)
+def test_decisions(title: str) -> None:
+    last_revision, completed, lines, expected = TABLE[title]
+    assert outcome(elect(offers_of(*lines), last_revision, frozenset(completed))) == expected
+
+
+@pytest.mark.parametrize(
+    "title, result, words",
+    [
+        ("E offered, one ahead", Result.INVALID_USAGE, "revision 5 is ahead of the run's 4"),
+        ("SEND_ONLY ahead", Result.INVALID_USAGE, "revision 5 is ahead"),
+        ("SEND_ONLY behind", Result.INVALID_USAGE, "SEND_ONLY at revision 3, but the run is at 4"),
+        ("SEND_ONLY, two that differ", Result.INVALID_USAGE, "SEND_ONLY peers hold different contents"),
+        ("all RECEIVE_ONLY", Result.NO_SHARED_STATE_AVAILABLE, "all peers are RECEIVE_ONLY"),
+    ],
+)
+def test_refusals_say_why(title: str, result: Result, words: str) -> None:
+    last_revision, completed, lines, _ = TABLE[title]
+    election = elect(offers_of(*lines), last_revision, frozenset(completed))
+    for found, reason in election.refused.values():
+        assert found is result
+        assert words in reason
+
+
+def test_a_receiver_without_a_sender() -> None:
+    election = elect(offers_of("a 1 x send", "b 1 y send", "c 1 z receive"), None, frozenset())
+    assert {peer: result for peer, (result, _) in election.refused.items()} == {
+        "a": Result.INVALID_USAGE,
+        "b": Result.INVALID_USAGE,
+        "c": Result.NO_SHARED_STATE_AVAILABLE,
+    }
+    assert election.fetch == {}
+
+
+@pytest.mark.parametrize(
+    "title, restarted",
+    [
+        ("first sync, the highest", False),
+        ("E offered by one of three", False),
+        ("above E, all in step", False),
+        ("only checkpoints left", True),
+        ("only checkpoints left, above E", True),
+        ("all behind E", True),
+    ],
+)
+def test_warning_when_nobody_goes_on(title: str, restarted: bool) -> None:
+    last_revision, completed, lines, _ = TABLE[title]
+    assert elect(offers_of(*lines), last_revision, frozenset(completed)).restarted is restarted
+
+
+def test_a_run_may_begin_at_revision_zero_and_repeat_nothing() -> None:
+    assert choose_revision({"a": 0}, None, frozenset()) == (0, False)
+    assert choose_revision({"a": 1, "b": 0}, 0, frozenset("ab")) == (1, False)
+
+
+# --- Key sets -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "odd, words",
+    [
+        ((entry("v", "1"),), ["keys missing here: ['w']", "keys only here: ['v']"]),
+        ((entry("v", "1"), entry("w", "1")), ["keys only here: ['v']"]),
+        ((entry("w", "1", datatype=11),), ["tensor 'w'", "datatype 11 here, 10 there"]),
+        ((entry("w", "1", count=5),), ["tensor 'w'", "count 5 here, 4 there"]),
+        ((entry("w", "1", free=True),), ["allow_content_inequality True here, False there"]),
+        ((entry("w", "1", free=True, count=9),), ["count 9 here, 4 there", "allow_content_inequality True here"]),
+    ],
+)
+def test_another_key_set_is_refused_and_the_rest_go_on(odd: tuple, words: list[str]) -> None:
+    plain = (entry("w", "1"),)
+    offers = {"a": offer(1, 0, *plain), "b": offer(1, 0, *odd), "c": offer(1, 0, entry("w", "2"))}
+    election = elect(offers, None, frozenset())
+    assert outcome(election) == (0, "a", "c", "b")
+    result, reason = election.refused["b"]
+    assert result is Result.INVALID_ARGUMENT
+    assert all(word in reason for word in words), reason
+
+
+def test_the_key_set_of_most_wins() -> None:
+    odd, plain = (entry("v", "1"),), (entry("w", "1"),)
+    offers = {"a": offer(1, 0, *odd), "b": offer(1, 0, *plain), "c": offer(1, 0, *plain)}
+    assert outcome(elect(offers, None, frozenset())) == (0, "bc", "", "a")
+    assert outcome(elect({"a": offers["a"], "b": offers["b"]}, None, frozenset())) == (0, "a", "", "b")
+
+
+def test_the_key_set_is_that_of_peers_at_the_revision() -> None:
+    """Two stale peers with an old model do not outvote the one that holds the current one."""
+    old, new = (entry("old", "1"),), (entry("new", "1"),)
+    offers = {"a": offer(1, 3, *old), "b": offer(1, 3, *old), "c": offer(1, 4, *new)}
+    assert outcome(elect(offers, 3, frozenset("abc"))) == (4, "c", "", "ab")
+
+
+def test_the_key_set_of_a_sender_wins() -> None:
+    mine, theirs = (entry("mine", "1"),), (entry("theirs", "1"),)
+    offers = {"a": offer(1, 0, *theirs), "b": offer(1, 0, *theirs), "c": offer(1, 0, *mine, strategy=2)}
+    assert outcome(elect(offers, None, frozenset())) == (0, "c", "", "ab")
+
+
+def test_receivers_do_not_choose_the_key_set() -> None:
+    odd = (entry("v", "1"),)
+    offers = {"a": offer(1, 0, *odd, strategy=1), "b": offer(1, 0, *odd, strategy=1), "c": offer(1, 0)}
+    assert outcome(elect(offers, None, frozenset())) == (0, "c", "", "ab")
+
+
+def test_a_long_difference_is_cut() -> None:
+    many = tuple((f"k{i:04}", 10, 4, False) for i in range(1000))
+    assert len(describe_shape_difference(many, ())) < 200
+    assert describe_shape_difference(many, many) == "the shared state is equal"
+
+
+# --- allow_content_inequality ---------------------------------------------------------------------------------------
+
+
+def test_free_contents_are_kept_at_the_revision_and_fetched_from_behind() -> None:
+    offers = {
+        "a": offer(1, 1, entry("rng", "a", free=True), entry("w", "x")),
+        "b": offer(1, 1, entry("rng", "b", free=True), entry("w", "y")),
+        "c": offer(1, 0, entry("rng", "c", free=True), entry("w", "z")),
+        "d": offer(1, 0, entry("rng", "a", free=True), entry("w", "x")),
+    }
+    election = elect(offers, None, frozenset())
+    assert election.holders == ["a"]
+    assert election.fetch == {
+        "a": (),
+        "b": (FetchEntry("w", digest("x")),),
+        "c": (FetchEntry("rng", digest("a")), FetchEntry("w", digest("x"))),
+        "d": (),
+    }
+
+
+def test_free_contents_do_not_split_the_vote() -> None:
+    offers = {
+        "a": offer(1, 1, entry("rng", "a", free=True), entry("w", "x")),
+        "b": offer(1, 1, entry("rng", "b", free=True), entry("w", "y")),
+        "c": offer(1, 1, entry("rng", "c", free=True), entry("w", "y")),
+    }
+    assert outcome(elect(offers, None, frozenset())) == (1, "bc", "a", "")
+
+
+def test_holders_hold_the_free_contents_that_are_fetched() -> None:
+    """b has the elected w but another rng: c, who fetches both, must not be sent to b."""
+    offers = {
+        "a": offer(1, 1, entry("rng", "a", free=True), entry("w", "x")),
+        "b": offer(1, 1, entry("rng", "b", free=True), entry("w", "x")),
+        "c": offer(1, 0, entry("rng", "c", free=True), entry("w", "z")),
+    }
+    election = elect(offers, None, frozenset())
+    assert election.holders == ["a"]
+    assert election.fetch["c"] == (FetchEntry("rng", digest("a")), FetchEntry("w", digest("x")))
+    assert election.fetch["b"] == ()
+
+
+# --- Properties -----------------------------------------------------------------------------------------------------
+
+KEY_SETS = [("w",), ("rng", "w"), ("v",)]
+offers_strategy = st.lists(
+    st.builds(
+        lambda revision, keys, contents, strategy: offer(
+            1,
+            revision,
+            *(entry(k, c, free=k == "rng") for k, c in zip(keys, contents, strict=False)),
+            strategy=strategy,
+        ),
+        st.sampled_from([0, 1, 1, 2]),
+        st.sampled_from([*KEY_SETS, *[KEY_SETS[1]] * 6]),
+        st.tuples(st.sampled_from("xy"), st.sampled_from("xy")),
+        st.sampled_from([0, 0, 0, 1, 2]),
+    ),
+    min_size=1,
+    max_size=5,
+).map(lambda offers: dict(zip("abcde", offers, strict=False)))
+pasts = st.tuples(st.none() | st.integers(0, 1), st.frozensets(st.sampled_from("abcde")))
+
+
+def contents(o: SyncOffer) -> dict[str, bytes]:
+    return {e.key: e.digest for e in o.entries}
+
+
+@given(offers_strategy, pasts)
+def test_any_outcome_is_sound(offers: dict[str, SyncOffer], past: tuple[int | None, frozenset[str]]) -> None:
+    """S5: who is not refused ends with the elected contents, from a holder that has them."""
+    election = elect(offers, *past)
+    assert set(election.fetch) | set(election.refused) == set(offers)
+    assert not set(election.fetch) & set(election.refused)
+    assert election.explanation
+    if not election.fetch:
+        assert not election.holders
+        return
+    assert election.holders
+    order = list(offers)
+    assert election.holders == sorted(election.holders, key=order.index)
+    for holder in election.holders:
+        assert offers[holder].revision == election.revision
+        assert offers[holder].strategy != SharedStateSyncStrategy.RECEIVE_ONLY
+        assert election.fetch[holder] == ()
+        for entries in election.fetch.values():
+            for wanted in entries:
+                assert contents(offers[holder])[wanted.key] == wanted.digest
+    ends = set()
+    for peer, entries in election.fetch.items():
+        assert not entries or offers[peer].strategy != SharedStateSyncStrategy.SEND_ONLY
+        end = contents(offers[peer]) | {e.key: e.digest for e in entries}
+        ends.add(tuple(end[e.key] for e in offers[peer].entries if not e.allow_content_inequality))
+        assert len(end) == len(offers[peer].entries), "fetches a key that it does not have"
+    assert len(ends) == 1
+
+
+@given(offers_strategy, pasts)
+def test_only_ties_depend_on_the_order(offers: dict[str, SyncOffer], past: tuple[int | None, frozenset[str]]) -> None:
+    """Any order of the ring gives the same revision and refuses the same peers for it."""
+
+    def misplaced(election: Election[str]) -> set[str]:
+        refused = election.refused.items()
+        return {p for p, (result, why) in refused if result is Result.INVALID_USAGE and "the run" in why}
+
+    first = elect(offers, *past)
+    assert elect(dict(offers), *past) == first
+    for order in itertools.islice(itertools.permutations(offers), 1, 12):
+        other = elect({peer: offers[peer] for peer in order}, *past)
+        assert other.revision == first.revision
+        assert misplaced(other) == misplaced(first)
+
+
+@given(st.lists(st.sampled_from("xyz"), min_size=1, max_size=7))
+def test_no_contents_have_more_votes_than_the_elected(held: list[str]) -> None:
+    offers = {chr(ord("a") + i): offer(1, 0, entry("w", text)) for i, text in enumerate(held)}
+    election = elect(offers, None, frozenset())
+    assert len(election.holders) == max(held.count(text) for text in held)
+    assert not election.refused
+
+
+@given(offers_strategy, pasts)
+def test_the_revision_follows_the_rule(offers: dict[str, SyncOffer], past: tuple[int | None, frozenset[str]]) -> None:
+    last_revision, completed = past
+    offered = {p: o.revision for p, o in offers.items() if o.strategy != SharedStateSyncStrategy.RECEIVE_ONLY}
+    if not offered:
+        return
+    revision, restarted = choose_revision(offered, last_revision, completed)
+    assert revision in offered.values()
+    if last_revision is not None and last_revision + 1 in offered.values():
+        assert (revision, restarted) == (last_revision + 1, False)
+    elif restarted:
+        assert last_revision is not None
+        assert revision == max(offered.values())
+
+
+@pytest.mark.parametrize(
+    "keys, words", [(["a", "b"], ""), (["b", "a"], "'b' and 'a'"), (["a", "a"], "'a' and 'a'"), (["a"], ""), ([], "")]
+)
+def test_entries_are_sorted_and_without_duplicates(keys: list[str], words: str) -> None:
+    problem = validate_entries(tuple(entry(key, "1") for key in keys))
+    assert words in problem
+    assert bool(problem) == bool(words)
