@@ -219,7 +219,7 @@ def average(comm: zpccl.Communicator, gradient: Array, quantize: str) -> tuple[A
             return gradient, zpccl.ReduceInfo(local_world_size=1, tx_bytes=0, rx_bytes=0)
 
 
-def train(comm: zpccl.Communicator, args: argparse.Namespace, log: TextIO) -> None:
+def train(args: argparse.Namespace, log: TextIO) -> None:
     """Takes outer steps together with whoever is there, until `args.steps` of them are taken."""
     text, held_out = load_text()
     validation = windows(shard(held_out, 0, 1), 4096, np.random.default_rng(0))  # The same for all, at every step.
@@ -227,34 +227,34 @@ def train(comm: zpccl.Communicator, args: argparse.Namespace, log: TextIO) -> No
     adam, outer = AdamW(len(model.parameters)), Outer(model.parameters)
     if args.resume:
         outer.load(args.checkpoint)
-    comm.connect()
-    newcomer = True
-    while True:
-        began = time.perf_counter()
-        moved_bytes = agree(comm, outer, args, newcomer=newcomer)
-        model.parameters[:] = outer.parameters
-        if newcomer:
-            report(log, outer.state.revision, peers=comm.world_size, validation_loss=model.loss(*validation))
-            newcomer = False
-        if outer.state.revision >= args.steps:
-            break
-        blocks = shard(text, comm.rank, comm.world_size)
-        random = np.random.default_rng((args.seed, outer.state.revision, comm.rank))
-        train_loss = inner_steps(model, adam, blocks, args.inner_steps, random)
-        gradient, info = average(comm, outer.parameters - model.parameters, args.quantize)
-        outer.step(gradient)
-        if args.checkpoint:
-            outer.save(args.checkpoint)
-        model.parameters[:] = outer.parameters
-        report(
-            log,
-            outer.state.revision,
-            peers=info.local_world_size,
-            train_loss=train_loss,
-            validation_loss=model.loss(*validation),
-            bytes=moved_bytes + info.tx_bytes + info.rx_bytes,
-            seconds=time.perf_counter() - began,
-        )
+    with zpccl.Communicator(args.master) as comm:  # Connects: begins when the members let this peer in.
+        newcomer = True
+        while True:
+            began = time.perf_counter()
+            moved_bytes = agree(comm, outer, args, newcomer=newcomer)
+            model.parameters[:] = outer.parameters
+            if newcomer:
+                report(log, outer.state.revision, peers=comm.world_size, validation_loss=model.loss(*validation))
+                newcomer = False
+            if outer.state.revision >= args.steps:
+                break
+            blocks = shard(text, comm.rank, comm.world_size)
+            random = np.random.default_rng((args.seed, outer.state.revision, comm.rank))
+            train_loss = inner_steps(model, adam, blocks, args.inner_steps, random)
+            gradient, info = average(comm, outer.parameters - model.parameters, args.quantize)
+            outer.step(gradient)
+            if args.checkpoint:
+                outer.save(args.checkpoint)
+            model.parameters[:] = outer.parameters
+            report(
+                log,
+                outer.state.revision,
+                peers=info.local_world_size,
+                train_loss=train_loss,
+                validation_loss=model.loss(*validation),
+                bytes=moved_bytes + info.tx_bytes + info.rx_bytes,
+                seconds=time.perf_counter() - began,
+            )
     report(log, outer.state.revision, sha256=hashlib.sha256(outer.parameters.tobytes()).hexdigest())
 
 
@@ -284,8 +284,8 @@ def main() -> int:
     if args.resume and not (args.checkpoint and args.checkpoint.is_file()):
         parser.error("--resume needs --checkpoint with a file that exists")
     try:
-        with zpccl.Communicator(args.master) as comm, open(args.json_log, "w") as log:
-            train(comm, args, log)
+        with open(args.json_log, "w") as log:
+            train(args, log)
     except KeyboardInterrupt:
         print("interrupted: left the run, the others go on", flush=True)
         return 130

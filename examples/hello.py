@@ -1,6 +1,5 @@
 """Sums an array over all who take part: start `zpccl-master`, then this twice, or thrice as `hello.py 3`, and so on."""
 
-import os
 import sys
 import time
 
@@ -9,12 +8,12 @@ import numpy as np
 import zpccl
 
 peers = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-with zpccl.Communicator(os.environ.get("ZPCCL_MASTER", "127.0.0.1:48148")) as comm:
-    comm.connect()
+with zpccl.Communicator() as comm:  # Of the master at ZPCCL_MASTER, or else at 127.0.0.1:48148.
     while comm.world_size < peers:
         if comm.are_peers_pending():
             comm.update_topology()  # All members call it; it lets in who waits.
         else:
             time.sleep(0.1)
-    total = comm.all_reduce(np.full(4, comm.rank + 1.0), op=zpccl.ReduceOp.SUM)
-    print(f"rank {comm.rank} of {comm.world_size}: {total}")
+    rank, world_size = comm.rank, comm.world_size
+    total = comm.all_reduce(np.full(4, rank + 1.0), op=zpccl.ReduceOp.SUM)
+    print(f"rank {rank} of {world_size}: {total}")
