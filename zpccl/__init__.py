@@ -1,1 +1,86 @@
 """Fault-tolerant collective communication for training across the public internet."""
+
+from zpccl import cuda
+from zpccl.communicator import AsyncReduceHandle, Communicator
+from zpccl.errors import (
+    AuthenticationFailed,
+    CollectiveMismatch,
+    InternalError,
+    InvalidArgument,
+    InvalidUsage,
+    Kicked,
+    MasterUnreachable,
+    NoSharedState,
+    OperationTimeout,
+    PCCLError,
+    PeerLost,
+    PeerUnreachable,
+    PendingAsyncOps,
+    Result,
+    ResultMismatch,
+    TooFewPeers,
+    TopologyOptimizationFailed,
+    UpdateTopologyFailed,
+    VersionMismatch,
+)
+from zpccl.master_node import MasterNode
+from zpccl.observe.logs import log_as_environment_says
+from zpccl.shared_state import SharedState, TensorInfo
+from zpccl.types import (
+    Attribute,
+    DataType,
+    DeviceType,
+    DistributionHint,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
+
+log_as_environment_says()
+
+__all__ = [
+    "AsyncReduceHandle",
+    "Attribute",
+    "AuthenticationFailed",
+    "CollectiveMismatch",
+    "Communicator",
+    "DataType",
+    "DeviceType",
+    "DistributionHint",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidUsage",
+    "Kicked",
+    "MasterNode",
+    "MasterUnreachable",
+    "NoSharedState",
+    "OperationTimeout",
+    "PCCLError",
+    "PeerLost",
+    "PeerUnreachable",
+    "PendingAsyncOps",
+    "QuantizationAlgorithm",
+    "QuantizationOptions",
+    "ReduceDescriptor",
+    "ReduceInfo",
+    "ReduceOp",
+    "ReduceOpDescriptor",
+    "ReduceOperandDescriptor",
+    "Result",
+    "ResultMismatch",
+    "SharedState",
+    "SharedStateSyncInfo",
+    "SharedStateSyncStrategy",
+    "TensorInfo",
+    "TooFewPeers",
+    "TopologyOptimizationFailed",
+    "UpdateTopologyFailed",
+    "VersionMismatch",
+    "cuda",
+]

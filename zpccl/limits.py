@@ -28,7 +28,8 @@ PENDING_PEERS_MAX = 1024
 CALLS_IN_FLIGHT_MAX = 1024
 """Unanswered calls of one peer."""
 ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
-"""Answers kept for a peer that does not say that it got them."""
+"""Answers kept for a peer that does not say that it got them. Those that a broken connection can have cost it are the
+latest, and no more than CALLS_IN_FLIGHT_MAX: it had no answer to any of them."""
 SPECS_PER_MESSAGE_MAX = 1024
 NAME_CHARS_MAX = 128
 KEY_CHARS_MAX = 1024
@@ -91,6 +92,7 @@ DATA_MESSAGE_BYTES_MAX = 8 * MIB
 DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB
 """Received and not yet consumed, per engine; and sent and not yet written, per link."""
 QUANTIZATION_BLOCK_ELEMENTS = 256
+QUANTIZATION_BLOCK_ELEMENTS_MAX = 65_536
 WORLD_SIZE_MAX = 1024
 ELEMENTS_MAX = 2**40
 

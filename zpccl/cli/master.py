@@ -1,0 +1,72 @@
+"""zpccl-master: the daemon that coordinates a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+from zpccl import limits
+from zpccl.control.addresses import is_loopback, parse_address
+from zpccl.control.master_loop import MasterLoop, logger
+from zpccl.errors import PCCLError
+from zpccl.observe.logs import LEVELS, log_to_stderr
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of zpccl-master."""
+    parser = argparse.ArgumentParser(
+        prog="zpccl-master",
+        description="Coordinates a zpccl run: admits peers, starts collectives and decides their outcome. It holds no "
+        "tensors and needs little memory and CPU. Stop it with Ctrl-C or SIGTERM.",
+    )
+    parser.add_argument(
+        "--bind",
+        metavar="HOST:PORT",
+        default=f"0.0.0.0:{limits.MASTER_PORT}",
+        help="where to listen (default %(default)s; port 0 takes a free one)",
+    )
+    parser.add_argument(
+        "--heartbeat-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=limits.HEARTBEAT_TIMEOUT_NS / limits.SECOND,
+        help="a silent host is lost after this time (default %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default=os.environ.get("ZPCCL_LOG_LEVEL", "info").lower(),
+        help="what to log to standard error (default %(default)s, or ZPCCL_LOG_LEVEL)",
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the daemon; returns its exit status."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if not 1 <= options.heartbeat_timeout <= 3600:
+        parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
+    log_to_stderr(options.log_level)
+    if os.environ.get("ZPCCL_SECRET"):
+        print("zpccl-master: ZPCCL_SECRET is set, but this version cannot authenticate peers", file=sys.stderr)
+        return 2
+    try:
+        loop = MasterLoop(options.bind, heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND))
+    except PCCLError as error:
+        print(f"zpccl-master: {error.message}", file=sys.stderr)
+        return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: loop.stop())
+    print(f"zpccl-master listens on {loop.address}", flush=True)
+    if not is_loopback(parse_address(loop.address)[0]):
+        logger.warning("without a secret, whoever reaches %s can take part in the run", loop.address)
+    loop.run()
+    logger.info("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

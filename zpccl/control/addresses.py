@@ -1,0 +1,132 @@
+"""Addresses: "host:port" and "[ipv6]:port" as text, sockets to listen on, and where this host can be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+
+import ifaddr
+
+from zpccl import limits
+from zpccl.errors import InvalidArgument, InvalidUsage
+
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>\d{1,5})\Z", re.ASCII)
+
+
+def parse_address(text: str, *, what: str = "address") -> tuple[str, int]:
+    """Host and port of "host:port" or "[ipv6]:port". Port 0 means any.
+
+    Raises:
+        InvalidArgument: the text is not of this form.
+    """
+    match = _ADDRESS.match(str(text))
+    if match is None or int(match["port"]) > 65535:
+        raise InvalidArgument(f'{what} {text!r} is not of the form "host:port" or "[ipv6]:port"')
+    return match["v6"] or match["host"], int(match["port"])
+
+
+def format_address(host: str, port: int) -> str:
+    """The text that `parse_address` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this host can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def parse_listen(text: str | None) -> tuple[str, range]:
+    """Host and ports of a `listen=` option: "host", "host:port", "host:first-last"; "" as host means all interfaces.
+
+    Raises:
+        InvalidArgument: the text is not of this form.
+    """
+    if not text:
+        return "", range(limits.PEER_PORT_FIRST, limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT)
+    host, separator, ports = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not separator:
+        host, ports = text, f"{limits.PEER_PORT_FIRST}-{limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT - 1}"
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", ports)
+    if match is None or int(match[2] or match[1]) > 65535 or int(match[2] or match[1]) < int(match[1]):
+        raise InvalidArgument(f'listen {text!r} is not of the form "host:port" or "host:first-last"')
+    return host.strip("[]"), range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def listen_on_first_free(host: str, ports: range) -> socket.socket:
+    """A non-blocking listening socket on the first free port; on all interfaces, IPv4 and IPv6, if `host` is "".
+
+    Raises:
+        InvalidArgument: the host is none of this machine's.
+        InvalidUsage: no port of the range is free.
+    """
+    for port in ports:
+        try:
+            return _listen(host, port)
+        except PermissionError as error:
+            raise InvalidArgument(f"cannot listen on {format_address(host, port)}: {error}") from error
+        except OSError as error:
+            if error.errno is None or isinstance(error, socket.gaierror) or error.errno == 99:  # EADDRNOTAVAIL
+                raise InvalidArgument(f"cannot listen on {host!r}: {error}") from error
+    raise InvalidUsage(
+        f"no free port from {ports.start} to {ports.stop - 1} to listen on; set listen= to another range"
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not host:
+        with contextlib.suppress(OSError):
+            return _bind(socket.AF_INET6, ("::", port))
+        return _bind(socket.AF_INET, ("0.0.0.0", port))
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return _bind(family, address)
+
+
+def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
+        listener.bind(address)
+        listener.listen(limits.LISTEN_BACKLOG)
+        listener.setblocking(False)
+        return listener
+    except OSError:
+        listener.close()
+        raise
+
+
+def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, ...]:
+    """Where others may reach a listener: the advertised address, then loopback, then this host's interfaces.
+
+    Raises:
+        InvalidArgument: `advertise` is malformed.
+    """
+    host, port = listener.getsockname()[:2]
+    addresses: list[str] = []
+    if advertise:
+        is_whole = _ADDRESS.match(advertise) is not None
+        addresses.append(advertise if is_whole else format_address(advertise.strip("[]"), port))
+        parse_address(addresses[0], what="advertise")
+    if not ipaddress.ip_address(host).is_unspecified:
+        addresses.append(format_address(host, port))
+    else:
+        hosts = [host for host in _interface_addresses() if host != "::1"]
+        hosts.sort(key=lambda host: (not is_loopback(host), ":" in host))
+        addresses += [format_address(host, port) for host in hosts]
+    return tuple(dict.fromkeys(addresses))[: limits.ADDRESSES_PER_PEER_MAX - 1]
+
+
+def _interface_addresses() -> list[str]:
+    found = []
+    for adapter in ifaddr.get_adapters():
+        for ip in adapter.ips:
+            host = ip.ip if isinstance(ip.ip, str) else ip.ip[0]
+            if not ipaddress.ip_address(host).is_link_local:
+                found.append(host)
+    return found

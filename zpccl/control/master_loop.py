@@ -1,0 +1,217 @@
+"""The shell of the master: a ROUTER socket, a timer, a log.
+
+One thread, the one in `run()`, owns the sockets and the machine. `stop()` may be called from any thread and from a
+signal handler: it only writes to an eventfd.
+
+Loss of a connection. libzmq's socket monitor tells which descriptor was closed, and each message tells which descriptor
+it came from. Descriptors are used again by later connections, so each ACCEPTED begins a new generation of its
+descriptor. Messages are taken from the socket first and the monitor is drained after that: whatever the monitor has to
+say about the senders of these messages is then known. A connection's closing is told to the machine after its messages.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import time
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zpccl import limits
+from zpccl.control.addresses import format_address, parse_address
+from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.protocol.effects import Broadcast, MasterEffect
+from zpccl.protocol.events import ConnectionClosed, MalformedReceived, MasterEvent, PeerMessageReceived, Tick
+from zpccl.protocol.master import MasterMachine, MasterOptions
+from zpccl.protocol.messages import Malformed, OtherVersion, decode_peer_message, encode
+
+logger = logging.getLogger("zpccl.master")
+
+
+class MasterLoop:
+    """Runs a master.
+
+    Args:
+        listen: "host:port" to listen on; port 0 takes a free one.
+        options: times of the master.
+        heartbeat_timeout_ns: a host that is silent for so long is lost.
+
+    Raises:
+        InvalidArgument: the address is malformed or not of this host.
+        InvalidUsage: the port is taken.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        options: MasterOptions | None = None,
+        heartbeat_timeout_ns: int = limits.HEARTBEAT_TIMEOUT_NS,
+    ) -> None:
+        host, port = parse_address(listen, what="listen address")
+        self.machine = MasterMachine(secrets.token_bytes(16), options=options)
+        self._context = zmq.Context()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_stopping = False
+        self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
+        self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
+        self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
+        self._new_senders: list[tuple[bytes, int]] = []  # Routing id and descriptor of the messages just taken.
+        self._unreachable: list[bytes] = []
+        try:
+            self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            os.close(self._wakeup)
+            kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
+            raise kind(f"cannot listen on {listen}: {error.strerror}") from error
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = format_address(host, int(endpoint.rpartition(":")[2]))
+        """Where the master listens, "host:port"."""
+
+    def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
+        socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+        socket.setsockopt(zmq.RCVHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
+        socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
+        set_heartbeat(socket, heartbeat_timeout_ns)
+        socket.setsockopt(zmq.IPV6, int(":" in host))
+        socket.bind(f"tcp://{'*' if host == '0.0.0.0' else format_address(host, port).rpartition(':')[0]}:{port}")
+        return socket
+
+    def run(self) -> None:
+        """Serves until `stop()`."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.register(self._wakeup, zmq.POLLIN)
+        try:
+            while not self._is_stopping:
+                poller.poll(poll_timeout_ms(self.machine.deadline_ns(), time.monotonic_ns()))
+                self._run_once(time.monotonic_ns())
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Makes `run()` return. Safe from any thread and from signal handlers."""
+        self._is_stopping = True
+        os.eventfd_write(self._wakeup, 1)
+
+    def _run_once(self, now_ns: int) -> None:
+        batch = self._take_messages()
+        closed = self._drain_monitor()
+        for event in batch:
+            self._handle(event, now_ns)
+        for routing_id in closed:
+            self._handle(ConnectionClosed(routing_id), now_ns)
+        deadline_ns = self.machine.deadline_ns()
+        if deadline_ns is not None and now_ns >= deadline_ns:
+            self._handle(Tick(), now_ns)
+
+    def _handle(self, event: MasterEvent, now_ns: int) -> None:
+        self._perform(self.machine.handle(event, now_ns))
+        while self._unreachable:
+            self._perform(self.machine.handle(ConnectionClosed(self._unreachable.pop()), now_ns))
+
+    def _take_messages(self) -> list[MasterEvent]:
+        batch: list[MasterEvent] = []
+        for _ in range(limits.POLL_EVENTS_MAX):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            routing_id = frames[0].bytes
+            self._new_senders.append((routing_id, frames[-1].get(zmq.SRCFD)))
+            batch.append(self._event_of(routing_id, frames))
+        return batch
+
+    def _event_of(self, routing_id: bytes, frames: list[zmq.Frame]) -> MasterEvent:
+        if len(frames) != 2:
+            return MalformedReceived(routing_id, f"{len(frames) - 1} frames where one is expected")
+        try:
+            message = decode_peer_message(frames[1].bytes)
+        except (Malformed, OtherVersion) as error:
+            return MalformedReceived(routing_id, error.message)
+        return PeerMessageReceived(routing_id, message, _host_of(frames[1]))
+
+    def _drain_monitor(self) -> list[bytes]:
+        """Takes note of connections opened and closed; returns the closed ones that had sent something."""
+        closed_descriptors: list[tuple[int, int]] = []
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)
+            descriptor = event["value"]
+            generation = self._generation.get(descriptor, 0)
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._generation[descriptor] = generation + 1 + generation % 2
+            elif event["event"] == zmq.EVENT_DISCONNECTED and generation % 2:
+                self._generation[descriptor] = generation + 1
+                closed_descriptors.append((descriptor, generation))
+        for routing_id, descriptor in self._new_senders:
+            if routing_id not in self._known:
+                self._known.add(routing_id)
+                generation = self._generation.get(descriptor, 0)
+                if generation % 2 == 0:  # Closed already, after it had sent this.
+                    generation -= 1
+                    closed_descriptors.append((descriptor, generation))
+                self._routing_id_of[descriptor, generation] = routing_id
+        self._new_senders = []
+        closed = []
+        for key in dict.fromkeys(closed_descriptors):
+            if key in self._routing_id_of:
+                closed.append(self._routing_id_of.pop(key))
+        self._known.difference_update(closed)
+        return closed
+
+    def _perform(self, effects: list[MasterEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Broadcast):
+                data = encode(effect.message)
+                for connection in effect.connections:
+                    self._send(connection, data)  # type: ignore[arg-type]  # Connections are routing ids here.
+            else:
+                logger.log(effect.level, "%s", effect.text)
+
+    def _send(self, routing_id: bytes, data: bytes) -> None:
+        try:
+            self._socket.send_multipart((routing_id, data), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            if error.errno == zmq.EAGAIN:
+                logger.warning("a peer does not read its messages; it is dropped")
+            self._unreachable.append(routing_id)
+
+    def _close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=limits.LINGER_MS)
+        self._context.term()
+        os.close(self._wakeup)
+
+
+def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
+    """Makes libzmq close a connection from which nothing came for `timeout_ns`."""
+    interval_ns = min(limits.HEARTBEAT_INTERVAL_NS, timeout_ns // 4)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, interval_ns // limits.MS))
+    silence_ns = timeout_ns - interval_ns - limits.DISCONNECT_GRACE_NS
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, silence_ns // limits.MS))
+
+
+def poll_timeout_ms(deadline_ns: int | None, now_ns: int) -> int | None:
+    """How long to poll until a deadline, rounded up; None means for ever."""
+    return None if deadline_ns is None else max(0, -((now_ns - deadline_ns) // limits.MS))
+
+
+def _host_of(frame: zmq.Frame) -> str:
+    try:
+        host = str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""
+    return host.removeprefix("::ffff:")

@@ -1,0 +1,443 @@
+"""The shell of a peer: one thread between the user's calls, the master, the data plane and the link broker.
+
+Ownership. The thread owns the DEALER socket, its monitor, the machine, the table of calls, and the data plane's event
+queue; it alone opens and closes links and starts and ends attempts. Users' threads put events into the inbox under the
+lock and wait on the `Future` of their call; the broker's thread puts links and failures there too. An eventfd wakes the
+thread. The buffers of a call belong to the data plane from StartReduce to EndReduce, else to the user.
+
+The thread ends when the machine is closed: then every call has its answer, every buffer is the user's again, and all
+sockets are closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zpccl import limits
+from zpccl.control.links import LinkBroker
+from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
+from zpccl.dataplane.engine import Engine, LinkLost, MessageReceived, ReduceDone, ReducePlan
+from zpccl.dataplane.tensors import TensorView
+from zpccl.dataplane.transfer import StateTransfer
+from zpccl.errors import InternalError
+from zpccl.protocol import effects, events
+from zpccl.protocol.messages import CollectiveSpec, Malformed, OtherVersion, decode_master_message, encode
+from zpccl.protocol.peer import PeerMachine, PeerOptions, State
+from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+
+logger = logging.getLogger("zpccl.peer")
+
+_SEND_WAIT_MS = 100
+"""How long a message to a peer waits for room before it looks whether its sync is over."""
+
+
+@dataclass
+class Buffers:
+    """The memory of a collective, and how it is combined."""
+
+    spec: CollectiveSpec
+    send: TensorView
+    recv: TensorView
+    restore: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call that succeeded gives: the machine's value, and bytes on the wire."""
+
+    value: int
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+
+
+@dataclass
+class PendingCall:
+    """A call without an answer."""
+
+    future: Future[Outcome]
+    buffers: Buffers | None = None
+    transfer: StateTransfer | None = None
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+
+
+@dataclass
+class View:
+    """What users' threads may see of the run; replaced as a whole, never changed."""
+
+    state: State = State.NEW
+    epoch: int = 0
+    members: tuple[tuple[bytes, int, str], ...] = field(default_factory=tuple)
+
+
+class PeerLoop:
+    """Runs a peer.
+
+    Args:
+        options: who the peer is. Its addresses are filled in from the listener.
+        endpoint: of the master, for ZeroMQ ("tcp://host:port").
+        listener: a listening socket; the loop owns it from now on.
+        connection_count: TCP connections of each link.
+        advertise: an address at which others reach this peer, or None.
+        heartbeat_timeout_ns: a master that is silent for so long is away.
+    """
+
+    def __init__(
+        self,
+        options: Callable[[tuple[str, ...]], PeerOptions],
+        endpoint: str,
+        listener: socket.socket,
+        connection_count: int,
+        advertise: str | None,
+        heartbeat_timeout_ns: int,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._inbox: deque[events.PeerEvent | Callable[[], None]] = deque()
+        self._next_call_id = 1
+        self._calls: dict[int, PendingCall] = {}
+        self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces and syncs that run.
+        self._channels: set[int] = set()
+        self._link_ids: dict[bytes, int] = {}
+        self._is_closed = False
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._engine = Engine()
+        self._broker = LinkBroker(
+            options(()).peer_id, listener, connection_count, advertise, self._on_link, self._on_link_failed
+        )
+        self.options = options(self._broker.addresses)
+        self._machine = PeerMachine(self.options)
+        self._run_id = b""
+        self.view = View()
+        self._context = zmq.Context()
+        self._socket = self._open_socket(heartbeat_timeout_ns)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+        )
+        self._endpoint = endpoint
+        self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
+
+    def _open_socket(self, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, limits.LINGER_MS)
+        dealer.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+        dealer.setsockopt(zmq.RCVHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+        dealer.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+        dealer.setsockopt(zmq.RECONNECT_IVL, limits.RECONNECT_INTERVAL_NS // limits.MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, limits.RECONNECT_INTERVAL_MAX_NS // limits.MS)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
+        dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
+        dealer.setsockopt(zmq.IPV6, 1)
+        set_heartbeat(dealer, heartbeat_timeout_ns)
+        return dealer
+
+    # --- For users' threads -----------------------------------------------------------------------------------------
+
+    def start(self, connect_tries: int) -> tuple[int, PendingCall]:
+        """Starts the thread and connects. Returns the call that is answered on admission, with its id."""
+        call = PendingCall(Future())
+        (call_id,) = self.call(lambda ids: events.ConnectCalled(ids[0], connect_tries), [call])
+        self._socket.connect(self._endpoint)
+        self._thread.start()
+        return call_id, call
+
+    def call(
+        self,
+        make_event: Callable[[list[int]], events.PeerEvent],
+        pending: list[PendingCall],
+    ) -> list[int]:
+        """Makes calls: numbers them and hands the event with their ids to the machine. Returns the ids."""
+        with self._lock:
+            call_ids = list(range(self._next_call_id, self._next_call_id + len(pending)))
+            self._next_call_id += len(pending)
+            is_closed = self._is_closed
+            if not is_closed:
+                self._calls.update(zip(call_ids, pending, strict=True))
+                self._inbox.append(make_event(call_ids))
+                os.eventfd_write(self._wakeup, 1)
+        if is_closed:
+            self._refuse(pending)
+        return call_ids
+
+    def withdraw(self, call_id: int, *, timed_out: bool) -> None:
+        """Gives a call up. Its future still gets an answer."""
+        self._post(events.CallWithdrawn(call_id, timed_out))
+
+    def close(self) -> None:
+        """Leaves the run and waits for the end of the thread."""
+        self._post(events.CloseCalled())
+        self._thread.join()
+
+    def _post(self, item: events.PeerEvent | Callable[[], None]) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._inbox.append(item)
+            os.eventfd_write(self._wakeup, 1)
+
+    def _refuse(self, pending: list[PendingCall]) -> None:
+        error = self._machine.error or InternalError("the peer has ended")
+        for call in pending:
+            call.future.set_exception(error)
+
+    # --- For the broker's thread ------------------------------------------------------------------------------------
+
+    def _on_link(self, peer_id: bytes, sockets: list[socket.socket]) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._inbox.append(lambda: self._open_link(peer_id, sockets))
+                os.eventfd_write(self._wakeup, 1)
+                return
+        for connection in sockets:
+            connection.close()
+
+    def _on_link_failed(self, peer_id: bytes, reason: str) -> None:
+        self._post(events.LinkFailed(peer_id, reason))
+
+    # --- In the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._socket, self._monitor, self._wakeup, self._engine.fileno()):
+            poller.register(source, zmq.POLLIN)
+        try:
+            while self._machine.state is not State.CLOSED:
+                poller.poll(poll_timeout_ms(self._machine.deadline_ns(), time.monotonic_ns()))
+                self._run_once(time.monotonic_ns())
+        except BaseException as error:
+            logger.critical("the peer's loop failed; this is a bug in zpccl", exc_info=True)
+            self._machine.error = self._machine.error or InternalError(f"the peer's loop failed: {error!r}")
+        finally:
+            self._shut_down()
+
+    def _run_once(self, now_ns: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+        for event in self._take_monitor_events():
+            self._handle(event, now_ns)
+        with self._lock:
+            inbox, self._inbox = self._inbox, deque()
+        for item in inbox:
+            if callable(item):
+                item()
+            else:
+                self._handle(item, now_ns)
+        for _ in range(limits.POLL_EVENTS_MAX):
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._on_data(data, now_ns)
+        for engine_event in self._engine.poll():
+            self._on_engine_event(engine_event, now_ns)
+        deadline_ns = self._machine.deadline_ns()
+        if deadline_ns is not None and now_ns >= deadline_ns:
+            self._handle(events.Tick(), now_ns)
+
+    def _take_monitor_events(self) -> list[events.PeerEvent]:
+        found: list[events.PeerEvent] = []
+        while self._monitor.poll(0):
+            kind = recv_monitor_message(self._monitor)["event"]
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                found.append(events.ConnectionUp())
+            elif kind == zmq.EVENT_DISCONNECTED:
+                found.append(events.ConnectionDown())
+            elif kind == zmq.EVENT_CONNECT_RETRIED:
+                found.append(events.ConnectionFailed("the connection was refused or timed out"))
+            else:
+                found.append(events.ConnectionFailed("what answers there does not speak ZeroMQ"))
+        return found
+
+    def _on_data(self, data: bytes, now_ns: int) -> None:
+        try:
+            message = decode_master_message(data)
+        except OtherVersion as error:
+            return self._handle(events.OtherVersionReceived(error.version), now_ns)
+        except Malformed as error:
+            return logger.error("malformed message from the master: %s", error.message)
+        self._handle(events.MasterMessageReceived(message), now_ns)
+
+    def _on_engine_event(self, event: ReduceDone | LinkLost | MessageReceived, now_ns: int) -> None:
+        if isinstance(event, ReduceDone):
+            call = self._calls.get(self._attempts.get(event.attempt_id, -1))
+            if call is not None:
+                call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
+            error = os.strerror(-event.status) if event.status < 0 else ""
+            self._handle(events.ReduceDone(event.attempt_id, event.digest, error, event.fault), now_ns)
+        elif isinstance(event, MessageReceived):
+            call = self._calls.get(self._attempts.get(event.channel_id, -1))
+            if call is not None and call.transfer is not None:
+                call.transfer.deliver(event.peer, event.body)
+        elif self._link_ids.get(event.peer) == event.link_id:
+            del self._link_ids[event.peer]
+            self._handle(events.LinkFailed(event.peer, os.strerror(-event.status)), now_ns)
+
+    def _handle(self, event: events.PeerEvent, now_ns: int) -> None:
+        self._perform(self._machine.handle(event, now_ns), now_ns)
+        machine = self._machine
+        if machine.epoch != self.view.epoch or machine.state is not self.view.state:
+            members = tuple((member.peer_id, member.group, member.name) for member in machine.members)
+            self.view = View(machine.state, machine.epoch, members)
+        if machine.run_id != self._run_id:
+            self._run_id = machine.run_id
+            self._broker.set_run(machine.run_id)
+
+    def _perform(self, todo: list[effects.PeerEffect], now_ns: int) -> None:
+        for effect in todo:
+            if isinstance(effect, effects.Send):
+                with contextlib.suppress(zmq.Again):  # The master is away; all is said again when it is back.
+                    self._socket.send(encode(effect.message), zmq.NOBLOCK)
+            elif isinstance(effect, effects.StartReduce):
+                self._start_reduce(effect, now_ns)
+            elif isinstance(effect, effects.EndReduce):
+                self._attempts.pop(effect.attempt_id, None)
+                self._engine.end_reduce(effect.attempt_id, commit=effect.commit)
+            elif isinstance(effect, effects.StartSync):
+                self._start_sync(effect)
+            elif isinstance(effect, effects.EndSync):
+                self._end_sync(effect)
+            elif isinstance(effect, effects.OpenLink):
+                self._broker.open(effect.neighbour)
+            elif isinstance(effect, effects.CloseLink):
+                self._broker.close_link(effect.peer_id)
+                self._close_link(effect.peer_id)
+            elif isinstance(effect, effects.Log):
+                logger.log(effect.level, "%s: %s", self.options.name, effect.text)
+            else:
+                self._answer(effect, now_ns)
+
+    def _answer(self, effect: effects.Resolve | effects.Reject, now_ns: int) -> None:
+        # The view must be new before the user goes on.
+        machine = self._machine
+        members = tuple((member.peer_id, member.group, member.name) for member in machine.members)
+        self.view = View(machine.state, machine.epoch, members)
+        with self._lock:
+            call = self._calls.pop(effect.call_id)
+        if isinstance(effect, effects.Resolve):
+            call.future.set_result(Outcome(effect.value, call.tx_bytes, call.rx_bytes))
+        else:
+            if call.transfer is not None:
+                call.transfer.end(commit=False)
+            call.future.set_exception(effect.error)
+
+    def _start_reduce(self, effect: effects.StartReduce, now_ns: int) -> None:
+        buffers = self._calls[effect.call_id].buffers
+        assert buffers is not None
+        self._attempts[effect.attempt_id] = effect.call_id
+        spec, order = buffers.spec, effect.order
+        rank = order.index(self.options.peer_id)
+        plan = ReducePlan(
+            attempt_id=effect.attempt_id,
+            datatype=DataType(spec.datatype),
+            op=ReduceOp(spec.op),
+            quantization=QuantizationAlgorithm(spec.quantization),
+            block_elements=spec.block_elements,
+            rank=rank,
+            world_size=len(order),
+            next=order[(rank + 1) % len(order)],
+            previous=order[rank - 1],
+            count=spec.count,
+            input_address=buffers.send.address,
+            output_address=buffers.recv.address,
+            frame_bytes=effect.frame_bytes,
+            restore=buffers.restore,
+        )
+        try:
+            self._engine.start_reduce(plan)
+        except OSError as error:
+            failed = events.ReduceDone(effect.attempt_id, error=f"cannot start: {error.strerror or error}")
+            with self._lock:
+                self._inbox.appendleft(failed)
+            os.eventfd_write(self._wakeup, 1)
+
+    def _start_sync(self, effect: effects.StartSync) -> None:
+        plan = effect.plan
+        transfer = self._calls[plan.call_id].transfer
+        assert transfer is not None
+        self._attempts[plan.attempt_id] = plan.call_id
+        self._engine.open_channel(plan.attempt_id)
+        self._channels.add(plan.attempt_id)
+        transfer.start(plan.attempt_id, plan.holders, {entry.key: entry.digest for entry in plan.fetch})
+
+    def _end_sync(self, effect: effects.EndSync) -> None:
+        self._attempts.pop(effect.attempt_id, None)
+        self._channels.discard(effect.attempt_id)
+        self._engine.close_channel(effect.attempt_id)
+        transfer = self._calls[effect.call_id].transfer
+        assert transfer is not None
+        transfer.end(effect.commit)
+
+    def _open_link(self, peer_id: bytes, sockets: list[socket.socket]) -> None:
+        """A complete link has come from the broker; it replaces an older one, which is broken at its other end."""
+        self._close_link(peer_id)
+        try:
+            self._link_ids[peer_id] = self._engine.open_link(peer_id, [connection.fileno() for connection in sockets])
+        except OSError as error:
+            for connection in sockets:
+                connection.close()
+            return self._handle(events.LinkFailed(peer_id, str(error)), time.monotonic_ns())
+        for connection in sockets:
+            connection.detach()
+        self._handle(events.LinkUp(peer_id), time.monotonic_ns())
+
+    def _close_link(self, peer_id: bytes) -> None:
+        if self._link_ids.pop(peer_id, None) is not None:
+            with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.
+                self._engine.close_link(peer_id)
+
+    def send_state(self, peer_id: bytes, channel_id: int, body: bytes) -> None:
+        """Sends a message of a sync, from the thread of the user. Waits for room while the sync goes on.
+
+        Raises:
+            OSError: the link is gone, or the sync is over.
+        """
+        while True:
+            if channel_id not in self._channels:
+                raise OSError(errno.ECANCELED, "the sync is over")
+            try:
+                return self._engine.send_message(peer_id, channel_id, body, _SEND_WAIT_MS)
+            except OSError as error:
+                if error.errno != errno.ETIMEDOUT:
+                    raise
+
+    def report_fetch(self, attempt_id: int, error: str, fault: bytes | None) -> None:
+        """Tells the machine that a fetch is done or failed, from the thread of the user."""
+        self._post(events.FetchDone(attempt_id, error, fault))
+
+    def _shut_down(self) -> None:
+        """Everything ends; whoever still waits gets the machine's error."""
+        with self._lock:
+            self._is_closed = True
+            calls, self._calls = self._calls, {}
+            inbox, self._inbox = self._inbox, deque()
+        self._channels.clear()
+        self._broker.close()
+        self._engine.close()
+        self.view = View(State.CLOSED, self.view.epoch, self.view.members)
+        del inbox  # Links in it close their sockets when they are forgotten.
+        for call in calls.values():
+            if call.transfer is not None:
+                call.transfer.end(commit=False)
+        self._refuse(list(calls.values()))
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=limits.LINGER_MS)
+        self._context.term()
+        os.close(self._wakeup)
+
+
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)

@@ -1,0 +1,101 @@
+"""Tensors of numpy and torch as plain memory: address, count, dtype. Neither package is imported for it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from zpccl.errors import InvalidArgument
+from zpccl.types import DataType
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """The memory of a tensor.
+
+    Attributes:
+        owner: the tensor; holding it keeps the memory alive.
+        address: of the first element.
+        count: elements, 1 or more.
+        datatype: of each element.
+    """
+
+    owner: Any
+    address: int
+    count: int
+    datatype: DataType
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.datatype.itemsize
+
+    def overlaps(self, other: TensorView) -> bool:
+        """True if the two share memory."""
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+def is_torch_tensor(tensor: Any) -> bool:
+    """True for tensors of torch, if it is loaded at all."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def view(tensor: Any, name: str, *, writable: bool, datatype: DataType | None = None) -> TensorView:
+    """The memory of a numpy array or a torch CPU tensor.
+
+    Args:
+        tensor: C-contiguous, with at least one element.
+        name: of the argument, for error messages.
+        writable: the memory will be written.
+        datatype: what the caller says the elements are. BFLOAT16 may be said of uint16 arrays, which numpy needs.
+
+    Raises:
+        InvalidArgument: the tensor cannot be used; the text says why and what to do.
+    """
+    if is_torch_tensor(tensor):
+        found = _view_torch(tensor, name)
+    elif _is_numpy_array(tensor):
+        found = _view_numpy(tensor, name, writable)
+    else:
+        raise InvalidArgument(f"{name} is a {type(tensor).__name__}; give a numpy array or a torch tensor")
+    if found.count == 0:
+        raise InvalidArgument(f"{name} has no elements; at least one is needed")
+    if datatype is None or datatype == found.datatype:
+        return found
+    if (datatype, found.datatype) == (DataType.BFLOAT16, DataType.UINT16):
+        return TensorView(tensor, found.address, found.count, DataType.BFLOAT16)
+    raise InvalidArgument(f"{name} has elements of {found.datatype.name}, but its descriptor says {datatype.name}")
+
+
+def empty_like(tensor: Any) -> Any:
+    """A new tensor of the same kind, shape and dtype, with undefined contents."""
+    if is_torch_tensor(tensor):
+        return sys.modules["torch"].empty_like(tensor, requires_grad=False)
+    return sys.modules["numpy"].empty_like(tensor, subok=False)
+
+
+def _is_numpy_array(tensor: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(tensor, numpy.ndarray)
+
+
+def _view_numpy(array: Any, name: str, writable: bool) -> TensorView:
+    datatype = DataType.from_numpy_dtype(array.dtype)
+    if not array.flags.c_contiguous:
+        raise InvalidArgument(f"{name} is not contiguous; use numpy.ascontiguousarray and copy the result back")
+    if writable and not array.flags.writeable:
+        raise InvalidArgument(f"{name} is read-only; pass a writable array, or leave recv out to get a new one")
+    return TensorView(array, array.ctypes.data, array.size, datatype)
+
+
+def _view_torch(tensor: Any, name: str) -> TensorView:
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(f"{name} is on {tensor.device}; only CPU tensors are supported: use tensor.cpu()")
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise InvalidArgument(f"{name} has layout {tensor.layout}; use tensor.to_dense()")
+    datatype = DataType.from_torch_dtype(tensor.dtype)
+    if not tensor.is_contiguous():
+        raise InvalidArgument(f"{name} is not contiguous; use tensor.contiguous() and copy the result back")
+    return TensorView(tensor, tensor.data_ptr(), tensor.numel(), datatype)

@@ -1,0 +1,60 @@
+"""A master inside your own process."""
+
+from __future__ import annotations
+
+import threading
+
+from zpccl.control.master_loop import MasterLoop
+from zpccl.errors import InvalidUsage
+
+
+class MasterNode:
+    """A master that runs in a thread of this process.
+
+    The process stays alive while the master runs. Dropping the object waits for the master's end: call `interrupt()`
+    first, unless it is meant to run until the process is told to stop.
+
+    Args:
+        listen_address: "host:port"; port 0 takes a free one.
+    """
+
+    def __init__(self, listen_address: str) -> None:
+        self._listen_address = listen_address
+        self._loop: MasterLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the master listens, "host:port"."""
+        return self._loop.address if self._loop is not None else self._listen_address
+
+    def run(self) -> None:
+        """Starts the master and returns.
+
+        Raises:
+            InvalidArgument: the address is malformed or not of this host.
+            InvalidUsage: the port is taken, or this master runs already.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            raise InvalidUsage("this master runs already", function="MasterNode.run")
+        self._loop = MasterLoop(self._listen_address)
+        self._thread = threading.Thread(target=self._loop.run, name="zpccl-master", daemon=False)
+        self._thread.start()
+
+    def interrupt(self) -> None:
+        """Stops the master and waits for its end. Does nothing if it does not run."""
+        if self._loop is not None and self._thread is not None and self._thread.is_alive():
+            self._loop.stop()
+            self._thread.join()
+
+    def __enter__(self) -> MasterNode:
+        self.run()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.interrupt()
+
+    def __del__(self) -> None:
+        thread = getattr(self, "_thread", None)
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join()
