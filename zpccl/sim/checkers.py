@@ -1,0 +1,340 @@
+"""What must hold in every run, checked as it goes. Each checker names the promise of the design that it checks.
+
+Checkers see what the master sends, what peers do and what users are answered. They know the fake world as it is, and
+nothing of what the machines think.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zpccl import limits
+from zpccl.errors import PCCLError
+from zpccl.limits import SECOND
+from zpccl.protocol import effects
+from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Plan, SyncPlan
+from zpccl.protocol.peer import State
+from zpccl.sim.program import Collective, Outcome, Sync
+
+if TYPE_CHECKING:
+    from zpccl.sim.cluster import Cluster
+    from zpccl.sim.node import PeerNode, UserCall
+
+CAUSE_WINDOW_NS = limits.HEARTBEAT_TIMEOUT_NS + limits.STALL_TIMEOUT_NS + 5 * SECOND
+"""How long before its effect a fault may lie: until it is noticed, and what it stalled is given up."""
+ANSWERS_KEPT_MAX = 64
+"""Far below the limit of the master: programs here make few calls, so more would be a leak."""
+
+
+class Checker:
+    """Base of all checkers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+        """The master sends a message."""
+
+    def on_master_step(self, machine: MasterMachine) -> None:
+        """The master has handled an event."""
+
+    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+        """A peer is about to perform an effect."""
+
+    def on_peer_step(self, node: PeerNode) -> None:
+        """A peer has handled an event."""
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """A call of the user is answered."""
+
+    def on_closed(self, node: PeerNode) -> None:
+        """A process ends in order."""
+
+
+class Agreement(Checker):
+    """S1: all who survive an attempt get one outcome, and equal results."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.decisions: dict[int, bool] = {}
+        self._results: dict[int, int] = {}
+
+    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+        """All decisions on an attempt are the same."""
+        if isinstance(message, Decision):
+            first = self.decisions.setdefault(message.attempt_id, message.committed)
+            self.cluster.require(first == message.committed, "S1", f"attempt {message.attempt_id} is decided twice")
+
+    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+        """Who is still a member ends an attempt as decided; nobody commits what is not."""
+        if not isinstance(effect, (effects.EndReduce, effects.EndSync)):
+            return
+        decided = self.decisions.get(effect.attempt_id)
+        is_survivor = node.machine.state is State.MEMBER
+        self.cluster.require(
+            effect.commit == decided if is_survivor and decided is not None else not effect.commit,
+            "S1",
+            f"{node.name} ends attempt {effect.attempt_id} with commit={effect.commit}, decided was {decided}",
+        )
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """Committed results are equal; who succeeds has committed."""
+        if not isinstance(call.request, Collective) or isinstance(outcome, PCCLError):
+            return
+        attempt_id = node.committed.get(call.call_id)
+        if attempt_id is None:
+            raise self.cluster.violation("S1", f"{node.name}: call {call.call_id} succeeds without a commit")
+        value = call.request.buffer.value
+        first = self._results.setdefault(attempt_id, value)
+        self.cluster.require(first == value, "S1", f"attempt {attempt_id}: {node.name} has another result")
+
+
+class InputSafety(Checker):
+    """S2: a failed call leaves its buffer as it was; one that succeeds leaves the sum of exactly the plan's peers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._inputs: dict[int, dict[bytes, int]] = {}
+        self._orders: dict[int, tuple[bytes, ...]] = {}
+
+    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+        """Remembers who takes part."""
+        if isinstance(message, Plan):
+            self._orders[message.attempt_id] = message.lanes[0].order
+
+    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+        """Remembers what each peer gives."""
+        if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
+            inputs = self._inputs.setdefault(effect.attempt_id, {})
+            inputs[node.peer_id] = node.calls[effect.call_id].value_before
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """Looks into the buffer."""
+        if isinstance(call.request, Sync) and isinstance(outcome, PCCLError):
+            state = (node.shared_state.revision, node.shared_state.values)
+            self.cluster.require(state == call.state_before, "S2", f"{node.name}: a failed sync changed the state")
+        if not isinstance(call.request, Collective):
+            return
+        value = call.request.buffer.value
+        if isinstance(outcome, PCCLError):
+            same = value == call.value_before
+            self.cluster.require(same, "S2", f"{node.name}: call {call.call_id} failed and changed its buffer")
+            return
+        attempt_id = node.committed.get(call.call_id, 0)
+        order, inputs = self._orders.get(attempt_id, ()), self._inputs.get(attempt_id, {})
+        self.cluster.require(
+            inputs.keys() == set(order) and value == sum(inputs.values()) and outcome == len(order),
+            "S2",
+            f"{node.name}: attempt {attempt_id} left {value} and says {outcome}, inputs were {list(inputs.values())}",
+        )
+
+
+class History(Checker):
+    """S3: one member list per epoch, one plan per attempt; both numbers grow."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._members: dict[int, tuple[Member, ...]] = {0: ()}
+        self._orders: dict[int, tuple[bytes, ...]] = {0: ()}
+        self._epoch = 0
+        self._plans: dict[int, object] = {}
+        self._newest_attempt_id = 0
+        self._epoch_of_peer: dict[bytes, int] = {}
+
+    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+        """Compares what is sent with what was sent before."""
+        require = self.cluster.require
+        if isinstance(message, Members):
+            first = self._members.setdefault(message.epoch, message.members)
+            require(first == message.members, "S3", f"epoch {message.epoch} has two member lists")
+        elif isinstance(message, (Plan, SyncPlan)):
+            attempt_id = message.attempt_id
+            facts = message.lanes if isinstance(message, Plan) else (message.revision, message.holders)
+            if attempt_id not in self._plans:
+                require(attempt_id > self._newest_attempt_id, "S3", f"attempt {attempt_id} is not the newest")
+                self._newest_attempt_id = attempt_id
+            require(self._plans.setdefault(attempt_id, facts) == facts, "S3", f"attempt {attempt_id} has two plans")
+
+    def on_master_step(self, machine: MasterMachine) -> None:
+        """The member list changes only with the epoch."""
+        epoch = machine.registry.epoch
+        order = tuple(peer.peer_id for peer in machine.registry.order)
+        self.cluster.require(epoch >= self._epoch, "S3", f"epoch {epoch} after {self._epoch}")
+        self._epoch = epoch
+        self.cluster.require(self._orders.setdefault(epoch, order) == order, "S3", f"epoch {epoch} changes its members")
+
+    def on_peer_step(self, node: PeerNode) -> None:
+        """A peer never goes back, and knows no member list but the master's."""
+        machine = node.machine
+        earlier = self._epoch_of_peer.get(node.peer_id, 0)
+        self.cluster.require(machine.epoch >= earlier, "S3", f"{node.name} goes back from epoch {earlier}")
+        self._epoch_of_peer[node.peer_id] = machine.epoch
+        if machine.state is State.MEMBER:
+            same = machine.members == self._members.get(machine.epoch)
+            self.cluster.require(same, "S3", f"{node.name} has a member list of its own for epoch {machine.epoch}")
+
+
+class Quiet(Checker):
+    """S4: after a call is answered the data plane leaves its buffer alone."""
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """The data plane has let go."""
+        dataplane = self.cluster.dataplane
+        if isinstance(call.request, Collective):
+            is_active = call.call_id in dataplane.active_calls(node)
+        else:
+            is_active = isinstance(call.request, Sync) and dataplane.is_syncing(node)
+        self.cluster.require(not is_active, "S4", f"{node.name}: call {call.call_id} is answered while it runs")
+
+    def on_closed(self, node: PeerNode) -> None:
+        """Nothing runs in a closed process, and nothing waits."""
+        is_active = self.cluster.dataplane.active_calls(node) or self.cluster.dataplane.is_syncing(node)
+        self.cluster.require(not is_active, "S4", f"{node.name} is closed while the data plane runs")
+        self.cluster.require(not node.calls, "L1", f"{node.name} is closed with calls open: {list(node.calls)}")
+
+
+class EqualState(Checker):
+    """S5: after a sync all who took part hold the same contents at the same revision."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._outcomes: dict[int, tuple[int, dict[str, int]]] = {}
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """Compares states."""
+        if not isinstance(call.request, Sync) or isinstance(outcome, PCCLError):
+            return
+        attempt_id = node.committed.get(call.call_id)
+        if attempt_id is None:
+            raise self.cluster.violation("S5", f"{node.name}: sync {call.call_id} succeeds without a commit")
+        found = (node.shared_state.revision, node.shared_state.shared())
+        first = self._outcomes.setdefault(attempt_id, found)
+        self.cluster.require(first == found, "S5", f"sync {attempt_id}: {node.name} holds another state")
+        self.cluster.require(outcome == found[0], "S5", f"sync {attempt_id}: {node.name} is told revision {outcome}")
+
+
+class Causes(Checker):
+    """S6: attempts abort and members are lost only because of a fault of their own, never because of a joiner."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._participants: dict[int, tuple[frozenset[bytes], int]] = {}
+        self._members: dict[bytes, str] = {}
+
+    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+        """An abort needs a fault among its participants."""
+        if isinstance(message, Plan):
+            known = (frozenset(message.lanes[0].order), self.cluster.clock.now_ns)
+            self._participants.setdefault(message.attempt_id, known)
+        elif isinstance(message, SyncPlan):
+            node = self.cluster.node_of(connection)
+            peers, since_ns = self._participants.get(message.attempt_id, (frozenset(), self.cluster.clock.now_ns))
+            ids = {node.peer_id} if node is not None else set()
+            self._participants[message.attempt_id] = (peers.union(message.holders, ids), since_ns)
+        elif isinstance(message, Decision) and not message.committed and message.attempt_id in self._participants:
+            peers, since_ns = self._participants[message.attempt_id]
+            has_cause = self.cluster.has_cause(peers, since_ns - CAUSE_WINDOW_NS)
+            self.cluster.require(
+                has_cause, "S6", f"attempt {message.attempt_id} aborts without a cause: {message.reason}"
+            )
+
+    def on_master_step(self, machine: MasterMachine) -> None:
+        """A loss needs a fault of the member."""
+        members = {peer.peer_id: peer.name for peer in machine.registry.order}
+        for peer_id in self._members.keys() - members.keys():
+            since_ns = self.cluster.clock.now_ns - CAUSE_WINDOW_NS
+            is_stranger = peer_id not in self.cluster.nodes
+            has_cause = is_stranger or self.cluster.has_cause(frozenset((peer_id,)), since_ns)
+            self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a cause")
+        self._members = members
+
+
+class Bounds(Checker):
+    """B1: what the master keeps for a peer is bounded, and does not grow with time."""
+
+    def on_master_step(self, machine: MasterMachine) -> None:
+        """Counts."""
+        for peer in machine.registry.peers.values():
+            count = len(peer.answers)
+            self.cluster.require(count <= ANSWERS_KEPT_MAX, "B1", f"{count} answers are kept for {peer.name}")
+            count = len(peer.open_calls)
+            self.cluster.require(count <= limits.CALLS_IN_FLIGHT_MAX, "B1", f"{peer.name} has {count} open calls")
+        registered = len(machine.registry.peers)
+        count = len(machine.collectives.ballots) + len(machine.collectives.attempts) + len(machine.rounds.calls)
+        self.cluster.require(count <= 16 * registered, "B1", f"{count} calls are kept for {registered} peers")
+
+
+class Progress(Checker):
+    """L2: remembers which groups have committed a collective of late, for the demand after healing."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._fresh_ns = 0
+        self._begun: dict[int, tuple[int, int]] = {}
+        self.groups_done: set[int] = set()
+        self.committed_count = 0
+        self.aborted_count = 0
+        self.answered_count = 0
+
+    def restart(self) -> None:
+        """From now on."""
+        self._fresh_ns = self.cluster.clock.now_ns
+        self.groups_done.clear()
+
+    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+        """Remembers when an attempt began, and that it ended."""
+        if isinstance(effect, effects.StartReduce):
+            self._begun.setdefault(effect.attempt_id, (node.group, self.cluster.clock.now_ns))
+        elif isinstance(effect, effects.EndReduce):
+            if effect.commit:
+                self.committed_count += 1
+                group, begun_ns = self._begun[effect.attempt_id]
+                if begun_ns >= self._fresh_ns:
+                    self.groups_done.add(group)
+            else:
+                self.aborted_count += 1
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """Counts."""
+        self.answered_count += 1
+
+
+class Checkers(Checker):
+    """All checkers."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.progress = Progress(cluster)
+        kinds = (Agreement, InputSafety, History, Quiet, EqualState, Causes, Bounds)
+        self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.progress]
+
+    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+        """The master sends a message."""
+        for checker in self.all:
+            checker.on_master_message(connection, message)
+
+    def on_master_step(self, machine: MasterMachine) -> None:
+        """The master has handled an event."""
+        for checker in self.all:
+            checker.on_master_step(machine)
+
+    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+        """A peer is about to perform an effect."""
+        for checker in self.all:
+            checker.on_peer_effect(node, effect)
+
+    def on_peer_step(self, node: PeerNode) -> None:
+        """A peer has handled an event."""
+        for checker in self.all:
+            checker.on_peer_step(node)
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """A call of the user is answered."""
+        for checker in self.all:
+            checker.on_answer(node, call, outcome)
+
+    def on_closed(self, node: PeerNode) -> None:
+        """A process ends in order."""
+        for checker in self.all:
+            checker.on_closed(node)

@@ -1,0 +1,224 @@
+"""A whole run in a fake world, from one seed.
+
+    cluster = Cluster(seed, peer_count=5)
+    cluster.run(steps=600, faults=CHURN)      # safety: checkers raise Violation
+    cluster.heal()
+    assert cluster.quiesces(steps=20_000)     # liveness: L2
+
+A step is one timer of the clock. All randomness comes from the seed, each actor with a source of its own, so a seed
+replays exactly; nothing depends on the order of sets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from zpccl.limits import SECOND
+from zpccl.protocol import events
+from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.peer import PeerMachine, PeerOptions, State
+from zpccl.sim.checkers import Checkers
+from zpccl.sim.clock import Clock, Timer
+from zpccl.sim.dataplane import DataPlane, SharedState
+from zpccl.sim.faults import CALM, HEALED, Faults, Incident, Injector
+from zpccl.sim.links import Links
+from zpccl.sim.network import Network
+from zpccl.sim.node import MasterNode, PeerNode
+from zpccl.sim.program import Script
+from zpccl.sim.strangers import Strangers
+from zpccl.sim.trace import describe, line
+
+
+class Violation(AssertionError):
+    """A promise is broken.
+
+    Attributes:
+        promise: its id in the design: "S1", "L2", ...
+    """
+
+    def __init__(self, promise: str, text: str) -> None:
+        super().__init__(f"{promise}: {text}")
+        self.promise = promise
+
+
+class Cluster:
+    """A master, peers, and the world between them.
+
+    Args:
+        seed: of all randomness.
+        peer_count: peers that start at once; up to twice as many may join.
+        script: what the users run; drawn from the seed where it is None.
+        make_master, make_peer: the machines.
+        tracer: is given every line of the trace.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        peer_count: int = 4,
+        *,
+        script: Script | None = None,
+        make_master: Callable[[bytes], MasterMachine] = MasterMachine,
+        make_peer: Callable[[PeerOptions], PeerMachine] = PeerMachine,
+        tracer: Callable[[str], None] | None = None,
+    ) -> None:
+        self._rng = random.Random(seed)
+        self._tracer = tracer
+        self.clock = Clock()
+        self.faults: Faults = CALM
+        self.peers_max = 2 * peer_count
+        self.make_peer = make_peer
+        self.incidents: list[Incident] = []
+        self.nodes: dict[bytes, PeerNode] = {}
+        self.script = script or Script.draw(self.child_rng())
+        self.checkers = Checkers(self)
+        self.network = Network(self)
+        self.links = Links(self)
+        self.dataplane = DataPlane(self)
+        self.strangers = Strangers(self)
+        self.injector = Injector(self)
+        self.master = MasterNode(self, make_master(self._rng.randbytes(16)))
+        self.step_count = 0
+        self._healed_ns = 0
+        self._peer_count = peer_count
+        self._is_started = False
+
+    # --- What a test does -------------------------------------------------------------------------------------------
+
+    def run(self, steps: int, faults: Faults = CALM) -> None:
+        """Runs for some steps, with faults.
+
+        Raises:
+            Violation: a promise is broken.
+        """
+        self.faults = faults
+        self.injector.start(faults)
+        if not self._is_started:
+            self._is_started = True
+            for _ in range(self._peer_count):
+                self.spawn()
+        for _ in range(steps):
+            self._step()
+
+    def heal(self) -> None:
+        """Ends all faults: from now on everything can connect to everything. Two peers at least are there."""
+        self.faults = HEALED
+        self.injector.start(HEALED)
+        for node in self.live_nodes():
+            node.slowness = 1
+        while sum(node.group == 0 for node in self.live_nodes()) < 2:
+            self.spawn(group=0)
+        self._healed_ns = self.clock.now_ns
+        self.checkers.progress.restart()
+
+    def quiesces(self, steps: int = 20_000, seconds: int = 60) -> bool:
+        """True if within so many steps and simulated seconds after heal() all is well again.
+
+        All is well when every process is a member, every call that was open at the healing is answered, and every
+        group of two or more has committed a collective that began after it.
+        """
+        end_ns = self._healed_ns + seconds * SECOND
+        for count in range(steps):
+            if count % 16 == 0 and not self.reasons_of_unrest():
+                return True
+            next_ns = self.clock.next_ns()
+            if next_ns is None or next_ns > end_ns:
+                break
+            self._step()
+        return not self.reasons_of_unrest()
+
+    def reasons_of_unrest(self) -> list[str]:
+        """What is not well yet."""
+        reasons = []
+        sizes: dict[int, int] = {}
+        order = {peer.peer_id for peer in self.master.machine.registry.order}
+        for node in self.live_nodes():
+            sizes[node.group] = sizes.get(node.group, 0) + 1
+            old = [call.call_id for call in node.calls.values() if call.opened_ns <= self._healed_ns]
+            if old:
+                reasons.append(f"{node.name} waits in calls {old}")
+            if node.machine.state is not State.MEMBER or node.peer_id not in order:
+                reasons.append(f"{node.name} is no member but {node.machine.state.value}")
+        done = self.checkers.progress.groups_done
+        reasons += [f"group {g} commits nothing" for g, size in sizes.items() if size > 1 and g not in done]
+        return reasons
+
+    # --- What the parts of the world do -----------------------------------------------------------------------------
+
+    def child_rng(self) -> random.Random:
+        """A source of randomness for one actor."""
+        return random.Random(self._rng.getrandbits(64))
+
+    def live_nodes(self) -> list[PeerNode]:
+        """The processes that run."""
+        return [node for node in self.nodes.values() if node.is_alive]
+
+    def node_of(self, connection: str) -> PeerNode | None:
+        """The process at the other end of a connection of the master."""
+        found = self.network.connections.get(connection)
+        return found.node if found is not None else None
+
+    def spawn(self, group: int | None = None, state: SharedState | None = None) -> PeerNode:
+        """Starts a new process."""
+        if group is None:
+            group = self._rng.randrange(self.script.groups)
+        node = PeerNode(self, f"p{len(self.nodes)}g{group}", group, state or SharedState())
+        self.nodes[node.peer_id] = node
+        node.start()
+        return node
+
+    def restart(self, node: PeerNode) -> None:
+        """A supervisor starts a new process in place of one that gave up, with its state or with none."""
+        state = node.shared_state if self._rng.random() < 0.5 else None
+
+        def happen() -> None:
+            self.spawn(node.group, state)
+
+        self.clock.after(self._rng.randrange(SECOND), happen)
+
+    def note(self, kind: str, *nodes: PeerNode) -> None:
+        """Enters a fault in the journal."""
+        self.incidents.append(Incident(self.clock.now_ns, kind, frozenset(node.peer_id for node in nodes)))
+        self.trace("fault", "**", f"{kind}: {', '.join(node.name for node in nodes)}")
+
+    def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
+        """True if a fault since then concerns these peers and no others."""
+        return any(i.time_ns >= since_ns and i.peers <= peers for i in reversed(self.incidents))
+
+    def require(self, condition: bool, promise: str, text: str) -> None:
+        """Raises Violation unless the condition holds."""
+        if not condition:
+            raise self.violation(promise, text)
+
+    def violation(self, promise: str, text: str) -> Violation:
+        """A broken promise, with the time."""
+        return Violation(promise, f"at {self.clock.now_ns / SECOND:.6f} s: {text}")
+
+    def check_deadline(self, name: str, event: object, deadline_ns: int | None) -> None:
+        """A machine that has had its Tick must not want another one at the same time."""
+        if isinstance(event, events.Tick) and deadline_ns is not None:
+            self.require(deadline_ns > self.clock.now_ns, "L1", f"{name} spins: its deadline stays in the past")
+
+    def rearm(self, timer: Timer | None, deadline_ns: int | None, tick: Callable[[], None]) -> Timer | None:
+        """A timer for the deadline of a machine, in place of the one before."""
+        if timer is not None and timer.callback is not None:
+            if timer.time_ns == deadline_ns:
+                return timer
+            timer.cancel()
+        return None if deadline_ns is None else self.clock.at(deadline_ns, tick)
+
+    def trace(self, actor: str, arrow: str, what: object) -> None:
+        """Writes a line of the trace."""
+        if self._tracer is not None:
+            text = what if isinstance(what, str) else describe(what, self._name_of)
+            self._tracer(line(self.clock.now_ns, actor, arrow, text))
+
+    def _name_of(self, data: bytes) -> str:
+        node = self.nodes.get(data)
+        return node.name if node is not None else data.hex().lstrip("0")[-12:] or "0"
+
+    def _step(self) -> None:
+        self.step_count += 1
+        if not self.clock.step():
+            raise self.violation("L1", "nothing will ever happen again")

@@ -1,0 +1,168 @@
+"""What goes wrong: profiles of faults, and the injector that makes them happen.
+
+Rates are per simulated second for the whole run, chances are per occasion. Every fault that can fail a collective is
+entered in the journal, with the peers that it concerns: a collective that aborts must find its cause there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zpccl.limits import SECOND
+from zpccl.protocol.peer import State
+
+if TYPE_CHECKING:
+    from zpccl.sim.cluster import Cluster
+    from zpccl.sim.node import PeerNode
+
+
+@dataclass(frozen=True)
+class Faults:
+    """A profile of faults."""
+
+    name: str
+    joins: float = 0.0
+    crashes: float = 0.0
+    leaves: float = 0.0
+    connection_breaks: float = 0.0
+    link_breaks: float = 0.0
+    strangers: float = 0.0
+    spares_members: bool = False
+    """Peers crash, leave and lose connections only until they are admitted."""
+    silent_chance: float = 0.0
+    """That a break or crash is noticed by a timeout only."""
+    refusal_chance: float = 0.0
+    """That a try to connect, to the master or to a peer, fails."""
+    slow_chance: float = 0.0
+    """That a peer is slow all its life."""
+    withdraw_chance: float = 0.0
+    """That a call has a short timeout."""
+    mismatch_chance: float = 0.0
+    """That a peer calls a collective with another count."""
+    corruption_chance: float = 0.0
+    """That a peer computes a wrong result."""
+    duplicate_chance: float = 0.0
+    """That a control message comes twice."""
+
+
+CALM = Faults("calm", joins=0.5)
+CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, silent_chance=0.2, slow_chance=0.1)
+FLAKY_NETWORK = Faults(
+    "flaky", joins=0.2, connection_breaks=1.0, link_breaks=1.0, silent_chance=0.2, refusal_chance=0.15, slow_chance=0.1
+)
+JOINERS = Faults(
+    "joiners",
+    joins=2.0,
+    crashes=0.8,
+    leaves=0.2,
+    connection_breaks=1.0,
+    link_breaks=1.0,
+    strangers=0.5,
+    spares_members=True,
+    silent_chance=0.3,
+    refusal_chance=0.3,
+)
+IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
+HOSTILE = Faults("hostile", joins=0.3, crashes=0.1, strangers=2.0, corruption_chance=0.03, duplicate_chance=0.2)
+CHAOS = Faults(
+    "chaos",
+    joins=0.7,
+    crashes=0.3,
+    leaves=0.1,
+    connection_breaks=0.6,
+    link_breaks=0.6,
+    strangers=0.3,
+    silent_chance=0.2,
+    refusal_chance=0.1,
+    slow_chance=0.1,
+    withdraw_chance=0.05,
+    mismatch_chance=0.01,
+    corruption_chance=0.01,
+    duplicate_chance=0.05,
+)
+PROFILES = {profile.name: profile for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, CHAOS, CALM)}
+HEALED = replace(CALM, name="healed", joins=0.0)
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A fault that happened, and the peers without which it could not have."""
+
+    time_ns: int
+    kind: str
+    peers: frozenset[bytes]
+
+
+class Injector:
+    """Makes the faults of a profile happen."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng = cluster.child_rng()
+        self._era = 0  # Timers of older eras do nothing.
+
+    def start(self, faults: Faults) -> None:
+        """Begins with a profile; the one before it ends."""
+        self._era += 1
+        for rate, strike in (
+            (faults.joins, self._join),
+            (faults.crashes, self._crash),
+            (faults.leaves, self._leave),
+            (faults.connection_breaks, self._break_connection),
+            (faults.link_breaks, self._break_link),
+            (faults.strangers, self._stranger),
+        ):
+            if rate > 0:
+                self._schedule(rate, strike, self._era)
+
+    def _schedule(self, rate: float, strike: Callable[[], None], era: int) -> None:
+        def happen() -> None:
+            if era == self._era:
+                strike()
+                self._schedule(rate, strike, era)
+
+        self._cluster.clock.after(int(self._rng.expovariate(rate) * SECOND), happen)
+
+    def _victims(self) -> list[PeerNode]:
+        nodes = self._cluster.live_nodes()
+        if self._cluster.faults.spares_members:
+            return [node for node in nodes if node.machine.state in (State.CONNECTING, State.PENDING)]
+        return nodes
+
+    def _is_silent(self) -> bool:
+        return self._rng.random() < self._cluster.faults.silent_chance
+
+    def _join(self) -> None:
+        if len(self._cluster.live_nodes()) < self._cluster.peers_max:
+            self._cluster.spawn()
+
+    def _crash(self) -> None:
+        victims = self._victims()
+        if victims:
+            self._rng.choice(victims).crash(is_silent=self._is_silent())
+
+    def _leave(self) -> None:
+        victims = self._victims()
+        if victims:
+            self._rng.choice(victims).leave()
+
+    def _break_connection(self) -> None:
+        victims = [node for node in self._victims() if node.connection is not None]
+        if victims:
+            node = self._rng.choice(victims)
+            assert node.connection is not None
+            self._cluster.note("connection broken", node)
+            self._cluster.network.break_connection(node.connection, is_silent=self._is_silent())
+
+    def _break_link(self) -> None:
+        victims = {node.peer_id for node in self._victims()}
+        pairs = [pair for pair in self._cluster.links.up() if not victims.isdisjoint(pair)]
+        if pairs:
+            one, other = self._rng.choice(pairs)
+            self._cluster.note("link broken", self._cluster.nodes[one], self._cluster.nodes[other])
+            self._cluster.links.break_link(one, other, is_silent=self._is_silent())
+
+    def _stranger(self) -> None:
+        self._cluster.strangers.visit()

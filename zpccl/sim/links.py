@@ -1,0 +1,162 @@
+"""The data links between pairs of peers, as their two ends see them.
+
+    CLOSED --OpenLink--> WANTED --both want it, one dials--> UP --broken, closed by the other end--> CLOSED
+                            `--refused, other end gone, nobody there in time (the dialler only)-------^
+
+A link is alive or not in itself; each end is told in its own time, so one end may take a link for up that is not.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zpccl.limits import LINK_SETUP_TIMEOUT_NS, MS, STALL_TIMEOUT_NS
+from zpccl.protocol import events
+from zpccl.protocol.messages import Neighbour
+from zpccl.sim.clock import Timer
+
+if TYPE_CHECKING:
+    from zpccl.sim.cluster import Cluster
+    from zpccl.sim.node import PeerNode
+
+
+class EndState(enum.Enum):
+    """What one end makes of a link."""
+
+    CLOSED = "closed"
+    WANTED = "wanted"
+    UP = "up"
+
+
+@dataclass(slots=True)
+class End:
+    """One end of a link."""
+
+    state: EndState = EndState.CLOSED
+    is_dialling: bool = False
+    told_ns: int = 0
+    """When the end has been told all that it is to be told so far."""
+    timers: list[Timer] = field(default_factory=list)
+
+    def reset(self, state: EndState) -> None:
+        """Forgets what was about to happen at this end."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+        self.state, self.is_dialling = state, False
+
+
+@dataclass(slots=True)
+class Pair:
+    """A link."""
+
+    ends: dict[bytes, End]
+    is_alive: bool = False
+
+
+class Links:
+    """All links."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng = cluster.child_rng()
+        self._pairs: dict[tuple[bytes, bytes], Pair] = {}
+
+    def are_linked(self, one: bytes, other: bytes) -> bool:
+        """True while bytes can go from one to the other."""
+        return self._pair(one, other).is_alive
+
+    def up(self) -> list[tuple[bytes, bytes]]:
+        """The peers of every link that is alive."""
+        return [key for key, pair in self._pairs.items() if pair.is_alive]
+
+    def open(self, node: PeerNode, neighbour: Neighbour) -> None:
+        """One end wants a link; LinkUp or LinkFailed follows."""
+        other_id = neighbour.peer_id
+        pair = self._pair(node.peer_id, other_id)
+        end, other_end = pair.ends[node.peer_id], pair.ends[other_id]
+        self._cluster.require(end.state is not EndState.UP, "links", f"{node.name} opens a link that is up")
+        end.reset(EndState.WANTED)
+        if not neighbour.dial:
+            if other_end.is_dialling:
+                self._try(other_id, node.peer_id)
+            return
+        end.is_dialling = True
+        self._try(node.peer_id, other_id)
+        end.timers.append(
+            self._cluster.clock.after(LINK_SETUP_TIMEOUT_NS, lambda: self._fail(node.peer_id, other_id, "nobody there"))
+        )
+
+    def close(self, node: PeerNode, other_id: bytes) -> None:
+        """One end closes its link; it is told nothing more about it."""
+        self._drop(node.peer_id, other_id, is_silent=False)
+
+    def lose_peer(self, peer_id: bytes, *, is_silent: bool) -> None:
+        """A process is dead: its links end."""
+        for key in list(self._pairs):
+            if peer_id in key:
+                self._drop(peer_id, key[0] if key[1] == peer_id else key[1], is_silent=is_silent)
+
+    def break_link(self, one: bytes, other: bytes, *, is_silent: bool) -> None:
+        """Breaks a link that is alive."""
+        pair = self._pair(one, other)
+        pair.is_alive = False
+        for end_id, other_id in ((one, other), (other, one)):
+            self._tell_broken(end_id, other_id, is_silent=is_silent)
+        self._cluster.dataplane.on_link_broken(one, other)
+
+    def _drop(self, closer: bytes, other_id: bytes, *, is_silent: bool) -> None:
+        pair = self._pair(closer, other_id)
+        pair.ends[closer].reset(EndState.CLOSED)
+        if pair.is_alive:
+            pair.is_alive = False
+            self._tell_broken(other_id, closer, is_silent=is_silent)
+            self._cluster.dataplane.on_link_broken(closer, other_id)
+
+    def _pair(self, one: bytes, other: bytes) -> Pair:
+        key = (one, other) if one < other else (other, one)
+        if key not in self._pairs:
+            self._pairs[key] = Pair({one: End(), other: End()})
+        return self._pairs[key]
+
+    def _try(self, dialler: bytes, other_id: bytes) -> None:
+        """The dialler's connection arrives at the other end."""
+        pair = self._pair(dialler, other_id)
+
+        def happen() -> None:
+            end, other_end = pair.ends[dialler], pair.ends[other_id]
+            other = self._cluster.nodes.get(other_id)
+            if other is None or not other.is_alive or self._rng.random() < self._cluster.faults.refusal_chance:
+                self._fail(dialler, other_id, "refused")
+            elif other_end.state is EndState.WANTED:
+                pair.is_alive = True
+                for end_id, end in pair.ends.items():
+                    end.reset(EndState.UP)
+                    self._tell(end_id, other_id if end_id == dialler else dialler, self._rng.randrange(40 * MS), "")
+
+        pair.ends[dialler].timers.append(self._cluster.clock.after(self._rng.randrange(MS, 80 * MS), happen))
+
+    def _fail(self, peer_id: bytes, other_id: bytes, reason: str) -> None:
+        node = self._cluster.nodes[peer_id]
+        self._pair(peer_id, other_id).ends[peer_id].reset(EndState.CLOSED)
+        node.handle(events.LinkFailed(other_id, reason))
+
+    def _tell_broken(self, peer_id: bytes, other_id: bytes, *, is_silent: bool) -> None:
+        if self._pair(peer_id, other_id).ends[peer_id].state is EndState.UP:
+            self._tell(peer_id, other_id, self._rng.randrange(STALL_TIMEOUT_NS if is_silent else 40 * MS), "broken")
+
+    def _tell(self, peer_id: bytes, other_id: bytes, delay_ns: int, reason: str) -> None:
+        """Tells an end that the link is up, or why it is down, after all that it was told before."""
+        end = self._pair(peer_id, other_id).ends[peer_id]
+
+        def happen() -> None:
+            if reason:
+                self._fail(peer_id, other_id, reason)
+            else:
+                self._cluster.nodes[peer_id].handle(events.LinkUp(other_id))
+
+        clock = self._cluster.clock
+        end.told_ns = max(end.told_ns, clock.now_ns + delay_ns)
+        end.timers.append(clock.at(end.told_ns, happen))

@@ -1,0 +1,165 @@
+"""The control network: connections between peers and the master, as ROUTER and DEALER sockets give them.
+
+Messages on one connection come in order, each after a random delay; connections know nothing of each other, so what
+was sent on an old one may come after the first message of a new one. When a connection breaks, the tail of what is in
+flight is lost in each direction; each end learns of it in its own time, and until then sends into the void.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zpccl.limits import HEARTBEAT_TIMEOUT_NS, MS
+from zpccl.protocol import events
+from zpccl.protocol.messages import MasterMessage, PeerMessage, decode_master_message, decode_peer_message, encode
+from zpccl.sim.clock import Timer
+
+if TYPE_CHECKING:
+    from zpccl.sim.cluster import Cluster
+    from zpccl.sim.node import PeerNode
+
+
+class Stream:
+    """One direction of a connection."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._flights: deque[Timer] = deque()
+        self.last_due_ns = 0
+
+    def send(self, delay_ns: int, deliver: Callable[[], None]) -> None:
+        """Calls `deliver` after the delay, and after all that was sent before."""
+
+        def arrive() -> None:
+            self._flights.popleft()
+            deliver()
+
+        clock = self._cluster.clock
+        self.last_due_ns = max(self.last_due_ns, clock.now_ns + delay_ns)
+        self._flights.append(clock.at(self.last_due_ns, arrive))
+
+    def lose(self, keep: int) -> None:
+        """Loses all that is in flight but the first `keep` messages."""
+        while len(self._flights) > keep:
+            self._flights.pop().cancel()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+
+@dataclass(eq=False)
+class Connection:
+    """One connection to the master. `node` is None for strangers."""
+
+    name: str
+    node: PeerNode | None
+    latency_ns: int
+    to_master: Stream
+    to_peer: Stream
+    is_broken: bool = field(default=False)
+
+
+class Network:
+    """All connections to the master."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng = cluster.child_rng()
+        self._count = 0
+        self.connections: dict[str, Connection] = {}  # Those that the master may still send on.
+
+    def connect(self, node: PeerNode) -> None:
+        """Tries to connect a peer to the master: ConnectionUp or ConnectionFailed follows."""
+
+        def happen() -> None:
+            if not node.is_alive or node.connection is not None:
+                return
+            if self._rng.random() < self._cluster.faults.refusal_chance:
+                node.handle(events.ConnectionFailed("refused"))
+                if node.wants_connection():
+                    self.connect(node)
+                return
+            node.connection = self.open(node, f"{node.name}/{self._count}")
+            node.handle(events.ConnectionUp())
+
+        self._cluster.clock.after(self._rng.randrange(100 * MS), happen)
+
+    def open(self, node: PeerNode | None, name: str) -> Connection:
+        """A new connection."""
+        self._count += 1
+        latency_ns = self._rng.randrange(MS, 60 * MS) * (node.slowness if node is not None else 1)
+        connection = Connection(name, node, latency_ns, Stream(self._cluster), Stream(self._cluster))
+        self.connections[name] = connection
+        return connection
+
+    def send_to_master(self, connection: Connection, message: PeerMessage) -> None:
+        """Sends what a peer says. Lost if the connection is broken."""
+        if connection.is_broken:
+            return
+        data = encode(message)
+        copies = self._copies()
+
+        def deliver() -> None:
+            for _ in range(copies):
+                event = events.PeerMessageReceived(connection.name, decode_peer_message(data), "10.0.0.1")
+                self._cluster.master.handle(event)
+
+        connection.to_master.send(self._delay_ns(connection), deliver)
+
+    def send_to_peer(self, name: object, message: MasterMessage) -> None:
+        """Sends what the master says. Lost if the connection is broken or gone."""
+        connection = self.connections.get(str(name))
+        if connection is None or connection.is_broken or connection.node is None:
+            return
+        node, data, copies = connection.node, encode(message), self._copies()
+
+        def deliver() -> None:
+            for _ in range(copies):
+                if node.connection is connection:
+                    node.handle(events.MasterMessageReceived(decode_master_message(data)))
+
+        connection.to_peer.send(self._delay_ns(connection), deliver)
+
+    def break_connection(self, connection: Connection, *, is_silent: bool) -> None:
+        """Breaks a connection: what is in flight is lost in part, and the ends learn of it later."""
+        if connection.is_broken:
+            return
+        connection.is_broken = True
+        for stream in (connection.to_master, connection.to_peer):
+            stream.lose(self._rng.randint(0, len(stream)))
+        self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._master_learns(connection))
+        self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._peer_learns(connection))
+
+    def close(self, connection: Connection) -> None:
+        """The peer closes a connection: what it has sent arrives before the end does."""
+        if not connection.is_broken:
+            connection.is_broken = True
+            connection.to_peer.lose(0)
+            end_ns = max(connection.to_master.last_due_ns, self._cluster.clock.now_ns + connection.latency_ns)
+            self._cluster.clock.at(end_ns, lambda: self._master_learns(connection))
+
+    def _master_learns(self, connection: Connection) -> None:
+        connection.to_master.lose(0)
+        del self.connections[connection.name]
+        self._cluster.master.handle(events.ConnectionClosed(connection.name))
+
+    def _peer_learns(self, connection: Connection) -> None:
+        connection.to_peer.lose(0)
+        node = connection.node
+        if node is not None and node.connection is connection:
+            node.connection = None
+            node.handle(events.ConnectionDown())
+            if node.wants_connection():
+                self.connect(node)
+
+    def _notice_ns(self, is_silent: bool) -> int:
+        return self._rng.randrange(HEARTBEAT_TIMEOUT_NS if is_silent else 50 * MS)
+
+    def _delay_ns(self, connection: Connection) -> int:
+        return connection.latency_ns + self._rng.randrange(20 * MS)
+
+    def _copies(self) -> int:
+        return 2 if self._rng.random() < self._cluster.faults.duplicate_chance else 1

@@ -1,0 +1,297 @@
+"""The processes of the fake world: the master's and the peers'. They perform what the machines ask for.
+
+A process owns its machine, its timer and, if a peer, its connection and the threads of its program. Every event comes
+from the clock, so machines are never entered twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zpccl.limits import MS, SECOND
+from zpccl.protocol import effects, events
+from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.messages import StateEntry
+from zpccl.protocol.peer import PeerMachine, PeerOptions, State
+from zpccl.sim.clock import Timer
+from zpccl.sim.dataplane import SharedState, digest_of
+from zpccl.sim.faults import Faults
+from zpccl.sim.network import Connection
+from zpccl.sim.program import (
+    Batch,
+    Call,
+    Collective,
+    Connect,
+    Fatal,
+    Outcome,
+    Pause,
+    Program,
+    Request,
+    Sync,
+    Together,
+    Topology,
+    train,
+)
+from zpccl.types import DataType
+
+if TYPE_CHECKING:
+    from zpccl.sim.cluster import Cluster
+
+
+class MasterNode:
+    """The process of the master."""
+
+    name = "master"
+
+    def __init__(self, cluster: Cluster, machine: MasterMachine) -> None:
+        self._cluster = cluster
+        self.machine = machine
+        self._timer: Timer | None = None
+
+    def handle(self, event: events.MasterEvent) -> None:
+        """Gives an event to the machine and performs the effects."""
+        cluster = self._cluster
+        cluster.trace(self.name, "<-", event)
+        done = self.machine.handle(event, cluster.clock.now_ns)
+        self.machine.validate()
+        for effect in done:
+            cluster.trace(self.name, "->", effect)
+            if isinstance(effect, effects.Broadcast):
+                for connection in effect.connections:
+                    cluster.checkers.on_master_message(str(connection), effect.message)
+                    cluster.network.send_to_peer(connection, effect.message)
+        cluster.checkers.on_master_step(self.machine)
+        deadline_ns = self.machine.deadline_ns()
+        cluster.check_deadline(self.name, event, deadline_ns)
+        self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
+
+
+@dataclass(eq=False)
+class UserCall:
+    """A call of the program that waits for its answer."""
+
+    call_id: int
+    request: Call
+    opened_ns: int
+    answer: Callable[[Outcome], None]
+    value_before: int = 0
+    """Of a collective: what the buffer held."""
+    state_before: tuple[int, dict[str, int]] | None = None
+    """Of a sync: revision and contents."""
+
+
+class PeerNode:
+    """The process of a peer."""
+
+    def __init__(self, cluster: Cluster, name: str, group: int, state: SharedState) -> None:
+        self._cluster = cluster
+        self.rng = cluster.child_rng()
+        self.name = name
+        self.group = group
+        self.peer_id = self.rng.randbytes(16)
+        self.slowness = 10 if self.rng.random() < cluster.faults.slow_chance else 1
+        options = PeerOptions(self.peer_id, self.rng.randbytes(16), name, group, (f"10.0.0.1:{len(cluster.nodes)}",))
+        self.machine: PeerMachine = cluster.make_peer(options)
+        self.shared_state = state
+        self.connection: Connection | None = None
+        self.is_alive = True
+        self.calls: dict[int, UserCall] = {}
+        self.committed: dict[int, int] = {}  # Calls that were committed, with their attempt.
+        self._call_of_attempt: dict[int, int] = {}
+        self._call_count = 0
+        self._timer: Timer | None = None
+
+    @property
+    def faults(self) -> Faults:
+        """The faults of the moment."""
+        return self._cluster.faults
+
+    def start(self) -> None:
+        """The process starts: its program runs."""
+        self._run(train(self, self._cluster.script), self._on_end)
+
+    def wants_connection(self) -> bool:
+        """True while the shell tries to reach the master."""
+        return self.is_alive and self.machine.state not in (State.NEW, State.CLOSED)
+
+    # --- The machine ------------------------------------------------------------------------------------------------
+
+    def handle(self, event: events.PeerEvent) -> None:
+        """Gives an event to the machine and performs the effects. Nothing happens in a dead process."""
+        if not self.is_alive:
+            return
+        cluster = self._cluster
+        cluster.trace(self.name, "<-", event)
+        done = self.machine.handle(event, cluster.clock.now_ns)
+        self.machine.validate()
+        for effect in done:
+            cluster.trace(self.name, "->", effect)
+            cluster.checkers.on_peer_effect(self, effect)
+            self._perform(effect)
+        cluster.checkers.on_peer_step(self)
+        deadline_ns = self.machine.deadline_ns()
+        cluster.check_deadline(self.name, event, deadline_ns)
+        self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
+
+    def _perform(self, effect: effects.PeerEffect) -> None:
+        cluster = self._cluster
+        if isinstance(effect, effects.Send):
+            if self.connection is not None:
+                cluster.network.send_to_master(self.connection, effect.message)
+        elif isinstance(effect, effects.StartReduce):
+            self._start_reduce(effect)
+        elif isinstance(effect, effects.EndReduce):
+            if effect.commit and effect.attempt_id in self._call_of_attempt:
+                self.committed[self._call_of_attempt[effect.attempt_id]] = effect.attempt_id
+            cluster.dataplane.end_reduce(self, effect.attempt_id, effect.commit)
+        elif isinstance(effect, effects.StartSync):
+            cluster.dataplane.start_sync(self, effect.plan)
+        elif isinstance(effect, effects.EndSync):
+            if effect.commit:
+                self.committed[effect.call_id] = effect.attempt_id
+            cluster.dataplane.end_sync(self, effect.attempt_id, effect.commit)
+        elif isinstance(effect, effects.OpenLink):
+            cluster.links.open(self, effect.neighbour)
+        elif isinstance(effect, effects.CloseLink):
+            cluster.links.close(self, effect.peer_id)
+        elif isinstance(effect, effects.Resolve):
+            self._answer(effect.call_id, effect.value)
+        elif isinstance(effect, effects.Reject):
+            self._answer(effect.call_id, effect.error)
+
+    def _start_reduce(self, effect: effects.StartReduce) -> None:
+        call = self.calls.get(effect.call_id)
+        if call is None or not isinstance(call.request, Collective):
+            raise self._cluster.violation("S4", f"{self.name} starts call {effect.call_id}, which is not open")
+        self._call_of_attempt[effect.attempt_id] = effect.call_id
+        self._cluster.dataplane.start_reduce(self, effect.call_id, effect.attempt_id, effect.order, call.request.buffer)
+
+    def _answer(self, call_id: int, outcome: Outcome) -> None:
+        call = self.calls.pop(call_id, None)
+        if call is None:
+            raise self._cluster.violation("L1", f"{self.name}: call {call_id} is answered, but it is not open")
+        self._cluster.checkers.on_answer(self, call, outcome)
+        self._cluster.clock.after(self.rng.randrange(5 * MS), lambda: call.answer(outcome))
+
+    # --- The program ------------------------------------------------------------------------------------------------
+
+    def _run(self, program: Program, on_end: Callable[[Any], None]) -> None:
+        """Runs a program in a thread of its own."""
+
+        def resume(value: Any) -> None:
+            if not self.is_alive:
+                return
+            try:
+                request = program.send(value)
+            except StopIteration as stop:
+                on_end(stop.value)
+            except Fatal as fatal:
+                self._on_end(fatal.error)
+            else:
+                self._request(request, resume)
+
+        self._cluster.clock.after(0, lambda: resume(None))
+
+    def _request(self, request: Request, answer: Callable[[Any], None]) -> None:
+        if isinstance(request, Pause):
+            self._cluster.clock.after(request.delay_ns, lambda: answer(0))
+        elif isinstance(request, Together):
+            gather = Gathering(len(request.programs), answer)
+            for place, program in enumerate(request.programs):
+                self._run(program, gather.at(place))
+        elif isinstance(request, Batch):
+            gather = Gathering(len(request.collectives), answer)
+            calls = [self._open(one, gather.at(place)) for place, one in enumerate(request.collectives)]
+            specs = tuple((call.call_id, one.spec) for call, one in zip(calls, request.collectives, strict=True))
+            self.handle(events.ReduceCalled(specs))
+        elif isinstance(request, Connect):
+            call = self._open(request, answer)
+            self.handle(events.ConnectCalled(call.call_id, request.attempts))
+            self._cluster.network.connect(self)
+        elif isinstance(request, Topology):
+            self.handle(events.TopologyCalled(self._open(request, answer).call_id, request.kind))
+        else:
+            call = self._open(request, answer)
+            self.handle(events.SyncCalled(call.call_id, request.strategy, self.shared_state.revision, self._entries()))
+
+    def _open(self, request: Call, answer: Callable[[Outcome], None]) -> UserCall:
+        self._call_count += 1
+        call = UserCall(self._call_count, request, self._cluster.clock.now_ns, answer)
+        if isinstance(request, Collective):
+            call.value_before = request.buffer.value
+        elif isinstance(request, Sync):
+            call.state_before = (self.shared_state.revision, dict(self.shared_state.values))
+        self.calls[call.call_id] = call
+        if self.rng.random() < self.faults.withdraw_chance:
+            timeout_ns = self.rng.randrange(4 * SECOND) if isinstance(request, Connect) else self.rng.randrange(SECOND)
+            self._cluster.clock.after(timeout_ns, lambda: self._withdraw(call))
+        return call
+
+    def _withdraw(self, call: UserCall) -> None:
+        if self.is_alive and call.call_id in self.calls:
+            self._cluster.note("withdrawn", self)
+            self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
+
+    def _entries(self) -> tuple[StateEntry, ...]:
+        return tuple(
+            StateEntry(key, DataType.UINT64, 1, key.startswith("local"), digest_of(value))
+            for key, value in sorted(self.shared_state.values.items())
+        )
+
+    # --- The end ----------------------------------------------------------------------------------------------------
+
+    def _on_end(self, error: Any) -> None:
+        """The program has given up: the process ends, and a supervisor starts it again."""
+        self._cluster.trace(self.name, "!!", f"gives up: {error}")
+        self.leave()
+        self._cluster.restart(self)
+
+    def leave(self) -> None:
+        """The user closes the communicator, whatever it is doing, and the process ends."""
+        if not self.is_alive:
+            return
+        self._cluster.note("left", self)
+        self.handle(events.CloseCalled())
+        self._cluster.checkers.on_closed(self)
+        if self.connection is not None:
+            self._cluster.network.close(self.connection)
+        self._die(is_silent=False)
+
+    def crash(self, *, is_silent: bool) -> None:
+        """The process is killed, or its host goes silent."""
+        self._cluster.note("crashed", self)
+        self._cluster.trace(self.name, "!!", "silent for ever" if is_silent else "killed")
+        if self.connection is not None:
+            self._cluster.network.break_connection(self.connection, is_silent=is_silent)
+        self._die(is_silent=is_silent)
+
+    def _die(self, *, is_silent: bool) -> None:
+        self.is_alive = False
+        self.connection = None
+        self.calls.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._cluster.dataplane.lose_peer(self)
+        self._cluster.links.lose_peer(self.peer_id, is_silent=is_silent)
+
+
+class Gathering:
+    """Results of several threads or calls, passed on together when all are there."""
+
+    def __init__(self, count: int, answer: Callable[[list[Any]], None]) -> None:
+        self._results: list[Any] = [None] * count
+        self._missing = count
+        self._answer = answer
+
+    def at(self, place: int) -> Callable[[Any], None]:
+        """Takes the result of one place."""
+
+        def put(result: Any) -> None:
+            self._results[place] = result
+            self._missing -= 1
+            if self._missing == 0:
+                self._answer(self._results)
+
+        return put

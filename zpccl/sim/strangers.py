@@ -1,0 +1,63 @@
+"""Strangers on the master's port: senders of garbage, impostors, and peers that register and behave badly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zpccl.limits import MS, SECOND
+from zpccl.protocol import events
+from zpccl.protocol.messages import Begin, CollectiveCall, CollectiveSpec, Hello, Linked, PeerMessage, TopologyVote
+from zpccl.protocol.messages import TopologyKind as Kind
+from zpccl.sim.network import Connection
+
+if TYPE_CHECKING:
+    from zpccl.sim.cluster import Cluster
+
+SPEC = CollectiveSpec(0, 64, 6, 0, 0, 0, 1)
+
+
+class Strangers:
+    """Makes strangers come by."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng = cluster.child_rng()
+        self._count = 0
+
+    def visit(self) -> None:
+        """One stranger connects, says something it should not, and goes."""
+        cluster = self._cluster
+        self._count += 1
+        connection = cluster.network.open(None, f"stranger{self._count}")
+        known = [node.peer_id for node in cluster.live_nodes()]
+        kind = self._rng.choice(("garbage", "unregistered", "impostor", "ghost", "joiner"))
+        if kind == "garbage":
+            for _ in range(3):
+                connection.to_master.send(self._delay_ns(), lambda: self._garbage(connection))
+        elif kind == "unregistered":
+            self._say(connection, Begin(0, (CollectiveCall(0, SPEC),)), Linked(tuple(known)))
+        elif kind == "impostor" and known:
+            claimed = self._rng.choice(known)
+            self._say(connection, self._hello(claimed, True), Linked(()), Begin(0, (CollectiveCall(0, SPEC),)))
+        elif kind == "ghost":
+            self._say(connection, self._hello(self._rng.randbytes(16), True), TopologyVote(0, 0, Kind.PENDING))
+        else:
+            hello = self._hello(self._rng.randbytes(16), False)
+            vote = Begin(0, (CollectiveCall(0, SPEC),))
+            self._say(connection, hello, Linked(tuple(known)), vote, TopologyVote(0, 1, Kind.UPDATE), hello)
+        stay_ns = self._rng.randrange(12 * SECOND)
+        cluster.clock.after(stay_ns, lambda: cluster.network.break_connection(connection, is_silent=False))
+
+    def _say(self, connection: Connection, *messages: PeerMessage) -> None:
+        for message in messages:
+            self._cluster.network.send_to_master(connection, message)
+
+    def _hello(self, peer_id: bytes, was_welcomed: bool) -> Hello:
+        group = self._rng.randrange(self._cluster.script.groups)
+        return Hello(peer_id, self._rng.randbytes(16), was_welcomed, group, f"stranger{self._count}", ("10.9.9.9:1",))
+
+    def _garbage(self, connection: Connection) -> None:
+        self._cluster.master.handle(events.MalformedReceived(connection.name, "no message"))
+
+    def _delay_ns(self) -> int:
+        return self._rng.randrange(50 * MS)

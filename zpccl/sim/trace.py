@@ -1,0 +1,36 @@
+"""Lines for people: one per event and effect, with the simulated time."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+
+import msgspec
+
+from zpccl.limits import SECOND
+
+
+def describe(value: object, name_of: Callable[[bytes], str]) -> str:
+    """A value as short text; ids of peers by the names that `name_of` gives."""
+    if isinstance(value, bytes):
+        return name_of(value)
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(describe(item, name_of) for item in value) + "]"
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}({value})"
+    if isinstance(value, msgspec.Struct):
+        fields = [(name, getattr(value, name)) for name in value.__struct_fields__]
+    elif dataclasses.is_dataclass(value):
+        fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    else:
+        return str(value)
+    texts = (f"{name}={describe(item, name_of)}" for name, item in fields if name not in ("token", "addresses"))
+    return f"{type(value).__name__}({', '.join(texts)})"
+
+
+def line(now_ns: int, actor: str, arrow: str, text: str) -> str:
+    """One line of a trace."""
+    return f"{now_ns / SECOND:12.6f} {actor:>8} {arrow} {text}"
