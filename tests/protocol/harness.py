@@ -196,6 +196,9 @@ class MasterBench:
             self.vote(name, UPDATE, 900 + len(there))
         assert [peer.name for peer in self.machine.registry.order] == [*there, *names]
         self.said = {connection: [] for connection in self.said}
+        self.verdicts.clear()
+        for peer in self.machine.registry.order:
+            peer.answers.clear()  # Of the votes above: tests begin with a clean table.
 
     def begin(self, name: str, call_id: int, *specs: CollectiveSpec, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` votes for collectives, with call ids from `call_id` on."""

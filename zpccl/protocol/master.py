@@ -99,7 +99,7 @@ class MasterMachine:
         for peer in self.registry.peers.values():
             if peer.disconnected_ns is not None:
                 deadlines.append(peer.disconnected_ns + self.options.disconnect_grace_ns)
-            if peer.unlinked_ns is not None:
+            elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -142,6 +142,7 @@ class MasterMachine:
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
             self.registry.bind(known, connection)
             known.disconnected_ns = None
+            known.witnesses.clear()
             return self._welcome(known)
         if hello.was_welcomed:
             reason = "this master does not know the peer: it was removed, or the master was restarted"
@@ -171,9 +172,16 @@ class MasterMachine:
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
         gone = peer.linked.difference(message.peers)
         peer.linked = frozenset(message.peers).intersection(self.registry.peers)
+        peer.witnesses.clear()
+        for other_id in peer.linked:
+            self.registry.peers[other_id].witnesses.discard(peer.peer_id)
         for other_id in sorted(gone):
             other = self.registry.peers.get(other_id)
-            if other is not None and other.disconnected_ns is not None:
+            # Only members bear witness, and only of a link that both ends had.
+            if other is None or not peer.is_member or other.group != peer.group or peer.peer_id not in other.linked:
+                continue
+            other.witnesses.add(peer.peer_id)
+            if other.disconnected_ns is not None:
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
         self.collectives.on_links_changed(now_ns)
 
@@ -181,13 +189,13 @@ class MasterMachine:
         if isinstance(message, Begin):
             self._forget_answers(peer, message.oldest_call_id)
             for call in message.calls:
-                if self._accept_call(peer, call.call_id, now_ns):
+                if self._accept_call(peer, call.call_id, call.spec, now_ns):
                     self.collectives.begin(peer, call.call_id, call.spec, now_ns)
         elif isinstance(message, Finished):
             self.collectives.finished(peer, message)
         elif isinstance(message, TopologyVote):
             self._forget_answers(peer, message.oldest_call_id)
-            if self._accept_call(peer, message.call_id, now_ns):
+            if self._accept_call(peer, message.call_id, message.kind, now_ns):
                 self.rounds.vote(peer, WaitingCall(message.call_id, FUNCTION_NAMES[message.kind]))
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
@@ -198,7 +206,7 @@ class MasterMachine:
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
         self._forget_answers(peer, offer.oldest_call_id)
-        if not self._accept_call(peer, offer.call_id, now_ns) or self.syncs.is_running(peer, offer.call_id):
+        if not self._accept_call(peer, offer.call_id, SYNC, now_ns) or self.syncs.is_running(peer, offer.call_id):
             return
         problem = validate_entries(offer.entries)
         if problem and offer.call_id not in peer.answers:
@@ -219,18 +227,20 @@ class MasterMachine:
         elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
             self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 
-    def _accept_call(self, peer: Peer, call_id: int, now_ns: int) -> bool:
-        """False for calls that were answered and taken note of, and for peers beyond their bounds."""
+    def _accept_call(self, peer: Peer, call_id: int, call: Hashable, now_ns: int) -> bool:
+        """False for calls that were answered and taken note of, and for peers that break their bounds."""
         if peer.peer_id not in self.registry.peers or call_id < peer.oldest_call_id:
             return False
-        if call_id in peer.answers or call_id in peer.open_calls:
+        if call_id in peer.answers:
             return True
-        if len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX or len(peer.answers) >= limits.ANSWERS_KEPT_MAX:
+        if call_id not in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:
             reason = f"more than {limits.CALLS_IN_FLIGHT_MAX} calls without an answer"
-            self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
-            return False
-        peer.open_calls.add(call_id)
-        return True
+        elif peer.open_calls.setdefault(call_id, call) != call:
+            reason = f"call id {call_id} was used for two calls"
+        else:
+            return True
+        self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
+        return False
 
     @staticmethod
     def _forget_answers(peer: Peer, oldest_call_id: int) -> None:
@@ -257,11 +267,7 @@ class MasterMachine:
             return
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
-        witnesses = [
-            other
-            for other in self.registry.members(peer.group)
-            if other.peer_id in peer.linked and peer.peer_id not in other.linked
-        ]
+        witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
         if witnesses:
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 
@@ -279,7 +285,7 @@ class MasterMachine:
         self.rounds.tick(now_ns)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> None:
-        self._outbox.send(peer, Kick(result, reason))
+        self._outbox.send(peer, Kick(result, reason[: limits.TEXT_CHARS_MAX]))
         self._lose(peer, f"removed: {reason}", now_ns)
 
     def _lose(self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from zpccl import limits
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
 from zpccl.protocol.messages import Answer, Decision, MasterMessage, Member, Members, Neighbour
 
@@ -34,10 +35,12 @@ class Peer:
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
     oldest_call_id: int = 0
-    open_calls: set[int] = field(default_factory=set)
-    """Calls that wait for their answer."""
+    witnesses: set[bytes] = field(default_factory=set)
+    """Members that lost the link to this peer since it last said which links it has, this one among them."""
+    open_calls: dict[int, Hashable] = field(default_factory=dict)
+    """Calls that wait for their answer: what each one is, by call id."""
     answers: dict[int, Answer | Decision] = field(default_factory=dict)
-    """Answers that the peer may not have got, by call id."""
+    """Answers that the peer may not have got, by call id, the oldest answer first."""
 
 
 class Registry:
@@ -139,8 +142,10 @@ class Outbox:
     def answer(self, peer: Peer, message: Answer | Decision) -> None:
         """Sends the one answer to a call, and keeps it in case it gets lost."""
         assert message.call_id not in peer.answers
-        peer.open_calls.discard(message.call_id)
+        peer.open_calls.pop(message.call_id, None)
         peer.answers[message.call_id] = message
+        if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
+            del peer.answers[next(iter(peer.answers))]
         self.send(peer, message)
 
     def log(self, level: Level, text: str) -> None:

@@ -1,0 +1,722 @@
+"""The master: registration, admission, connections, loss of peers, hostile input. Its parts have their own modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.protocol import events
+from zpccl.protocol.effects import Level, Log
+from zpccl.protocol.master import MasterMachine, MasterOptions, with_seen_address
+from zpccl.protocol.messages import (
+    Answer,
+    Begin,
+    CollectiveCall,
+    Decision,
+    Finished,
+    Hello,
+    Kick,
+    Leave,
+    Linked,
+    Member,
+    Members,
+    Neighbour,
+    Neighbours,
+    Plan,
+    Refusal,
+    Refused,
+    SyncFinished,
+    TopologyVote,
+    Welcome,
+    Withdraw,
+)
+
+from .harness import (
+    FIRST_ATTEMPT,
+    PENDING,
+    RUN_ID,
+    UPDATE,
+    MasterBench,
+    digest,
+    entry,
+    logs,
+    member_list,
+    offer,
+    pid,
+    pids,
+    sent,
+    spec,
+    token,
+)
+
+WELCOME = Welcome(RUN_ID, 1)
+SECOND = limits.SECOND
+
+
+@pytest.fixture
+def bench() -> MasterBench:
+    return MasterBench()
+
+
+def neighbour(name: str, *, dial: bool) -> Neighbour:
+    return Neighbour(pid(name), name, (f"{name}:1",), dial)
+
+
+# --- Registration ---------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_run_admits_at_once(bench: MasterBench) -> None:
+    assert bench.hello("a") == [
+        ("a1", WELCOME),
+        ("a1", Neighbours(())),
+        ("a1", Neighbours(())),
+        ("a1", Members(1, (Member(pid("a"), 0, "a"),))),
+    ]
+    assert (bench.names(), bench.pending()) == ("a", "")
+
+
+def test_the_second_peer_is_pending(bench: MasterBench) -> None:
+    """Of a pair, who came later dials."""
+    bench.register("a")
+    assert bench.hello("b") == [
+        ("b1", WELCOME),
+        ("b1", Neighbours((neighbour("a", dial=True),))),
+        ("a1", Neighbours((neighbour("b", dial=False),))),
+        ("b1", Neighbours((neighbour("a", dial=True),))),
+    ]
+    assert (bench.names(), bench.pending()) == ("a", "b")
+
+
+def test_peers_of_other_groups_are_no_neighbours(bench: MasterBench) -> None:
+    bench.register("a")
+    bench.groups["b"] = 1
+    assert bench.hello("b") == [("b1", WELCOME), ("b1", Neighbours(())), ("b1", Neighbours(()))]
+
+
+def test_hello_again_on_the_same_connection(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    before = bench.snapshot()
+    assert bench.hello_again("b", welcomed=True) == [
+        ("b1", WELCOME),
+        ("b1", member_list(2, "ab")),
+        ("b1", Neighbours((neighbour("a", dial=True),))),
+    ]
+    assert bench.snapshot() == before
+
+
+def test_a_connection_belongs_to_one_peer(bench: MasterBench) -> None:
+    bench.register("a")
+    bench.connections["b"] = "a1"
+    ((connection, refused),) = bench.hello_again("b")
+    assert connection == "a1"
+    assert refused == Refused(Refusal.MALFORMED, "this connection belongs to another peer")
+    assert bench.names() == "a"
+
+
+def test_a_wrong_token_is_refused(bench: MasterBench) -> None:
+    """S7: nobody takes over the session of another."""
+    bench.members("a", "b")
+    before = bench.snapshot()
+    for welcomed in (False, True):
+        connection = f"a{2 + welcomed}"
+        assert bench.hello("a", welcomed=welcomed, token=token("x")) == [
+            (connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
+        ]
+    assert bench.snapshot() == before
+    assert all("without its token" in log.text for log in bench.logged[-2:])
+
+
+def test_who_was_welcomed_elsewhere_is_not_registered(bench: MasterBench) -> None:
+    ((_, refused),) = bench.hello("a", welcomed=True)
+    assert refused.refusal is Refusal.UNKNOWN_SESSION
+    assert "restarted" in refused.reason
+    assert bench.names() == ""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Linked(()),
+        Leave(),
+        Begin(0, (CollectiveCall(1, spec()),)),
+        TopologyVote(0, 1, UPDATE),
+        offer(1, 0),
+        Withdraw(1),
+        Finished(1, 1, True),
+        SyncFinished(1, 1, True),
+    ],
+)
+def test_who_did_not_say_hello_is_told_to(bench: MasterBench, message: Any) -> None:
+    bench.members("a", "b")
+    before = bench.snapshot()
+    effects = bench.handle(events.PeerMessageReceived("stranger", message))
+    assert sent(effects) == [("stranger", Refused(Refusal.UNREGISTERED, "say hello first"))]
+    assert bench.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "message", [Begin(0, (CollectiveCall(1, spec()),)), TopologyVote(0, 1, UPDATE), offer(1, 0), Withdraw(1)]
+)
+def test_pending_peers_cannot_call(bench: MasterBench, message: Any) -> None:
+    """S6."""
+    bench.members("a", "b")
+    bench.register("j")
+    before = bench.snapshot()
+    name = type(message).__name__
+    assert bench.say("j", message) == [("j1", Refused(Refusal.MALFORMED, f"{name} before admission"))]
+    assert bench.snapshot() == before
+
+
+def test_the_bound_of_pending_peers(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1."""
+    monkeypatch.setattr(limits, "PENDING_PEERS_MAX", 2)
+    bench.members("a")
+    bench.register("b", "c")
+    assert bench.hello("d") == [("d1", Refused(Refusal.FULL, "the run takes no more peers"))]
+    assert bench.pending() == "bc"
+    bench.leave("b")
+    bench.hello("d")
+    assert bench.pending() == "cd"
+
+
+def test_the_bound_of_all_peers(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1."""
+    monkeypatch.setattr(limits, "PEERS_MAX", 2)
+    bench.members("a", "b")
+    assert bench.hello("c") == [("c1", Refused(Refusal.FULL, "the run takes no more peers"))]
+
+
+def test_the_address_that_the_master_sees(bench: MasterBench) -> None:
+    bench.register("a")
+    bench.hello("b", host="10.0.0.9", addresses=("192.168.0.2:50000",))
+    assert bench.peer("b").addresses == ("192.168.0.2:50000", "10.0.0.9:50000")
+
+
+@pytest.mark.parametrize(
+    "addresses, host, expected",
+    [
+        ((), "1.2.3.4", ()),
+        (("h:5",), "", ("h:5",)),
+        (("h:5",), "1.2.3.4", ("h:5", "1.2.3.4:5")),
+        (("1.2.3.4:5", "h:5"), "1.2.3.4", ("1.2.3.4:5", "h:5")),
+        (("[::1]:5",), "fe80::1", ("[::1]:5", "[fe80::1]:5")),
+        (("h:5",) * 16, "1.2.3.4", ("h:5",) * 15 + ("1.2.3.4:5",)),
+    ],
+)
+def test_with_seen_address(addresses: tuple[str, ...], host: str, expected: tuple[str, ...]) -> None:
+    assert with_seen_address(addresses, host) == expected
+
+
+# --- Admission ------------------------------------------------------------------------------------------------------
+
+
+def test_admission_when_linked_both_ways(bench: MasterBench) -> None:
+    """S3: all members get the list of the new epoch before their call returns."""
+    bench.register("a", "b")
+    assert bench.vote("a", UPDATE, 1) == []
+    assert bench.say("b", Linked(pids("a"))) == []
+    assert bench.say("a", Linked(pids("b"))) == [
+        ("a1", member_list(2, "ab")),
+        ("b1", member_list(2, "ab")),
+        ("a1", Answer(1, Result.SUCCESS, value=1)),
+    ]
+    assert (bench.names(), bench.pending()) == ("ab", "")
+
+
+def test_update_waits_for_links_for_a_while_only(bench: MasterBench) -> None:
+    bench.register("a", "b")
+    bench.vote("a", UPDATE, 1)
+    bench.say("b", Linked(pids("a")))  # The other end never says so.
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
+    assert bench.tick(limits.ADMISSION_WAIT_NS - 1) == []
+    assert bench.tick(1) == [("a1", Answer(1, Result.SUCCESS, value=0))]
+    assert (bench.names(), bench.pending()) == ("a", "b")
+
+
+def test_update_admits_who_is_ready_when_time_is_up(bench: MasterBench) -> None:
+    """S6: a joiner without links holds up the others for a moment only."""
+    bench.members("a", "b")
+    bench.register("x", "y")
+    bench.link("a", "b", "y")
+    bench.vote("a", UPDATE, 1)
+    bench.vote("b", UPDATE, 1)
+    assert bench.names() == "ab"
+    bench.tick_at_deadline()
+    assert (bench.names(), bench.pending()) == ("aby", "x")
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == Answer(1, Result.SUCCESS, value=1)
+
+
+def test_update_with_nobody_pending(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    bench.vote("a", UPDATE, 1)
+    assert bench.vote("b", UPDATE, 2) == [
+        ("a1", Answer(1, Result.SUCCESS, value=0)),
+        ("b1", Answer(2, Result.SUCCESS, value=0)),
+    ]
+    assert bench.machine.registry.epoch == 2
+
+
+def test_two_joiners_not_linked_with_each_other(bench: MasterBench) -> None:
+    bench.register("a", "x", "y")
+    bench.say("a", Linked(pids("xy")))
+    bench.say("x", Linked(pids("a")))
+    bench.say("y", Linked(pids("a")))
+    bench.vote("a", UPDATE, 1)
+    bench.tick_at_deadline()
+    assert (bench.names(), bench.pending()) == ("ax", "y")
+
+
+def test_a_disconnected_joiner_is_not_admitted(bench: MasterBench) -> None:
+    bench.register("a", "b")
+    bench.link("a", "b")
+    bench.disconnect("b")
+    bench.vote("a", UPDATE, 1)
+    assert bench.names() == "a"
+    bench.hello("b", welcomed=True)
+    assert bench.names() == "ab"
+
+
+def test_joiners_of_another_group_need_no_links_to_this_one(bench: MasterBench) -> None:
+    bench.register("a")
+    bench.register("x", group=7)
+    bench.vote("a", UPDATE, 1)
+    assert bench.names() == "ax"
+
+
+def test_who_leaves_while_links_are_waited_for_does_not_hold_up_the_update(bench: MasterBench) -> None:
+    bench.register("a", "b")
+    bench.vote("a", UPDATE, 1)
+    assert bench.verdict("a", 1) is None
+    bench.leave("b")
+    assert bench.verdict("a", 1) == Answer(1, Result.SUCCESS, value=0)
+
+
+def test_an_unreachable_joiner_is_removed(bench: MasterBench) -> None:
+    """S6: it is refused without disturbing anybody."""
+    bench.members("a", "b")
+    bench.register("j")
+    bench.say("j", Linked(pids("a")))
+    bench.say("a", Linked(pids("bj")))
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+    kick, *rest = bench.tick_at_deadline()
+    assert kick == ("j1", Kick(Result.RANK_CONNECTION_FAILED, "no data connection to b"))
+    assert {connection for connection, _ in rest} == {"a1", "b1"}
+    assert all(isinstance(message, Neighbours) for _, message in rest)
+    assert (bench.names(), bench.pending(), bench.machine.deadline_ns()) == ("ab", "", None)
+
+
+def test_the_wait_for_links_begins_anew_when_a_link_breaks(bench: MasterBench) -> None:
+    bench.members("a")
+    bench.register("j")
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1)
+    bench.link("a", "j")
+    assert bench.machine.deadline_ns() is None
+    bench.say("j", Linked(()))
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+
+
+def test_a_kick_can_be_read_however_many_members_there_are(bench: MasterBench) -> None:
+    """L1: a reason that is too long for the message would leave the joiner waiting."""
+    letters = [chr(ord("A") + i) * 100 for i in range(50)]
+    for name in letters:
+        bench.groups[name] = 0
+        connection = bench.connections[name] = name
+        hello = Hello(name.encode()[:16], token("m"), False, 0, name, ())
+        bench.handle(events.PeerMessageReceived(connection, hello))
+        everybody = tuple(peer for peer in bench.machine.registry.peers)
+        for other in letters[: letters.index(name) + 1]:
+            bench.handle(events.PeerMessageReceived(other, Linked(everybody)))
+        for peer in list(bench.machine.registry.order):
+            bench.say(peer.name, TopologyVote(0, letters.index(name), UPDATE))
+    assert len(bench.machine.registry.order) == 50
+    bench.register("j")
+    ((_, kick), *_) = bench.tick_at_deadline()
+    assert isinstance(kick, Kick)
+
+
+def test_the_next_pending_peer_is_admitted_when_all_members_are_gone(bench: MasterBench) -> None:
+    """L2."""
+    bench.members("a", "b")
+    bench.register("j", "k")
+    bench.leave("a")
+    bench.leave("b")
+    assert (bench.names(), bench.pending()) == ("j", "k")
+    assert bench.machine.registry.epoch == 5
+
+
+def test_an_empty_run_does_not_admit_who_is_disconnected(bench: MasterBench) -> None:
+    bench.members("a")
+    bench.register("j", "k")
+    bench.disconnect("j")
+    bench.leave("a")
+    assert (bench.names(), bench.pending()) == ("k", "j")
+
+
+def test_an_empty_run_admits_who_comes_back(bench: MasterBench) -> None:
+    bench.members("a")
+    bench.register("j")
+    bench.disconnect("j")
+    bench.leave("a")
+    assert bench.names() == ""
+    bench.hello("j", welcomed=True)
+    assert bench.names() == "j"
+
+
+# --- Loss -----------------------------------------------------------------------------------------------------------
+
+
+def test_leave(bench: MasterBench) -> None:
+    bench.members("a", "b", "c")
+    assert bench.leave("b") == [
+        ("a1", member_list(3, "ac")),
+        ("c1", member_list(3, "ac")),
+        ("a1", Neighbours((neighbour("c", dial=False),))),
+        ("c1", Neighbours((neighbour("a", dial=True),))),
+    ]
+    assert bench.disconnect("b") == []
+    assert bench.say("b", Leave()) == [("b1", Refused(Refusal.UNREGISTERED, "say hello first"))]
+
+
+def test_a_pending_peer_leaves(bench: MasterBench) -> None:
+    bench.members("a")
+    bench.register("j")
+    assert bench.leave("j") == [("a1", Neighbours(()))]
+    assert bench.machine.registry.epoch == 1
+
+
+def test_loss_after_the_grace_period(bench: MasterBench) -> None:
+    """L1."""
+    bench.members("a", "b", "c")
+    assert bench.disconnect("b") == []
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.DISCONNECT_GRACE_NS
+    assert bench.tick(limits.DISCONNECT_GRACE_NS - 1) == []
+    assert bench.tick(1)[:2] == [("a1", member_list(3, "ac")), ("c1", member_list(3, "ac"))]
+    assert bench.machine.deadline_ns() is None
+
+
+@pytest.mark.parametrize("first", ["link", "control"])
+def test_loss_at_once_with_a_witness(bench: MasterBench, first: str) -> None:
+    """L1: a process that dies loses all its connections, and others see it."""
+    bench.members("a", "b", "c")
+    if first == "link":
+        bench.say("a", Linked(pids("c")))
+        effects = bench.disconnect("b")
+    else:
+        bench.disconnect("b")
+        effects = bench.say("a", Linked(pids("c")))
+    assert effects[0] == ("a1", member_list(3, "ac"))
+    assert bench.logged[-1].text == "member b lost its connections to the master and to a"
+
+
+def test_a_lost_link_alone_loses_nobody(bench: MasterBench) -> None:
+    """L2: a broken path between two live peers is no reason to evict one."""
+    bench.members("a", "b", "c")
+    bench.say("a", Linked(pids("c")))
+    bench.say("b", Linked(pids("c")))
+    assert bench.names() == "abc"
+    assert bench.machine.deadline_ns() is None
+
+
+def test_a_link_that_never_was_is_no_witness(bench: MasterBench) -> None:
+    """Only one end of a new link is up when the control connection of that end breaks: that says nothing."""
+    bench.members("a", "b")
+    bench.link("a")
+    bench.link("b")
+    bench.say("b", Linked(pids("a")))  # The link comes up again, on this end first.
+    bench.disconnect("b")
+    assert bench.names() == "ab"
+
+
+def test_a_pending_peer_is_no_witness(bench: MasterBench) -> None:
+    """S6: a hostile joiner cannot turn a moment without connection into a loss."""
+    bench.members("a", "b")
+    bench.register("j")
+    bench.say("j", Linked(pids("ab")))
+    bench.disconnect("b")
+    bench.say("j", Linked(()))
+    assert bench.names() == "ab"
+
+
+def test_a_member_of_another_group_is_no_witness(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    bench.members("x", group=1)
+    bench.say("x", Linked(pids("b")))
+    bench.disconnect("b")
+    bench.say("x", Linked(()))
+    assert bench.names() == "abx"
+
+
+def test_resuming_within_the_grace_period(bench: MasterBench) -> None:
+    """A broken control connection alone costs nothing."""
+    bench.members("a", "b")
+    bench.begin("a", 1)
+    bench.disconnect("b")
+    bench.tick(limits.DISCONNECT_GRACE_NS - 1)
+    assert bench.hello("b", welcomed=True) == [
+        ("b2", WELCOME),
+        ("b2", member_list(2, "ab")),
+        ("b2", Neighbours((neighbour("a", dial=True),))),
+    ]
+    assert bench.tick(10 * SECOND) == []
+    assert [type(message) for _, message in bench.begin("b", 5)] == [Plan, Plan]
+
+
+def test_resuming_before_the_old_connection_is_known_to_be_gone(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    bench.hello("b", welcomed=True)
+    assert sent(bench.handle(events.ConnectionClosed("b1"))) == []
+    assert bench.tick(10 * SECOND) == []
+    assert bench.names() == "ab"
+
+
+def test_who_comes_back_too_late_is_unknown(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    bench.lose("b")
+    ((_, refused),) = bench.hello("b", welcomed=True)
+    assert refused.refusal is Refusal.UNKNOWN_SESSION
+
+
+def test_a_pending_peer_dies(bench: MasterBench) -> None:
+    bench.members("a")
+    bench.register("j")
+    bench.lose("j")
+    assert (bench.names(), bench.pending(), bench.machine.registry.epoch) == ("a", "", 1)
+
+
+def test_a_dead_joiner_does_not_keep_the_master_busy(bench: MasterBench) -> None:
+    """Both its deadlines run; the one for its links has no meaning while it is away."""
+    bench.members("a")
+    bench.register("j")
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1)
+    bench.disconnect("j")
+    bench.tick(1)  # The bench asserts that the deadline moves on.
+    assert bench.pending() == "j"
+    bench.tick_at_deadline()
+    assert bench.pending() == ""
+
+
+def test_several_die_at_once(bench: MasterBench) -> None:
+    bench.members("a", "b", "c", "d")
+    bench.begin("a", 1)
+    for name in "bcd":
+        bench.disconnect(name)
+    bench.tick(limits.DISCONNECT_GRACE_NS)
+    assert bench.names() == "a"
+    assert bench.verdict("a", 1) == Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
+
+
+# --- Hostile and malformed input ------------------------------------------------------------------------------------
+
+
+def test_malformed_input_is_counted_answered_and_logged_once(bench: MasterBench) -> None:
+    bench.members("a")
+    bench.logged.clear()
+    for connection in ("s", "a1"):
+        for _ in range(3):
+            effects = bench.handle(events.MalformedReceived(connection, "what"))
+            assert sent(effects) == [(connection, Refused(Refusal.MALFORMED, "what"))]
+    assert bench.logged == [
+        Log(Level.WARNING, "malformed message from a stranger: what"),
+        Log(Level.WARNING, "malformed message from a: what"),
+    ]
+    assert bench.machine.malformed_count == 6
+    bench.handle(events.ConnectionClosed("s"))
+    assert logs(bench.handle(events.MalformedReceived("s", "what")))
+
+
+def test_the_memory_of_malformed_senders_is_bounded(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1."""
+    monkeypatch.setattr(limits, "PEERS_MAX", 2)
+    for connection in range(5):
+        bench.handle(events.MalformedReceived(connection, "what"))
+    assert len(bench.logged) == 2
+
+
+def test_a_call_id_for_two_calls(bench: MasterBench) -> None:
+    """A member that breaks the protocol is removed; the master goes on."""
+    bench.members("a", "b")
+    bench.begin("b", 1)
+    effects = bench.say("a", Begin(0, (CollectiveCall(1, spec(5)), CollectiveCall(1, spec(6)))))
+    assert effects[0] == ("a1", Kick(Result.INVALID_USAGE, "call id 1 was used for two calls"))
+    assert bench.names() == "b"
+
+
+@pytest.mark.parametrize("second", [TopologyVote(0, 1, UPDATE), TopologyVote(0, 1, PENDING), offer(1, 0)])
+@pytest.mark.parametrize("first", [Begin(0, (CollectiveCall(1, spec()),)), TopologyVote(0, 1, UPDATE), offer(1, 0)])
+def test_a_call_id_for_two_kinds_of_calls(bench: MasterBench, first: Any, second: Any) -> None:
+    bench.members("a", "b")
+    bench.say("a", first)
+    bench.say("a", second)
+    assert bench.names() == ("ab" if first == second else "b")
+
+
+def test_the_bound_of_open_calls(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1."""
+    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 2)
+    bench.members("a", "b")
+    bench.begin("a", 1, spec(1), spec(2))
+    assert bench.names() == "ab"
+    effects = bench.begin("a", 3, spec(3))
+    assert effects[0] == ("a1", Kick(Result.INVALID_USAGE, "more than 2 calls without an answer"))
+    assert bench.names() == "b"
+
+
+@pytest.mark.parametrize("message", [TopologyVote(0, 9, UPDATE), offer(9, 0), Begin(0, (CollectiveCall(9, spec(9)),))])
+def test_the_bound_of_open_calls_holds_for_each_kind(
+    bench: MasterBench, monkeypatch: pytest.MonkeyPatch, message: Any
+) -> None:
+    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 2)
+    bench.members("a", "b")
+    bench.begin("a", 1, spec(1), spec(2))
+    bench.say("a", message)
+    assert bench.names() == "b"
+
+
+def test_the_bound_of_answers(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: no peer makes the master keep answers without limit; the latest are those that may have been lost."""
+    monkeypatch.setattr(limits, "ANSWERS_KEPT_MAX", 3)
+    bench.members("a", "b")
+    for call_id in range(10, 16):
+        bench.withdraw("a", call_id)
+    assert sorted(bench.peer("a").answers) == [13, 14, 15]
+    assert bench.names() == "ab"
+
+
+def test_many_calls_beside_one_that_takes_long(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long collective keeps `oldest_call_id` down; the short ones beside it must not get the peer removed."""
+    monkeypatch.setattr(limits, "ANSWERS_KEPT_MAX", 8)
+    bench.members("a", "b")
+    for name in "ab":
+        bench.begin(name, 1, spec(1))
+    for call_id in range(2, 40):
+        for name in "ab":
+            bench.begin(name, call_id, spec(2), oldest=1)
+        for name in "ab":
+            bench.finish(name, call_id, FIRST_ATTEMPT + call_id - 1)
+        assert isinstance(bench.verdict("a", call_id), Decision)
+    for name in "ab":
+        bench.finish(name, 1)
+    assert bench.verdict("a", 1) == Decision(1, FIRST_ATTEMPT, True, 2)
+
+
+def test_answers_are_recalled_until_they_are_known(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    for name in "ab":
+        bench.vote(name, PENDING, 5)
+    answer = Answer(5, Result.SUCCESS)
+    assert bench.vote("a", PENDING, 5) == [("a1", answer)]
+    bench.begin("a", 6, oldest=6)
+    assert bench.peer("a").answers == {}
+    assert bench.vote("a", PENDING, 5, oldest=6) == []
+    assert bench.vote("b", PENDING, 5) == [("b1", answer)]
+
+
+def test_withdraw_of_a_call_whose_vote_was_lost(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    assert bench.withdraw("a", 5) == [("a1", Answer(5, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    assert bench.withdraw("a", 5) == [("a1", Answer(5, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    bench.begin("a", 6, oldest=6)
+    assert bench.withdraw("a", 5) == []
+
+
+def test_attempt_ids_of_a_later_master_are_higher() -> None:
+    """S3."""
+    first, second = MasterMachine(RUN_ID, 1), MasterMachine(RUN_ID, 2)
+    assert [first._next_attempt_id() for _ in range(3)] == [FIRST_ATTEMPT, FIRST_ATTEMPT + 1, FIRST_ATTEMPT + 2]
+    assert second._next_attempt_id() > FIRST_ATTEMPT + 2
+
+
+def test_options_are_obeyed() -> None:
+    bench = MasterBench(options=MasterOptions(disconnect_grace_ns=5, link_wait_ns=7, admission_wait_ns=9))
+    bench.register("a", "b")
+    assert bench.machine.deadline_ns() == bench.now_ns + 7
+    bench.disconnect("b")
+    assert bench.machine.deadline_ns() == bench.now_ns + 5
+
+
+# --- Every message may come twice -----------------------------------------------------------------------------------
+
+
+def collectives_of_all_fates(bench: MasterBench) -> None:
+    bench.members("a", "b", "c")
+    for name in "abc":
+        bench.begin(name, 1, spec(1), spec(2), spec(3, count=9 if name == "c" else 8))
+    for name in "abc":
+        bench.finish(name, 1, digest=7)
+        bench.finish(name, 2, FIRST_ATTEMPT + 1, digest=ord(name))
+    bench.begin("a", 4, spec(4))
+    bench.withdraw("a", 4)
+    for name in "abc":
+        bench.begin(name, 5, spec(5), oldest=5)
+    bench.finish("a", 5, FIRST_ATTEMPT + 2)
+    bench.leave("c")
+
+
+def topology_of_all_fates(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    bench.register("j")
+    for name in "ab":
+        bench.vote(name, PENDING, 1)
+    bench.link("a", "b", "j")
+    for name in "ab":
+        bench.vote(name, UPDATE, 2)
+    bench.vote("a", UPDATE, 3)
+    bench.withdraw("a", 3)
+    bench.vote("a", UPDATE, 4)
+    bench.say("b", offer(4, 0))
+
+
+def syncs_of_all_fates(bench: MasterBench) -> None:
+    bench.members("a", "b", "c")
+    bench.say("a", offer(1, 1))
+    bench.say("b", offer(1, 1, entry("w", "2")))
+    bench.say("c", offer(1, 1, entry("v", "2")))
+    bench.fetched("b", 1)
+    for name in "abc":
+        bench.say(name, offer(2, 2, entry("w", name)))
+    bench.fetched("b", 2, FIRST_ATTEMPT + 1)
+    bench.fetched("c", 2, FIRST_ATTEMPT + 1, ok=False, fault=pid("a"), reason="broke")
+    for name in "abc":
+        bench.say(name, offer(3, 2, entry("w", name), oldest=3))
+    bench.withdraw("b", 3)
+
+
+@pytest.mark.parametrize("fates", [collectives_of_all_fates, topology_of_all_fates, syncs_of_all_fates])
+def test_messages_may_come_twice(fates: Any) -> None:
+    """The bench checks that no call gets two answers; here: that the master ends in the same state."""
+    once, thrice = MasterBench(), MasterBench(copies=3)
+    fates(once)
+    fates(thrice)
+    assert once.verdicts
+    assert thrice.verdicts == once.verdicts
+    assert thrice.snapshot() == once.snapshot()
+
+
+@pytest.mark.parametrize("fates", [collectives_of_all_fates, topology_of_all_fates, syncs_of_all_fates])
+def test_connections_may_break_anywhere(fates: Any) -> None:
+    """Every peer comes back on a new connection before each of its messages: nothing else may change."""
+
+    class Flaky(MasterBench):
+        is_back = True
+
+        def say(self, name: str, message: Any, host: str = "") -> list[Any]:
+            if self.is_back and not isinstance(message, Hello) and pid(name) in self.machine.registry.peers:
+                self.is_back = False
+                self.disconnect(name)
+                self.hello(name, welcomed=True)
+                self.is_back = True
+            return super().say(name, message, host)
+
+    calm, flaky = MasterBench(), Flaky()
+    fates(calm)
+    fates(flaky)
+    assert flaky.verdicts == calm.verdicts
+    for key in ("epoch", "order", "open", "answers", "ballots", "attempts", "waiting", "transfers", "revisions"):
+        assert flaky.snapshot()[key] == calm.snapshot()[key], key
+
+
+def test_digest_helper_is_of_the_right_size() -> None:
+    assert len(digest("w")) == 32
