@@ -81,7 +81,10 @@ class StartSync:
 
 @dataclass(frozen=True, slots=True)
 class EndSync:
-    """Stop fetching and serving. With commit, write what was fetched to its place first."""
+    """Stop fetching and serving. With commit, write what was fetched to its place first.
+
+    Also performed for a sync that never started here; with commit only where there was nothing to fetch.
+    """
 
     call_id: int
     attempt_id: int
