@@ -225,8 +225,6 @@ class PeerLoop:
     def _run_once(self, now_ns: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
-        for event in self._take_monitor_events():
-            self._handle(event, now_ns)
         with self._lock:
             inbox, self._inbox = self._inbox, deque()
         for item in inbox:
@@ -234,6 +232,8 @@ class PeerLoop:
                 item()
             else:
                 self._handle(item, now_ns)
+        for event in self._take_monitor_events():  # After the inbox: connect() comes before the connection it makes.
+            self._handle(event, now_ns)
         for _ in range(limits.POLL_EVENTS_MAX):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
