@@ -17,8 +17,8 @@ NATIVE = Path(__file__).resolve().parent
 SOURCES = sorted(os.path.relpath(path) for path in NATIVE.glob("*.c"))
 HEADERS = sorted(os.path.relpath(path) for path in NATIVE.glob("*.h"))
 
-# -UNDEBUG: Python's own flags switch assertions off. -ffp-contract=off: no fused multiply-add, so that every instruction set
-# gives the same bits. The next two let loops with comparisons vectorise and change no value.
+# -UNDEBUG: Python's own flags switch assertions off. -ffp-contract=off: no fused multiply-add, so that every instruction
+# set gives the same bits. The next two let loops with comparisons vectorise and change no value.
 COMPILE_ARGS = [
     "-O3",
     "-std=gnu11",

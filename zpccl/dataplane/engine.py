@@ -4,8 +4,8 @@ Threads: `poll` is called by one thread at a time; everything else by any. All c
 at any moment: it waits for the calls in progress, which it wakes, and later ones raise. The engine does not survive a
 fork: its threads stay in the parent, and every call in the child raises.
 
-Memory: `start_reduce` takes addresses, not objects. Whoever calls it keeps the tensors alive and leaves them alone until
-`end_reduce` has returned.
+Memory: `start_reduce` takes addresses, not objects. Whoever calls it keeps the tensors alive, and leaves them alone,
+until `end_reduce` has returned.
 """
 
 from __future__ import annotations

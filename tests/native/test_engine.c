@@ -1,0 +1,269 @@
+/* The engine whole: several engines in one process over real TCP, many attempts at a time, cancelled and committed at
+ * random, messages beside them, links that go. Meant above all for the sanitizers; tests/test_engine.py tests results in
+ * breadth. One driver thread for each engine, as in real life. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "zp_api.h"
+
+/* Ids only grow, so the channel comes before all attempts. */
+enum { CHANNEL = 1, FIRST_ATTEMPT = 2 };
+enum { PEERS = 3, CONNECTIONS = 3, ROUNDS = 40, AT_A_TIME = 4, COUNT = 30011, WAIT_MS = 60000 };
+
+typedef struct {
+	zp_engine *engine;
+	uint32_t rank;
+	pthread_t thread;
+	uint64_t messages;
+	uint64_t digests[FIRST_ATTEMPT + ROUNDS * AT_A_TIME];
+} peer_state;
+
+static peer_state peers[PEERS];
+static pthread_barrier_t barrier;
+
+static void id_of(uint32_t rank, uint8_t id[ZP_PEER_ID_BYTES])
+{
+	memset(id, (int)rank + 1, ZP_PEER_ID_BYTES);
+}
+
+static void tcp_pair(int pair[2])
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t length = sizeof address;
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+	pair[0] = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(connect(pair[0], (struct sockaddr *)&address, length) == 0);
+	pair[1] = accept(listener, NULL, NULL);
+	CHECK(pair[1] >= 0);
+	close(listener);
+}
+
+static void engines_connect(uint32_t a, uint32_t b)
+{
+	int fds[2][CONNECTIONS], pair[2];
+	uint8_t id_a[ZP_PEER_ID_BYTES], id_b[ZP_PEER_ID_BYTES];
+	uint64_t link;
+	id_of(a, id_a);
+	id_of(b, id_b);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		tcp_pair(pair);
+		fds[0][i] = pair[0];
+		fds[1][i] = pair[1];
+	}
+	CHECK(zp_link_open(peers[a].engine, id_b, fds[0], CONNECTIONS, &link) == 0);
+	CHECK(zp_link_open(peers[b].engine, id_a, fds[1], CONNECTIONS, &link) == 0);
+}
+
+static int32_t value_of(uint32_t rank, uint64_t attempt, size_t i)
+{
+	return (int32_t)(uint32_t)((rank + 1) * 2654435761u + attempt * 40503u + i * 97u);
+}
+
+static void plan_make(zp_reduce_plan *plan, uint32_t rank, uint64_t attempt, int32_t *input, int32_t *output)
+{
+	*plan = (zp_reduce_plan){.attempt = attempt,
+				 .dtype = ZP_INT32,
+				 .op = ZP_SUM,
+				 .world_size = PEERS,
+				 .rank = rank,
+				 .frame_bytes = attempt % 2 ? 1024 : 16384,
+				 .count = COUNT,
+				 .input = input,
+				 .output = output,
+				 .restore = attempt % 5 != 0};
+	if (attempt % 4 == 3) { /* the same bytes as floats, quantised: for the threads and the digest, not for the values */
+		plan->dtype = ZP_FLOAT;
+		plan->quantization = 1 + attempt / 4 % 2;
+		plan->block_elements = 64;
+	}
+	id_of((rank + 1) % PEERS, plan->next);
+	id_of((rank + PEERS - 1) % PEERS, plan->previous);
+}
+
+/* Waits until `wanted` of the attempts from `first` are done; returns how many failed. */
+static void events_wait(peer_state *self, uint64_t first, int wanted, int status[AT_A_TIME])
+{
+	while (wanted) {
+		struct pollfd fd = {.fd = zp_engine_fd(self->engine), .events = POLLIN};
+		CHECK(poll(&fd, 1, WAIT_MS) == 1);
+		zp_event event;
+		while (zp_engine_poll(self->engine, &event) == 1) {
+			CHECK(event.kind != ZP_EVENT_LINK_LOST);
+			if (event.kind == ZP_EVENT_MESSAGE) {
+				CHECK(event.body_bytes == 10000 && event.body[9999] == (uint8_t)event.body[0]);
+				self->messages++;
+				zp_message_release(self->engine, event.body);
+				continue;
+			}
+			CHECK(event.id >= first && event.id < first + AT_A_TIME && event.status == 0);
+			status[event.id - first] = event.status;
+			self->digests[event.id] = event.digest;
+			wanted--;
+		}
+	}
+}
+
+static void result_check(uint64_t attempt, const int32_t *output)
+{
+	for (size_t i = 0; attempt % 4 != 3 && i < COUNT; i++) {
+		uint32_t sum = 0;
+		for (uint32_t rank = 0; rank < PEERS; rank++)
+			sum += (uint32_t)value_of(rank, attempt, i);
+		CHECK((uint32_t)output[i] == sum);
+	}
+}
+
+/* A round: AT_A_TIME attempts, all run to the end in even rounds, all cancelled at some moment in odd ones. */
+static void round_run(peer_state *self, int round, int32_t *buffers[AT_A_TIME][2])
+{
+	uint64_t first = FIRST_ATTEMPT + (uint64_t)round * AT_A_TIME, seed = first * 31 + self->rank + 1;
+	int cancel = round % 2, status[AT_A_TIME];
+	uint8_t to[ZP_PEER_ID_BYTES], body[10000];
+	for (int k = 0; k < AT_A_TIME; k++) {
+		int32_t *input = buffers[k][0], *output = k % 2 ? buffers[k][0] : buffers[k][1];
+		for (size_t i = 0; i < COUNT; i++)
+			input[i] = value_of(self->rank, first + k, i);
+		zp_reduce_plan plan;
+		plan_make(&plan, self->rank, first + k, input, output);
+		CHECK(zp_reduce_start(self->engine, &plan) == 0);
+		memset(body, round, sizeof body);
+		id_of((self->rank + 1) % PEERS, to);
+		CHECK(zp_message_send(self->engine, to, CHANNEL, body, sizeof body, WAIT_MS) == 0);
+	}
+	if (!cancel)
+		events_wait(self, first, AT_A_TIME, status);
+	else
+		for (uint64_t spin = random_next(&seed) % 200000; spin; spin--)
+			__asm__ volatile("" ::: "memory");
+	for (int k = 0; k < AT_A_TIME; k++) {
+		int32_t *output = k % 2 ? buffers[k][0] : buffers[k][1];
+		CHECK(zp_reduce_end(self->engine, first + k, !cancel) == 0);
+		if (!cancel)
+			result_check(first + k, output);
+		else if (k % 2 && (first + k) % 5)
+			for (size_t i = 0; i < COUNT; i++)
+				CHECK(output[i] == value_of(self->rank, first + k, i));
+		memset(output, 0, COUNT * sizeof *output); /* It is ours again: the sanitizers see who still writes. */
+	}
+}
+
+static void *driver(void *argument)
+{
+	peer_state *self = argument;
+	int32_t *buffers[AT_A_TIME][2];
+	for (int k = 0; k < AT_A_TIME; k++)
+		for (int i = 0; i < 2; i++)
+			CHECK((buffers[k][i] = malloc(COUNT * sizeof(int32_t))) != NULL);
+	for (int round = 0; round < ROUNDS; round++) {
+		round_run(self, round, buffers);
+		pthread_barrier_wait(&barrier); /* As the master's word that all have ended. */
+	}
+	for (int k = 0; k < AT_A_TIME; k++)
+		for (int i = 0; i < 2; i++)
+			free(buffers[k][i]);
+	return NULL;
+}
+
+static void engines_open(uint32_t thread_count)
+{
+	zp_engine_config config = {.thread_count = thread_count,
+				   .stall_timeout_ms = WAIT_MS,
+				   .message_bytes_max = 1 << 20,
+				   .messages_queued_bytes_max = 1 << 20};
+	memset(peers, 0, sizeof peers);
+	for (uint32_t rank = 0; rank < PEERS; rank++) {
+		peers[rank].rank = rank;
+		CHECK(zp_engine_open(&config, &peers[rank].engine) == 0);
+	}
+	for (uint32_t a = 0; a < PEERS; a++)
+		for (uint32_t b = 0; b < a; b++)
+			engines_connect(a, b);
+}
+
+static void test_stress(uint32_t thread_count)
+{
+	engines_open(thread_count);
+	for (uint32_t rank = 0; rank < PEERS; rank++)
+		CHECK(zp_channel_open(peers[rank].engine, CHANNEL) == 0);
+	pthread_barrier_init(&barrier, NULL, PEERS);
+	for (uint32_t rank = 0; rank < PEERS; rank++)
+		CHECK(pthread_create(&peers[rank].thread, NULL, driver, &peers[rank]) == 0);
+	for (uint32_t rank = 0; rank < PEERS; rank++)
+		pthread_join(peers[rank].thread, NULL);
+	pthread_barrier_destroy(&barrier);
+	for (uint32_t rank = 1; rank < PEERS; rank++)
+		CHECK(memcmp(peers[0].digests, peers[rank].digests, sizeof peers[0].digests) == 0);
+	for (uint32_t rank = 0; rank < PEERS; rank++)
+		zp_engine_close(peers[rank].engine);
+}
+
+/* Engines that close while attempts run on the others; links that close in the middle. */
+static void test_sudden_ends(uint32_t thread_count)
+{
+	static int32_t data[PEERS][1 << 20], before[1 << 20];
+	for (size_t i = 0; i < sizeof before / sizeof *before; i++)
+		before[i] = (int32_t)i;
+	for (int round = 0; round < 12; round++) {
+		engines_open(thread_count);
+		for (uint32_t rank = 0; rank < PEERS; rank++) {
+			memcpy(data[rank], before, sizeof before);
+			zp_reduce_plan plan;
+			plan_make(&plan, rank, 1, data[rank], data[rank]);
+			plan.count = sizeof before / sizeof *before;
+			plan.frame_bytes = 32768;
+			CHECK(zp_reduce_start(peers[rank].engine, &plan) == 0);
+		}
+		uint8_t id[ZP_PEER_ID_BYTES];
+		id_of(1, id);
+		for (int spin = round * 30000; spin; spin--)
+			__asm__ volatile("" ::: "memory");
+		if (round % 2)
+			zp_engine_close(peers[1].engine);
+		else
+			CHECK(zp_link_close(peers[0].engine, id) == 0);
+		int settled = 0; /* done before, or lost with the link */
+		while (!settled) {
+			struct pollfd fd = {.fd = zp_engine_fd(peers[0].engine), .events = POLLIN};
+			CHECK(poll(&fd, 1, WAIT_MS) == 1);
+			zp_event event;
+			while (zp_engine_poll(peers[0].engine, &event) == 1)
+				settled |= event.kind == ZP_EVENT_REDUCE_DONE;
+		}
+		CHECK(zp_reduce_end(peers[0].engine, 1, 0) == 0);
+		CHECK(memcmp(data[0], before, sizeof before) == 0);
+		for (uint32_t rank = 0; rank < PEERS; rank++)
+			if (rank != 1 || round % 2 == 0)
+				zp_engine_close(peers[rank].engine);
+		for (uint32_t rank = 0; rank < PEERS; rank++)
+			CHECK(memcmp(data[rank], before, sizeof before) == 0);
+	}
+}
+
+static void test_arguments(void)
+{
+	zp_engine *engine;
+	zp_engine_config config = {.thread_count = 0, .stall_timeout_ms = 1};
+	CHECK(zp_engine_open(&config, &engine) == -EINVAL && !engine);
+	zp_engine_close(NULL);
+	zp_message_release(NULL, NULL);
+}
+
+int main(void)
+{
+	test_arguments();
+	for (uint32_t thread_count = 1; thread_count <= 2; thread_count++) {
+		test_stress(thread_count);
+		test_sudden_ends(thread_count);
+	}
+	return 0;
+}
