@@ -24,7 +24,6 @@ def free_address() -> str:
 def reduce_once(address: str, peer: int, results: dict[int, NDArray[np.float32]]) -> None:
     """Joins the run at `address`, waits for a second peer, and all-reduces an array filled with `peer` + 1."""
     with zpccl.Communicator(address) as comm:
-        comm.connect()
         while comm.world_size < 2:
             if comm.are_peers_pending():
                 comm.update_topology()
