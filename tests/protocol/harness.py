@@ -51,12 +51,12 @@ UPDATE, OPTIMIZE, PENDING = TopologyKind.UPDATE, TopologyKind.OPTIMIZE, Topology
 
 def pid(name: str) -> bytes:
     """The id of a peer."""
-    return name.encode().ljust(16, b".")
+    return name.encode().ljust(16, b".")[:16]
 
 
 def token(name: str) -> bytes:
     """The token of a peer."""
-    return name.upper().encode().ljust(16, b"!")
+    return name.upper().encode().ljust(16, b"!")[:16]
 
 
 def pids(names: Iterable[str]) -> tuple[bytes, ...]:

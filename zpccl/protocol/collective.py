@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from zpccl import limits
 from zpccl.errors import Result
-from zpccl.limits import FRAME_BYTES_DEFAULT
 from zpccl.protocol import topology
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
@@ -72,15 +72,13 @@ class Collectives:
         if running is not None:
             return self._send_plan(running, peer)
         key = (peer.group, spec.tag)
-        ballot = self.ballots.setdefault(key, Ballot())
-        earlier = ballot.calls.get(peer)
-        if earlier is not None and earlier[0] != call_id:
+        if key in self.ballots and self.ballots[key].calls.get(peer, (call_id,))[0] != call_id:
             reason = f"tag {spec.tag} is in use by another call of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
         if any(peer in attempt.calls for attempt in self._attempts_at(key)):
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
-        ballot.calls[peer] = (call_id, spec)
+        self.ballots.setdefault(key, Ballot()).calls[peer] = (call_id, spec)
         self._count(key, now_ns)
 
     def finished(self, peer: Peer, report: Finished) -> None:
@@ -194,7 +192,7 @@ class Collectives:
             self._send_plan(attempt, peer)
 
     def _send_plan(self, attempt: Attempt, peer: Peer) -> None:
-        plan = Plan(attempt.calls[peer], attempt.attempt_id, attempt.plan, FRAME_BYTES_DEFAULT)
+        plan = Plan(attempt.calls[peer], attempt.attempt_id, attempt.plan, limits.FRAME_BYTES_DEFAULT)
         self._outbox.send(peer, plan)
 
     def _decide(self, attempt: Attempt) -> None:
@@ -214,7 +212,7 @@ class Collectives:
         else:
             digests = ", ".join(f"{peer.name}: {attempt.reports[peer].digest:016x}" for peer in survivors)
             self._outbox.log(Level.ERROR, f"attempt {attempt.attempt_id}: results differ: {digests}")
-            self._abort(attempt, Result.INTERNAL_ERROR, f"results differ: {digests}"[:4000], ())
+            self._abort(attempt, Result.INTERNAL_ERROR, f"results differ: {digests}", ())
 
     def _abort(self, attempt: Attempt, result: Result, reason: str, blamed: Iterable[Peer]) -> None:
         blamed_names = tuple(peer.name for peer in blamed)
@@ -230,14 +228,16 @@ class Collectives:
             if self._registry.peers.get(peer.peer_id) is peer:
                 world_size = len(attempt.order)
                 call_id = attempt.calls[peer]
-                decision = Decision(call_id, attempt.attempt_id, committed, world_size, result, reason[:4000], blamed)
+                text = reason[: limits.TEXT_CHARS_MAX]
+                decision = Decision(call_id, attempt.attempt_id, committed, world_size, result, text, blamed)
                 self._outbox.answer(peer, decision)
 
     def _answer_all(
         self, ballot: Ballot, result: Result, reason: str, name: str = "", values: tuple[str, ...] = ()
     ) -> None:
         for peer, (call_id, _) in ballot.calls.items():
-            self._outbox.answer(peer, Answer(call_id, result, reason=reason, field=name, values=values))
+            text = reason[: limits.TEXT_CHARS_MAX]
+            self._outbox.answer(peer, Answer(call_id, result, reason=text, field=name, values=values))
 
     def validate(self) -> None:
         """States what always holds."""
@@ -257,7 +257,7 @@ def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str,
             voters.setdefault(getattr(spec, name), []).append(peer.name)
         if len(voters) > 1:
             texts = (f"{_describe(name, value)} from {', '.join(who)}" for value, who in voters.items())
-            return name, tuple(text[:4000] for text in texts)
+            return name, tuple(text[: limits.TEXT_CHARS_MAX] for text in texts)
     return None
 
 

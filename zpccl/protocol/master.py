@@ -210,7 +210,9 @@ class MasterMachine:
             return
         problem = validate_entries(offer.entries)
         if problem and offer.call_id not in peer.answers:
-            return self._outbox.answer(peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[:4000]))
+            return self._outbox.answer(
+                peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
+            )
         self.rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer))
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
@@ -256,7 +258,7 @@ class MasterMachine:
             peer = self.registry.by_connection.get(event.connection)
             sender = peer.name if peer is not None else "a stranger"
             self._outbox.log(Level.WARNING, f"malformed message from {sender}: {event.reason}")
-        self._outbox.reply(event.connection, Refused(Refusal.MALFORMED, event.reason[:4000]))
+        self._outbox.reply(event.connection, Refused(Refusal.MALFORMED, event.reason[: limits.TEXT_CHARS_MAX]))
 
     # --- Loss of peers ----------------------------------------------------------------------------------------------
 

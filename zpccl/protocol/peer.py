@@ -449,7 +449,7 @@ class PeerMachine:
 
     def _report(self, call: Call, attempt_id: int, error: str, fault: bytes | None = None, digest: int = 0) -> None:
         call.phase, call.attempt_id = Phase.REPORTED, attempt_id
-        ok, reason = not error, error[:4000]
+        ok, reason = not error, error[: limits.TEXT_CHARS_MAX]
         if isinstance(call, SyncCall):
             call.report = SyncFinished(call.call_id, attempt_id, ok, fault, reason)
         else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Level
@@ -173,7 +174,7 @@ class Rounds:
             for function in sorted(functions)
         ]
         texts += [f"all_reduce at tag {tag} by {names(voters)}" for _, tag, voters in collectives]
-        reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[:4000]
+        reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[: limits.TEXT_CHARS_MAX]
         self._outbox.log(Level.WARNING, reason)
         for peer, call in refused.items():
             del self.calls[peer]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect
@@ -71,7 +72,7 @@ class StateSyncs:
                 )
             for peer, (result, reason) in election.refused.items():
                 self._outbox.log(Level.WARNING, f"{peer.name} is refused in the sync: {reason}")
-                self._outbox.answer(peer, Answer(calls[peer], result, reason=reason[:4000]))
+                self._outbox.answer(peer, Answer(calls[peer], result, reason=reason[: limits.TEXT_CHARS_MAX]))
             if election.fetch:
                 self._start(group, election.revision, tuple(election.holders), calls, election.fetch)
 
@@ -158,7 +159,13 @@ class StateSyncs:
         for peer, call_id in transfer.calls.items():
             if self._registry.peers.get(peer.peer_id) is peer:
                 decision = Decision(
-                    call_id, transfer.attempt_id, committed, transfer.revision, result, reason[:4000], blamed
+                    call_id,
+                    transfer.attempt_id,
+                    committed,
+                    transfer.revision,
+                    result,
+                    reason[: limits.TEXT_CHARS_MAX],
+                    blamed,
                 )
                 self._outbox.answer(peer, decision)
 

@@ -1,0 +1,527 @@
+"""Collectives at the master: votes, plans, reports, decisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.protocol import events
+from zpccl.protocol.effects import Level
+from zpccl.protocol.messages import Answer, Decision, Linked, Plan
+from zpccl.types import DataType, ReduceOp
+
+from .harness import FIRST_ATTEMPT, MasterBench, digest, entry, offer, pid, pids, plan_of, spec
+
+ALONE = "this peer is alone in its group"
+LOST = Result.RANK_CONNECTION_LOST
+
+
+def bench_of(*names: str, copies: int = 1) -> MasterBench:
+    bench = MasterBench(copies=copies)
+    bench.members(*names)
+    return bench
+
+
+def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, peers: int = 2) -> Decision:
+    return Decision(call_id, attempt_id, True, peers)
+
+
+def aborted(call_id: int, reason: str, *blamed: str, attempt_id: int = FIRST_ATTEMPT, peers: int = 2) -> Decision:
+    return Decision(call_id, attempt_id, False, peers, LOST, reason, blamed)
+
+
+def test_from_votes_to_commit() -> None:
+    """S1, S3: golden."""
+    bench = bench_of("a", "b")
+    assert bench.begin("a", 1) == []
+    assert bench.begin("b", 5) == [("a1", plan_of(1)), ("b1", plan_of(5))]
+    assert bench.finish("a", 1) == []
+    assert bench.finish("b", 5) == [("a1", committed(1)), ("b1", committed(5))]
+    assert bench.snapshot()["attempts"] == bench.snapshot()["ballots"] == {}
+
+
+def test_the_ring_is_in_order_of_admission() -> None:
+    bench = bench_of("c", "a", "b")
+    for name in "ab":
+        bench.begin(name, 1)
+    sent = bench.begin("c", 1)
+    assert [message.lanes[0].order for _, message in sent] == [pids("cab")] * 3
+
+
+def test_many_tags_in_any_order() -> None:
+    bench = bench_of("a", "b")
+    bench.begin("a", 1, spec(10), spec(20), spec(30))
+    assert bench.begin("b", 1, spec(30)) == [
+        ("a1", plan_of(3, FIRST_ATTEMPT)),
+        ("b1", plan_of(1, FIRST_ATTEMPT)),
+    ]
+    bench.begin("b", 2, spec(10))
+    bench.finish("a", 1, FIRST_ATTEMPT + 1)
+    assert bench.finish("b", 2, FIRST_ATTEMPT + 1)[0] == ("a1", committed(1, FIRST_ATTEMPT + 1))
+    assert bench.verdict("a", 2) is bench.verdict("a", 3) is None
+    assert list(bench.snapshot()["ballots"]) == [(0, 20)]
+
+
+def test_a_tag_is_free_again_after_its_decision() -> None:
+    bench = bench_of("a", "b")
+    for round_number in range(1, 4):
+        for name in "ab":
+            bench.begin(name, round_number)
+        for name in "ab":
+            bench.finish(name, round_number, FIRST_ATTEMPT + round_number - 1)
+        assert bench.verdict("a", round_number) == committed(round_number, FIRST_ATTEMPT + round_number - 1)
+
+
+def test_groups_are_independent() -> None:
+    """The same tag in two groups is two collectives; what fails in one does not touch the other."""
+    bench = bench_of("a", "b")
+    bench.members("x", "y", group=1)
+    for name in "axby":
+        bench.begin(name, 1, spec(count=8 if name in "ab" else 9))
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
+    assert bench.plans[FIRST_ATTEMPT + 1][0].order == pids("xy")
+    bench.lose("y")
+    assert bench.verdict("x", 1) == aborted(1, "lost y", "y", attempt_id=FIRST_ATTEMPT + 1)
+    for name in "ab":
+        bench.finish(name, 1)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1)
+
+
+def test_joiners_do_not_delay_collectives() -> None:
+    """S6: coming, linking, unlinking, talking nonsense, dying."""
+    bench = bench_of("a", "b")
+    bench.begin("a", 1)
+    bench.register("j")
+    bench.begin("b", 1)
+    bench.say("j", Linked(pids("ab")))
+    bench.begin("j", 1)
+    bench.finish("j", 1, ok=False, fault=pid("b"))
+    bench.handle(events.MalformedReceived("j1", "nonsense"))
+    bench.say("j", Linked(()))
+    bench.withdraw("j", 1)
+    bench.finish("a", 1)
+    bench.lose("j")
+    bench.finish("b", 1)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1)
+
+
+# --- Votes ----------------------------------------------------------------------------------------------------------
+
+
+def test_alone() -> None:
+    bench = bench_of("a")
+    assert bench.begin("a", 1) == [("a1", Answer(1, Result.TOO_FEW_PEERS, reason=ALONE))]
+
+
+def test_alone_in_its_group_though_not_in_the_run() -> None:
+    bench = bench_of("a")
+    bench.members("x", group=1)
+    assert bench.begin("x", 1) == [("x1", Answer(1, Result.TOO_FEW_PEERS, reason=ALONE))]
+
+
+@pytest.mark.parametrize(
+    "changes, values",
+    [
+        ({"count": 9}, ("8 from a, c", "9 from b")),
+        ({"datatype": DataType.DOUBLE}, ("FLOAT from a, c", "DOUBLE from b")),
+        ({"op": ReduceOp.MAX}, ("SUM from a, c", "MAX from b")),
+        ({"op": 77}, ("SUM from a, c", "77 from b")),
+        ({"quantization": 1}, ("NONE from a, c", "MIN_MAX from b")),
+        ({"quantized_datatype": 1}, ("UINT8 from a, c", "INT8 from b")),
+        ({"block_elements": 64}, ("256 from a, c", "64 from b")),
+        ({"count": 9, "op": 1}, ("8 from a, c", "9 from b")),
+    ],
+)
+def test_a_mismatch_names_field_and_peers(changes: dict[str, Any], values: tuple[str, ...]) -> None:
+    bench = bench_of("a", "b", "c")
+    bench.begin("a", 1, spec(3))
+    bench.begin("b", 2, spec(3, **changes))
+    field = next(iter(changes))
+    reason = f"tag 3: peers differ in {field}: {'; '.join(values)}"
+    expected = [
+        (f"{name}1", Answer(call_id, Result.INVALID_USAGE, reason=reason, field=field, values=values))
+        for name, call_id in (("a", 1), ("b", 2), ("c", 3))
+    ]
+    assert bench.begin("c", 3, spec(3)) == expected
+    assert bench.snapshot()["ballots"] == {}
+
+
+def test_a_mismatch_of_many_can_be_read() -> None:
+    """L1: a reason that is too long for its message would leave every voter waiting. The bench decodes all."""
+    bench = MasterBench()
+    names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(50)]
+    bench.members(*names)
+    for number, name in enumerate(names):
+        bench.begin(name, 1, spec(count=number + 1))
+    for name in names:
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert (answer.result, answer.field, len(answer.values)) == (Result.INVALID_USAGE, "count", 50)
+
+
+def test_missing_links_of_many_can_be_told() -> None:
+    bench = MasterBench()
+    names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(50)]
+    bench.members(*names)
+    for name in names:
+        bench.say(name, Linked(()))
+        bench.begin(name, 1)
+    bench.tick_at_deadline()
+    assert all(isinstance(bench.verdict(name, 1), Answer) for name in names)
+
+
+def test_an_old_reason_of_a_lost_voter_does_not_count() -> None:
+    """The spec of who is gone is forgotten with it."""
+    bench = bench_of("a", "b", "c")
+    bench.begin("c", 1, spec(count=9))
+    bench.lose("c")
+    bench.begin("a", 1)
+    assert isinstance(bench.begin("b", 1)[0][1], Plan)
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_one_tag_for_two_calls_of_a_peer(is_running: bool) -> None:
+    bench = bench_of("a", "b")
+    bench.begin("a", 1)
+    if is_running:
+        bench.begin("b", 1)
+    ((connection, answer),) = bench.begin("a", 2)
+    assert connection == "a1"
+    assert answer.result == Result.INVALID_USAGE
+    assert "tag 0 is in use" in answer.reason
+    if not is_running:
+        bench.begin("b", 1)
+    for name in "ab":
+        bench.finish(name, 1)
+    assert bench.verdict("b", 1) == committed(1)
+
+
+def test_a_refused_second_call_leaves_no_empty_vote() -> None:
+    """The next collective at that tag is voted on as if nothing had been."""
+    bench = bench_of("a", "b")
+    for name in "ab":
+        bench.begin(name, 1)
+    bench.begin("a", 2)
+    assert bench.snapshot()["ballots"] == {}
+    for name in "ab":
+        bench.finish(name, 1)
+    for name in "ab":
+        bench.begin(name, 3)
+    assert bench.plans.keys() == {FIRST_ATTEMPT, FIRST_ATTEMPT + 1}
+
+
+# --- Links ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_waits_for_links() -> None:
+    """L2."""
+    bench = bench_of("a", "b")
+    bench.say("a", Linked(()))
+    bench.begin("a", 1)
+    assert bench.begin("b", 1) == []
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+    bench.tick(limits.SECOND)
+    assert bench.say("a", Linked(pids("b"))) == [("a1", plan_of(1)), ("b1", plan_of(1))]
+
+
+def test_links_are_not_waited_for_without_end() -> None:
+    """L1."""
+    bench = bench_of("a", "b", "c")
+    bench.say("a", Linked(pids("c")))
+    for name in "abc":
+        bench.begin(name, 1)
+    assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
+    answer = Answer(1, LOST, reason="no data connection between a and b")
+    assert bench.tick(1) == [("a1", answer), ("b1", answer), ("c1", answer)]
+    assert bench.machine.deadline_ns() is None
+
+
+def test_a_loss_may_end_the_wait_for_links() -> None:
+    """Who is gone needs no links: the others go on without it."""
+    bench = bench_of("a", "b", "c")
+    bench.say("b", Linked(()))
+    for name in "abc":
+        bench.begin(name, 1)
+    assert bench.plans == {}
+    bench.leave("b")
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ac")
+
+
+def test_a_ring_needs_only_its_own_links() -> None:
+    bench = bench_of("a", "b", "c", "d")
+    bench.say("a", Linked(pids("bd")))  # Not c, which is across the ring.
+    for name in "abcd":
+        bench.begin(name, 1)
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("abcd")
+
+
+# --- The end of an attempt ------------------------------------------------------------------------------------------
+
+
+def running(*names: str) -> MasterBench:
+    bench = bench_of(*names)
+    for name in names:
+        bench.begin(name, 1)
+    return bench
+
+
+def test_one_failure_aborts_for_all() -> None:
+    """S1."""
+    bench = running("a", "b", "c")
+    bench.finish("b", 1)
+    decision = aborted(1, "link broke", "c", peers=3)
+    assert bench.finish("a", 1, ok=False, digest=0, fault=pid("c"), reason="link broke") == [
+        ("a1", decision),
+        ("b1", decision),
+        ("c1", decision),
+    ]
+    assert bench.finish("c", 1) == [("c1", decision)]
+    assert bench.names() == "abc"
+
+
+def test_a_failure_without_facts() -> None:
+    bench = running("a", "b")
+    bench.finish("a", 1, ok=False)
+    assert bench.verdict("b", 1) == aborted(1, "a peer failed")
+
+
+def test_digests_that_differ_abort() -> None:
+    """S1: verified before commit, not assumed."""
+    bench = running("a", "b")
+    bench.finish("a", 1, digest=1)
+    bench.finish("b", 1, digest=2)
+    reason = "results differ: a: 0000000000000001, b: 0000000000000002"
+    expected = Decision(1, FIRST_ATTEMPT, False, 2, Result.INTERNAL_ERROR, reason)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == expected
+    assert any(log.level is Level.ERROR and reason in log.text for log in bench.logged)
+
+
+@pytest.mark.parametrize("how", ["leave", "lose"])
+def test_a_loss_before_all_survivors_finished_aborts(how: str) -> None:
+    """S1."""
+    bench = running("a", "b", "c")
+    bench.finish("a", 1)
+    bench.finish("c", 1)
+    getattr(bench, how)("c")
+    decision = aborted(1, "lost c", "c", peers=3)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == decision
+    assert bench.finish("b", 1) == [("b1", decision)]
+
+
+def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
+    """S1: they all hold the same result."""
+    bench = running("a", "b", "c")
+    bench.finish("a", 1)
+    bench.finish("b", 1)
+    bench.disconnect("c")
+    assert bench.verdict("a", 1) is None
+    bench.tick(limits.DISCONNECT_GRACE_NS)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, peers=3)
+
+
+def test_survivors_that_differ_do_not_commit() -> None:
+    bench = running("a", "b", "c")
+    bench.finish("a", 1, digest=1)
+    bench.finish("b", 1, digest=2)
+    bench.leave("c")
+    verdict = bench.verdict("a", 1)
+    assert isinstance(verdict, Decision)
+    assert (verdict.committed, verdict.result) == (False, Result.INTERNAL_ERROR)
+
+
+def test_all_participants_die() -> None:
+    bench = running("a", "b")
+    bench.disconnect("a")
+    bench.disconnect("b")
+    bench.tick(limits.DISCONNECT_GRACE_NS)
+    assert bench.names() == ""
+    assert bench.snapshot()["attempts"] == {}
+
+
+def test_a_loss_aborts_only_attempts_that_it_is_part_of() -> None:
+    bench = running("a", "b")
+    bench.register("c")
+    bench.link("a", "b", "c")
+    bench.machine.registry.admit([bench.peer("c")])  # Beside a running collective, as a hostile vote could have it.
+    bench.machine._announced_epoch = bench.machine.registry.epoch
+    bench.leave("c")
+    for name in "ab":
+        bench.finish(name, 1)
+    assert bench.verdict("a", 1) == committed(1)
+
+
+def test_a_retry_among_the_survivors() -> None:
+    """L2."""
+    bench = running("a", "b", "c")
+    bench.lose("b")
+    assert bench.verdict("a", 1) == aborted(1, "lost b", "b", peers=3)
+    for name in "ac":
+        bench.begin(name, 2)
+    assert bench.plans[FIRST_ATTEMPT + 1][0].order == pids("ac")
+
+
+def test_reports_on_unknown_attempts_are_ignored() -> None:
+    """S4: what a report is about is known by call and attempt."""
+    bench = running("a", "b")
+    bench.begin("a", 2, spec(2))
+    before = bench.snapshot()
+    assert bench.finish("a", 1, FIRST_ATTEMPT + 7) == []
+    assert bench.finish("a", 2, FIRST_ATTEMPT) == []
+    assert bench.finish("a", 77, 0) == []
+    assert bench.snapshot() == before
+
+
+def test_a_report_after_the_answer_was_forgotten() -> None:
+    bench = running("a", "b")
+    for name in "ab":
+        bench.finish(name, 1)
+    bench.begin("a", 2, oldest=2)
+    assert bench.finish("a", 1) == []
+
+
+def test_a_vote_again_gets_what_has_become_of_it() -> None:
+    bench = bench_of("a", "b")
+    bench.begin("a", 1)
+    assert bench.begin("a", 1) == []
+    bench.begin("b", 1)
+    assert bench.begin("a", 1) == [("a1", plan_of(1))]
+    for name in "ab":
+        bench.finish(name, 1)
+    assert bench.begin("a", 1) == [("a1", committed(1))]
+
+
+# --- Withdrawing ----------------------------------------------------------------------------------------------------
+
+
+def test_withdraw_while_voting() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.begin("a", 1)
+    bench.begin("b", 1)
+    assert bench.withdraw("a", 1) == [("a1", Answer(1, LOST, reason="withdrawn"))]
+    assert bench.begin("c", 1) == []
+    bench.begin("a", 2)
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("abc")
+
+
+def test_withdraw_the_only_vote() -> None:
+    bench = bench_of("a", "b")
+    bench.begin("a", 1)
+    bench.withdraw("a", 1)
+    assert bench.snapshot()["ballots"] == {}
+
+
+def test_withdraw_while_links_are_waited_for() -> None:
+    bench = bench_of("a", "b")
+    bench.say("a", Linked(()))
+    for name in "ab":
+        bench.begin(name, 1)
+    bench.withdraw("b", 1)
+    assert bench.machine.deadline_ns() is None
+    bench.say("a", Linked(pids("b")))
+    assert bench.plans == {}
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_withdraw_while_running_aborts_for_all(reported: bool) -> None:
+    """S1."""
+    bench = running("a", "b")
+    if reported:
+        bench.finish("a", 1)
+    decision = aborted(1, "a withdrew from it", "a")
+    assert bench.withdraw("a", 1) == [("a1", decision), ("b1", decision)]
+
+
+def test_withdraw_after_the_decision_gets_the_decision() -> None:
+    """S1: too late is too late."""
+    bench = running("a", "b")
+    for name in "ab":
+        bench.finish(name, 1)
+    assert bench.withdraw("a", 1) == [("a1", committed(1))]
+
+
+# --- Any order of anything ------------------------------------------------------------------------------------------
+
+ACTIONS = ["all begin"] * 3 + [
+    "begin",
+    "again",
+    "ok",
+    "other",
+    "fail",
+    "withdraw",
+    "lose",
+    "leave",
+    "back",
+    "unlink",
+    "link",
+    "tick",
+    "sync",
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(ACTIONS), st.integers(0, 1)), max_size=40))
+def test_any_order_of_anything(steps: list[tuple[str, str, int]]) -> None:
+    """S1, S3: one outcome an attempt, one answer a call, whatever happens; once the world is quiet nothing stays open."""
+    bench = bench_of("a", "b", "c")
+    calls = dict.fromkeys("abc", 0)
+
+    def alive(name: str) -> bool:
+        return pid(name) in bench.machine.registry.peers
+
+    for name, action, tag in steps:
+        if not alive(name):
+            continue
+        attempts = bench.machine.collectives.attempts.values()
+        mine = [(a.calls[bench.peer(name)], a.attempt_id) for a in attempts if bench.peer(name) in a.calls]
+        if bench.peer(name).connection is None and action not in ("back", "tick"):
+            continue
+        if action in ("begin", "all begin"):
+            for voter in name if action == "begin" else "abc":
+                if alive(voter) and bench.peer(voter).connection is not None:
+                    calls[voter] += 1
+                    bench.begin(voter, calls[voter], spec(tag))
+        elif action == "again" and bench.peer(name).open_calls:
+            call_id, what = next(iter(bench.peer(name).open_calls.items()))
+            if what != "sync_shared_state":
+                bench.begin(name, call_id, what)
+        elif action in ("ok", "other", "fail") and mine:
+            bench.finish(name, *mine[tag % len(mine)], ok=action != "fail", digest=7 if action == "ok" else 8)
+        elif action == "withdraw":
+            bench.withdraw(name, calls[name])
+        elif action == "lose":
+            bench.disconnect(name)
+        elif action == "leave":
+            bench.leave(name)
+        elif action == "back":
+            bench.hello(name, welcomed=True)
+        elif action == "unlink":
+            bench.say(name, Linked(()))
+        elif action == "link":
+            bench.say(name, Linked(pids("abc")))
+        elif action == "tick":
+            bench.tick(limits.DISCONNECT_GRACE_NS // 2)
+        elif action == "sync":
+            calls[name] += 1
+            bench.say(name, offer(calls[name], 0, entry("w", name)))
+    outcomes: dict[int, set[bool]] = {}
+    for verdict in bench.verdicts.values():
+        if isinstance(verdict, Decision):
+            outcomes.setdefault(verdict.attempt_id, set()).add(verdict.committed)
+    assert all(len(outcome) == 1 for outcome in outcomes.values())
+    for name in "abc":
+        if alive(name) and bench.peer(name).connection is None:
+            bench.hello(name, welcomed=True)
+    for name in "abc":
+        if alive(name):
+            for call_id in list(bench.peer(name).open_calls):
+                bench.withdraw(name, call_id)
+    assert not any(peer.open_calls for peer in bench.machine.registry.peers.values())
+    assert bench.snapshot()["attempts"] == bench.snapshot()["ballots"] == bench.snapshot()["transfers"] == {}
+
+
+def test_the_test_data_is_readable() -> None:
+    assert digest("w").startswith(b"w-")
