@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import numpy as np
@@ -12,13 +11,6 @@ import zpccl
 
 ELEMENTS = 100_003
 WAIT_S = 30
-
-
-def free_address() -> str:
-    """An address of this host at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def reduce_once(address: str, peer: int, results: dict[int, NDArray[np.float32]]) -> None:
@@ -33,11 +25,10 @@ def reduce_once(address: str, peer: int, results: dict[int, NDArray[np.float32]]
 
 
 def main() -> None:
-    address = free_address()
-    master = zpccl.MasterNode(address)
+    master = zpccl.MasterNode("127.0.0.1:0")
     master.run()
     results: dict[int, NDArray[np.float32]] = {}
-    threads = [threading.Thread(target=reduce_once, args=(address, peer, results), daemon=True) for peer in range(2)]
+    threads = [threading.Thread(target=reduce_once, args=(master.address, peer, results), daemon=True) for peer in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
