@@ -57,7 +57,6 @@ class Peer:
 
     name: str
     child: subprocess.Popen[str]
-    output: Path
     records: list[Record] = field(default_factory=list)
 
 
@@ -76,26 +75,26 @@ class Demo:
 
     def _start_master(self) -> str:
         """Starts a master on a free port; returns its address."""
-        command = ["-m", "zpccl.cli.master", "--bind", "127.0.0.1:0", "--log-level", "warning"]
-        master = self.stack.enter_context(child_process(command, stdout=subprocess.PIPE))
+        command = ["-m", "zpccl.cli.master", "--bind", "127.0.0.1:0"]
+        with (self.folder / "master.txt").open("w") as log:
+            master = self.stack.enter_context(child_process(command, stdout=subprocess.PIPE, stderr=log))
         assert master.stdout is not None
         greeting = master.stdout.readline()
         if MASTER_GREETING not in greeting:
-            raise DemoFailed("the master did not start")
+            raise DemoFailed(f"the master did not start\n{self.outputs()}")
         return greeting.partition(MASTER_GREETING)[2].strip()
 
     def start_peer(self) -> Peer:
         """Starts one more peer. Its records come to `events` as they happen, and None when it ends."""
         name = f"peer {len(self.peers) + 1}"
-        output = self.folder / f"{name}.txt"
         reading, writing = os.pipe()
         command = [str(EXAMPLE), "--master", self.address, "--json-log", f"/dev/fd/{writing}", "--min-peers", "2"]
         command += ["--steps", str(self.args.steps), "--inner-steps", str(self.args.inner_steps)]
-        with output.open("w") as file:
+        with (self.folder / f"{name}.txt").open("w") as file:
             options = {"stdout": file, "stderr": file, "pass_fds": [writing]}
             child = self.stack.enter_context(child_process(command, **options))
         os.close(writing)
-        peer = Peer(name, child, output)
+        peer = Peer(name, child)
         self.peers.append(peer)
         threading.Thread(target=self._pass_on, args=(peer, reading), daemon=True).start()
         return peer
@@ -127,9 +126,7 @@ class Demo:
             if record is None:
                 running -= 1
                 if peer.child.wait() != 0 and peer is not victim:
-                    raise DemoFailed(
-                        f"{peer.name} ended with status {peer.child.returncode}:\n{peer.output.read_text()}"
-                    )
+                    raise DemoFailed(f"{peer.name} ended with status {peer.child.returncode}\n{self.outputs()}")
                 continue
             peer.records.append(record)
             if peer is narrator and "peers" in record:
@@ -148,8 +145,11 @@ class Demo:
         try:
             return self.events.get(timeout=SILENCE_SECONDS_MAX)
         except queue.Empty:
-            outputs = "\n".join(f"{peer.name}:\n{peer.output.read_text()}" for peer in self.peers)
-            raise DemoFailed(f"nothing happened for {SILENCE_SECONDS_MAX} s:\n{outputs}") from None
+            raise DemoFailed(f"nothing happened for {SILENCE_SECONDS_MAX} s\n{self.outputs()}") from None
+
+    def outputs(self) -> str:
+        """What the children have printed."""
+        return "\n".join(f"--- {file.stem}\n{file.read_text()}" for file in sorted(self.folder.iterdir()))
 
     def judge(self) -> None:
         """Prints how it ended. Raises DemoFailed if the loss did not fall or the peers differ."""
@@ -206,7 +206,7 @@ def main() -> int:
     """Plays the demo; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30, help="outer steps (default 30)")
-    parser.add_argument("--inner-steps", type=int, default=200, help="inner steps of each (default 200)")
+    parser.add_argument("--inner-steps", type=int, default=150, help="inner steps of each (default 150)")
     parser.add_argument("--out", type=Path, default=Path("demo.png"), help="the plot (default demo.png)")
     args = parser.parse_args()
     if args.steps < 6:
