@@ -40,7 +40,6 @@ from .harness import (
     RUN_ID,
     UPDATE,
     MasterBench,
-    digest,
     entry,
     logs,
     member_list,
@@ -716,7 +715,3 @@ def test_connections_may_break_anywhere(fates: Any) -> None:
     assert flaky.verdicts == calm.verdicts
     for key in ("epoch", "order", "open", "answers", "ballots", "attempts", "waiting", "transfers", "revisions"):
         assert flaky.snapshot()[key] == calm.snapshot()[key], key
-
-
-def test_digest_helper_is_of_the_right_size() -> None:
-    assert len(digest("w")) == 32

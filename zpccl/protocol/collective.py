@@ -207,10 +207,10 @@ class Collectives:
         elif len(reports) < len(survivors):
             if lost:
                 self._abort(attempt, Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
-        elif len({report.digest for report in reports}) <= 1:
+        elif len({report.digest for report in attempt.reports.values()}) <= 1:
             self._end(attempt, committed=True)
-        else:
-            digests = ", ".join(f"{peer.name}: {attempt.reports[peer].digest:016x}" for peer in survivors)
+        else:  # Reports of the lost count here too: one of two results is wrong, whoever is left.
+            digests = ", ".join(f"{peer.name}: {report.digest:016x}" for peer, report in attempt.reports.items())
             self._outbox.log(Level.ERROR, f"attempt {attempt.attempt_id}: results differ: {digests}")
             self._abort(attempt, Result.INTERNAL_ERROR, f"results differ: {digests}", ())
 

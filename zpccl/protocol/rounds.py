@@ -166,9 +166,14 @@ class Rounds:
                         return self._refuse([peer], ((peer.group, tag, voters),))
 
     def _refuse(self, peers: list[Peer], collectives: tuple[tuple[int, int, list[Peer]], ...]) -> None:
-        """Refuses the calls of `peers`, all calls like them, and the voting for `collectives`."""
+        """Refuses the calls of `peers`, all that wait with them, and the voting for `collectives`."""
         functions = {self.calls[peer].function for peer in peers}
-        refused = {peer: call for peer, call in self.calls.items() if call.function in functions}
+        groups = {peer.group for peer in peers}
+        refused = {
+            peer: call
+            for peer, call in self.calls.items()
+            if call.function in functions and (call.function != SYNC or peer.group in groups)
+        }
         texts = [
             f"{function} by {names(peer for peer, call in refused.items() if call.function == function)}"
             for function in sorted(functions)

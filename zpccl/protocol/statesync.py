@@ -53,7 +53,7 @@ class StateSyncs:
         """Begins the sync of every group whose members have all called for it."""
         for group in sorted({peer.group for peer, call in self._rounds.calls.items() if call.offer is not None}):
             offers = self._rounds.sync_offers(group)
-            if offers is None:
+            if offers is None or group in self.transfers:
                 continue
             calls = {peer: self._rounds.calls[peer].call_id for peer in offers}
             self._rounds.take_sync(group)

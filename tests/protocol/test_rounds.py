@@ -1,0 +1,239 @@
+"""Calls that wait for all others: topology votes, and calls that would wait for each other for ever."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.protocol.messages import Answer, Linked, Plan, TopologyKind
+
+from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, UPDATE, MasterBench, offer, pids, spec
+
+OK = Result.SUCCESS
+
+
+@pytest.fixture
+def bench() -> MasterBench:
+    bench = MasterBench()
+    bench.members("a", "b")
+    return bench
+
+
+def ask(bench: MasterBench, name: str, function: str, call_id: int = 1) -> None:
+    """Peer `name` makes a call."""
+    if function == "all_reduce":
+        bench.begin(name, call_id)
+    elif function == "sync":
+        bench.say(name, offer(call_id, 0))
+    else:
+        bench.vote(name, TopologyKind[function.upper()], call_id)
+
+
+@pytest.mark.parametrize("kind", [UPDATE, OPTIMIZE, PENDING])
+def test_a_round_takes_all_members_of_all_groups(bench: MasterBench, kind: TopologyKind) -> None:
+    bench.members("x", group=1)
+    assert bench.vote("a", kind, 1) == []
+    assert bench.vote("b", kind, 2) == []
+    assert bench.vote("x", kind, 3) == [
+        ("a1", Answer(1, OK)),
+        ("b1", Answer(2, OK)),
+        ("x1", Answer(3, OK)),
+    ]
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_are_peers_pending_gives_all_the_same_answer(bench: MasterBench, group: int) -> None:
+    bench.vote("a", PENDING, 1)
+    bench.register("j", group=group)
+    bench.vote("b", PENDING, 1)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == Answer(1, OK, value=1)
+    bench.leave("j")
+    for name in "ab":
+        bench.vote(name, PENDING, 2)
+    assert bench.verdict("a", 2) == bench.verdict("b", 2) == Answer(2, OK, value=0)
+    assert bench.names() == "ab"
+
+
+@pytest.mark.parametrize("how", ["leave", "lose"])
+def test_a_lost_member_is_not_waited_for(bench: MasterBench, how: str) -> None:
+    """L1."""
+    bench.vote("a", PENDING, 1)
+    getattr(bench, how)("b")
+    assert bench.verdict("a", 1) == Answer(1, OK)
+
+
+def test_the_vote_of_a_lost_member_does_not_count(bench: MasterBench) -> None:
+    bench.members("c")
+    bench.vote("c", UPDATE, 1)
+    bench.vote("a", UPDATE, 1)
+    bench.leave("c")
+    assert bench.verdict("a", 1) is None
+    bench.vote("b", UPDATE, 1)
+    assert bench.verdict("a", 1) == Answer(1, OK)
+
+
+def test_a_joiner_that_is_admitted_has_no_vote_in_that_round(bench: MasterBench) -> None:
+    bench.register("j")
+    bench.link("a", "b", "j")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.names() == "abj"
+    for name in "ab":
+        bench.vote(name, UPDATE, 2)
+    assert bench.verdict("a", 2) is None
+    bench.vote("j", UPDATE, 1)
+    assert bench.verdict("a", 2) == Answer(2, OK)
+
+
+def test_withdraw_from_a_round(bench: MasterBench) -> None:
+    bench.vote("a", UPDATE, 1)
+    assert bench.withdraw("a", 1) == [("a1", Answer(1, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    bench.vote("b", UPDATE, 1)
+    assert bench.verdict("b", 1) is None
+    bench.vote("a", UPDATE, 2)
+    assert bench.verdict("b", 1) == Answer(1, OK)
+
+
+def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
+    bench.register("j")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.machine.rounds.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
+    bench.withdraw("b", 1)
+    assert bench.machine.rounds.deadline_ns() is None
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.verdict("a", 1) is None
+    bench.vote("b", UPDATE, 2)
+    assert bench.machine.rounds.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
+
+
+def test_only_one_call_at_a_time(bench: MasterBench) -> None:
+    bench.vote("a", PENDING, 1)
+    assert bench.vote("a", UPDATE, 2) == [
+        ("a1", Answer(2, Result.INVALID_USAGE, reason="this peer waits in are_peers_pending already"))
+    ]
+    bench.vote("b", PENDING, 1)
+    assert bench.verdict("a", 1) == Answer(1, OK)
+
+
+# --- Calls that would wait for each other ---------------------------------------------------------------------------
+
+FUNCTIONS = ["update", "optimize", "pending", "sync", "all_reduce"]
+MAY_RUN_BESIDE = {frozenset({"pending", "all_reduce"})}
+
+
+@pytest.mark.parametrize("first, second", list(itertools.permutations(FUNCTIONS, 2)))
+def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
+    """L1: members that wait in different calls would wait for ever."""
+    ask(bench, "a", first)
+    ask(bench, "b", second)
+    if frozenset({first, second}) in MAY_RUN_BESIDE:
+        assert bench.verdict("a", 1) is bench.verdict("b", 1) is None
+        ask(bench, "a", second, 2)
+        ask(bench, "b", first, 2)
+        assert len(bench.plans) == 1
+        assert bench.verdict("a", 2 if second == "pending" else 1) is not None
+        return
+    for name in "ab":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+        for voter, its_function in (("a", first), ("b", second)):
+            shown = {"update": "update_topology", "optimize": "optimize_topology", "pending": "are_peers_pending"}
+            assert shown.get(its_function, its_function) in answer.reason
+            assert f"by {voter}" in answer.reason
+    assert not bench.snapshot()["waiting"]
+    assert not bench.snapshot()["ballots"]
+    for name in "ab":  # And all goes on.
+        ask(bench, name, "pending", 2)
+    assert bench.verdict("a", 2) == Answer(2, OK)
+
+
+def test_three_different_calls() -> None:
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    bench.begin("a", 1)
+    bench.vote("b", PENDING, 1)
+    assert bench.vote("c", UPDATE, 1) != []
+    assert isinstance(bench.verdict("b", 1), Answer)
+    assert isinstance(bench.verdict("c", 1), Answer)
+    assert bench.verdict("a", 1) is None  # The others are free to vote for it now.
+    bench.begin("b", 2)
+    assert isinstance(bench.begin("c", 2)[0][1], Plan)
+
+
+def test_a_vote_after_all_have_voted_for_the_collective(bench: MasterBench) -> None:
+    """A peer that has voted on a collective may wait elsewhere: it is not waited for there."""
+    bench.begin("a", 1)
+    bench.vote("a", UPDATE, 2)
+    assert bench.verdict("a", 2) is None
+    assert isinstance(bench.begin("b", 1)[0][1], Plan)
+
+
+def test_a_collective_that_waits_for_links_is_no_conflict(bench: MasterBench) -> None:
+    bench.say("a", Linked(()))
+    for name in "ab":
+        bench.begin(name, 1)
+    bench.vote("a", UPDATE, 2)
+    assert bench.verdict("a", 2) is None
+    bench.say("a", Linked(pids("b")))
+    assert FIRST_ATTEMPT in bench.plans
+
+
+def test_collectives_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
+    bench.members("x", "y", group=1)
+    bench.begin("x", 1)
+    bench.vote("a", UPDATE, 1)
+    assert bench.verdict("a", 1) is bench.verdict("x", 1) is None
+    bench.vote("y", UPDATE, 1)  # Now x waits for y and y for x.
+    for name in "axy":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+
+
+def test_syncs_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
+    """A group may sync while another waits for an update of all."""
+    bench.members("x", "y", group=1)
+    bench.vote("a", UPDATE, 1)
+    bench.say("x", offer(1, 0))
+    bench.say("y", offer(1, 0))
+    assert bench.verdict("x", 1) is not None
+    assert bench.verdict("a", 1) is None
+
+
+def test_a_conflict_in_one_group_leaves_the_sync_of_another_alone(bench: MasterBench) -> None:
+    bench.members("x", "y", group=1)
+    bench.say("x", offer(1, 0))
+    bench.vote("a", UPDATE, 1)
+    bench.say("b", offer(1, 0))
+    for name in "ab":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+        assert "x" not in answer.reason.split("by ", 1)[1]
+    assert bench.verdict("x", 1) is None
+    bench.say("y", offer(1, 0))
+    assert bench.verdict("x", 1) is not None
+
+
+def test_a_loss_may_end_a_conflict(bench: MasterBench) -> None:
+    bench.members("x", group=1)
+    bench.say("a", offer(1, 0))
+    bench.vote("x", UPDATE, 1)
+    bench.leave("a")
+    bench.vote("b", UPDATE, 1)
+    assert bench.verdict("b", 1) == Answer(1, OK)
+
+
+def test_a_conflict_at_several_tags(bench: MasterBench) -> None:
+    bench.begin("a", 1, spec(1), spec(2))
+    bench.vote("b", UPDATE, 1)
+    refused = [bench.verdict("b", 1), bench.verdict("a", 1)]
+    assert all(isinstance(answer, Answer) and answer.result == Result.INVALID_USAGE for answer in refused)
+    # Nobody waits for the second tag any more but a; b is free to vote on it.
+    bench.begin("b", 2, spec(2))
+    assert FIRST_ATTEMPT in bench.plans

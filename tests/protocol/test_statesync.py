@@ -1,0 +1,328 @@
+"""Syncs of shared state at the master: offers, plans, decisions."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.errors import Result
+from zpccl.protocol.effects import Level
+from zpccl.protocol.messages import Answer, Decision, StateEntry, SyncPlan
+
+from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, spec, sync_plan
+
+LOST = Result.RANK_CONNECTION_LOST
+
+
+def bench_of(*names: str) -> MasterBench:
+    bench = MasterBench()
+    bench.members(*names)
+    return bench
+
+
+def w(contents: str) -> StateEntry:
+    return entry("w", contents)
+
+
+def committed(call_id: int, revision: int, attempt_id: int = FIRST_ATTEMPT) -> Decision:
+    return Decision(call_id, attempt_id, True, revision)
+
+
+def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
+    return Decision(call_id, FIRST_ATTEMPT, False, revision, LOST, reason, blamed)
+
+
+def running(revision: int = 1) -> MasterBench:
+    """a and b hold what c, behind, must fetch."""
+    bench = bench_of("a", "b", "c")
+    bench.say("a", offer(1, revision, w("x")))
+    bench.say("b", offer(1, revision, w("x")))
+    bench.say("c", offer(1, 0, w("old")))
+    return bench
+
+
+def test_from_offers_to_commit() -> None:
+    """S5: golden."""
+    bench = bench_of("a", "b", "c")
+    assert bench.say("a", offer(1, 1, w("x"))) == []
+    assert bench.say("c", offer(3, 0, w("old"))) == []
+    assert bench.say("b", offer(2, 1, w("x"))) == [
+        ("a1", sync_plan(1, 1, "ab")),
+        ("b1", sync_plan(2, 1, "ab")),
+        ("c1", sync_plan(3, 1, "ab", ("w", "x"))),
+    ]
+    assert bench.fetched("c", 3) == [
+        ("a1", committed(1, 1)),
+        ("b1", committed(2, 1)),
+        ("c1", committed(3, 1)),
+    ]
+    assert bench.machine.syncs.last_revision == {0: 1}
+
+
+def test_equal_states_commit_at_once() -> None:
+    bench = bench_of("a", "b")
+    bench.say("a", offer(1, 0))
+    assert bench.say("b", offer(1, 0)) == [
+        ("a1", sync_plan(1, 0, "ab")),
+        ("b1", sync_plan(1, 0, "ab")),
+        ("a1", committed(1, 0)),
+        ("b1", committed(1, 0)),
+    ]
+
+
+def test_all_fetchers_must_have_it() -> None:
+    bench = bench_of("a", "b", "c")
+    for name in "abc":
+        bench.say(name, offer(1, 1 if name == "a" else 0, w(name)))
+    assert bench.fetched("b", 1) == []
+    assert bench.fetched("a", 1) == []
+    assert len(bench.fetched("c", 1)) == 3
+
+
+def test_revisions_go_on_from_sync_to_sync() -> None:
+    bench = bench_of("a", "b")
+    for revision in range(3):
+        for name in "ab":
+            bench.say(name, offer(revision + 1, revision))
+        assert bench.verdict("a", revision + 1) == committed(revision + 1, revision, FIRST_ATTEMPT + revision)
+    bench.say("a", offer(9, 3))
+    bench.say("b", offer(9, 4))
+    answer = bench.verdict("b", 9)
+    assert isinstance(answer, Answer)
+    assert (answer.result, "revision 4 is ahead of the run's 3" in answer.reason) == (Result.INVALID_USAGE, True)
+    assert bench.verdict("a", 9) == committed(9, 3, FIRST_ATTEMPT + 3)
+
+
+def test_members_in_step_may_skip_revisions() -> None:
+    """Who completed the last sync has the vote; a joiner ahead of them is refused."""
+    bench = bench_of("a", "b")
+    for name in "ab":
+        bench.say(name, offer(1, 3))
+    bench.members("c")
+    for name, revision in (("a", 8), ("b", 8), ("c", 9)):
+        bench.say(name, offer(2, revision))
+    assert bench.verdict("a", 2) == committed(2, 8, FIRST_ATTEMPT + 1)
+    answer = bench.verdict("c", 2)
+    assert isinstance(answer, Answer)
+    assert answer.result == Result.INVALID_USAGE
+
+
+def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
+    bench = bench_of("a", "b")
+    for name in "ab":
+        bench.say(name, offer(1, 9))
+    bench.members("c", "d")
+    bench.leave("a")
+    bench.leave("b")
+    bench.say("c", offer(1, 5, w("c")))
+    bench.say("d", offer(1, 3, w("d")))
+    bench.fetched("d", 1, FIRST_ATTEMPT + 1)
+    assert bench.verdict("d", 1) == committed(1, 5, FIRST_ATTEMPT + 1)
+    warnings = [log.text for log in bench.logged if log.level is Level.WARNING]
+    assert any("nobody continues revision 9" in text and "5" in text for text in warnings)
+
+
+def test_alone() -> None:
+    bench = bench_of("a")
+    bench.members("x", "y", group=1)
+    assert bench.say("a", offer(1, 0)) == [
+        ("a1", Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))
+    ]
+
+
+def test_groups_are_independent() -> None:
+    bench = bench_of("a", "b")
+    bench.members("x", "y", group=1)
+    bench.say("a", offer(1, 4, w("a")))
+    bench.say("x", offer(1, 9, w("x")))
+    bench.say("y", offer(1, 8, w("y")))
+    bench.say("b", offer(1, 3, w("b")))
+    bench.lose("x")
+    assert bench.verdict("y", 1) == aborted(1, 9, "lost x", "x")
+    bench.fetched("b", 1, FIRST_ATTEMPT + 1)
+    assert bench.verdict("a", 1) == committed(1, 4, FIRST_ATTEMPT + 1)
+    assert bench.machine.syncs.last_revision == {0: 4}
+
+
+def test_the_refused_are_answered_and_the_rest_go_on() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.say("a", offer(1, 1, w("x")))
+    bench.say("b", offer(1, 1, entry("v", "x")))
+    sent = bench.say("c", offer(1, 0, w("y")))
+    assert [(c, type(m)) for c, m in sent] == [("b1", Answer), ("a1", SyncPlan), ("c1", SyncPlan)]
+    answer = bench.verdict("b", 1)
+    assert isinstance(answer, Answer)
+    assert answer.result == Result.INVALID_ARGUMENT
+    bench.fetched("c", 1)
+    assert bench.verdict("a", 1) == bench.verdict("c", 1) == committed(1, 1)
+
+
+def test_nobody_to_elect() -> None:
+    bench = bench_of("a", "b")
+    for name in "ab":
+        bench.say(name, offer(1, 0, strategy=1))
+    answer = Answer(1, Result.NO_SHARED_STATE_AVAILABLE, reason="all peers are RECEIVE_ONLY")
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == answer
+    assert bench.machine.syncs.last_revision == {}
+
+
+def test_offers_out_of_order_are_refused() -> None:
+    bench = bench_of("a", "b")
+    problem = "keys 'w' and 'v' are not in order"
+    answer = ("a1", Answer(1, Result.INVALID_ARGUMENT, reason=problem))
+    for _ in range(2):
+        assert bench.say("a", offer(1, 0, w("1"), entry("v", "1"))) == [answer]
+    bench.say("b", offer(1, 0))
+    assert bench.verdict("b", 1) is None
+
+
+def test_an_offer_again_gets_what_has_become_of_it() -> None:
+    bench = bench_of("a", "b")
+    first = offer(1, 1, w("x"))
+    bench.say("a", first)
+    assert bench.say("a", first) == []
+    bench.say("b", offer(1, 0, w("y")))
+    assert bench.say("a", first) == [("a1", sync_plan(1, 1, "a"))]
+    bench.fetched("b", 1)
+    assert bench.say("a", first) == [("a1", committed(1, 1))]
+    assert bench.fetched("b", 1) == [("b1", committed(1, 1))]
+
+
+def test_a_transfer_that_fails_aborts_for_all() -> None:
+    """S1; and the revision does not move."""
+    bench = running()
+    decision = aborted(1, 1, "no block came", "b")
+    assert bench.fetched("c", 1, ok=False, fault=pid("b"), reason="no block came") == [
+        (f"{name}1", decision) for name in "abc"
+    ]
+    assert bench.machine.syncs.last_revision == {}
+    assert bench.fetched("c", 1) == [("c1", decision)]
+
+
+def test_a_failure_without_facts() -> None:
+    bench = running()
+    bench.fetched("c", 1, ok=False, fault=pid("c"))
+    assert bench.verdict("a", 1) == aborted(1, 1, "a transfer failed")
+
+
+@pytest.mark.parametrize("how", ["leave", "lose"])
+def test_a_holder_that_dies_aborts_while_somebody_fetches(how: str) -> None:
+    bench = running()
+    getattr(bench, how)("a")
+    assert bench.verdict("b", 1) == bench.verdict("c", 1) == aborted(1, 1, "lost a", "a")
+    bench.say("b", offer(2, 1, w("x")))
+    bench.say("c", offer(2, 0, w("old")))
+    bench.fetched("c", 2, FIRST_ATTEMPT + 1)
+    assert bench.verdict("b", 2) == committed(2, 1, FIRST_ATTEMPT + 1)
+
+
+def test_a_fetcher_that_dies_is_not_waited_for() -> None:
+    bench = running()
+    bench.lose("c")
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, 1)
+
+
+def test_one_of_two_fetchers_dies() -> None:
+    bench = bench_of("a", "b", "c")
+    for name, revision in (("a", 1), ("b", 0), ("c", 0)):
+        bench.say(name, offer(1, revision, w(name)))
+    bench.leave("b")
+    assert bench.verdict("a", 1) is None
+    bench.fetched("c", 1)
+    assert bench.verdict("a", 1) == committed(1, 1)
+
+
+def test_a_member_lost_before_all_have_called_is_not_waited_for() -> None:
+    bench = bench_of("a", "b", "c")
+    for name in "ab":
+        bench.say(name, offer(1, 0))
+    bench.leave("c")
+    assert bench.verdict("a", 1) == committed(1, 0)
+
+
+def test_the_offer_of_who_is_lost_does_not_count() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.say("c", offer(1, 9, w("c")))
+    bench.say("a", offer(1, 1))
+    bench.lose("c")
+    bench.say("b", offer(1, 1))
+    assert bench.verdict("a", 1) == committed(1, 1)
+
+
+def test_the_loss_of_all_others_while_voting() -> None:
+    bench = bench_of("a", "b")
+    bench.say("a", offer(1, 0))
+    bench.lose("b")
+    assert bench.verdict("a", 1) == Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
+
+
+def test_withdraw_while_voting() -> None:
+    bench = bench_of("a", "b")
+    bench.say("a", offer(1, 0))
+    assert bench.withdraw("a", 1) == [("a1", Answer(1, LOST, reason="withdrawn"))]
+    bench.say("b", offer(1, 0))
+    assert bench.verdict("b", 1) is None
+
+
+@pytest.mark.parametrize("name", ["a", "c"])
+def test_withdraw_while_running_aborts_for_all(name: str) -> None:
+    bench = running()
+    decision = aborted(1, 1, f"{name} withdrew from it", name)
+    assert bench.withdraw(name, 1) == [(f"{other}1", decision) for other in "abc"]
+
+
+def test_reports_on_unknown_syncs_are_ignored() -> None:
+    bench = running()
+    before = bench.snapshot()
+    assert bench.fetched("c", 77) == []
+    assert bench.withdraw("c", 1) != []
+    assert bench.fetched("b", 77) == []
+    assert before["transfers"] != bench.snapshot()["transfers"] == {}
+
+
+def test_a_report_on_a_sync_after_it_is_forgotten() -> None:
+    bench = running()
+    bench.fetched("c", 1)
+    bench.begin("c", 2, oldest=2)
+    assert bench.fetched("c", 1) == []
+
+
+def test_who_was_refused_may_call_again_while_the_rest_go_on() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.say("a", offer(1, 1, w("x")))
+    bench.say("b", offer(1, 1, entry("v", "x")))
+    bench.say("c", offer(1, 0, w("y")))
+    bench.say("b", offer(2, 1, w("x")))
+    assert bench.verdict("b", 2) is None
+    bench.fetched("c", 1)
+    for name in "ac":
+        bench.say(name, offer(2, 1, w("x")))
+    assert bench.verdict("b", 2) == committed(2, 1, FIRST_ATTEMPT + 1)
+
+
+def test_a_second_sync_waits_for_the_first() -> None:
+    """Only a peer that breaks the protocol calls again while its sync runs; the first is not forgotten."""
+    bench = running()
+    for name in "abc":
+        bench.say(name, offer(2, 1, w("x")))
+    assert bench.verdict("a", 2) is None
+    bench.fetched("c", 1)
+    assert bench.verdict("a", 1) == committed(1, 1)
+    assert bench.verdict("a", 2) == committed(2, 1, FIRST_ATTEMPT + 1)
+
+
+def test_collectives_and_syncs_share_attempt_ids() -> None:
+    """S3."""
+    bench = bench_of("a", "b")
+    for name in "ab":
+        bench.begin(name, 1, spec(1))
+    for name in "ab":
+        bench.say(name, offer(2, 0))
+    assert bench.verdict("a", 2) == committed(2, 0, FIRST_ATTEMPT + 1)
+
+
+def test_holders_are_in_ring_order() -> None:
+    bench = bench_of("c", "a", "b")
+    for name in "abc":
+        bench.say(name, offer(1, 0))
+    plans = [message for message in bench.said["a1"] if isinstance(message, SyncPlan)]
+    assert plans[0].holders == pids("cab")
