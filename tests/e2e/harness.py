@@ -1,0 +1,415 @@
+"""Real masters and real peers for tests, each a process of its own, that obey commands over a pipe.
+
+Processes come from a fork server that has imported everything already, so that starting one costs milliseconds. A child
+runs one function at a time in its main thread, as a training script would, and hands back its value or its exception.
+Every wait has a bound; a child that exceeds it prints the stacks of its threads, and the test fails with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zpccl
+from zpccl.cli.master import main as master_main
+
+TESTS = Path(__file__).resolve().parents[1]
+HANG_SECONDS = 30.0
+"""What takes longer than this hangs."""
+_POLL_SECONDS = 0.002
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["e2e.harness"])
+
+
+def until(condition: Callable[[], Any], what: str = "the condition", seconds: float = HANG_SECONDS) -> Any:
+    """Waits until `condition()` is true, and returns its value."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what} did not come about in {seconds} s"
+        time.sleep(_POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of a child."""
+
+    kind: str
+    kinds: tuple[str, ...]
+    """Names of its class and the bases of that."""
+    text: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def result(self) -> zpccl.Result | None:
+        """Its `Result`, of errors of zpccl."""
+        return self.attributes.get("result")
+
+
+class ChildFailed(AssertionError):
+    """A function that should have returned raised."""
+
+
+# --- In the child ---------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """What the functions that run in a child get: a communicator, room for objects, a way to tell the test things."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.comm: zpccl.Communicator = None  # type: ignore[assignment]  # Made by the first function.
+        self.kept: dict[str, Any] = {}
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def say(self, kind: str, value: Any) -> None:
+        """Sends a note (or the outcome) to the test."""
+        with self._lock:
+            self._pipe.send((kind, value))
+
+    def note(self, value: Any) -> None:
+        """Tells the test something while the function runs."""
+        self.say("note", value)
+
+    def note_when(self, condition: Callable[[], Any], value: Any) -> None:
+        """Tells the test as soon as a condition holds; the function goes on meanwhile."""
+
+        def watch() -> None:
+            until(condition)
+            self.note(value)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def note_when_calling(self, value: Any = "calling") -> None:
+        """Tells the test as soon as a call of the communicator waits for its answer."""
+        loop = self.comm._loop
+        assert loop is not None
+        self.note_when(lambda: loop._calls, value)
+
+    def bytes_moved(self) -> int:
+        """Bytes that all links together have sent so far."""
+        loop = self.comm._loop
+        assert loop is not None
+        total = 0
+        for peer_id in list(loop._link_ids):
+            with contextlib.suppress(OSError):
+                total += sum(loop._engine.link_stats(peer_id)[0])
+        return total
+
+
+def _failure(error: BaseException) -> Failure:
+    kinds = tuple(cls.__name__ for cls in type(error).__mro__)
+    attributes = {k: v for k, v in vars(error).items() if isinstance(v, (int, str, tuple))}
+    return Failure(kinds[0], kinds, str(error), attributes)
+
+
+def _obey(pipe: Connection, log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    peer = Peer(pipe)
+    while True:
+        try:
+            command = pipe.recv()
+        except EOFError:
+            break
+        function, arguments, keywords = command
+        try:
+            value = function(peer, *arguments, **keywords)
+        except (Exception, KeyboardInterrupt) as error:
+            peer.say("error", _failure(error))
+        else:
+            peer.say("value", value)
+    if peer.comm is not None:
+        peer.comm.close()
+
+
+def _run_master(arguments: list[str], log: str, ready: Connection) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    os.dup2(ready.fileno(), 1)  # Its line goes to the pipe.
+    ready.close()
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # Lives as long as the process.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    sys.exit(master_main(arguments))
+
+
+# --- In the test ----------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A process of a run."""
+
+    def __init__(self, target: Callable[..., Any], arguments: tuple[Any, ...], directory: str, name: str) -> None:
+        self.name = name
+        self.log = Path(directory) / f"{name}.log"
+        self.process = _context.Process(target=target, args=(*arguments, str(self.log)), name=name, daemon=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        """Sends a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once, and waits for that."""
+        self.process.kill()
+        self.process.join()
+
+    def freeze(self) -> None:
+        """Makes it a silent host, and waits until it stands still."""
+        self.signal(signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
+
+    def thaw(self) -> None:
+        """Lets it go on."""
+        self.signal(signal.SIGCONT)
+
+    def join(self, seconds: float = HANG_SECONDS) -> int:
+        """Waits for its end and returns its exit status."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            raise AssertionError(f"{self.name} does not end\n{self.stacks()}")
+        return self.process.exitcode
+
+    def stacks(self) -> str:
+        """The stacks of all threads and what was logged, for messages about hangs."""
+        with contextlib.suppress(ProcessLookupError):
+            size = self.log.stat().st_size if self.log.exists() else 0
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGUSR1)
+            with contextlib.suppress(AssertionError):
+                until(lambda: self.log.stat().st_size > size, seconds=2)
+        return f"--- {self.name} ---\n" + (self.log.read_text(errors="replace") if self.log.exists() else "")
+
+    def descriptors(self) -> int:
+        """How many files it has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def resident_bytes(self) -> int:
+        """Its memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Child(Process):
+    """A peer's process, as the test sees it."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self._pipe, theirs = _context.Pipe()
+        super().__init__(_obey, (theirs,), directory, name)
+        self.process.start()
+        theirs.close()
+        self._notes: list[Any] = []
+
+    def start(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Child:
+        """Begins a function; `value()` or `failure()` waits for its end."""
+        self._pipe.send((function, arguments, keywords))
+        return self
+
+    def note(self, seconds: float = HANG_SECONDS) -> Any:
+        """The next note of the function that runs."""
+        if self._notes:
+            return self._notes.pop(0)
+        kind, value = self._next(seconds)
+        assert kind == "note", f"{self.name} ended with {value} where a note was due\n{self.stacks()}"
+        return value
+
+    def value(self, seconds: float = HANG_SECONDS) -> Any:
+        """What the function returns."""
+        kind, value = self._outcome(seconds)
+        if kind == "error":
+            raise ChildFailed(f"{self.name}: {value.kind}: {value.text}\n{self.stacks()}")
+        return value
+
+    def failure(self, seconds: float = HANG_SECONDS) -> Failure:
+        """What the function raises."""
+        kind, value = self._outcome(seconds)
+        assert kind == "error", f"{self.name} returned {value!r} where an error was due"
+        failure: Failure = value
+        return failure
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Runs a function and returns its value."""
+        return self.start(function, *arguments, **keywords).value()
+
+    def fails(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Failure:
+        """Runs a function that must raise."""
+        return self.start(function, *arguments, **keywords).failure()
+
+    def is_done(self) -> bool:
+        """True if the outcome (or a note) waits to be read."""
+        return self._pipe.poll(0)
+
+    def _outcome(self, seconds: float) -> tuple[str, Any]:
+        while True:
+            kind, value = self._next(seconds)
+            if kind != "note":
+                return kind, value
+            self._notes.append(value)
+
+    def _next(self, seconds: float) -> tuple[str, Any]:
+        if not self._pipe.poll(seconds):
+            raise AssertionError(f"{self.name} hangs: nothing in {seconds} s\n{self.stacks()}")
+        try:
+            kind, value = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise AssertionError(f"{self.name} has died\n{self.stacks()}") from None
+        return kind, value
+
+    def dispose(self) -> None:
+        """Ends it without ceremony."""
+        self._pipe.close()
+        self.kill()
+
+
+class MasterProcess(Process):
+    """zpccl-master in a process."""
+
+    def __init__(self, directory: str, name: str, *arguments: str, bind: str = "127.0.0.1:0") -> None:
+        ours, theirs = os.pipe()
+        reading, writing = Connection(ours, writable=False), Connection(theirs, readable=False)
+        command = ["--bind", bind, "--log-level", "debug", *arguments]
+        super().__init__(_start_master, (command, writing), directory, name)
+        self.process.start()
+        writing.close()
+        with os.fdopen(os.dup(reading.fileno())) as lines:
+            self.line = lines.readline()
+        reading.close()
+        self.address = self.line.split()[-1] if self.line else ""
+
+
+def _start_master(arguments: list[str], ready: Connection, log: str) -> None:
+    _run_master(arguments, log, ready)
+
+
+class Cluster:
+    """A master and the peers of a test. They end with it."""
+
+    def __init__(self, directory: str, *master_arguments: str) -> None:
+        self._directory = directory
+        self._count = 0
+        self.children: list[Child] = []
+        self.master = MasterProcess(directory, "master", *master_arguments)
+
+    def child(self) -> Child:
+        """A new process that has not connected."""
+        self._count += 1
+        child = Child(self._directory, f"peer{self._count}")
+        self.children.append(child)
+        return child
+
+    def members(self, count: int, groups: list[int] | None = None, **options: Any) -> list[Child]:
+        """New processes that are all members."""
+        children = [self.child() for _ in range(count)]
+        for index, child in enumerate(children):
+            group = groups[index] if groups else 0
+            child.start(join, self.master.address, count, peer_group=group, name=child.name, **options)
+        for child in children:
+            child.value()
+        return children
+
+    def newcomer(self, members: list[Child], **options: Any) -> Child:
+        """One more member; the others admit it."""
+        child = self.child()
+        child.start(connect, self.master.address, name=child.name, **options)
+        for member in members:
+            member.start(admit, len(members) + 1)
+        for member in members:
+            member.value()
+        child.value()
+        return child
+
+    def close(self) -> None:
+        """Kills everybody."""
+        for child in self.children:
+            child.dispose()
+        self.master.kill()
+
+
+@contextlib.contextmanager
+def cluster(*master_arguments: str) -> Iterator[Cluster]:
+    """A master without peers."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = Cluster(directory, *master_arguments)
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+# --- Functions for children -----------------------------------------------------------------------------------------
+
+
+def connect(peer: Peer, address: str, n_attempts: int = 5, **options: Any) -> int:
+    """Connects; returns the epoch at which it was admitted."""
+    peer.comm = zpccl.Communicator(address, **options)
+    peer.comm.connect(n_attempts)
+    return peer.comm.epoch
+
+
+def join(peer: Peer, address: str, world_size: int, **options: Any) -> None:
+    """Connects, and admits others until the run has so many members."""
+    connect(peer, address, **options)
+    admit(peer, world_size)
+
+
+def admit(peer: Peer, world_size: int) -> None:
+    """Admits others until the run has so many members."""
+    while peer.comm.get_attribute(zpccl.Attribute.GLOBAL_WORLD_SIZE) < world_size:
+        peer.comm.update_topology()
+
+
+def attributes(peer: Peer) -> tuple[int, ...]:
+    """All attributes, in order."""
+    return tuple(peer.comm.get_attribute(attribute) for attribute in zpccl.Attribute)
+
+
+def view(peer: Peer) -> tuple[int, int, int, tuple[str, ...]]:
+    """Epoch, world size, rank and members."""
+    return peer.comm.epoch, peer.comm.world_size, peer.comm.rank, peer.comm.members
+
+
+def reduce(peer: Peer, array: np.ndarray[Any, Any], **keywords: Any) -> np.ndarray[Any, Any]:
+    """All-reduces an array out of place."""
+    result: np.ndarray[Any, Any] = peer.comm.all_reduce(array, **keywords)
+    return result
+
+
+def close(peer: Peer) -> None:
+    """Leaves."""
+    peer.comm.close()
+
+
+def update(peer: Peer) -> None:
+    """Calls update_topology."""
+    peer.comm.update_topology()
+
+
+def state_of(peer: Peer) -> str:
+    """The state of the peer in the run."""
+    assert peer.comm._loop is not None
+    return str(peer.comm._loop.view.state.value)

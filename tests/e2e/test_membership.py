@@ -1,0 +1,404 @@
+"""Joining, leaving, dying and freezing, as peers and the rest of the run see it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import zpccl
+from e2e import harness
+from e2e.harness import Child, Peer, cluster, until
+from zpccl.errors import Result
+from zpccl.protocol.messages import Hello, Kick, decode_master_message, encode
+
+pytestmark = pytest.mark.e2e
+
+
+def ones(count: int = 1000) -> np.ndarray[Any, Any]:
+    return np.ones(count, np.float32)
+
+
+def sums(children: list[Child]) -> list[float]:
+    """Lets all reduce ones; the first element of each result."""
+    for child in children:
+        child.start(harness.reduce, ones())
+    return [float(child.value()[0]) for child in children]
+
+
+# --- Killed in the middle of a transfer -------------------------------------------------------------------------------
+
+
+def reduce_and_be_interrupted(peer: Peer, seed: int, count: int, in_place: bool) -> dict[str, Any]:
+    """Reduces until a failure, then again. What was seen on the way."""
+    peer.kept["input"] = original = np.random.default_rng(seed).standard_normal(count, np.float32)
+    send = original.copy()
+    recv = send if in_place else np.empty_like(send)
+    moved = peer.bytes_moved()
+    peer.note_when(lambda: peer.bytes_moved() > moved + (1 << 20), "moving")
+    try:
+        for tag in range(1000):
+            peer.comm.all_reduce(send, recv, op=zpccl.ReduceOp.SUM, tag=tag)
+            send[:] = original
+    except zpccl.PeerLost as error:
+        failed_ns = time.monotonic_ns()
+        facts = {
+            "failed_ns": failed_ns,
+            "result": error.result,
+            "restored": bool((send.view(np.uint32) == original.view(np.uint32)).all()),
+            "tag": tag,
+        }
+    peer.comm.all_reduce(send, recv, op=zpccl.ReduceOp.SUM, tag=tag)
+    facts["view"] = harness.view(peer)
+    facts["attributes"] = harness.attributes(peer)
+    facts["sum"] = recv[:: count // 64].copy()
+    return facts
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_peer_killed_in_a_transfer(in_place: bool) -> None:
+    """S1, S2, L1, L2: everyone else's call fails in about a second with its buffers as before; the next one works."""
+    count = 16 << 20
+    with cluster() as run:
+        children = run.members(4)
+        for seed, child in enumerate(children):
+            child.start(reduce_and_be_interrupted, seed, count, in_place)
+        victim, rest = children[2], children[:2] + children[3:]
+        victim.note()
+        killed_ns = time.monotonic_ns()
+        victim.kill()
+        facts = [child.value() for child in rest]
+    inputs = [np.random.default_rng(seed).standard_normal(count, np.float32)[:: count // 64] for seed in (0, 1, 3)]
+    for fact in facts:
+        assert fact["result"] == Result.RANK_CONNECTION_LOST
+        assert fact["restored"], "S2"
+        assert fact["view"][1] == 3 and fact["attributes"] == (3, 3, 1, 3)
+        assert np.array_equal(fact["sum"], facts[0]["sum"]), "S1"
+        assert np.allclose(fact["sum"], sum(inputs), rtol=1e-5, atol=1e-5), "L2"
+        assert (fact["failed_ns"] - killed_ns) / 1e9 < 3.0, "L1"  # About 1 s on a machine with nothing else to do.
+    assert len({fact["tag"] for fact in facts}) == 1, "S1"
+
+
+def test_a_peer_that_leaves_is_not_missed() -> None:
+    """L2: a graceful leave costs nobody a call, even where its vote is waited for."""
+    with cluster() as run:
+        one, two, three = run.members(3)
+        one.start(waiting_reduce)
+        two.start(waiting_reduce)
+        assert one.note() == two.note() == "calling"
+        three.call(harness.close)
+        assert [float(child.value()[0]) for child in (one, two)] == [2.0, 2.0]
+        assert one.call(harness.attributes) == (2, 2, 1, 2)
+        assert "left" in run.master.log.read_text()
+
+
+def waiting_reduce(peer: Peer, tag: int = 0) -> np.ndarray[Any, Any]:
+    """Reduces ones, with a note once the call waits."""
+    peer.note_when_calling()
+    return harness.reduce(peer, ones(), tag=tag)
+
+
+# --- Silent hosts -----------------------------------------------------------------------------------------------------
+
+
+def connect_again(peer: Peer) -> int:
+    """Connects on the same communicator."""
+    peer.comm.connect()
+    return peer.comm.world_size
+
+
+def test_a_silent_host_is_evicted_and_may_come_back() -> None:
+    """L1, L2: the others go on within the heartbeat timeout; the one that slept is told so and can connect again."""
+    with cluster("--heartbeat-timeout", "2") as run:
+        one, two, three = run.members(3, heartbeat_timeout=2)
+        three.freeze()
+        for child in (one, two):
+            child.start(harness.reduce, ones())
+        assert [float(child.value(15)[0]) for child in (one, two)] == [2.0, 2.0]
+        three.thaw()
+        failure = three.fails(reduce_until_it_fails)
+        assert failure.kind == "Kicked" and failure.result == Result.MASTER_CONNECTION_FAILED
+        assert failure.attributes["reason"]
+        for child in (one, two):
+            child.start(harness.admit, 3)
+        assert three.call(connect_again) == 3
+        for child in (one, two):
+            child.value()
+        assert sums([one, two, three]) == [3.0] * 3
+
+
+def reduce_until_it_fails(peer: Peer) -> None:
+    """Reduces, and again where a peer was lost."""
+    while True:
+        try:
+            peer.comm.all_reduce(ones())
+        except zpccl.PeerLost:
+            continue
+
+
+def test_a_host_that_freezes_in_a_transfer() -> None:
+    """L1, S2: a silent host in the middle of a reduce is noticed too."""
+    count = 16 << 20
+    with cluster("--heartbeat-timeout", "2") as run:
+        children = run.members(3, heartbeat_timeout=2)
+        for seed, child in enumerate(children):
+            child.start(reduce_and_be_interrupted, seed, count, True)
+        children[1].note()
+        children[1].freeze()
+        facts = [children[index].value() for index in (0, 2)]
+    assert all(fact["restored"] and fact["attributes"] == (2, 2, 1, 2) for fact in facts)
+
+
+# --- Joining ----------------------------------------------------------------------------------------------------------
+
+
+def reduce_while_others_come(peer: Peer, rounds_after: int) -> dict[str, Any]:
+    """A training loop: reduce, look for others, admit, sync. Ends some rounds after the world has grown."""
+    weights = np.full(10_000, 1.0, np.float32)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
+    sizes = []
+    before = peer.comm.world_size
+    left = rounds_after
+    while left:
+        state.push_revision()
+        peer.comm.sync_shared_state(state)
+        gradient = np.full(10_000, 1.0, np.float32)
+        info = peer.comm.all_reduce(gradient, gradient, op=zpccl.ReduceOp.AVG)
+        weights += gradient
+        sizes.append(info.local_world_size)
+        peer.note_when(lambda: True, len(sizes)) if len(sizes) == 3 else None
+        if peer.comm.are_peers_pending():
+            peer.comm.update_topology()
+        left -= peer.comm.world_size > before
+    state.push_revision()
+    peer.comm.sync_shared_state(state)
+    return {"sizes": sizes, "weights": weights, "revision": state.revision}
+
+
+def take_part_from_now(peer: Peer, address: str, rounds: int) -> dict[str, Any]:
+    """A joiner of the loop above."""
+    peer.comm = zpccl.Communicator(address)
+    peer.comm.connect()
+    weights = np.full(10_000, -7.0, np.float32)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
+    for _ in range(rounds):
+        peer.comm.sync_shared_state(state)
+        gradient = np.full(10_000, 1.0, np.float32)
+        peer.comm.all_reduce(gradient, gradient, op=zpccl.ReduceOp.AVG)
+        weights += gradient
+        state.push_revision()
+        peer.comm.are_peers_pending()
+    peer.comm.sync_shared_state(state)
+    return {"weights": weights, "revision": state.revision}
+
+
+def test_a_joiner_disturbs_nobody_and_ends_with_the_same_state() -> None:
+    """S5, S6: no reduce fails while it comes; after its first sync it holds what the others hold."""
+    with cluster() as run:
+        members = run.members(2)
+        for child in members:
+            child.start(reduce_while_others_come, 3)
+        members[0].note()
+        joiner = run.child()
+        joiner.start(take_part_from_now, run.master.address, 2)
+        ended = [child.value() for child in members]
+        came = joiner.value()
+    assert ended[0]["sizes"] == ended[1]["sizes"]
+    assert ended[0]["sizes"][0] == 2 and ended[0]["sizes"][-2:] == [3, 3]
+    for end in ended:
+        assert end["revision"] == came["revision"]
+        assert np.array_equal(end["weights"], came["weights"])
+
+
+def test_a_joiner_that_dies_while_pending_is_forgotten() -> None:
+    """S6, L1: reduces go on, nobody is pending after it, and update_topology does not wait for it."""
+    with cluster() as run:
+        members = run.members(2)
+        joiner = run.child()
+        joiner.start(harness.connect, run.master.address, name="joiner")
+        until(lambda: "joiner registered" in run.master.log.read_text(), "the registration")
+        for child in members:
+            child.start(is_anyone_pending)
+        assert [child.value() for child in members] == [True, True]
+        joiner.kill()
+        until(lambda: "pending peer joiner lost" in run.master.log.read_text(), "the loss")
+        assert sums(members) == [2.0, 2.0]
+        for child in members:
+            child.start(is_anyone_pending)
+        assert [child.value() for child in members] == [False, False]
+        for child in members:
+            child.start(harness.update)
+        assert [child.value() for child in members] == [None, None]
+
+
+def is_anyone_pending(peer: Peer) -> bool:
+    """Asks the run."""
+    return peer.comm.are_peers_pending()
+
+
+def test_a_joiner_that_cannot_be_linked_is_refused() -> None:
+    """S6: it names addresses where nobody listens, and dials nobody. Others can join meanwhile and after."""
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.LINGER, 0)
+    try:
+        with cluster() as run:
+            members = run.members(2)
+            stranger.connect(f"tcp://{run.master.address}")
+            addresses = ("127.0.0.1:1", "[::1]:1", "no..name:5", "nonsense", "")
+            stranger.send(encode(Hello(b"s" * 16, b"t" * 16, False, 0, "stranger", addresses)))
+            until(lambda: "stranger registered" in run.master.log.read_text(), "the registration")
+            assert sums(members) == [2.0, 2.0]
+            newcomer = run.newcomer(members)
+            assert sums([*members, newcomer]) == [3.0] * 3
+            for child in (*members, newcomer):
+                child.start(reduce_until_nobody_is_pending)
+            message = None
+            while not isinstance(message, Kick):
+                assert stranger.poll(harness.HANG_SECONDS * 1000)
+                message = decode_master_message(stranger.recv())
+            assert message.result == Result.RANK_CONNECTION_FAILED
+            assert all(child.value() > 0 for child in (*members, newcomer))
+    finally:
+        stranger.close()
+        context.term()
+
+
+def reduce_until_nobody_is_pending(peer: Peer) -> int:
+    """Counts the reduces, all of which succeed."""
+    rounds = 0
+    while peer.comm.are_peers_pending():
+        peer.comm.all_reduce(ones())
+        rounds += 1
+    return rounds
+
+
+# --- Consensus --------------------------------------------------------------------------------------------------------
+
+
+def test_two_groups_reduce_independently() -> None:
+    """Groups have their own sums; attributes count both ways."""
+    with cluster() as run:
+        children = run.members(5, groups=[0, 7, 7, 0, 7])
+        assert sums(children) == [2.0, 3.0, 3.0, 2.0, 3.0]
+        assert [child.call(harness.attributes) for child in children] == [
+            (5, 2, 2, 3),
+            (5, 3, 2, 3),
+            (5, 3, 2, 3),
+            (5, 2, 2, 3),
+            (5, 3, 2, 3),
+        ]
+        views = [child.call(harness.view) for child in children]
+        assert len({epoch for epoch, _, _, _ in views}) == 1
+        assert sorted(rank for _, _, rank, _ in views) == [0, 0, 1, 1, 2]
+        for child, (_, size, rank, members) in zip(children, views, strict=True):
+            assert members[rank] == child.name and len(members) == size
+        children[1].kill()
+        for child in (children[0], children[3]):  # The other group's loss costs this one nothing.
+            child.start(harness.reduce, ones())
+        assert [float(child.value()[0]) for child in (children[0], children[3])] == [2.0, 2.0]
+
+
+def optimize(peer: Peer) -> tuple[str, ...]:
+    """Takes part in the optimisation."""
+    peer.comm.optimize_topology()
+    return peer.comm.members
+
+
+def test_topology_calls_are_a_consensus() -> None:
+    """Everyone waits for everyone; different calls at once are refused, and everything works after that."""
+    with cluster() as run:
+        one, two = run.members(2)
+        one.start(optimize_noted)
+        assert one.note() == "calling"
+        assert not one.is_done()
+        assert two.call(optimize) == one.value()
+        one.start(harness.update)
+        two.start(optimize)
+        failures = [one.failure(), two.failure()]
+        assert [failure.result for failure in failures] == [Result.INVALID_USAGE] * 2
+        assert all("optimize_topology" in failure.text and "update_topology" in failure.text for failure in failures)
+        one.start(optimize)
+        assert two.call(optimize) == one.value()
+
+
+def optimize_noted(peer: Peer) -> tuple[str, ...]:
+    """Takes part in the optimisation, with a note once the call waits."""
+    peer.note_when_calling()
+    return optimize(peer)
+
+
+# --- The end of programs and of the master ----------------------------------------------------------------------------
+
+
+def test_a_peer_that_ends_leaves_gracefully() -> None:
+    """L1: a program that ends without close() does not hang, and is seen to leave."""
+    with cluster() as run:
+        one, two = run.members(2)
+        two._pipe.close()  # Its function loop ends; the process closes nothing itself.
+        assert two.join() == 0
+        until(lambda: f"{two.name} left" in run.master.log.read_text(), "the leave")
+        assert one.fails(harness.reduce, ones()).result == Result.TOO_FEW_PEERS
+
+
+def test_a_killed_master_is_missed_in_time() -> None:
+    """L1: calls wait for it as long as they were told to, then say so, each of them."""
+    with cluster() as run:
+        one, two = run.members(2, master_timeout=1)
+        one.start(waiting_reduce)
+        assert one.note() == "calling"
+        run.master.kill()
+        assert one.failure(10).kind == "MasterUnreachable"
+        for child in (one, two):
+            failure = child.fails(harness.reduce, ones())
+            assert failure.kind == "MasterUnreachable"
+            assert failure.result == Result.MASTER_CONNECTION_FAILED
+            assert failure.attributes["address"] == run.master.address
+            child.call(harness.close)
+            child.call(harness.close)
+
+
+def descriptors_and_threads() -> tuple[int, int]:
+    import os
+    import threading
+
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def connect_and_close(peer: Peer, address: str, times: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Descriptors and threads after the first time and after the last."""
+    seen = []
+    for _ in range(times):
+        with zpccl.Communicator(address):
+            pass
+        seen.append(descriptors_and_threads())
+    return seen[0], min(seen[-3:])
+
+
+def test_connecting_and_closing_leaks_nothing() -> None:
+    with cluster() as run:
+        child = run.child()
+        first, last = child.call(connect_and_close, run.master.address, 20)
+        assert last == first
+        descriptors = run.master.descriptors()
+        child.call(connect_and_close, run.master.address, 20)
+        until(lambda: run.master.descriptors() <= descriptors, "the master to close its descriptors")
+        run.master.signal(signal.SIGTERM)
+        assert run.master.join() == 0
+
+
+def test_the_port_of_a_dead_peer_is_free_again() -> None:
+    """A peer that listens on one fixed port can connect again at once, after close() and after being kicked."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with cluster() as run:
+        child = run.child()
+        for _ in range(3):
+            child.call(harness.connect, run.master.address, listen=f"127.0.0.1:{port}")
+            child.call(harness.close)
