@@ -200,31 +200,42 @@ class PeerMachine:
         now_ns: int,
     ) -> None:
         if isinstance(event, events.ConnectCalled):
-            assert self.state is State.NEW
-            self.state = State.CONNECTING
-            self._connect_call = event.call_id
-            self._next_call_id = event.call_id + 1
-            self._tries_left = event.attempts
+            self._on_connect(event)
         elif self.state in (State.NEW, State.CLOSED):
             return
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
-            is_registering = self.state is State.CONNECTING
-            self._deadline_ns = now_ns + self.options.registration_timeout_ns if is_registering else None
+            if self.state is State.CONNECTING:
+                self._deadline_ns = now_ns + self.options.registration_timeout_ns
             self._say_everything()
         elif isinstance(event, events.ConnectionFailed):
-            if self.state is State.CONNECTING:
-                self._tries_left -= 1
-                if self._tries_left <= 0:
-                    self._close(self._unreachable(f"nobody answers ({event.reason})"))
+            self._on_try_failed(f"nobody answers ({event.reason})")
         elif isinstance(event, events.ConnectionDown):
             self._is_connected = False
-            if self.state is not State.CONNECTING:
-                self._log(Level.WARNING, "lost the connection to the master; connecting again")
+            if self.state is State.CONNECTING:
+                self._deadline_ns = None
+                return self._on_try_failed("the connection broke before it answered")
+            self._log(Level.WARNING, "lost the connection to the master; connecting again")
+            if self._deadline_ns is None:  # Else no master has answered since it broke before.
                 self._deadline_ns = now_ns + self.options.master_timeout_ns
         else:
             text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
             self._close(VersionMismatch(f"{self.options.master}: {text}; install the same zpccl on both sides"))
+
+    def _on_connect(self, event: events.ConnectCalled) -> None:
+        if self.state is not State.NEW:
+            error = self.error or InvalidUsage("connect() was called already")
+            return self._effects.append(Reject(event.call_id, error))
+        self.state = State.CONNECTING
+        self._connect_call = event.call_id
+        self._next_call_id = event.call_id + 1
+        self._tries_left = event.attempts
+
+    def _on_try_failed(self, reason: str) -> None:
+        if self.state is State.CONNECTING:
+            self._tries_left -= 1
+            if self._tries_left <= 0:
+                self._close(self._unreachable(reason))
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
         master = self.options.master
@@ -349,7 +360,9 @@ class PeerMachine:
 
     def _on_call(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> None:
         call_ids = [c for c, _ in event.calls] if isinstance(event, events.ReduceCalled) else [event.call_id]
-        self._next_call_id = max(self._next_call_id, *(call_id + 1 for call_id in call_ids))
+        if not call_ids:
+            return
+        self._next_call_id = max(self._next_call_id, max(call_ids) + 1)
         error = self._reason_against(event)
         if error is not None:
             self._effects.extend(Reject(call_id, error) for call_id in call_ids)
@@ -382,14 +395,16 @@ class PeerMachine:
             tags += [spec.tag for _, spec in event.calls]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
-            if len(tags) > limits.CALLS_IN_FLIGHT_MAX:
-                return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} collectives in flight")
+            if len(self.calls) + len(event.calls) > limits.CALLS_IN_FLIGHT_MAX:
+                return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
             alone = len(self.group_members()) <= 1
             return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
         if exclusive is not None:
             return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
         if self.calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
             return PendingAsyncOps(f"{len(self.calls)} collectives are in flight; wait for their handles first")
+        if len(self.calls) >= limits.CALLS_IN_FLIGHT_MAX:
+            return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
         if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
@@ -474,6 +489,8 @@ class PeerMachine:
         call = self.calls.pop(answer.call_id, None)
         if call is None:
             return
+        if call.attempt_id is not None:
+            self._end(call, call.attempt_id, commit=False)
         if answer.result == Result.SUCCESS:
             self._effects.append(Resolve(call.call_id, answer.value))
         else:

@@ -1,0 +1,118 @@
+"""The calls of a peer: what they say, and the errors that answers stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zpccl.errors import (
+    CollectiveMismatch,
+    InternalError,
+    InvalidArgument,
+    InvalidUsage,
+    Kicked,
+    NoSharedState,
+    OperationTimeout,
+    PCCLError,
+    PeerLost,
+    PeerUnreachable,
+    Result,
+    ResultMismatch,
+    TooFewPeers,
+    TopologyOptimizationFailed,
+    UpdateTopologyFailed,
+)
+from zpccl.protocol.calls import (
+    Call,
+    ReduceCall,
+    SyncCall,
+    TopologyCall,
+    error_of_answer,
+    error_of_decision,
+    error_of_kick,
+)
+from zpccl.protocol.messages import (
+    Answer,
+    Begin,
+    CollectiveCall,
+    Decision,
+    Finished,
+    SyncOffer,
+    TopologyVote,
+)
+
+from .harness import OPTIMIZE, entry, spec
+
+ENTRIES = (entry("w", "1"),)
+
+
+@pytest.mark.parametrize(
+    "call, vote",
+    [
+        (ReduceCall(5, spec=spec(3)), Begin(2, (CollectiveCall(5, spec(3)),))),
+        (TopologyCall(5, kind=OPTIMIZE), TopologyVote(2, 5, OPTIMIZE)),
+        (SyncCall(5, strategy=1, revision=9, entries=ENTRIES), SyncOffer(2, 5, 1, 9, ENTRIES)),
+    ],
+)
+def test_standing_messages(call: Call, vote: Any) -> None:
+    """The vote until there is a report, then the report."""
+    assert call.standing(2) == vote
+    report = Finished(5, 7, True)
+    call.report = report
+    assert call.standing(2) is report
+
+
+def test_a_call_is_of_some_kind() -> None:
+    with pytest.raises(NotImplementedError):
+        Call(5).standing(2)
+
+
+@pytest.mark.parametrize(
+    "result, kind",
+    [
+        (Result.INVALID_ARGUMENT, InvalidArgument),
+        (Result.INVALID_USAGE, InvalidUsage),
+        (Result.TOO_FEW_PEERS, TooFewPeers),
+        (Result.RANK_CONNECTION_FAILED, PeerUnreachable),
+        (Result.RANK_CONNECTION_LOST, PeerLost),
+        (Result.NO_SHARED_STATE_AVAILABLE, NoSharedState),
+        (Result.UPDATE_TOPOLOGY_FAILED, UpdateTopologyFailed),
+        (Result.TOPOLOGY_OPTIMIZATION_FAILED, TopologyOptimizationFailed),
+        (Result.INTERNAL_ERROR, InternalError),
+    ],
+)
+def test_errors_of_answers(result: Result, kind: type[PCCLError]) -> None:
+    error = error_of_answer(TopologyCall(5), Answer(5, result, reason="why"))
+    assert (type(error), error.result, error.message) == (kind, result, "why")
+
+
+def test_an_answer_with_a_field_is_a_mismatch_of_collectives_only() -> None:
+    answer = Answer(5, Result.INVALID_USAGE, 0, "why", "count", ("1", "2"))
+    error = error_of_answer(ReduceCall(5, spec=spec(3)), answer)
+    assert isinstance(error, CollectiveMismatch)
+    assert (error.tag, error.field, error.values) == (3, "count", ("1", "2"))
+    assert type(error_of_answer(SyncCall(5), answer)) is InvalidUsage
+
+
+def test_what_was_withdrawn_ends_with_the_reason_of_that() -> None:
+    call = ReduceCall(5, spec=spec(3), withdrawn=OperationTimeout("too long"))
+    assert error_of_answer(call, Answer(5, Result.RANK_CONNECTION_LOST)) is call.withdrawn
+    assert error_of_decision(call, Decision(5, 1, False, 2, Result.RANK_CONNECTION_LOST)) is call.withdrawn
+    assert type(error_of_answer(call, Answer(5, Result.TOO_FEW_PEERS))) is TooFewPeers
+
+
+def test_errors_of_decisions() -> None:
+    call = ReduceCall(5, spec=spec(3))
+    error = error_of_decision(call, Decision(5, 1, False, 2, Result.RANK_CONNECTION_LOST, "lost b", ("b",)))
+    assert isinstance(error, PeerLost)
+    assert (error.message, error.peers) == ("lost b", ("b",))
+    assert type(error_of_decision(call, Decision(5, 1, False, 2, Result.INTERNAL_ERROR, "differ"))) is ResultMismatch
+
+
+def test_errors_of_kicks() -> None:
+    kicked = error_of_kick(Result.INVALID_USAGE, "too many calls")
+    assert isinstance(kicked, Kicked)
+    assert kicked.reason == "too many calls"
+    assert str(kicked) == "MASTER_CONNECTION_FAILED: removed from the run: too many calls; connect again to take part"
+    assert type(error_of_kick(Result.RANK_CONNECTION_FAILED, "no data connection to b")) is PeerUnreachable

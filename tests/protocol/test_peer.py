@@ -1,0 +1,902 @@
+"""The peer: every transition of its state diagram, every call in every phase, links, and connections that break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zpccl import limits
+from zpccl.errors import (
+    CollectiveMismatch,
+    InternalError,
+    InvalidUsage,
+    Kicked,
+    MasterUnreachable,
+    OperationTimeout,
+    PCCLError,
+    PeerLost,
+    PeerUnreachable,
+    PendingAsyncOps,
+    Result,
+    ResultMismatch,
+    TooFewPeers,
+    UpdateTopologyFailed,
+    VersionMismatch,
+)
+from zpccl.protocol import events
+from zpccl.protocol.effects import (
+    CloseLink,
+    EndReduce,
+    EndSync,
+    Level,
+    OpenLink,
+    Reject,
+    Resolve,
+    Send,
+    StartReduce,
+    StartSync,
+)
+from zpccl.protocol.messages import (
+    Answer,
+    Begin,
+    CollectiveCall,
+    Decision,
+    Finished,
+    Kick,
+    Leave,
+    Linked,
+    Neighbours,
+    Refusal,
+    Refused,
+    SyncFinished,
+    SyncOffer,
+    TopologyVote,
+    Welcome,
+    Withdraw,
+)
+from zpccl.protocol.peer import State
+
+from .harness import (
+    CONNECT,
+    FIRST_ATTEMPT,
+    FRAME,
+    HELLO,
+    HELLO_AGAIN,
+    OPTIMIZE,
+    PENDING,
+    RUN_ID,
+    UPDATE,
+    PeerBench,
+    entry,
+    member_list,
+    neighbour,
+    pid,
+    pids,
+    spec,
+    sync_plan,
+)
+
+OK, LOST = Result.SUCCESS, Result.RANK_CONNECTION_LOST
+ENTRIES = (entry("w", "1"),)
+
+
+def begin(call_id: int, *specs: Any, oldest: int | None = None) -> Send:
+    """The votes for collectives with call ids from `call_id` on."""
+    calls = tuple(CollectiveCall(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
+    return Send(Begin(call_id if oldest is None else oldest, calls))
+
+
+def start(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> StartReduce:
+    return StartReduce(call_id, attempt_id, pids(names), FRAME)
+
+
+def done(attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> events.ReduceDone:
+    return events.ReduceDone(attempt_id, **{"digest": 7, **changes})
+
+
+def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, value: int = 2) -> Decision:
+    return Decision(call_id, attempt_id, True, value)
+
+
+def aborted(call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> Decision:
+    return Decision(call_id, attempt_id, False, 2, **{"result": LOST, "reason": "lost b", "peers": ("b",), **changes})
+
+
+# --- Connecting -----------------------------------------------------------------------------------------------------
+
+
+def test_from_new_to_member() -> None:
+    """Golden: the whole way."""
+    peer = PeerBench()
+    assert peer.machine.state is State.NEW
+    assert peer.handle(events.ConnectCalled(CONNECT, 2)) == []
+    assert peer.machine.state is State.CONNECTING
+    assert peer.up() == [Send(HELLO)]
+    assert peer.hear(Welcome(RUN_ID, 1)) == []
+    assert (peer.machine.state, peer.machine.run_id) == (State.PENDING, RUN_ID)
+    assert peer.hear(Neighbours((neighbour("b"),))) == [OpenLink(neighbour("b"))]
+    assert peer.handle(events.LinkUp(pid("b"))) == [Send(Linked(pids("b")))]
+    assert peer.hear(member_list(2, "ba")) == [Resolve(CONNECT, 2)]
+    assert (peer.machine.state, peer.machine.epoch) == (State.MEMBER, 2)
+    assert [m.name for m in peer.machine.group_members()] == ["b", "a"]
+    assert peer.machine.deadline_ns() is None
+
+
+def test_a_list_without_us_admits_nobody() -> None:
+    peer = PeerBench().pending()
+    assert peer.hear(member_list(1, "b")) == []
+    assert peer.machine.state is State.PENDING
+
+
+def test_tries_run_out() -> None:
+    peer = PeerBench()
+    peer.handle(events.ConnectCalled(CONNECT, 2))
+    assert peer.handle(events.ConnectionFailed("refused")) == []
+    error = peer.error(peer.handle(events.ConnectionFailed("refused")))
+    assert isinstance(error, MasterUnreachable)
+    assert (error.result, error.address) == (Result.MASTER_CONNECTION_FAILED, "m:48148")
+    assert "nobody answers (refused)" in str(error)
+    assert peer.machine.state is State.CLOSED
+
+
+def test_a_connection_that_breaks_is_a_failed_try() -> None:
+    """L1: something that takes connections and drops them is not tried for ever."""
+    peer = PeerBench().connecting()
+    assert peer.down() == []
+    assert peer.machine.deadline_ns() is None
+    peer.up()
+    error = peer.error(peer.down())
+    assert isinstance(error, MasterUnreachable)
+    assert "broke before it answered" in str(error)
+
+
+def test_failed_tries_to_reconnect_do_not_count() -> None:
+    peer = PeerBench().member()
+    peer.down()
+    for _ in range(10):
+        assert peer.handle(events.ConnectionFailed("refused")) == []
+    assert peer.machine.state is State.MEMBER
+
+
+def test_something_listens_that_is_no_master() -> None:
+    """L1."""
+    peer = PeerBench().connecting()
+    assert peer.machine.deadline_ns() == peer.now_ns + limits.REGISTRATION_TIMEOUT_NS
+    assert peer.tick(limits.REGISTRATION_TIMEOUT_NS - 1) == []
+    error = peer.error(peer.tick(1))
+    assert isinstance(error, MasterUnreachable)
+    assert "does not answer as a master" in str(error)
+
+
+def test_a_connection_that_breaks_before_the_answer() -> None:
+    """Hello is said again; the peer does not claim to be known."""
+    peer = PeerBench().connecting()
+    assert peer.reconnect() == [Send(HELLO)]
+    peer.hear(Welcome(RUN_ID, 1))
+    assert peer.machine.state is State.PENDING
+    assert peer.reconnect() == [Send(HELLO_AGAIN), Send(Linked(()))]
+
+
+def test_another_version() -> None:
+    peer = PeerBench().connecting()
+    error = peer.error(peer.handle(events.OtherVersionReceived(9)))
+    assert isinstance(error, VersionMismatch)
+    assert "it speaks protocol version 9, this peer 1" in str(error)
+
+
+@pytest.mark.parametrize(
+    "refusal, kind",
+    [(Refusal.FULL, MasterUnreachable), (Refusal.UNKNOWN_SESSION, Kicked)],
+)
+def test_refused_at_the_door(refusal: Refusal, kind: type[PCCLError]) -> None:
+    peer = PeerBench().connecting()
+    error = peer.error(peer.hear(Refused(refusal, "because")))
+    assert type(error) is kind
+    assert "because" in str(error)
+    assert peer.machine.state is State.CLOSED
+
+
+def test_a_joiner_that_cannot_be_reached() -> None:
+    peer = PeerBench().pending()
+    peer.hear(Neighbours((neighbour("b"),)))
+    effects = peer.hear(Kick(Result.RANK_CONNECTION_FAILED, "no data connection to b"))
+    error = peer.error(effects)
+    assert isinstance(error, PeerUnreachable)
+    assert (error.result, error.message) == (Result.RANK_CONNECTION_FAILED, "no data connection to b")
+    assert effects[-1] == CloseLink(pid("b"))
+
+
+def test_the_second_welcome_changes_nothing() -> None:
+    peer = PeerBench().member()
+    assert peer.hear(Welcome(b"another run id..", 2)) == []
+    assert (peer.machine.state, peer.machine.run_id) == (State.MEMBER, RUN_ID)
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+@pytest.mark.parametrize("where", ["connecting", "pending"])
+def test_connect_is_interrupted(where: str, timed_out: bool) -> None:
+    peer = getattr(PeerBench(), where)()
+    effects = peer.handle(events.CallWithdrawn(CONNECT, timed_out))
+    assert effects[0] == Send(Leave())
+    assert isinstance(peer.error(effects), InvalidUsage)
+    assert peer.machine.state is State.CLOSED
+
+
+# --- Members --------------------------------------------------------------------------------------------------------
+
+
+def test_member_lists_grow_in_epoch() -> None:
+    """S3."""
+    peer = PeerBench().member("abc", epoch=5)
+    peer.hear(member_list(4, "ab"))
+    assert (peer.machine.epoch, peer.machine.members) == (5, member_list(5, "abc").members)
+    peer.hear(member_list(6, "ac"))
+    assert peer.machine.members == member_list(6, "ac").members
+
+
+def test_the_group_is_part_of_the_members() -> None:
+    peer = PeerBench().member("axby", x=1, y=1)
+    assert [m.name for m in peer.machine.group_members()] == ["a", "b"]
+    assert len(peer.machine.members) == 4
+
+
+# --- Links ----------------------------------------------------------------------------------------------------------
+
+
+def test_neighbours_come_and_go() -> None:
+    peer = PeerBench().member("ab")
+    assert peer.hear(Neighbours((neighbour("b"), neighbour("c", dial=False)))) == [OpenLink(neighbour("c", dial=False))]
+    assert peer.handle(events.LinkUp(pid("c"))) == [Send(Linked(pids("bc")))]
+    assert peer.hear(Neighbours((neighbour("c", dial=False),))) == [CloseLink(pid("b")), Send(Linked(pids("c")))]
+    assert peer.hear(Neighbours(())) == [CloseLink(pid("c")), Send(Linked(()))]
+
+
+def test_a_link_that_never_was_up_closes_in_silence() -> None:
+    peer = PeerBench().member("ab")
+    peer.hear(Neighbours((neighbour("b"), neighbour("c"))))
+    assert peer.hear(Neighbours((neighbour("b"),))) == [CloseLink(pid("c"))]
+
+
+def test_we_are_no_neighbour_of_ours() -> None:
+    peer = PeerBench().pending()
+    assert peer.hear(Neighbours((neighbour("a"),))) == []
+
+
+def test_links_are_tried_again_with_growing_pauses() -> None:
+    """L2."""
+    peer = PeerBench().pending()
+    peer.hear(Neighbours((neighbour("b"),)))
+    pauses = []
+    for _ in range(14):
+        assert peer.handle(events.LinkFailed(pid("b"), "refused")) == []
+        deadline_ns = peer.machine.deadline_ns()
+        assert deadline_ns is not None
+        pauses.append((deadline_ns - peer.now_ns) // limits.MS)
+        assert peer.tick(deadline_ns - peer.now_ns - 1) == []
+        assert peer.tick(1) == [OpenLink(neighbour("b"))]
+        assert peer.machine.deadline_ns() is None
+    assert pauses == [200, 400, 800, 1600] + [2000] * 10
+    peer.handle(events.LinkUp(pid("b")))
+    peer.handle(events.LinkFailed(pid("b"), "reset"))
+    peer.tick()
+    peer.handle(events.LinkFailed(pid("b"), "refused"))
+    assert peer.machine.deadline_ns() == peer.now_ns + 400 * limits.MS
+
+
+def test_a_lost_link_is_told_and_dialled_at_once() -> None:
+    peer = PeerBench().member("abc")
+    assert peer.handle(events.LinkFailed(pid("b"), "reset")) == [Send(Linked(pids("c")))]
+    assert peer.machine.deadline_ns() == peer.now_ns
+    assert peer.tick() == [OpenLink(neighbour("b"))]
+    assert peer.handle(events.LinkUp(pid("b"))) == [Send(Linked(pids("bc")))]
+
+
+def test_links_of_strangers_are_ignored() -> None:
+    peer = PeerBench().member("ab")
+    assert peer.handle(events.LinkUp(pid("x"))) == []
+    assert peer.handle(events.LinkFailed(pid("x"), "reset")) == []
+    assert peer.machine.deadline_ns() is None
+
+
+def test_a_neighbour_that_goes_is_tried_no_more() -> None:
+    peer = PeerBench().pending()
+    peer.hear(Neighbours((neighbour("b"),)))
+    peer.handle(events.LinkFailed(pid("b"), "refused"))
+    peer.hear(Neighbours(()))
+    assert peer.machine.deadline_ns() is None
+
+
+# --- Collectives ----------------------------------------------------------------------------------------------------
+
+
+def test_a_collective() -> None:
+    """Golden. EndReduce comes before Resolve: the buffer is the caller's when the call returns."""
+    peer = PeerBench().member()
+    assert peer.reduce(10) == [begin(10)]
+    assert peer.plan(10) == [start(10)]
+    assert peer.handle(done()) == [Send(Finished(10, FIRST_ATTEMPT, True, 7))]
+    assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
+    assert peer.machine.calls == {}
+
+
+def test_a_batch() -> None:
+    peer = PeerBench().member()
+    assert peer.reduce(10, spec(1), spec(2)) == [begin(10, spec(1), spec(2))]
+    assert peer.reduce(12, spec(3)) == [begin(12, spec(3), oldest=10)]
+    peer.plan(11)
+    peer.plan(10, FIRST_ATTEMPT + 1)
+    assert peer.handle(done(FIRST_ATTEMPT + 1)) == [Send(Finished(10, FIRST_ATTEMPT + 1, True, 7))]
+    peer.hear(committed(10, FIRST_ATTEMPT + 1))
+    assert peer.reduce(13, spec(1)) == [begin(13, spec(1), oldest=11)]
+
+
+def test_an_empty_batch() -> None:
+    peer = PeerBench().member()
+    assert peer.handle(events.ReduceCalled(())) == []
+
+
+@pytest.mark.parametrize("report", [{"error": "reset", "fault": pid("b"), "digest": 3}, {"error": "x" * 9999}])
+def test_a_collective_that_fails_here(report: dict[str, Any]) -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    expected = Finished(10, FIRST_ATTEMPT, False, 0, report.get("fault"), report["error"][: limits.TEXT_CHARS_MAX])
+    assert peer.handle(done(**report)) == [Send(expected)]
+
+
+@pytest.mark.parametrize("phase", ["voting", "running", "reported"])
+def test_an_abort_gives_the_buffer_back_before_the_call_ends(phase: str) -> None:
+    """S2, S4."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    if phase != "voting":
+        peer.plan(10)
+    if phase == "reported":
+        peer.handle(done())
+    first, second = peer.hear(aborted(10))
+    assert first == EndReduce(FIRST_ATTEMPT, False)
+    assert isinstance(second, Reject)
+    assert type(second.error) is PeerLost
+    assert (second.call_id, second.error.peers, second.error.message) == (10, ("b",), "lost b")
+    assert peer.handle(done()) == []  # What the data plane says of it later is of no interest.
+    assert peer.plan(10) == []  # Nor is a plan that comes after the decision.
+
+
+def test_results_that_differ() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    effects = peer.hear(aborted(10, result=Result.INTERNAL_ERROR, reason="results differ"))
+    assert type(peer.error(effects)) is ResultMismatch
+
+
+def test_answers_without_an_attempt() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10, spec(1), spec(2), spec(3))
+    error = peer.error(peer.hear(Answer(10, Result.INVALID_USAGE, 0, "differ", "count", ("8 from a", "9 from b"))))
+    assert isinstance(error, CollectiveMismatch)
+    assert (error.tag, error.field, error.values) == (1, "count", ("8 from a", "9 from b"))
+    assert type(peer.error(peer.hear(Answer(11, Result.TOO_FEW_PEERS)))) is TooFewPeers
+    assert type(peer.error(peer.hear(Answer(12, LOST, reason="no data connection")))) is PeerLost
+
+
+def test_an_answer_to_a_running_call_gives_the_buffer_back() -> None:
+    """S4: whatever the master does, no call ends while its attempt goes on."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    effects = peer.hear(Answer(10, LOST))
+    assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
+    assert isinstance(effects[1], Reject)
+
+
+def test_decisions_may_come_twice() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10, spec(1), spec(2))
+    peer.plan(10)
+    peer.handle(done())
+    peer.hear(committed(10))
+    assert peer.hear(committed(10)) == []
+    peer.hear(Answer(11, LOST))
+    assert peer.hear(Answer(11, LOST)) == []
+
+
+def test_plans_may_come_twice() -> None:
+    """S4: an attempt starts once."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    assert peer.plan(10) == [start(10)]
+    assert peer.plan(10) == []
+    peer.handle(done())
+    assert peer.plan(10) == []
+
+
+def test_a_plan_for_nobody_makes_its_frames_stale() -> None:
+    """S4."""
+    peer = PeerBench().member()
+    assert peer.plan(77) == [EndReduce(FIRST_ATTEMPT, False)]
+    assert peer.plan(77) == []
+
+
+def test_a_plan_that_comes_after_a_later_one_is_given_up() -> None:
+    """S4: the frames of an older attempt may have been dropped as stale, so it cannot succeed."""
+    peer = PeerBench().member()
+    peer.reduce(10, spec(1), spec(2))
+    peer.plan(11, FIRST_ATTEMPT + 1)
+    (report,) = peer.plan(10, FIRST_ATTEMPT)
+    assert report == Send(
+        Finished(10, FIRST_ATTEMPT, False, 0, None, "the plan came too late, after a broken connection")
+    )
+    assert peer.hear(aborted(10))[0] == EndReduce(FIRST_ATTEMPT, False)
+
+
+def test_reports_of_the_data_plane_count_once() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    assert peer.handle(done()) == []
+    peer.plan(10)
+    peer.handle(done())
+    assert peer.handle(done(error="later")) == []
+    assert peer.handle(done(FIRST_ATTEMPT + 5)) == []
+
+
+# --- Topology and syncs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [UPDATE, OPTIMIZE, PENDING])
+def test_topology_calls(kind: Any) -> None:
+    peer = PeerBench().member()
+    assert peer.topology(10, kind) == [Send(TopologyVote(10, 10, kind))]
+    assert peer.hear(Answer(10, OK, 1)) == [Resolve(10, 1)]
+
+
+def test_topology_calls_of_who_is_alone() -> None:
+    peer = PeerBench().member("a")
+    assert peer.topology(10) == [Send(TopologyVote(10, 10, UPDATE))]
+
+
+def test_a_failed_update_can_be_tried_again() -> None:
+    peer = PeerBench().member()
+    peer.topology(10)
+    assert type(peer.error(peer.hear(Answer(10, Result.UPDATE_TOPOLOGY_FAILED)))) is UpdateTopologyFailed
+    assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE))]
+
+
+def test_a_sync() -> None:
+    """Golden. EndSync comes before Resolve: what was fetched is in its place when the call returns."""
+    peer = PeerBench().member()
+    assert peer.sync(10, revision=3) == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    plan = sync_plan(10, 4, "b", ("w", "2"))
+    assert peer.hear(plan) == [StartSync(plan)]
+    assert peer.hear(plan) == []
+    assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == [Send(SyncFinished(10, FIRST_ATTEMPT, True))]
+    assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
+    assert peer.hear(committed(10, value=4)) == [EndSync(10, FIRST_ATTEMPT, True), Resolve(10, 4)]
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_sync_that_fails(reported: bool) -> None:
+    peer = PeerBench().member()
+    peer.sync(10)
+    peer.hear(sync_plan(10, 4, "b", ("w", "2")))
+    if reported:
+        report = events.FetchDone(FIRST_ATTEMPT, "b died", pid("b"))
+        assert peer.handle(report) == [Send(SyncFinished(10, FIRST_ATTEMPT, False, pid("b"), "b died"))]
+    effects = peer.hear(aborted(10))
+    assert effects[0] == EndSync(10, FIRST_ATTEMPT, False)
+    assert type(peer.error(effects)) is PeerLost
+
+
+def test_a_sync_that_refuses_us() -> None:
+    peer = PeerBench().member()
+    peer.sync(10)
+    error = peer.error(peer.hear(Answer(10, Result.INVALID_USAGE, reason="ahead")))
+    assert (type(error), error.message) == (InvalidUsage, "ahead")
+
+
+def test_a_sync_plan_for_nobody() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    assert peer.hear(sync_plan(10, 4, "b")) == []
+    assert peer.hear(sync_plan(77, 4, "b")) == []
+
+
+def test_a_sync_plan_that_comes_after_a_later_one() -> None:
+    peer = PeerBench().member()
+    peer.sync(10)
+    peer.plan(77, FIRST_ATTEMPT + 1)
+    (report,) = peer.hear(sync_plan(10, 4, "b", ("w", "2")))
+    assert isinstance(report, Send)
+    assert isinstance(report.message, SyncFinished)
+    assert not report.message.ok
+
+
+def test_reports_go_to_the_call_of_their_kind() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
+    peer.handle(done())
+    peer.hear(committed(10))
+    peer.sync(11)
+    peer.hear(sync_plan(11, 4, "b", attempt_id=FIRST_ATTEMPT + 1))
+    assert peer.handle(done(FIRST_ATTEMPT + 1)) == []
+
+
+# --- Calls in the wrong phase ---------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[PeerBench], list[Any]]] = {
+    "reduce": lambda peer: peer.reduce(50, spec(50)),
+    "update": lambda peer: peer.topology(50, UPDATE),
+    "optimize": lambda peer: peer.topology(50, OPTIMIZE),
+    "pending": lambda peer: peer.topology(50, PENDING),
+    "sync": lambda peer: peer.sync(50),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("where", ["new", "connecting", "pending", "left"])
+def test_calls_of_who_is_no_member(where: str, call: str) -> None:
+    peer = PeerBench()
+    if where in ("connecting", "pending"):
+        getattr(peer, where)()
+    elif where == "left":
+        peer.member()
+        peer.handle(events.CloseCalled())
+    error = peer.error(CALLS[call](peer))
+    assert type(error) is InvalidUsage
+    assert ("closed" if where == "left" else "connect()") in error.message
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_of_who_was_removed_say_why(call: str) -> None:
+    peer = PeerBench().member()
+    peer.hear(Kick(Result.INVALID_USAGE, "too slow"))
+    error = peer.error(CALLS[call](peer))
+    assert isinstance(error, Kicked)
+    assert error.reason == "too slow"
+
+
+def answer_of(first: str, second: str) -> type[PCCLError] | None:
+    """What the second call gets while the first one waits: API.md, last row."""
+    if first == "reduce":
+        return None if second in ("reduce", "pending") else PendingAsyncOps
+    if first == "pending" and second == "reduce":
+        return None
+    return InvalidUsage
+
+
+@pytest.mark.parametrize("second", CALLS)
+@pytest.mark.parametrize("first", CALLS)
+def test_calls_beside_each_other(first: str, second: str) -> None:
+    peer = PeerBench().member()
+    {
+        "reduce": lambda: peer.reduce(10, spec(10)),
+        "update": lambda: peer.topology(10, UPDATE),
+        "optimize": lambda: peer.topology(10, OPTIMIZE),
+        "pending": lambda: peer.topology(10, PENDING),
+        "sync": lambda: peer.sync(10),
+    }[first]()
+    effects = CALLS[second](peer)
+    expected = answer_of(first, second)
+    if expected is None:
+        assert isinstance(effects[0], Send)
+        assert set(peer.machine.calls) == {10, 50}
+    else:
+        assert type(peer.error(effects)) is expected
+        assert set(peer.machine.calls) == {10}
+
+
+def test_all_three_at_once() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.topology(11, PENDING)
+    assert isinstance(peer.reduce(12, spec(2))[0], Send)
+    assert type(peer.error(peer.topology(13, PENDING))) is InvalidUsage
+
+
+def test_the_same_tag_twice() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10, spec(1))
+    error = peer.error(peer.reduce(11, spec(1)))
+    assert type(error) is InvalidUsage
+    assert "same tag" in error.message
+    effects = peer.reduce(12, spec(2), spec(3), spec(2))
+    assert [type(e.error) for e in effects] == [InvalidUsage] * 3
+    peer.hear(Answer(10, LOST))
+    assert peer.reduce(15, spec(1)) == [begin(15, spec(1))]
+
+
+@pytest.mark.parametrize("members", ["a", "ax"])
+def test_alone(members: str) -> None:
+    """TOO_FEW_PEERS at once, without a word to the master."""
+    peer = PeerBench().member(members, x=1)
+    for call in ("reduce", "sync"):
+        error = peer.error(CALLS[call](peer))
+        assert (type(error), error.result) == (TooFewPeers, Result.TOO_FEW_PEERS)
+
+
+def test_the_bound_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: the master removes who exceeds it, so this side must not, whatever the calls are."""
+    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 3)
+    peer = PeerBench().member()
+    assert type(peer.error(peer.reduce(1, spec(1), spec(2), spec(3), spec(4))[:1])) is InvalidUsage
+    peer.open.clear()
+    peer.reduce(10, spec(1), spec(2))
+    peer.topology(12, PENDING)
+    assert type(peer.error(peer.reduce(13, spec(3)))) is InvalidUsage
+    peer.hear(Answer(12, OK))
+    peer.reduce(14, spec(3))
+    assert type(peer.error(peer.topology(15, PENDING))) is InvalidUsage
+    assert len(peer.machine.calls) == 3
+
+
+@pytest.mark.parametrize("where", ["connecting", "pending", "member"])
+def test_connect_twice(where: str) -> None:
+    peer = getattr(PeerBench(), where)()
+    error = peer.error(peer.handle(events.ConnectCalled(50, 1)))
+    assert type(error) is InvalidUsage
+    assert peer.machine.state.value == where
+
+
+def test_connect_after_close() -> None:
+    peer = PeerBench().member()
+    peer.handle(events.CloseCalled())
+    assert type(peer.error(peer.handle(events.ConnectCalled(50, 1)))) is InvalidUsage
+
+
+# --- Connections that break -----------------------------------------------------------------------------------------
+
+
+def test_everything_is_said_again() -> None:
+    peer = PeerBench().member("abc")
+    peer.reduce(10, spec(1), spec(2), spec(3), spec(4))
+    peer.plan(11, FIRST_ATTEMPT)
+    peer.plan(12, FIRST_ATTEMPT + 1)
+    peer.handle(done(FIRST_ATTEMPT + 1))
+    peer.topology(14, PENDING)
+    peer.handle(events.CallWithdrawn(13, timed_out=True))
+    assert peer.reconnect() == [
+        Send(HELLO_AGAIN),
+        Send(Linked(pids("bc"))),
+        begin(10, spec(1)),
+        begin(11, spec(2), oldest=10),
+        Send(Finished(12, FIRST_ATTEMPT + 1, True, 7)),
+        begin(13, spec(4), oldest=10),
+        Send(Withdraw(13)),
+        Send(TopologyVote(10, 14, PENDING)),
+    ]
+    peer.hear(Answer(10, LOST))
+    assert peer.reconnect()[2] == begin(11, spec(2))
+
+
+def test_syncs_are_said_again() -> None:
+    peer = PeerBench().member()
+    peer.sync(10, revision=3)
+    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    peer.hear(sync_plan(10, 4, "b", ("w", "2")))
+    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    peer.handle(events.FetchDone(FIRST_ATTEMPT))
+    assert peer.reconnect()[2:] == [Send(SyncFinished(10, FIRST_ATTEMPT, True))]
+
+
+def test_a_master_that_asks_who_we_are() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    effects = peer.hear(Refused(Refusal.UNREGISTERED, "say hello first"))
+    assert effects == [Send(HELLO_AGAIN), Send(Linked(pids("b"))), begin(10)]
+
+
+def test_a_master_that_refuses_a_message() -> None:
+    peer = PeerBench().member()
+    assert peer.hear(Refused(Refusal.MALFORMED, "what")) == []
+    assert peer.logged[-1].level is Level.ERROR
+    assert peer.machine.state is State.MEMBER
+
+
+def test_a_master_that_stays_away() -> None:
+    """L1."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    peer.down()
+    assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
+    assert peer.tick(limits.MASTER_TIMEOUT_NS - 1) == []
+    effects = peer.tick(1)
+    assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
+    error = peer.error(effects)
+    assert isinstance(error, MasterUnreachable)
+    assert "away for 300 s" in str(error)
+    assert effects[-1] == CloseLink(pid("b"))
+
+
+def test_a_master_that_comes_back() -> None:
+    peer = PeerBench().member()
+    peer.reconnect()
+    peer.hear(Welcome(RUN_ID, 1))
+    assert peer.machine.deadline_ns() is None
+
+
+def test_a_connection_that_stands_but_brings_no_answer() -> None:
+    """L1: what listens there now may be anything; only a Welcome ends the wait."""
+    peer = PeerBench().member()
+    peer.topology(10)
+    peer.down()
+    deadline_ns = peer.machine.deadline_ns()
+    peer.tick(limits.SECOND)
+    peer.up()
+    assert peer.machine.deadline_ns() == deadline_ns
+    assert isinstance(peer.error(peer.tick(limits.MASTER_TIMEOUT_NS)), MasterUnreachable)
+
+
+def test_a_connection_that_breaks_again_and_again() -> None:
+    """L1: the wait does not begin anew before the master has answered."""
+    peer = PeerBench().member()
+    peer.down()
+    deadline_ns = peer.machine.deadline_ns()
+    for _ in range(5):
+        peer.tick(limits.SECOND)
+        peer.up()
+        peer.down()
+    assert peer.machine.deadline_ns() == deadline_ns
+
+
+def test_a_master_that_does_not_know_us() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    effects = peer.hear(Refused(Refusal.UNKNOWN_SESSION, "removed"))
+    assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
+    error = peer.error(effects)
+    assert isinstance(error, Kicked)
+    assert "connect again" in str(error)
+
+
+def test_calls_while_the_connection_is_broken() -> None:
+    """They are made when it stands again; that the shell may have sent them too does no harm."""
+    peer = PeerBench().member()
+    peer.down()
+    peer.reduce(10)
+    assert peer.up()[2:] == [begin(10)]
+
+
+# --- Withdrawing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timed_out, kind", [(True, OperationTimeout), (False, InvalidUsage)])
+@pytest.mark.parametrize("phase", ["voting", "running", "topology", "sync"])
+def test_a_call_that_is_given_up(phase: str, timed_out: bool, kind: type[PCCLError]) -> None:
+    peer = PeerBench().member()
+    {"topology": peer.topology, "sync": peer.sync}.get(phase, peer.reduce)(10)
+    if phase == "running":
+        peer.plan(10)
+    assert peer.handle(events.CallWithdrawn(10, timed_out)) == [Send(Withdraw(10))]
+    effects = peer.hear(aborted(10) if phase == "running" else Answer(10, LOST, reason="withdrawn"))
+    assert type(peer.error(effects)) is kind
+
+
+def test_a_call_that_succeeds_though_it_was_given_up() -> None:
+    """S1: all get one outcome; too late is too late."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    peer.handle(done())
+    peer.handle(events.CallWithdrawn(10, timed_out=True))
+    assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
+
+
+def test_other_errors_of_a_call_that_was_given_up() -> None:
+    """What really happened says more than that the user gave up."""
+    peer = PeerBench().member()
+    peer.reduce(10, spec(1), spec(2))
+    peer.handle(events.CallWithdrawn(10, timed_out=True))
+    peer.handle(events.CallWithdrawn(11, timed_out=True))
+    assert type(peer.error(peer.hear(Answer(10, Result.TOO_FEW_PEERS)))) is TooFewPeers
+    assert type(peer.error(peer.hear(aborted(11, result=Result.INTERNAL_ERROR)))) is ResultMismatch
+
+
+def test_a_plan_for_a_call_that_was_given_up_still_counts() -> None:
+    """The master did not know yet; its decision follows."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.handle(events.CallWithdrawn(10, timed_out=True))
+    assert peer.plan(10) == [start(10)]
+    assert peer.hear(aborted(10))[0] == EndReduce(FIRST_ATTEMPT, False)
+
+
+def test_giving_up_what_has_ended() -> None:
+    peer = PeerBench().member()
+    assert peer.handle(events.CallWithdrawn(77, timed_out=True)) == []
+
+
+# --- The end --------------------------------------------------------------------------------------------------------
+
+
+def test_close_before_connect() -> None:
+    peer = PeerBench()
+    assert peer.handle(events.CloseCalled()) == []
+    assert peer.machine.state is State.CLOSED
+    assert type(peer.error(peer.reduce(10))) is InvalidUsage
+
+
+@pytest.mark.parametrize("where", ["connecting", "pending"])
+def test_close_before_admission(where: str) -> None:
+    peer = getattr(PeerBench(), where)()
+    first, second = peer.handle(events.CloseCalled())
+    assert first == Send(Leave())
+    assert isinstance(second, Reject)
+    assert second.call_id == CONNECT
+
+
+def test_close_with_calls_in_flight() -> None:
+    """S2, S4: every buffer is given back before its call ends, and links close last."""
+    peer = PeerBench().member("abc")
+    peer.reduce(10, spec(1), spec(2))
+    peer.plan(10)
+    effects = peer.handle(events.CloseCalled())
+    assert effects[:2] == [Send(Leave()), EndReduce(FIRST_ATTEMPT, False)]
+    assert [e.call_id for e in effects[2:4]] == [10, 11]
+    assert all(type(e.error) is InvalidUsage for e in effects[2:4])
+    assert effects[4:] == [CloseLink(pid("b")), CloseLink(pid("c"))]
+
+
+def test_close_in_a_sync() -> None:
+    peer = PeerBench().member()
+    peer.sync(10)
+    peer.hear(sync_plan(10, 4, "b", ("w", "2")))
+    assert peer.handle(events.CloseCalled())[1] == EndSync(10, FIRST_ATTEMPT, False)
+
+
+def test_close_without_a_connection() -> None:
+    peer = PeerBench().member()
+    peer.down()
+    assert peer.handle(events.CloseCalled()) == [CloseLink(pid("b"))]
+
+
+def test_closed_is_the_end() -> None:
+    """Nothing that comes later has any effect."""
+    peer = PeerBench().member()
+    peer.handle(events.CloseCalled())
+    for event in (
+        events.CloseCalled(),
+        events.ConnectionUp(),
+        events.ConnectionDown(),
+        events.ConnectionFailed("x"),
+        events.OtherVersionReceived(9),
+        events.LinkUp(pid("b")),
+        events.LinkFailed(pid("b"), "x"),
+        events.MasterMessageReceived(Welcome(RUN_ID, 1)),
+        events.MasterMessageReceived(Kick(1, "x")),
+        events.MasterMessageReceived(Neighbours((neighbour("b"),))),
+        done(),
+        events.FetchDone(FIRST_ATTEMPT),
+        events.CallWithdrawn(10, timed_out=True),
+        events.CallWithdrawn(CONNECT, timed_out=True),
+        events.Tick(),
+    ):
+        assert peer.handle(event) == [], event
+        assert peer.machine.deadline_ns() is None
+        assert type(peer.machine.error) is InvalidUsage
+
+
+def test_before_connect_nothing_has_any_effect() -> None:
+    peer = PeerBench()
+    for event in (
+        events.ConnectionUp(),
+        events.ConnectionDown(),
+        events.ConnectionFailed("x"),
+        events.OtherVersionReceived(9),
+        events.LinkUp(pid("b")),
+        events.MasterMessageReceived(Welcome(RUN_ID, 1)),
+        events.Tick(),
+    ):
+        assert peer.handle(event) == [], event
+    assert peer.machine.state is State.NEW
+
+
+def test_an_unknown_result_of_a_later_master() -> None:
+    peer = PeerBench().member()
+    peer.topology(10)
+    assert type(peer.error(peer.hear(Answer(10, 99)))) is InternalError
