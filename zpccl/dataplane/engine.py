@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from zpccl import limits
@@ -121,7 +121,7 @@ class MessageReceived:
 
     peer: bytes
     channel_id: int
-    body: bytes
+    body: bytes = field(repr=False)
 
 
 EngineEvent: TypeAlias = ReduceDone | LinkLost | MessageReceived

@@ -1,0 +1,402 @@
+"""What the engine tests share: engines linked over loopback TCP, a hand-made peer, references with error bounds."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zpccl.dataplane.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan
+from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+
+WAIT_S = 20.0
+"""No wait of these tests takes long; what takes this long has failed."""
+
+FLOATING = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
+
+
+def peer_id(rank: int) -> bytes:
+    return bytes([rank + 1]) * 16
+
+
+def socket_pair(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection over loopback."""
+    with socket.socket() as listener:
+        if buffer_bytes:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        near = socket.socket()
+        if buffer_bytes:
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        near.connect(listener.getsockname())
+        far, _ = listener.accept()
+    return near, far
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until `condition` holds."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        select.select([], [], [], 0.001)
+
+
+def wait_events(engine: Engine, count: int) -> list[EngineEvent]:
+    """The next `count` events."""
+    events: list[EngineEvent] = []
+    while len(events) < count:
+        assert select.select([engine.fileno()], [], [], WAIT_S)[0], f"no event came after {events}"
+        events += engine.poll()
+    assert len(events) == count, [type(event).__name__ for event in events]
+    return events
+
+
+def wait_done(engine: Engine) -> ReduceDone:
+    """The end of an attempt, which must be the next event."""
+    (event,) = wait_events(engine, 1)
+    assert isinstance(event, ReduceDone), event
+    return event
+
+
+def wait_failure(engine: Engine) -> tuple[ReduceDone, LinkLost]:
+    """The failure of the one attempt that runs, and the loss of its link."""
+    events = wait_events(engine, 2)
+    (done,) = (event for event in events if isinstance(event, ReduceDone))
+    (lost,) = (event for event in events if isinstance(event, LinkLost))
+    return done, lost
+
+
+class Mesh:
+    """Engines in a ring (or all with all), and the ids of their attempts."""
+
+    def __init__(self, size: int, *, connections: int = 2, threads: int = 1) -> None:
+        self.size = size
+        self.engines = [Engine(threads=threads) for _ in range(size)]
+        self.last_id = 0
+        linked: set[frozenset[int]] = set()
+        for rank in range(size):
+            ends = frozenset((rank, (rank + 1) % size))
+            if ends not in linked:
+                linked.add(ends)
+                self.link(*sorted(ends), connections)
+
+    def link(self, a: int, b: int, connections: int) -> None:
+        pairs = [socket_pair() for _ in range(connections)]
+        self.engines[a].open_link(peer_id(b), [pair[0].detach() for pair in pairs])
+        self.engines[b].open_link(peer_id(a), [pair[1].detach() for pair in pairs])
+
+    def next_id(self) -> int:
+        self.last_id += 1
+        return self.last_id
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one reduce does, but for the buffers."""
+
+    datatype: DataType = DataType.FLOAT
+    op: ReduceOp = ReduceOp.SUM
+    quantization: QuantizationAlgorithm = QuantizationAlgorithm.NONE
+    block_elements: int = 64
+    frame_bytes: int = 4096
+    in_place: bool = False
+    restore: bool = True
+
+
+def make_plan(case: Case, attempt_id: int, rank: int, size: int, source: np.ndarray, target: np.ndarray) -> ReducePlan:
+    return ReducePlan(
+        attempt_id=attempt_id,
+        datatype=case.datatype,
+        op=case.op,
+        quantization=case.quantization,
+        block_elements=case.block_elements,
+        rank=rank,
+        world_size=size,
+        next=peer_id((rank + 1) % size),
+        previous=peer_id((rank - 1) % size),
+        count=source.size,
+        input_address=source.ctypes.data,
+        output_address=target.ctypes.data,
+        frame_bytes=case.frame_bytes,
+        restore=case.restore,
+    )
+
+
+def storage(datatype: DataType) -> np.dtype:
+    """The numpy dtype that holds the bits: numpy has no bfloat16."""
+    return np.dtype(np.uint16) if datatype is DataType.BFLOAT16 else np.dtype(datatype.to_numpy_dtype())
+
+
+def unaligned(array: np.ndarray, offset: int = 1) -> np.ndarray:
+    """A copy at an address that is `offset` bytes off."""
+    raw = np.empty(array.nbytes + 64, np.uint8)
+    start = (-raw.ctypes.data) % 64 + offset
+    copy = np.frombuffer(raw, array.dtype, array.size, start)
+    copy[:] = array
+    return copy
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Bits of finite float32 values rounded to nearest even."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def to_float64(values: np.ndarray, datatype: DataType) -> np.ndarray:
+    if datatype is DataType.BFLOAT16:
+        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
+
+
+def random_inputs(rng: np.random.Generator, case: Case, count: int, size: int) -> list[np.ndarray]:
+    """One input a peer. Integers of all bits; floats so that products neither overflow nor vanish."""
+    if case.datatype not in FLOATING:
+        info = np.iinfo(storage(case.datatype))
+        return [rng.integers(info.min, info.max, count, info.dtype, endpoint=True) for _ in range(size)]
+    values = [rng.uniform(0.5, 1.5, count) * rng.choice([-1, 1], count) for _ in range(size)]
+    if case.datatype is DataType.BFLOAT16:
+        return [to_bfloat16(v) for v in values]
+    return [v.astype(storage(case.datatype)) for v in values]
+
+
+def run(mesh: Mesh, case: Case, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Reduces on all engines; checks agreement of digests, bits and byte counts, and that inputs are left alone."""
+    attempt_id = mesh.next_id()
+    sources = [unaligned(x, rank % 3) for rank, x in enumerate(inputs)]
+    targets = [x if case.in_place else unaligned(np.zeros_like(x), rank % 2) for rank, x in enumerate(sources)]
+    for rank, engine in enumerate(mesh.engines):
+        engine.start_reduce(make_plan(case, attempt_id, rank, mesh.size, sources[rank], targets[rank]))
+    done = [wait_done(engine) for engine in mesh.engines]
+    for engine in mesh.engines:
+        engine.end_reduce(attempt_id, commit=True)
+    assert all(event.status == 0 and event.attempt_id == attempt_id for event in done), done
+    assert len({event.digest for event in done}) == 1
+    assert sum(event.tx_bytes for event in done) == sum(event.rx_bytes for event in done) > 0
+    for rank in range(mesh.size):
+        assert targets[rank].tobytes() == targets[0].tobytes(), f"{case}: rank {rank} differs"
+        if not case.in_place:
+            assert sources[rank].tobytes() == inputs[rank].tobytes()
+    return targets
+
+
+def check_result(case: Case, inputs: Sequence[np.ndarray], result: np.ndarray) -> None:
+    """`result` is right: exactly for integers, within the bound of the arithmetic for floats."""
+    if case.datatype not in FLOATING:
+        np.testing.assert_array_equal(result, _integer_reference(case, inputs))
+        return
+    values = np.stack([to_float64(x, case.datatype) for x in inputs])
+    expected = _real_reference(case.op, values)
+    error = np.abs(to_float64(result, case.datatype) - expected)
+    quantised = case.quantization is not QuantizationAlgorithm.NONE
+    bound = _quantised_bound(case, values) if quantised else _rounding_bound(case, values, expected)
+    assert np.all(error <= bound), f"{case}: off by {np.max(error)}, allowed is {np.max(bound)}"
+
+
+def _integer_reference(case: Case, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    stacked = np.stack(inputs)
+    if case.op is ReduceOp.MAX:
+        return stacked.max(axis=0)
+    if case.op is ReduceOp.MIN:
+        return stacked.min(axis=0)
+    function = np.multiply if case.op is ReduceOp.PROD else np.add
+    total = function.reduce(stacked, axis=0, dtype=stacked.dtype)
+    if case.op is not ReduceOp.AVG:
+        return total
+    size = stacked.dtype.type(len(inputs))
+    return (total - np.fmod(total, size)) // size  # fmod has the sign of the dividend, so this truncates
+
+
+def _real_reference(op: ReduceOp, values: np.ndarray) -> np.ndarray:
+    if op is ReduceOp.MAX:
+        return values.max(axis=0)
+    if op is ReduceOp.MIN:
+        return values.min(axis=0)
+    if op is ReduceOp.PROD:
+        return values.prod(axis=0)
+    return values.sum(axis=0) / (len(values) if op is ReduceOp.AVG else 1)
+
+
+def _unit(datatype: DataType) -> float:
+    """Largest relative error of one rounding."""
+    return {DataType.FLOAT16: 2**-11, DataType.BFLOAT16: 2**-8, DataType.FLOAT: 2**-24, DataType.DOUBLE: 2**-53}[
+        datatype
+    ]
+
+
+def _rounding_bound(case: Case, values: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Each of the N-1 hops rounds a partial result once. For sums that is at most the sum of magnitudes, grown by the
+    roundings so far. AVG rounds once more. The reference itself is in double."""
+    if case.op in (ReduceOp.MAX, ReduceOp.MIN):
+        return np.zeros_like(expected)
+    hops, unit = len(values) - 1, _unit(case.datatype)
+    growth = (1 + unit) ** (hops + 1)
+    reference_error = len(values) * 2**-53
+    if case.op is ReduceOp.PROD:
+        return ((1 + unit) ** hops - 1 + reference_error) * np.abs(expected) * (1 + 2**-20)
+    magnitudes = np.abs(values).sum(axis=0)
+    bound = (hops * unit * growth + reference_error) * magnitudes
+    if case.op is ReduceOp.AVG:
+        # A quotient of a 16-bit type is rounded twice, to float first.
+        bound = bound / len(values) + (unit + 2**-24) * np.abs(expected) + bound * unit
+        bound += 2**-25 if case.datatype is DataType.FLOAT16 else 0
+    return bound
+
+
+def _quantised_bound(case: Case, values: np.ndarray) -> float:
+    """Error and magnitude of a partial result grow hop by hop, starting from the largest element of all. A block that
+    holds magnitudes up to m has a range up to 2m, and a code is off by half a step of range/255 (ZERO_POINT_SCALE: a
+    whole step, for its zero point is rounded, too)."""
+    largest = float(np.abs(values).max())
+    steps = 510 if case.quantization is QuantizationAlgorithm.MIN_MAX else 255
+    unit = max(_unit(case.datatype), 2**-53)
+    arithmetic = 2**-52 if case.datatype is DataType.DOUBLE else 2**-23
+
+    def quantise(magnitude: float) -> float:
+        return 2 * magnitude / steps * (1 + 2**-20) + 8 * arithmetic * magnitude
+
+    magnitude, error = largest, 0.0
+    error += quantise(magnitude)
+    for hop in range(1, len(values)):
+        if case.op is ReduceOp.PROD:
+            magnitude, error = magnitude * max(largest, 1.0), error * largest
+        elif case.op in (ReduceOp.SUM, ReduceOp.AVG):
+            magnitude += largest
+        if case.op is ReduceOp.AVG and hop == len(values) - 1:
+            magnitude, error = magnitude / len(values), error / len(values)
+        error += quantise(magnitude + error)
+    return error + 2 * unit * (magnitude + error)
+
+
+# --- A peer made by hand ----------------------------------------------------------------------------------------------
+
+HEADER = struct.Struct(">4sBBHQIIQI")
+REDUCE_SCATTER, ALL_GATHER, MESSAGE = 1, 2, 3
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame as it is on the wire; `None` fields are filled in rightly."""
+
+    kind: int
+    id: int
+    chunk: int
+    offset: int
+    body: bytes
+    lane: int = 0
+    length: int | None = None
+    body_crc: int | None = None
+    header_crc: int | None = None
+    magic: bytes = b"ZPF1"
+
+    def encode(self) -> bytes:
+        length = len(self.body) if self.length is None else self.length
+        body_crc = crc32c(self.body) if self.body_crc is None else self.body_crc
+        fields = (self.magic, self.kind, self.lane, 0, self.id, self.chunk, length, self.offset, body_crc)
+        header = HEADER.pack(*fields)
+        header_crc = crc32c(header) if self.header_crc is None else self.header_crc
+        return header + struct.pack(">I", header_crc) + self.body
+
+
+class HandMadePeer:
+    """An engine at rank 0 of a ring of two, and plain sockets in the place of rank 1."""
+
+    def __init__(self, *, connections: int = 1, buffer_bytes: int = 0, stall_timeout_ms: int = 10_000) -> None:
+        self.engine = Engine(stall_timeout_ms=stall_timeout_ms)
+        pairs = [socket_pair(buffer_bytes) for _ in range(connections)]
+        self.sockets = [far for _, far in pairs]
+        for far in self.sockets:
+            far.settimeout(WAIT_S)
+        self.link_id = self.engine.open_link(peer_id(1), [near.detach() for near, _ in pairs])
+
+    @property
+    def socket(self) -> socket.socket:
+        return self.sockets[0]
+
+    def start(self, case: Case, attempt_id: int, source: np.ndarray, target: np.ndarray) -> None:
+        self.engine.start_reduce(make_plan(case, attempt_id, 0, 2, source, target))
+
+    def send(self, frame: Frame) -> None:
+        self.socket.sendall(frame.encode())
+
+    def read_exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            piece = self.socket.recv(min(count - len(data), 1 << 20))
+            assert piece, "the engine closed the connection"
+            data += piece
+        return data
+
+    def receive(self) -> Frame:
+        """The next frame, both of its checksums verified."""
+        header = self.read_exactly(HEADER.size + 4)
+        magic, kind, lane, reserved, id_, chunk, length, offset, body_crc = HEADER.unpack(header[:-4])
+        assert (magic, reserved) == (b"ZPF1", 0)
+        assert struct.unpack(">I", header[-4:])[0] == crc32c(header[:-4])
+        body = self.read_exactly(length)
+        assert crc32c(body) == body_crc
+        return Frame(kind, id_, chunk, offset, body, lane=lane)
+
+    def received_bytes(self) -> int:
+        return sum(self.engine.link_stats(peer_id(1))[1])
+
+    def sent_bytes(self) -> int:
+        return sum(self.engine.link_stats(peer_id(1))[0])
+
+    def reduce(self, case: Case, attempt_id: int, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        """Plays rank 1 of a whole unquantised float32 SUM, with `theirs` as its input. Returns the engine's result."""
+        target = np.zeros_like(mine)
+        self.start(case, attempt_id, mine, target)
+        half = math.ceil(mine.size / 2)
+        step = case.frame_bytes // mine.itemsize
+        for offset in range(0, mine.size - half, step):
+            body = theirs[half:][offset : offset + step]
+            self.send(Frame(REDUCE_SCATTER, attempt_id, 1, offset, body.tobytes()))
+        frames = math.ceil(half / step) + math.ceil((mine.size - half) / step)
+        while frames:
+            frame = self.receive()
+            if frame.id < attempt_id:  # It was half-written when its attempt ended.
+                continue
+            frames -= 1
+            if frame.kind == REDUCE_SCATTER:
+                share = np.frombuffer(frame.body, mine.dtype)
+                total = share + theirs[frame.offset : frame.offset + share.size]
+                self.send(Frame(ALL_GATHER, attempt_id, 0, frame.offset, total.tobytes()))
+        done = wait_done(self.engine)
+        assert done.status == 0
+        self.engine.end_reduce(attempt_id, commit=True)
+        return target
+
+    def close(self) -> None:
+        self.engine.close()
+        for far in self.sockets:
+            far.close()

@@ -1,0 +1,668 @@
+"""The C engine through `zpccl.dataplane.engine`: results, sharing of connections, cancelling, hostile peers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_mesh import (
+    ALL_GATHER,
+    FLOATING,
+    MESSAGE,
+    REDUCE_SCATTER,
+    WAIT_S,
+    Case,
+    Frame,
+    HandMadePeer,
+    Mesh,
+    check_result,
+    make_plan,
+    peer_id,
+    random_inputs,
+    run,
+    socket_pair,
+    until,
+    wait_done,
+    wait_events,
+    wait_failure,
+)
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from zpccl.dataplane.engine import Engine, EngineError, MessageReceived, ReduceDone, instruction_set
+from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+
+WORLD_SIZES = (2, 3, 5, 8)
+QUANTISED = (QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE)
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[dict[int, Mesh]]:
+    made = {size: Mesh(size, threads=1 + size % 2) for size in (*WORLD_SIZES, 16)}
+    yield made
+    for mesh in made.values():
+        mesh.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[HandMadePeer]:
+    made = HandMadePeer()
+    yield made
+    made.close()
+
+
+# --- Results (S1: equal bit for bit, and right) -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("datatype", DataType)
+def test_parity(meshes: dict[int, Mesh], datatype: DataType, op: ReduceOp) -> None:
+    """S1, B1: every dtype and op, in place and not, any alignment, odd counts and counts below the number of peers."""
+    rng = np.random.default_rng([datatype, op])
+    for size in WORLD_SIZES:
+        for in_place, restore, count in (
+            (False, True, 4099),
+            (True, True, 4099),
+            (True, False, 4099),
+            (False, True, size - 1),
+        ):
+            case = Case(datatype, op, in_place=in_place, restore=restore, frame_bytes=1000)
+            inputs = random_inputs(rng, case, count, size)
+            for result in run(meshes[size], case, inputs)[:1]:
+                check_result(case, inputs, result)
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("quantization", QUANTISED)
+@pytest.mark.parametrize("datatype", FLOATING)
+def test_quantised_parity(
+    meshes: dict[int, Mesh], datatype: DataType, quantization: QuantizationAlgorithm, op: ReduceOp
+) -> None:
+    """S1: quantised results are equal bit for bit and within the bound of the codes."""
+    rng = np.random.default_rng([datatype, quantization, op])
+    for size in WORLD_SIZES:
+        for in_place, restore, count in (
+            (False, True, 4099),
+            (True, True, 4099),
+            (True, False, 777),
+            (True, True, size - 1),
+        ):
+            case = Case(datatype, op, quantization, in_place=in_place, restore=restore, frame_bytes=1000)
+            inputs = random_inputs(rng, case, count, size)
+            for result in run(meshes[size], case, inputs)[:1]:
+                check_result(case, inputs, result)
+
+
+@pytest.mark.parametrize("quantization", QuantizationAlgorithm)
+def test_sixteen_peers(meshes: dict[int, Mesh], quantization: QuantizationAlgorithm) -> None:
+    rng = np.random.default_rng(16)
+    for count in (1, 15, 16, 17, 100_003):
+        case = Case(DataType.FLOAT, ReduceOp.AVG, quantization, in_place=count % 2 == 0)
+        inputs = random_inputs(rng, case, count, 16)
+        check_result(case, inputs, run(meshes[16], case, inputs)[0])
+
+
+@hypothesis_settings(max_examples=60)
+@given(
+    size=st.sampled_from(WORLD_SIZES),
+    count=st.integers(1, 5000),
+    datatype=st.sampled_from([DataType.UINT8, DataType.INT64, DataType.FLOAT16, DataType.DOUBLE]),
+    quantised=st.booleans(),
+    block_elements=st.integers(8, 300),
+    frame_bytes=st.integers(64, 9000),
+    in_place=st.booleans(),
+    restore=st.booleans(),
+)
+def test_any_shape(
+    meshes: dict[int, Mesh],
+    size: int,
+    count: int,
+    datatype: DataType,
+    quantised: bool,
+    block_elements: int,
+    frame_bytes: int,
+    in_place: bool,
+    restore: bool,
+) -> None:
+    algorithm = QuantizationAlgorithm.MIN_MAX if quantised and datatype in FLOATING else QuantizationAlgorithm.NONE
+    case = Case(datatype, ReduceOp.SUM, algorithm, block_elements, frame_bytes, in_place, restore)
+    inputs = random_inputs(np.random.default_rng(count), case, count, size)
+    check_result(case, inputs, run(meshes[size], case, inputs)[0])
+
+
+def test_many_attempts_at_a_time(meshes: dict[int, Mesh]) -> None:
+    """Attempts of all sizes share the links; each gets its own result and its own event."""
+    mesh, rng = meshes[3], np.random.default_rng(1)
+    jobs = []
+    for number in range(24):
+        case = Case(DataType.INT32, ReduceOp.SUM, in_place=number % 2 == 0)
+        inputs = random_inputs(rng, case, int(rng.integers(1, 60_000)), 3)
+        sources = [x.copy() for x in inputs]
+        targets = sources if case.in_place else [np.zeros_like(x) for x in sources]
+        jobs.append((mesh.next_id(), case, inputs, sources, targets))
+    for rank, engine in enumerate(mesh.engines):
+        for attempt_id, case, _, sources, targets in jobs:
+            engine.start_reduce(make_plan(case, attempt_id, rank, 3, sources[rank], targets[rank]))
+    for engine in mesh.engines:
+        done = wait_events(engine, len(jobs))
+        assert {event.attempt_id for event in done if isinstance(event, ReduceDone) and event.status == 0} == {
+            job[0] for job in jobs
+        }
+    for attempt_id, case, inputs, _, targets in jobs:
+        for engine in mesh.engines:
+            engine.end_reduce(attempt_id, commit=True)
+        for target in targets:
+            check_result(case, inputs, target)
+
+
+def test_one_reduce_uses_all_connections() -> None:
+    mesh = Mesh(2, connections=4)
+    case = Case(frame_bytes=64 * 1024)
+    run(mesh, case, random_inputs(np.random.default_rng(2), case, 2_000_000, 2))
+    for rank, engine in enumerate(mesh.engines):
+        sent, received = engine.link_stats(peer_id(1 - rank))
+        assert len(sent) == len(received) == 4
+        assert min(sent) > case.frame_bytes and min(received) > case.frame_bytes, (sent, received)
+    mesh.close()
+
+
+def test_a_blocked_connection_holds_up_only_its_own_frame() -> None:
+    """Nobody reads one of the two connections: all frames but those in it go over the other."""
+    peer = HandMadePeer(connections=2, buffer_bytes=4096)
+    case = Case(frame_bytes=32 * 1024)
+    mine = np.ones(1_000_000, np.float32)
+    peer.start(case, 1, mine, np.empty_like(mine))
+    open_end = peer.sockets[1]
+    total = 0
+    while total < mine.nbytes // 2 - 32 * case.frame_bytes:
+        total += len(open_end.recv(1 << 20))
+    blocked, taken = peer.engine.link_stats(peer_id(1))[0]
+    assert blocked < taken
+    peer.close()
+
+
+# --- Cancelling (S2, S4) ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX])
+def test_cancel_restores_an_in_place_buffer(quantization: QuantizationAlgorithm) -> None:
+    """S2: results have already landed on all peers; cancelling puts every bit back."""
+    mesh, rng = Mesh(3), np.random.default_rng(3)
+    case = Case(quantization=quantization, in_place=True, frame_bytes=16 * 1024)
+    inputs = random_inputs(rng, case, 300_000, 3)
+    buffers = [x.copy() for x in inputs]
+    for rank, engine in enumerate(mesh.engines):
+        engine.start_reduce(make_plan(case, 1, rank, 3, buffers[rank], buffers[rank]))
+    for rank, engine in enumerate(mesh.engines):
+        if rank == 0:  # Ended when it is done; the others wherever they are.
+            assert wait_done(engine).status == 0
+        engine.end_reduce(1, commit=False)
+    for rank in range(3):
+        assert buffers[rank].tobytes() == inputs[rank].tobytes()
+    mesh.last_id = 1
+    check_result(case, inputs, run(mesh, case, inputs)[0])
+    mesh.close()
+
+
+def test_cancel_in_the_middle_of_a_transfer(peer: HandMadePeer) -> None:
+    """S2, S4: results landed, others are half there. After end_reduce the buffer is as before and stays as it is."""
+    case = Case(in_place=True, frame_bytes=4096)
+    original = np.arange(8192, dtype=np.float32)
+    buffer = original.copy()
+    peer.start(case, 1, buffer, buffer)
+    first = peer.receive()
+    assert (first.kind, first.chunk) == (REDUCE_SCATTER, 0)
+    result = Frame(ALL_GATHER, 1, 0, first.offset, bytes(4096)).encode()
+    share = Frame(REDUCE_SCATTER, 1, 1, 0, bytes(4096)).encode()
+    peer.socket.sendall(result + share + Frame(REDUCE_SCATTER, 1, 1, 1024, b"x" * 4096).encode()[:2000])
+    until(lambda: peer.received_bytes() == len(result) + len(share) + 2000)
+    until(lambda: not buffer[:1024].any())
+    peer.engine.end_reduce(1, commit=False)
+    assert buffer.tobytes() == original.tobytes()
+    peer.socket.sendall(Frame(REDUCE_SCATTER, 1, 1, 1024, b"x" * 4096).encode()[2000:])
+    peer.send(Frame(REDUCE_SCATTER, 1, 1, 2048, b"y" * 4096))
+    until(lambda: peer.received_bytes() == len(result) + 3 * len(share))
+    assert buffer.tobytes() == original.tobytes()
+    # The stream is in step: the frames that were on their way when it ended come whole, then those of the next.
+    mine, theirs = np.ones(100, np.float32), np.arange(100, dtype=np.float32)
+    assert (peer.reduce(case, 2, mine, theirs) == mine + theirs).all()
+
+
+def test_a_half_written_frame_is_finished_from_a_copy() -> None:
+    """S4: half a frame is sent when the attempt ends. What follows is the old bytes, not the caller's new ones."""
+    peer = HandMadePeer(buffer_bytes=4096)
+    case = Case(in_place=True, frame_bytes=4 * 1024 * 1024)
+    buffer = np.arange(2 * 1024 * 1024, dtype=np.float32)
+    original = buffer.copy()
+    peer.start(case, 1, buffer, buffer)
+    until(lambda: peer.sent_bytes() > 40)
+    peer.engine.end_reduce(1, commit=False)
+    assert peer.sent_bytes() < case.frame_bytes
+    buffer[:] = -1
+    frame = peer.receive()  # checks the CRC
+    assert frame.body == original[: len(frame.body) // 4].tobytes()
+    mine, theirs = np.ones(100, np.float32), np.arange(100, dtype=np.float32)
+    assert (peer.reduce(case, 2, mine, theirs) == mine + theirs).all()
+    peer.close()
+
+
+def test_end_withdraws_the_event_and_refuses_a_commit(meshes: dict[int, Mesh]) -> None:
+    mesh = meshes[2]
+    attempt_id = mesh.next_id()
+    data = np.ones(10, np.float32)
+    mesh.engines[0].start_reduce(make_plan(Case(), attempt_id, 0, 2, data, np.empty_like(data)))
+    with pytest.raises(EngineError) as error:
+        mesh.engines[0].end_reduce(attempt_id, commit=True)
+    assert error.value.errno == errno.EINVAL
+    mesh.engines[0].end_reduce(attempt_id, commit=False)
+    mesh.engines[1].end_reduce(attempt_id, commit=False)
+    assert mesh.engines[0].poll() == []
+
+
+# --- Early and late frames --------------------------------------------------------------------------------------------
+
+
+def test_frames_of_an_attempt_to_come_wait_for_it() -> None:
+    mesh, rng = Mesh(2), np.random.default_rng(4)
+    case = Case()
+    inputs = random_inputs(rng, case, 50_000, 2)
+    targets = [np.zeros_like(x) for x in inputs]
+    mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], targets[0]))
+    until(lambda: sum(mesh.engines[1].link_stats(peer_id(0))[1]) >= 2 * 40)
+    mesh.engines[1].start_reduce(make_plan(case, 1, 1, 2, inputs[1], targets[1]))
+    assert all(wait_done(engine).status == 0 for engine in mesh.engines)
+    check_result(case, inputs, targets[1])
+    mesh.close()
+
+
+def test_frames_of_an_attempt_that_never_starts_are_dropped_when_it_is_ended() -> None:
+    mesh, rng = Mesh(2), np.random.default_rng(5)
+    case = Case()
+    inputs = random_inputs(rng, case, 50_000, 2)
+    mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], np.empty_like(inputs[0])))
+    until(lambda: sum(mesh.engines[1].link_stats(peer_id(0))[1]) >= 2 * 40)
+    mesh.engines[1].end_reduce(1, commit=False)
+    mesh.engines[0].end_reduce(1, commit=False)
+    mesh.last_id = 1
+    check_result(case, inputs, run(mesh, case, inputs)[0])
+    mesh.close()
+
+
+def test_stale_frames_are_dropped(peer: HandMadePeer) -> None:
+    """S4: frames of an attempt that has ended touch nothing and harm nobody."""
+    case = Case()
+    mine, theirs = np.ones(100, np.float32), np.arange(100, dtype=np.float32)
+    peer.reduce(case, 5, mine, theirs)
+    for old in (1, 4, 5):
+        peer.send(Frame(REDUCE_SCATTER, old, 1, 0, bytes(200)))
+        peer.send(Frame(ALL_GATHER, old, 0, 0, bytes(200_000)))
+    assert (peer.reduce(case, 6, mine, theirs) == mine + theirs).all()
+
+
+# --- What others may do to us -----------------------------------------------------------------------------------------
+
+GOOD = Frame(REDUCE_SCATTER, 1, 1, 0, bytes(4096))
+"""The first frame that rank 1 sends of 8192 floats in frames of 4096 bytes: chunks of 4096 elements, 4 frames each."""
+
+HOSTILE = {
+    "garbage": (b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n", errno.EPROTO),
+    "other version": (replace(GOOD, magic=b"ZPF2").encode(), errno.EPROTO),
+    "damaged header": (replace(GOOD, header_crc=1).encode(), errno.EBADMSG),
+    "damaged body": (replace(GOOD, body_crc=1).encode(), errno.EBADMSG),
+    "unknown kind": (replace(GOOD, kind=9).encode(), errno.EPROTO),
+    "lane": (replace(GOOD, lane=1).encode(), errno.EPROTO),
+    "no such chunk": (replace(GOOD, chunk=2).encode(), errno.EPROTO),
+    "huge chunk": (replace(GOOD, chunk=2**32 - 1).encode(), errno.EPROTO),
+    "our own chunk": (replace(GOOD, chunk=0).encode(), errno.EPROTO),
+    "offset past the chunk": (replace(GOOD, offset=4096).encode(), errno.EPROTO),
+    "huge offset": (replace(GOOD, offset=2**64 - 1024).encode(), errno.EPROTO),
+    "offset between frames": (replace(GOOD, offset=1).encode(), errno.EPROTO),
+    "short": (replace(GOOD, body=bytes(4092)).encode(), errno.EPROTO),
+    "long": (replace(GOOD, body=bytes(4100)).encode(), errno.EPROTO),
+    "endless": (replace(GOOD, body=b"", length=2**32 - 1).encode(), errno.EPROTO),
+    "twice": (GOOD.encode() * 2, errno.EPROTO),
+    "result that we own": (replace(GOOD, kind=ALL_GATHER).encode(), errno.EPROTO),
+    "message too long": (Frame(MESSAGE, 1, 0, 0, b"", length=2**31).encode(), errno.EPROTO),
+    "message with an offset": (Frame(MESSAGE, 1, 0, 8, b"").encode(), errno.EPROTO),
+    "end of the stream in a header": (GOOD.encode()[:17], errno.ECONNRESET),
+    "end of the stream in a body": (GOOD.encode()[:700], errno.ECONNRESET),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_close_the_link_and_write_nothing_out_of_place(peer: HandMadePeer, name: str) -> None:
+    data, expected = HOSTILE[name]
+    case = Case(in_place=True, frame_bytes=4096)
+    guarded = np.full(3 * 8192, 7, np.float32)
+    buffer = guarded[8192:16384]
+    buffer[:] = np.arange(8192)
+    before = guarded.tobytes()
+    peer.start(case, 1, buffer, buffer)
+    peer.socket.sendall(data)
+    if expected == errno.ECONNRESET:
+        peer.socket.close()
+    done, lost = wait_failure(peer.engine)
+    assert (done.status, done.fault) == (-expected, peer_id(1))
+    assert (lost.status, lost.peer, lost.link_id) == (-expected, peer_id(1), peer.link_id)
+    peer.engine.end_reduce(1, commit=False)
+    assert guarded.tobytes() == before
+    with pytest.raises(EngineError, match="zp_link_get_stats"):
+        peer.engine.link_stats(peer_id(1))
+
+
+def test_a_result_before_its_share_is_a_violation() -> None:
+    """In a ring of three, rank 0 must have seen chunk 2 go by before its result can come."""
+    peer = HandMadePeer()
+    third, far = socket_pair()
+    peer.engine.open_link(peer_id(2), [third.detach()])
+    data = np.ones(300, np.float32)
+    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, np.empty_like(data)))
+    far.sendall(Frame(ALL_GATHER, 1, 2, 0, bytes(400)).encode())
+    done, lost = wait_failure(peer.engine)
+    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(2), peer_id(2))
+    peer.close()
+    far.close()
+
+
+def test_frames_from_the_wrong_side_are_a_violation() -> None:
+    """In a ring of three, frames come from the previous peer only."""
+    peer = HandMadePeer()
+    third, far = socket_pair()
+    peer.engine.open_link(peer_id(2), [third.detach()])
+    data = np.ones(300, np.float32)
+    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, np.empty_like(data)))
+    peer.send(Frame(REDUCE_SCATTER, 1, 2, 0, bytes(400)))
+    done, lost = wait_failure(peer.engine)
+    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(1), peer_id(1))
+    peer.close()
+    far.close()
+
+
+def test_a_lost_connection_loses_the_link() -> None:
+    peer = HandMadePeer(connections=3)
+    data = np.ones(1000, np.float32)
+    peer.start(Case(), 1, data, np.empty_like(data))
+    peer.sockets[1].close()
+    done, lost = wait_failure(peer.engine)
+    assert done.status == lost.status < 0 and done.fault == lost.peer == peer_id(1)
+    for left in (peer.sockets[0], peer.sockets[2]):
+        while left.recv(1 << 16):  # What was sent before; then the end.
+            pass
+    with pytest.raises(EngineError) as error:
+        peer.start(Case(), 2, data, np.empty_like(data))
+    assert error.value.errno == errno.ENOTCONN
+    peer.close()
+
+
+def test_a_lost_peer_is_noticed_while_its_frames_wait() -> None:
+    """The connection is parked, so nobody reads it; its end must be seen all the same."""
+    peer = HandMadePeer()
+    peer.send(Frame(REDUCE_SCATTER, 9, 1, 0, bytes(400)))
+    until(lambda: peer.received_bytes() == 40)
+    peer.socket.close()
+    (lost,) = wait_events(peer.engine, 1)
+    assert lost.status == -errno.ECONNRESET
+    peer.close()
+
+
+def test_closing_a_link_fails_its_attempts_without_an_event_of_its_own(peer: HandMadePeer) -> None:
+    data = np.ones(1000, np.float32)
+    peer.start(Case(), 1, data, np.empty_like(data))
+    assert peer.engine.close_link(peer_id(1))
+    done = wait_done(peer.engine)
+    assert (done.status, done.fault) == (-errno.ECONNABORTED, peer_id(1))
+    assert not peer.engine.close_link(peer_id(1))
+    assert peer.engine.poll() == []
+    near, far = socket_pair()
+    peer.engine.open_link(peer_id(1), [near.detach()])
+    far.close()
+
+
+# --- Stalls (L1) ------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_peer_is_a_stall_of_nobody_we_know() -> None:
+    """All we sent was taken; what is missing may be held up anywhere in the ring."""
+    peer = HandMadePeer(stall_timeout_ms=50)
+    data = np.ones(1000, np.float32)
+    peer.start(Case(), 1, data, np.empty_like(data))
+    done = wait_done(peer.engine)
+    assert (done.status, done.fault) == (-errno.ETIMEDOUT, None)
+    peer.close()
+
+
+def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
+    peer = HandMadePeer(stall_timeout_ms=50, buffer_bytes=4096)
+    data = np.ones(4_000_000, np.float32)
+    peer.start(Case(), 1, data, np.empty_like(data))
+    done = wait_done(peer.engine)
+    assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+    peer.close()
+
+
+def test_a_peer_that_stops_in_the_middle_of_a_frame_is_at_fault_for_the_stall() -> None:
+    peer = HandMadePeer(stall_timeout_ms=200)
+    data = np.ones(8192, np.float32)
+    peer.start(Case(), 1, data, np.empty_like(data))
+    for _ in range(4):
+        peer.receive()
+    peer.socket.sendall(GOOD.encode()[:500])
+    done = wait_done(peer.engine)
+    assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+    peer.close()
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages() -> None:
+    mesh = Mesh(2, connections=3)
+    a, b = mesh.engines
+    bodies = [bytes([n % 256]) * size for n, size in enumerate((0, 1, 2, 1000, 100_000, 8 * 1024 * 1024))]
+    for engine in mesh.engines:
+        engine.open_channel(1)
+    for body in bodies:
+        a.send_message(peer_id(1), 1, body, 1000)
+        b.send_message(peer_id(0), 1, memoryview(body), 1000)
+    for rank, engine in enumerate(mesh.engines):
+        got = wait_events(engine, len(bodies))
+        assert all(isinstance(m, MessageReceived) and (m.peer, m.channel_id) == (peer_id(1 - rank), 1) for m in got)
+        assert sorted(m.body for m in got if isinstance(m, MessageReceived)) == sorted(bodies)
+    mesh.close()
+
+
+def test_messages_wait_for_their_channel_and_are_dropped_after_it() -> None:
+    mesh = Mesh(2, connections=1)
+    a, b = mesh.engines
+    a.send_message(peer_id(1), 3, b"early", 1000)
+    b.open_channel(3)
+    (event,) = wait_events(b, 1)
+    assert event == MessageReceived(peer_id(0), 3, b"early")
+    a.send_message(peer_id(1), 3, b"unread", 1000)
+    until(lambda: sum(b.link_stats(peer_id(0))[1]) == 2 * 40 + 11)
+    b.close_channel(3)
+    assert b.poll() == []
+    b.open_channel(4)
+    a.send_message(peer_id(1), 3, b"late", 1000)
+    a.send_message(peer_id(1), 4, b"next", 1000)
+    (event,) = wait_events(b, 1)
+    assert event == MessageReceived(peer_id(0), 4, b"next")
+    mesh.close()
+
+
+def test_message_queues_are_bounded_and_push_back() -> None:
+    """B1: the receiver does not poll, so the sender runs out of room; then everything arrives."""
+    a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=300_000) for _ in range(2))
+    near, far = socket_pair(buffer_bytes=4096)
+    a.open_link(peer_id(1), [near.detach()])
+    b.open_link(peer_id(0), [far.detach()])
+    b.open_channel(1)
+    sent = 0
+    with pytest.raises(EngineError) as error:
+        for number in range(100):
+            a.send_message(peer_id(1), 1, bytes([number]) * 100_000, 50)
+            sent += 1
+    assert error.value.errno == errno.ETIMEDOUT
+    assert 6 <= sent < 50
+    until(lambda: sum(b.link_stats(peer_id(0))[1]) >= 3 * 100_040)
+    got: list[int] = []
+    while len(got) < sent:
+        assert select.select([b.fileno()], [], [], WAIT_S)[0]
+        got += [event.body[0] for event in b.poll() if isinstance(event, MessageReceived)]
+    assert got == list(range(sent))
+    with pytest.raises(EngineError) as error:
+        a.send_message(peer_id(1), 1, bytes(100_001), 0)
+    assert error.value.errno == errno.EMSGSIZE
+    a.close()
+    b.close()
+
+
+def test_a_sender_that_waits_is_woken_by_close() -> None:
+    a = Engine(message_bytes_max=100_000, messages_queued_bytes_max=100_000)
+    near, far = socket_pair(buffer_bytes=4096)
+    a.open_link(peer_id(1), [near.detach()])
+    errors: list[int | None] = []
+
+    def send() -> None:
+        try:
+            while True:
+                a.send_message(peer_id(1), 1, bytes(100_000), 1_000_000)
+        except EngineError as error:
+            errors.append(error.errno)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    until(lambda: sum(a.link_stats(peer_id(1))[0]) > 0)
+    a.close()
+    thread.join(WAIT_S)
+    assert errors == [errno.ESHUTDOWN]
+    far.close()
+
+
+# --- Arguments, closing, forking --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"world_size": 1},
+        {"rank": 2},
+        {"count": 0},
+        {"count": 2**41},
+        {"frame_bytes": 1},
+        {"frame_bytes": 2**30},
+        {"input_address": 0},
+        {"output_address": 0},
+        {"datatype": 12},
+        {"op": 5},
+        {"quantization": 3},
+        {"quantization": 1, "datatype": DataType.INT32},
+        {"quantization": 1, "block_elements": 0},
+        {"quantization": 1, "block_elements": 1_000_000},
+    ],
+)
+def test_bad_plans_are_refused(meshes: dict[int, Mesh], changes: dict[str, int]) -> None:
+    data = np.ones(100, np.float32)
+    plan = replace(make_plan(Case(), meshes[2].last_id + 1, 0, 2, data, np.empty_like(data)), **changes)  # type: ignore[arg-type]
+    with pytest.raises(EngineError) as error:
+        meshes[2].engines[0].start_reduce(plan)
+    assert error.value.errno == errno.EINVAL
+
+
+def test_overlapping_buffers_are_refused(meshes: dict[int, Mesh]) -> None:
+    data = np.ones(101, np.float32)
+    with pytest.raises(EngineError) as error:
+        meshes[2].engines[0].start_reduce(make_plan(Case(), meshes[2].last_id + 1, 0, 2, data[:100], data[1:]))
+    assert error.value.errno == errno.EINVAL
+
+
+def test_links_are_refused_without_taking_the_sockets() -> None:
+    near, far = socket_pair()
+    with Engine() as engine:
+        engine.open_link(peer_id(1), [near.detach()])
+        another, far2 = socket_pair()
+        for peer, fds, expected in (
+            (peer_id(1), [another.fileno()], errno.EEXIST),
+            (peer_id(2), [], errno.EINVAL),
+            (peer_id(2), [another.fileno()] * 65, errno.EINVAL),
+            (peer_id(2), [engine.fileno()], errno.ENOTSOCK),
+            (peer_id(2), [another.fileno(), another.fileno()], errno.EEXIST),
+        ):
+            with pytest.raises(EngineError) as error:
+                engine.open_link(peer, fds)
+            assert error.value.errno == expected
+        another.setblocking(True)
+        far2.sendall(b"still ours")
+        assert another.recv(10) == b"still ours"
+        with pytest.raises(ValueError, match="16 bytes"):
+            engine.open_link(b"short", [another.fileno()])
+        another.close()
+        far2.close()
+    far.close()
+
+
+def test_closing_restores_what_runs_and_later_calls_raise() -> None:
+    """S2, S4: close in the middle of an attempt is a cancel."""
+    peer = HandMadePeer()
+    original = np.arange(8192, dtype=np.float32)
+    buffer = original.copy()
+    peer.start(Case(in_place=True), 1, buffer, buffer)
+    first = peer.receive()
+    peer.send(Frame(ALL_GATHER, 1, 0, first.offset, bytes(4096)))
+    until(lambda: not buffer[:1024].any())
+    peer.engine.close()
+    peer.engine.close()
+    assert buffer.tobytes() == original.tobytes()
+    for call in (peer.engine.poll, lambda: peer.engine.end_reduce(1, commit=False), peer.received_bytes):
+        with pytest.raises(EngineError) as error:
+            call()
+        assert error.value.errno == errno.ESHUTDOWN
+    peer.close()
+
+
+def test_bad_configuration_is_refused() -> None:
+    for arguments in ({"threads": 0}, {"threads": 1000}, {"stall_timeout_ms": 0}, {"messages_queued_bytes_max": 1}):
+        with pytest.raises(EngineError) as error:
+            Engine(**arguments)
+        assert error.value.errno == errno.EINVAL
+
+
+def test_a_forked_child_gets_an_error_and_not_the_sockets() -> None:
+    mesh = Mesh(2, connections=1)
+    engine = mesh.engines[0]
+    near, far = socket_pair()
+    link_fd = near.detach()
+    engine.open_link(peer_id(7), [link_fd])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Of forking with threads, which is the point.
+        child = os.fork()
+    if child == 0:
+        verdict = 1
+        try:
+            engine.poll()
+        except EngineError as error:
+            verdict = 2 if error.errno == errno.ECHILD else 3
+        try:
+            os.fstat(link_fd)
+        except OSError:
+            verdict += 10
+        engine.close()
+        os._exit(verdict)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 12
+    case = Case()
+    inputs = random_inputs(np.random.default_rng(6), case, 1000, 2)
+    check_result(case, inputs, run(mesh, case, inputs)[0])
+    mesh.close()
+    far.close()
+
+
+def test_instruction_set() -> None:
+    assert instruction_set() in ("avx512", "avx2", "baseline")
