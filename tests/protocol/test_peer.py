@@ -152,6 +152,15 @@ def test_a_connection_that_breaks_is_a_failed_try() -> None:
     assert "broke before it answered" in str(error)
 
 
+def test_a_connection_that_never_stood_fails_once() -> None:
+    """A handshake that fails is told as both; the tries are those that the user asked for."""
+    peer = PeerBench()
+    peer.handle(events.ConnectCalled(CONNECT, 2))
+    assert peer.handle(events.ConnectionFailed("no handshake")) == []
+    assert peer.down() == []
+    assert isinstance(peer.error(peer.handle(events.ConnectionFailed("no handshake"))), MasterUnreachable)
+
+
 def test_failed_tries_to_reconnect_do_not_count() -> None:
     peer = PeerBench().member()
     peer.down()

@@ -276,6 +276,8 @@ def test_reports_on_unknown_syncs_are_ignored() -> None:
     assert bench.fetched("c", 77) == []
     assert bench.withdraw("c", 1) != []
     assert bench.fetched("b", 77) == []
+    bench.begin("b", 2)
+    assert bench.fetched("b", 2) == []  # Not of a sync at all.
     assert before["transfers"] != bench.snapshot()["transfers"] == {}
 
 

@@ -275,8 +275,6 @@ class MasterMachine:
 
     def _on_tick(self, now_ns: int) -> None:
         for peer in list(self.registry.peers.values()):
-            if peer.peer_id not in self.registry.peers:
-                continue
             if peer.disconnected_ns is not None:
                 if now_ns - peer.disconnected_ns >= self.options.disconnect_grace_ns:
                     self._lose(peer, "lost its connection to the master", now_ns)

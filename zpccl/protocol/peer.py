@@ -211,6 +211,8 @@ class PeerMachine:
         elif isinstance(event, events.ConnectionFailed):
             self._on_try_failed(f"nobody answers ({event.reason})")
         elif isinstance(event, events.ConnectionDown):
+            if not self._is_connected:
+                return  # It never stood: that was a ConnectionFailed.
             self._is_connected = False
             if self.state is State.CONNECTING:
                 self._deadline_ns = None
