@@ -1,0 +1,331 @@
+"""The systems that the benchmarks measure, each in processes of its own: zpccl, torch's Gloo, TCP alone.
+
+Each process is a `Worker` that holds a `Bench`, which has the tensors, does one operation when told, and checks the
+result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_raw_tcp import RawTcpRing
+from common import (
+    Array,
+    Peer,
+    Worker,
+    WorkerFailed,
+    call_all,
+    close_all,
+    error_bound,
+    fill_with,
+    pattern,
+    process_cpu_ns,
+    quantization_options,
+    running_master,
+    worst_error,
+)
+
+SYSTEMS = ("zpccl", "gloo", "raw_tcp")
+PLACES = ("out", "in", "in_no_restore")
+"""Where zpccl puts the result: in a second buffer, in the input's, in the input's which a failure leaves undefined."""
+RESET_PEAK = "5"
+"""What to write to clear_refs: the peak of the resident set becomes what is resident now."""
+WARM_UPS = 2
+REPETITION_S_MIN = 0.05
+"""Shorter all-reduces are repeated within a repetition to fill this time."""
+ITERATIONS_MAX = 200
+
+
+def resident_bytes(name: str) -> int:
+    """VmRSS, what is resident now, or VmHWM, the peak, of this process."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    raise KeyError(name)
+
+
+class Bench:
+    """Times one operation in one process. Subclasses say what it is."""
+
+    def __init__(self, rank: int, peers: int) -> None:
+        self.rank, self.peers = rank, peers
+        self.send: Array = np.empty(0)
+        self.recv: Array = np.empty(0)
+        self.quantize = "none"
+        self._resident_bytes = 0
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes the tensors, touched; the old ones are freed first."""
+        self.send = self.recv = np.empty(0)
+        self.send = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize), dtype)
+        fill_with(self.send, pattern([self.rank], dtype))
+        self.recv = np.zeros_like(self.send)
+        self.quantize = quantize
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes ready for the next time, so that a result of the last one cannot pass for a new one."""
+        self.recv.fill(0)
+
+    def once(self) -> None:
+        """The operation."""
+        raise NotImplementedError
+
+    def check(self) -> str:
+        """What is wrong with the result; "" if it is right."""
+        period = pattern(range(self.peers), self.recv.dtype.name)
+        error, bound = worst_error(self.recv, period), error_bound(self.peers, self.quantize)
+        return f"rank {self.rank}: a sum is off by {error}, more than {bound}" if error > bound else ""
+
+    def run(self, iterations: int) -> tuple[float, float]:
+        """Does it so many times; returns the seconds and the CPU seconds of one."""
+        seconds = cpu_seconds = 0.0
+        for iteration in range(iterations):
+            if iteration:
+                self.reset()
+            cpu_began, began = time.process_time(), time.monotonic()
+            self.once()
+            seconds += time.monotonic() - began
+            cpu_seconds += time.process_time() - cpu_began
+        return seconds / iterations, cpu_seconds / iterations
+
+    def begin_memory(self) -> None:
+        """Resets the peak of the resident set."""
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        self._resident_bytes = resident_bytes("VmRSS")
+
+    def grown_memory(self) -> tuple[int, int]:
+        """Bytes resident beyond those at `begin_memory`: at the peak, and now."""
+        return resident_bytes("VmHWM") - self._resident_bytes, resident_bytes("VmRSS") - self._resident_bytes
+
+    def close(self) -> None:
+        """Lets go of everything."""
+
+
+class ZpcclBench(Bench):
+    """An all-reduce of zpccl.
+
+    Args:
+        address: of the master.
+        connections: to each other peer.
+        place: of PLACES.
+        rank: tells what this process contributes (its rank in the run may be another one).
+        peers: processes.
+    """
+
+    def __init__(self, address: str, connections: int, place: str, rank: int, peers: int) -> None:
+        super().__init__(rank, peers)
+        self.peer = Peer(address, connections)
+        self.place = place
+
+    def join(self) -> None:
+        """Connects and waits for the others."""
+        self.peer.join(self.peers)
+
+    def reset(self) -> None:
+        """The input, for in place."""
+        if self.place != "out":
+            self.recv[:] = self.send
+        else:
+            super().reset()
+
+    def once(self) -> None:
+        """One all-reduce."""
+        self.peer.comm.all_reduce(
+            self.send if self.place == "out" else self.recv,
+            self.recv,
+            quantization_options=quantization_options(self.quantize),
+            restore=self.place != "in_no_restore",
+        )
+
+    def close(self) -> None:
+        """Leaves the run."""
+        self.peer.close()
+
+
+class GlooBench(Bench):
+    """An all-reduce of torch.distributed with Gloo, on loopback.
+
+    Args:
+        store: a file that all processes meet at.
+        rank: of this process.
+        peers: processes.
+    """
+
+    def __init__(self, store: str, rank: int, peers: int) -> None:
+        super().__init__(rank, peers)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        import torch
+        import torch.distributed
+
+        self.torch = torch
+        self.store = store
+        self.tensor: Any = None
+
+    def join(self) -> None:
+        """Connects to the others."""
+        distributed = self.torch.distributed
+        store = distributed.FileStore(self.store, self.peers)
+        distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.peers)
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes the tensors."""
+        self.tensor = None
+        super().allocate(size_bytes, dtype, quantize)
+        self.tensor = self.torch.from_numpy(self.recv)
+
+    def reset(self) -> None:
+        """The input: the result replaces it."""
+        self.recv[:] = self.send
+
+    def once(self) -> None:
+        """One all-reduce."""
+        self.torch.distributed.all_reduce(self.tensor)
+
+    def close(self) -> None:
+        """Leaves."""
+        if self.torch.distributed.is_initialized():
+            self.torch.distributed.destroy_process_group()
+
+
+class RawTcpBench(Bench):
+    """The bytes of an all-reduce over TCP, and nothing else.
+
+    Args:
+        connections: sockets to each neighbour.
+        rank: of this process.
+        peers: processes.
+    """
+
+    def __init__(self, connections: int, rank: int, peers: int) -> None:
+        super().__init__(rank, peers)
+        self.ring = RawTcpRing(rank, peers, connections)
+
+    def address(self) -> tuple[str, int]:
+        """Where this process listens."""
+        return self.ring.address
+
+    def join(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """Connects to the neighbours."""
+        self.ring.connect(addresses[(self.rank + 1) % self.peers])
+
+    def half_bytes(self) -> int:
+        """What each half of an all-reduce sends."""
+        return self.recv.nbytes * (self.peers - 1) // self.peers
+
+    def once(self) -> None:
+        """Sends and receives (N-1)/N of the tensor, twice."""
+        send, recv = self.send.data.cast("B"), self.recv.data.cast("B")
+        self.ring.exchange(send[: self.half_bytes()], recv[: self.half_bytes()], times=2)
+
+    def check(self) -> str:
+        """What came must be what the neighbour has."""
+        got = self.recv[: self.half_bytes() // self.recv.itemsize]
+        error = worst_error(got, pattern([(self.rank - 1) % self.peers], self.recv.dtype.name))
+        return f"rank {self.rank}: what came is not what was sent" if error else ""
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        self.ring.close()
+
+
+@dataclass
+class System:
+    """The processes of one system."""
+
+    name: str
+    workers: list[Worker]
+    connections: int
+    master_pid: int | None = None
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    iterations: int = 1
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes tensors, warms up, and decides how many all-reduces make a repetition."""
+        call_all(self.workers, "allocate", size_bytes, dtype, quantize)
+        self.iterations = 1
+        for _ in range(WARM_UPS):
+            self.repeat()
+        self.iterations = min(ITERATIONS_MAX, math.ceil(REPETITION_S_MIN / self.seconds[-1]))
+        self.seconds, self.cpu_seconds = [], []
+
+    def repeat(self) -> None:
+        """One repetition, checked.
+
+        Raises:
+            WorkerFailed: a result is wrong.
+        """
+        call_all(self.workers, "reset")  # The barrier: all have answered.
+        master_began_ns = process_cpu_ns(self.master_pid) if self.master_pid else 0
+        results = call_all(self.workers, "run", self.iterations)
+        master_ns = process_cpu_ns(self.master_pid) - master_began_ns if self.master_pid else 0
+        problems = [problem for problem in call_all(self.workers, "check") if problem]
+        if problems:
+            raise WorkerFailed(f"{self.name}: {'; '.join(problems)}")
+        self.seconds.append(max(seconds for seconds, _ in results))
+        self.cpu_seconds.append(sum(cpu for _, cpu in results) + master_ns / 1e9 / self.iterations)
+
+
+@contextlib.contextmanager
+def start_zpccl(peers: int, connections: int, place: str) -> Iterator[System]:
+    """A master and its peers."""
+    with running_master() as (address, master_pid):
+        workers = [
+            Worker(f"zpccl {rank}", ZpcclBench, address, connections, place, rank, peers) for rank in range(peers)
+        ]
+        try:
+            call_all(workers, "join")
+            yield System("zpccl", workers, connections, master_pid)
+        finally:
+            close_all(workers)
+
+
+@contextlib.contextmanager
+def start_gloo(peers: int) -> Iterator[System]:
+    """Processes with torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder, "store"))
+        workers = [Worker(f"gloo {rank}", GlooBench, store, rank, peers) for rank in range(peers)]
+        try:
+            call_all(workers, "join")
+            yield System("gloo", workers, connections=1)
+        finally:
+            close_all(workers)
+
+
+@contextlib.contextmanager
+def start_raw_tcp(peers: int, connections: int) -> Iterator[System]:
+    """Processes with sockets."""
+    workers = [Worker(f"raw_tcp {rank}", RawTcpBench, connections, rank, peers) for rank in range(peers)]
+    try:
+        addresses = call_all(workers, "address")
+        call_all(workers, "join", addresses)
+        yield System("raw_tcp", workers, connections)
+    finally:
+        close_all(workers)
+
+
+def start_systems(
+    stack: contextlib.ExitStack, options: argparse.Namespace, peers: int, connections: int
+) -> list[System]:
+    """Starts what was asked for and can be had."""
+    systems = []
+    if "zpccl" in options.systems:
+        systems.append(stack.enter_context(start_zpccl(peers, connections, options.place)))
+    if "gloo" in options.systems:
+        systems.append(stack.enter_context(start_gloo(peers)))
+    if "raw_tcp" in options.systems:
+        systems.append(stack.enter_context(start_raw_tcp(peers, connections)))
+    return systems

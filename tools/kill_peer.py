@@ -1,0 +1,351 @@
+"""Kills a peer in the middle of an all-reduce, again and again, and checks what the others are promised.
+
+Each round: all peers all-reduce one tensor in place; then they do it again, and one of them gets SIGKILL when a random
+part of the time of an all-reduce has passed. The others' call must fail within a second and leave their buffers as they
+were, bit for bit; the same call again, at once, must succeed with the sum of those who are left. Then a new peer takes
+the place of the one that was killed.
+
+A kill counts only if it was in the middle: every survivor's call failed, some survivor had bytes of that all-reduce on
+the wire, and the victim had not finished. A kill that came too late or too early is counted apart and done again.
+
+Exit status: 0 if every promise was kept, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from common import (
+    DTYPES,
+    Peer,
+    Worker,
+    WorkerFailed,
+    add_output_arguments,
+    call_all,
+    close_all,
+    connection_count,
+    fill_with,
+    format_bytes,
+    parse_bytes,
+    pattern,
+    peer_count,
+    positive,
+    print_table,
+    run_tool,
+    running_master,
+    say,
+    spread,
+    worst_error,
+    write_json,
+)
+
+import zpccl
+
+MS_TO_ERROR_MAX = 1000.0
+"""The promise: the others' call fails within this time."""
+KILL_FRACTION_MIN, KILL_FRACTION_MAX = 0.05, 0.85
+"""When the victim is killed, in parts of the duration of an all-reduce that is left alone."""
+WARM_UPS = 3
+MISSES_PER_ROUND_MAX = 5
+"""Kills that were not in the middle, before it is taken that something is wrong."""
+MS_NS = 1e6
+
+
+class ReducingPeer(Peer):
+    """A peer with one tensor, which it all-reduces in place.
+
+    Args:
+        address: of the master.
+        connections: TCP connections to each other peer.
+        number: tells what it contributes.
+        size_bytes: of the tensor.
+        dtype: of the tensor.
+    """
+
+    def __init__(self, address: str, connections: int, number: int, size_bytes: int, dtype: str) -> None:
+        super().__init__(address, connections)
+        self.number, self.dtype = number, dtype
+        self.tensor = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize), dtype)
+        self.before = np.empty_like(self.tensor)
+        self.handle: zpccl.AsyncReduceHandle | None = None
+        fill_with(self.before, pattern([number], dtype))
+
+    def refill(self) -> None:
+        """Puts the contribution into the tensor."""
+        self.tensor[:] = self.before
+
+    def reduce(self, numbers: list[int]) -> tuple[float, bool]:
+        """All-reduces; returns the milliseconds, and whether the sum of the peers of these numbers came out."""
+        began_ns = time.monotonic_ns()
+        self.comm.all_reduce(self.tensor, self.tensor)
+        ms = (time.monotonic_ns() - began_ns) / MS_NS
+        return ms, self.is_sum_of(numbers)
+
+    def is_sum_of(self, numbers: list[int]) -> bool:
+        """Whether the tensor holds the sum of what the peers of these numbers contribute, bit for bit."""
+        return worst_error(self.tensor, pattern(numbers, self.dtype)) == 0.0
+
+    def launch(self) -> int:
+        """Starts an all-reduce; returns when (nanoseconds)."""
+        self.handle = self.comm.all_reduce_async(self.tensor, self.tensor)
+        return time.monotonic_ns()
+
+    def finish(self) -> bool:
+        """Waits for the end of the all-reduce of `launch`; returns whether it succeeded."""
+        assert self.handle is not None
+        return self.handle.wait()[0]
+
+    def survive(self, survivors: list[int]) -> dict[str, Any]:
+        """All-reduces with somebody who will be killed, checks the tensor, and tries again.
+
+        Args:
+            survivors: the numbers of the peers that will be left.
+
+        Returns:
+            `failed`, and if so: `error`, `error_ns`, `wire_bytes` of the failed call, `restored`, `retry_ns`, `retries`
+            and `right`.
+        """
+        self.launch()
+        assert self.handle is not None
+        succeeded, status, info = self.handle.wait()
+        error_ns = time.monotonic_ns()
+        if succeeded:
+            return {"failed": False}
+        report: dict[str, Any] = {
+            "failed": True,
+            "error": zpccl.Result(status).name,
+            "error_ns": error_ns,
+            "wire_bytes": info.tx_bytes + info.rx_bytes,
+            "restored": bool(np.array_equal(self.tensor.view(np.uint8), self.before.view(np.uint8))),
+        }
+        report["error_text"] = str(self.handle.exception())
+        try:
+            self.comm.all_reduce(self.tensor, self.tensor)
+        except zpccl.PCCLError as retry_error:
+            return report | {"retry_error": str(retry_error), "retry_ns": time.monotonic_ns(), "right": False}
+        retry_ns = time.monotonic_ns()
+        return report | {"retry_ns": retry_ns, "right": self.is_sum_of(survivors)}
+
+
+@dataclass
+class Round:
+    """What one kill showed; times are of the slowest survivor."""
+
+    moved: float
+    """The greatest part of its bytes that a survivor had moved."""
+    restored: bool
+    right: bool
+    ms_to_error: float
+    ms_to_retry: float
+    problems: list[str] = field(default_factory=list)
+
+
+class Experiment:
+    """The peers, and the rounds so far."""
+
+    def __init__(self, options: argparse.Namespace, address: str) -> None:
+        self.options = options
+        self.address = address
+        self.random = random.Random(options.seed)
+        self.workers: dict[int, Worker] = {}
+        self.numbers = 0
+        self.reduce_ms = 0.0
+        self.rounds: list[Round] = []
+        self.misses = 0
+
+    def start_peer(self) -> tuple[int, Worker]:
+        """Starts a peer, ready to connect."""
+        number, self.numbers = self.numbers, self.numbers + 1
+        o = self.options
+        worker = Worker(f"peer {number}", ReducingPeer, self.address, o.connections, number, o.bytes, o.dtype)
+        self.workers[number] = worker
+        worker.begin("ready")
+        return number, worker
+
+    def fill_up(self) -> None:
+        """Starts peers until all are there, and lets them into the run."""
+        members = list(self.workers.values())
+        newcomers = [self.start_peer()[1] for _ in range(self.options.peers - len(members))]
+        for worker in newcomers:
+            worker.result()
+        for worker in members:
+            worker.begin("admit", self.options.peers)
+        for worker in newcomers:
+            worker.begin("join", self.options.peers)
+        for worker in (*members, *newcomers):
+            worker.result()
+
+    def reduce(self) -> float:
+        """All peers all-reduce, undisturbed; returns the milliseconds of the slowest.
+
+        Raises:
+            WorkerFailed: it failed, or a sum was wrong.
+        """
+        workers = list(self.workers.values())
+        call_all(workers, "refill")
+        results: list[tuple[float, bool]] = call_all(workers, "reduce", list(self.workers))
+        if not all(right for _, right in results):
+            raise WorkerFailed("an all-reduce that nobody disturbed gave a wrong sum")
+        call_all(workers, "refill")
+        return max(ms for ms, _ in results)
+
+    def warm_up(self) -> None:
+        """Learns how long an all-reduce takes."""
+        self.reduce_ms = statistics.median([self.reduce() for _ in range(WARM_UPS)])
+
+    def kill_once(self) -> Round | None:
+        """One all-reduce with a kill. None: it was not in the middle."""
+        victim_number = self.random.choice(list(self.workers))
+        victim = self.workers[victim_number]
+        survivors = {number: worker for number, worker in self.workers.items() if number != victim_number}
+        delay_s = self.random.uniform(KILL_FRACTION_MIN, KILL_FRACTION_MAX) * self.reduce_ms / 1e3
+        for worker in survivors.values():
+            worker.begin("survive", list(survivors))
+        launched_ns = victim.call("launch")
+        victim.begin("finish")
+        rest_s = launched_ns / 1e9 + delay_s - time.monotonic()
+        finished = victim.connection.poll(max(0.0, rest_s))
+        kill_ns = victim.kill()
+        finished = finished or victim.connection.poll(0)  # The end of the pipe, or an answer that it gave before.
+        if finished:
+            finished = self._has_answered(victim)
+        del self.workers[victim_number]
+        victim.close()
+        reports = [worker.result() for worker in survivors.values()]
+        return self._judge(reports, kill_ns, finished)
+
+    @staticmethod
+    def _has_answered(victim: Worker) -> bool:
+        try:
+            return bool(victim.result(0.0))
+        except WorkerFailed:
+            return False
+
+    def _judge(self, reports: list[dict[str, Any]], kill_ns: int, finished: bool) -> Round | None:
+        failed = [report for report in reports if report["failed"]]
+        if not failed:
+            return None
+        peers = self.options.peers
+        wire_bytes = 2 * 2 * (peers - 1) / peers * self.options.bytes
+        moved = max(report["wire_bytes"] for report in failed) / wire_bytes
+        problems = []
+        if len(failed) < len(reports):
+            problems.append("some survivors' calls failed and some succeeded")
+        if finished:
+            problems.append("the victim's call succeeded and the survivors' failed")
+        for report in failed:
+            if report["error"] != zpccl.Result.RANK_CONNECTION_LOST.name:
+                problems.append(f"unexpected error: {report['error_text']}")
+            if "retry_error" in report:
+                problems.append(f"the retry failed: {report['retry_error']}")
+        if not problems and moved == 0.0:
+            return None
+        return Round(
+            moved=moved,
+            restored=all(report["restored"] for report in failed),
+            right=all(report["right"] for report in failed) and not problems,
+            ms_to_error=max(report["error_ns"] - kill_ns for report in failed) / MS_NS,
+            ms_to_retry=max(report["retry_ns"] - kill_ns for report in failed) / MS_NS,
+            problems=problems,
+        )
+
+    def play(self) -> None:
+        """All rounds.
+
+        Raises:
+            WorkerFailed: a peer that nobody killed died or hangs, or no kill hits the middle.
+        """
+        self.fill_up()
+        self.warm_up()
+        say(f"an all-reduce of {format_bytes(self.options.bytes)} takes {self.reduce_ms:.1f} ms")
+        while len(self.rounds) < self.options.rounds:
+            outcome = self.kill_once()
+            if outcome is None:
+                self.misses += 1
+                say("  kill not in the middle of the transfer; again")
+                if self.misses > MISSES_PER_ROUND_MAX * self.options.rounds:
+                    raise WorkerFailed(f"{self.misses} kills missed; use more --bytes")
+            else:
+                self.rounds.append(outcome)
+                self._say_round(outcome)
+            self.fill_up()
+            self.reduce_ms = self.reduce()
+
+    def _say_round(self, outcome: Round) -> None:
+        say(
+            f"round {len(self.rounds):>3}: killed at {outcome.moved:4.0%} moved, "
+            f"error after {outcome.ms_to_error:6.1f} ms, "
+            f"retry done after {outcome.ms_to_retry:7.1f} ms, buffers {'restored' if outcome.restored else 'DAMAGED'}, "
+            f"sum {'right' if outcome.right else 'WRONG'}" + "".join(f"; {text}" for text in outcome.problems)
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The results as one record."""
+        rounds = self.rounds
+        errors, retries = [r.ms_to_error for r in rounds], [r.ms_to_retry for r in rounds]
+        restored, right = sum(r.restored for r in rounds), sum(r.right for r in rounds)
+        kept = (
+            restored == right == len(rounds) and max(errors) <= MS_TO_ERROR_MAX and not any(r.problems for r in rounds)
+        )
+        return {
+            "peers": self.options.peers,
+            "bytes": self.options.bytes,
+            "connections": self.options.connections,
+            "dtype": self.options.dtype,
+            "rounds": len(rounds),
+            "kills_not_in_the_middle": self.misses,
+            "buffers_restored": restored,
+            "sums_right": right,
+            **spread(errors, "ms_to_error"),
+            **spread(retries, "ms_to_retry"),
+            **spread([r.moved for r in rounds], "moved_fraction"),
+            "ms_of_reduce": self.reduce_ms,
+            "promises_kept": kept and not any(r.problems for r in rounds),
+        }
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=peer_count, default=4, help="peers of the run, 3 or more (default 4)")
+    parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("64MiB"), help="of the tensor (default 64MiB)")
+    parser.add_argument("--rounds", type=positive, default=20, help="kills in the middle (default 20)")
+    parser.add_argument("--connections", type=connection_count, default=4, help="to each other peer (default 4)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the tensor (default float32)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of victims and moments (default 0)")
+    add_output_arguments(parser)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the tool; returns its exit status."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.peers < 3:
+        parser.error("--peers: at least 3, so that two are left to try again")
+
+    def play() -> int:
+        with running_master() as (address, _):
+            experiment = Experiment(options, address)
+            try:
+                experiment.play()
+            finally:
+                close_all(list(experiment.workers.values()))
+        summary = experiment.summary()
+        write_json(options.json, summary)
+        rows = [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in summary.items()]
+        print_table("Peers killed in the middle of an all-reduce", ["what", "value"], rows)
+        return 0 if summary["promises_kept"] else 1
+
+    return run_tool(play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
