@@ -159,6 +159,10 @@ class Cluster:
         found = self.network.connections.get(connection)
         return found.node if found is not None else None
 
+    def spares(self, node: PeerNode) -> bool:
+        """True if the faults of the moment leave this process alone."""
+        return self.faults.spares_members and node.machine.state not in (State.CONNECTING, State.PENDING)
+
     def spawn(self, group: int | None = None, state: SharedState | None = None) -> PeerNode:
         """Starts a new process."""
         if group is None:

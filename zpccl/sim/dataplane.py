@@ -110,6 +110,7 @@ class DataPlane:
         self._rng = cluster.child_rng()
         self.transfers: dict[int, Transfer] = {}
         self.ended: set[tuple[bytes, int]] = set()
+        self.wrong: set[tuple[bytes, int]] = set()  # Peers that computed a wrong result.
         self.fetches: dict[tuple[bytes, int], Fetch] = {}
 
     # --- Collectives ------------------------------------------------------------------------------------------------
@@ -131,11 +132,12 @@ class DataPlane:
         clock = self._cluster.clock
         part.timers.append(clock.after(self._delay_ns(node), lambda: self._spoil(part)))
         part.timers.append(clock.after(STALL_TIMEOUT_NS, lambda: self._stall(transfer, part)))
-        linked = self._cluster.links.are_linked
-        dead = [other for other in sorted(transfer.edges_of(node.peer_id)) if not linked(node.peer_id, other)]
-        if dead:
-            transfer.is_broken = True
-            part.timers.append(clock.after(self._delay_ns(node), lambda: self._fail(transfer, part, dead[0])))
+        links = self._cluster.links
+        for other_id in sorted(transfer.edges_of(node.peer_id)):
+            if not links.are_linked(node.peer_id, other_id):
+                transfer.is_broken = True
+            if not links.is_up_at(node.peer_id, other_id):
+                self._fail_later(transfer, part, other_id)
         if not transfer.is_broken and len(transfer.inputs) == len(order):
             for other in transfer.parts.values():
                 self._let_finish(transfer, other)
@@ -171,19 +173,20 @@ class DataPlane:
                 self._stop_fetch(key, fetch)
 
     def on_link_broken(self, one: bytes, other: bytes) -> None:
-        """A link is dead: attempts whose ring needs it break, and its two ends notice."""
+        """A link is dead: attempts whose ring needs it break."""
         for transfer in self.transfers.values():
-            if one not in transfer.order or other not in transfer.edges_of(one):
-                continue
-            if any(not part.is_finished for part in transfer.parts.values()):
+            if one in transfer.order and other in transfer.edges_of(one):
                 self._break(transfer)
-            for end, fault in ((one, other), (other, one)):
-                part = transfer.parts.get(end)
-                if part is not None and not part.is_finished and part.finish is None:
-                    self._fail_later(transfer, part, fault)
+
+    def on_break_noticed(self, peer_id: bytes, other_id: bytes) -> None:
+        """One end notices that a link is dead: its parts of attempts that need it fail."""
+        for transfer in self.transfers.values():
+            part = transfer.parts.get(peer_id)
+            if part is not None and other_id in transfer.edges_of(peer_id) and part.finish is None:
+                self._fail_later(transfer, part, other_id)
 
     def _break(self, transfer: Transfer) -> None:
-        """Nobody gets the rest of an attempt. Some had it all on the way to them already."""
+        """Nobody gets the rest of an attempt, but those who had it all on the way to them already."""
         transfer.is_broken = True
         for part in transfer.parts.values():
             if part.finish is not None and not part.is_finished and self._rng.random() < 0.7:
@@ -203,7 +206,8 @@ class DataPlane:
         part.buffer.value = sum(transfer.inputs.values())
         if self._rng.random() < self._cluster.faults.corruption_chance:
             self._cluster.note("wrong result", part.node)
-            part.buffer.value += 1
+            self.wrong.add((part.node.peer_id, transfer.attempt_id))
+            part.buffer.value += self._rng.randrange(1, 2**32)
         part.node.handle(events.ReduceDone(transfer.attempt_id, part.buffer.value & DIGEST_MASK))
 
     def _stall(self, transfer: Transfer, part: Part) -> None:
@@ -240,19 +244,20 @@ class DataPlane:
         )
 
     def end_sync(self, node: PeerNode, attempt_id: int, commit: bool) -> None:
-        """Stops fetching and serving; writes what was fetched, if the sync was committed."""
+        """Stops fetching and serving; writes what was fetched, if the sync was committed.
+
+        A peer that had nothing to fetch may be told the end of a sync of which it never got the plan.
+        """
         key = (node.peer_id, attempt_id)
         self.ended.add(key)
         fetch = self.fetches.get(key)
         if fetch is None:
-            self._cluster.require(not commit, "S5", f"{node.name} commits sync {attempt_id}, which it never started")
             return
         self._stop_fetch(key, fetch)
         if commit:
             missing = {entry.key for entry in fetch.plan.fetch} - fetch.values.keys()
             self._cluster.require(not missing, "S5", f"{node.name} commits sync {attempt_id} without {sorted(missing)}")
             node.shared_state.values.update(fetch.values)
-            node.shared_state.revision = fetch.plan.revision
 
     def is_syncing(self, node: PeerNode) -> bool:
         """True while the data plane may touch the shared state of a peer."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zpccl.limits import SECOND
-from zpccl.protocol.peer import State
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -35,6 +34,8 @@ class Faults:
     """That a break or crash is noticed by a timeout only."""
     refusal_chance: float = 0.0
     """That a try to connect, to the master or to a peer, fails."""
+    flap_chance: float = 0.0
+    """That a new connection to the master breaks at once."""
     slow_chance: float = 0.0
     """That a peer is slow all its life."""
     withdraw_chance: float = 0.0
@@ -50,7 +51,14 @@ class Faults:
 CALM = Faults("calm", joins=0.5)
 CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, silent_chance=0.2, slow_chance=0.1)
 FLAKY_NETWORK = Faults(
-    "flaky", joins=0.2, connection_breaks=1.0, link_breaks=1.0, silent_chance=0.2, refusal_chance=0.15, slow_chance=0.1
+    "flaky",
+    joins=0.2,
+    connection_breaks=1.0,
+    link_breaks=1.0,
+    silent_chance=0.2,
+    refusal_chance=0.15,
+    flap_chance=0.2,
+    slow_chance=0.1,
 )
 JOINERS = Faults(
     "joiners",
@@ -63,6 +71,7 @@ JOINERS = Faults(
     spares_members=True,
     silent_chance=0.3,
     refusal_chance=0.3,
+    flap_chance=0.1,
 )
 IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
 HOSTILE = Faults("hostile", joins=0.3, crashes=0.1, strangers=2.0, corruption_chance=0.03, duplicate_chance=0.2)
@@ -76,6 +85,7 @@ CHAOS = Faults(
     strangers=0.3,
     silent_chance=0.2,
     refusal_chance=0.1,
+    flap_chance=0.1,
     slow_chance=0.1,
     withdraw_chance=0.05,
     mismatch_chance=0.01,
@@ -126,10 +136,7 @@ class Injector:
         self._cluster.clock.after(int(self._rng.expovariate(rate) * SECOND), happen)
 
     def _victims(self) -> list[PeerNode]:
-        nodes = self._cluster.live_nodes()
-        if self._cluster.faults.spares_members:
-            return [node for node in nodes if node.machine.state in (State.CONNECTING, State.PENDING)]
-        return nodes
+        return [node for node in self._cluster.live_nodes() if not self._cluster.spares(node)]
 
     def _is_silent(self) -> bool:
         return self._rng.random() < self._cluster.faults.silent_chance

@@ -68,6 +68,10 @@ class Links:
         """True while bytes can go from one to the other."""
         return self._pair(one, other).is_alive
 
+    def is_up_at(self, peer_id: bytes, other_id: bytes) -> bool:
+        """True while one end takes the link for up."""
+        return self._pair(peer_id, other_id).ends[peer_id].state is EndState.UP
+
     def up(self) -> list[tuple[bytes, bytes]]:
         """The peers of every link that is alive."""
         return [key for key, pair in self._pairs.items() if pair.is_alive]
@@ -141,6 +145,7 @@ class Links:
     def _fail(self, peer_id: bytes, other_id: bytes, reason: str) -> None:
         node = self._cluster.nodes[peer_id]
         self._pair(peer_id, other_id).ends[peer_id].reset(EndState.CLOSED)
+        self._cluster.dataplane.on_break_noticed(peer_id, other_id)
         node.handle(events.LinkFailed(other_id, reason))
 
     def _tell_broken(self, peer_id: bytes, other_id: bytes, *, is_silent: bool) -> None:

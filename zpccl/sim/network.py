@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zpccl.limits import HEARTBEAT_TIMEOUT_NS, MS
 from zpccl.protocol import events
-from zpccl.protocol.messages import MasterMessage, PeerMessage, decode_master_message, decode_peer_message, encode
+from zpccl.protocol.messages import (
+    Hello,
+    MasterMessage,
+    PeerMessage,
+    decode_master_message,
+    decode_peer_message,
+    encode,
+)
 from zpccl.sim.clock import Timer
 
 if TYPE_CHECKING:
@@ -59,7 +66,9 @@ class Connection:
     latency_ns: int
     to_master: Stream
     to_peer: Stream
-    is_broken: bool = field(default=False)
+    is_broken: bool = False
+    is_greeted: bool = False
+    """The master has got a Hello on it."""
 
 
 class Network:
@@ -84,13 +93,18 @@ class Network:
                 return
             node.connection = self.open(node, f"{node.name}/{self._count}")
             node.handle(events.ConnectionUp())
+            if self._rng.random() < self._cluster.faults.flap_chance and not self._cluster.spares(node):
+                self._cluster.note("connection broken", node)
+                self.break_connection(
+                    node.connection, is_silent=self._rng.random() < self._cluster.faults.silent_chance
+                )
 
-        self._cluster.clock.after(self._rng.randrange(100 * MS), happen)
+        self._cluster.clock.after(int(10 ** self._rng.uniform(0, 2) * MS), happen)
 
     def open(self, node: PeerNode | None, name: str) -> Connection:
         """A new connection."""
         self._count += 1
-        latency_ns = self._rng.randrange(MS, 60 * MS) * (node.slowness if node is not None else 1)
+        latency_ns = int(10 ** self._rng.uniform(0, 2) * MS) * (node.slowness if node is not None else 1)
         connection = Connection(name, node, latency_ns, Stream(self._cluster), Stream(self._cluster))
         self.connections[name] = connection
         return connection
@@ -103,6 +117,7 @@ class Network:
         copies = self._copies()
 
         def deliver() -> None:
+            connection.is_greeted = connection.is_greeted or isinstance(message, Hello)
             for _ in range(copies):
                 event = events.PeerMessageReceived(connection.name, decode_peer_message(data), "10.0.0.1")
                 self._cluster.master.handle(event)
@@ -156,7 +171,8 @@ class Network:
                 self.connect(node)
 
     def _notice_ns(self, is_silent: bool) -> int:
-        return self._rng.randrange(HEARTBEAT_TIMEOUT_NS if is_silent else 50 * MS)
+        """How long one end takes to notice; of a silent break one end may learn sooner, by a reset."""
+        return self._rng.randrange(HEARTBEAT_TIMEOUT_NS if is_silent and self._rng.random() < 0.6 else 50 * MS)
 
     def _delay_ns(self, connection: Connection) -> int:
         return connection.latency_ns + self._rng.randrange(20 * MS)

@@ -172,6 +172,8 @@ class PeerNode:
         call = self.calls.pop(call_id, None)
         if call is None:
             raise self._cluster.violation("L1", f"{self.name}: call {call_id} is answered, but it is not open")
+        if isinstance(call.request, Sync) and isinstance(outcome, int):
+            self.shared_state.revision = outcome
         self._cluster.checkers.on_answer(self, call, outcome)
         self._cluster.clock.after(self.rng.randrange(5 * MS), lambda: call.answer(outcome))
 
@@ -205,16 +207,19 @@ class PeerNode:
             gather = Gathering(len(request.collectives), answer)
             calls = [self._open(one, gather.at(place)) for place, one in enumerate(request.collectives)]
             specs = tuple((call.call_id, one.spec) for call, one in zip(calls, request.collectives, strict=True))
+            self._limit(*calls)
             self.handle(events.ReduceCalled(specs))
-        elif isinstance(request, Connect):
-            call = self._open(request, answer)
-            self.handle(events.ConnectCalled(call.call_id, request.attempts))
-            self._cluster.network.connect(self)
-        elif isinstance(request, Topology):
-            self.handle(events.TopologyCalled(self._open(request, answer).call_id, request.kind))
         else:
             call = self._open(request, answer)
-            self.handle(events.SyncCalled(call.call_id, request.strategy, self.shared_state.revision, self._entries()))
+            self._limit(call)
+            if isinstance(request, Connect):
+                self.handle(events.ConnectCalled(call.call_id, request.attempts))
+                self._cluster.network.connect(self)
+            elif isinstance(request, Topology):
+                self.handle(events.TopologyCalled(call.call_id, request.kind))
+            else:
+                revision = self.shared_state.revision
+                self.handle(events.SyncCalled(call.call_id, request.strategy, revision, self._entries()))
 
     def _open(self, request: Call, answer: Callable[[Outcome], None]) -> UserCall:
         self._call_count += 1
@@ -224,15 +229,22 @@ class PeerNode:
         elif isinstance(request, Sync):
             call.state_before = (self.shared_state.revision, dict(self.shared_state.values))
         self.calls[call.call_id] = call
-        if self.rng.random() < self.faults.withdraw_chance:
-            timeout_ns = self.rng.randrange(4 * SECOND) if isinstance(request, Connect) else self.rng.randrange(SECOND)
-            self._cluster.clock.after(timeout_ns, lambda: self._withdraw(call))
         return call
 
-    def _withdraw(self, call: UserCall) -> None:
-        if self.is_alive and call.call_id in self.calls:
-            self._cluster.note("withdrawn", self)
-            self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
+    def _limit(self, *calls: UserCall) -> None:
+        """Gives calls a timeout, sometimes. A batch has one for all, or peers would wait for each other's rest."""
+        if self.rng.random() >= self.faults.withdraw_chance:
+            return
+
+        def happen() -> None:
+            late = [call for call in calls if self.is_alive and call.call_id in self.calls]
+            if late:
+                self._cluster.note("withdrawn", self)
+            for call in late:
+                self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
+
+        timeout_ns = 4 * SECOND if isinstance(calls[0].request, Connect) else SECOND
+        self._cluster.clock.after(self.rng.randrange(timeout_ns), happen)
 
     def _entries(self) -> tuple[StateEntry, ...]:
         return tuple(
