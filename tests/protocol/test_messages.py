@@ -126,8 +126,8 @@ def test_the_bytes_of_a_message() -> None:
     assert m.encode(m.Withdraw(5)) == b"zp\x01\x92\xa8withdraw\x05"
     assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x01\x94\xa8topology\x03\x04\x02"
     assert m.encode(HELLO).hex() == (
-        "7a7001" "97" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
-        "c2" "00" "a161" "91" "a3613a31"
+        "7a7001" "98" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "c2" "00" "a161" "91" "a3613a31" "01"
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import (
@@ -182,10 +183,10 @@ def test_something_listens_that_is_no_master() -> None:
 def test_a_connection_that_breaks_before_the_answer() -> None:
     """Hello is said again; the peer does not claim to be known."""
     peer = PeerBench().connecting()
-    assert peer.reconnect() == [Send(HELLO)]
+    assert peer.reconnect() == [Send(replace(HELLO, connection=2))]
     peer.hear(Welcome(RUN_ID, 1))
     assert peer.machine.state is State.PENDING
-    assert peer.reconnect() == [Send(HELLO_AGAIN), Send(Linked(()))]
+    assert peer.reconnect() == [Send(replace(HELLO_AGAIN, connection=3)), Send(Linked(()))]
 
 
 def test_another_version() -> None:
@@ -695,7 +696,7 @@ def test_a_master_that_asks_who_we_are() -> None:
     peer = PeerBench().member()
     peer.reduce(10)
     effects = peer.hear(Refused(Refusal.UNREGISTERED, "say hello first"))
-    assert effects == [Send(HELLO_AGAIN), Send(Linked(pids("b"))), begin(10)]
+    assert effects == [Send(replace(HELLO_AGAIN, connection=1)), Send(Linked(pids("b"))), begin(10)]
 
 
 def test_a_master_that_refuses_a_message() -> None:

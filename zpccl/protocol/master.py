@@ -140,7 +140,10 @@ class MasterMachine:
             if known.token != hello.token:
                 self._outbox.log(Level.WARNING, f"a connection claims to be {known.name} without its token")
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
+            if hello.connection < known.connection_count:
+                return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
             self.registry.bind(known, connection)
+            known.connection_count = hello.connection
             known.disconnected_ns = None
             known.witnesses.clear()
             return self._welcome(known)
@@ -157,6 +160,7 @@ class MasterMachine:
             token=hello.token,
             registered_ns=now_ns,
             connection=connection,
+            connection_count=hello.connection,
         )
         self.registry.add(peer)
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}")

@@ -29,6 +29,8 @@ class Peer:
     token: bytes
     registered_ns: int
     connection: Hashable | None
+    connection_count: int = 0
+    """The number of its latest connection, as the peer counts them."""
     is_member: bool = False
     disconnected_ns: int | None = None
     linked: frozenset[bytes] = frozenset()

@@ -50,6 +50,8 @@ class Hello(_Message, tag="hello", frozen=True):
     name: Name
     addresses: Addresses
     """Where this peer listens for data connections, "host:port", the most likely first."""
+    connection: Natural = 0
+    """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer one."""
 
 
 class Linked(_Message, tag="linked", frozen=True):

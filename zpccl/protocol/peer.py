@@ -137,6 +137,7 @@ class PeerMachine:
         self._connect_call: int | None = None
         self._tries_left = 0
         self._is_connected = False
+        self._connection_count = 0
         self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
@@ -205,6 +206,7 @@ class PeerMachine:
             return
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
+            self._connection_count += 1
             if self.state is State.CONNECTING:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
             self._say_everything()
@@ -248,7 +250,17 @@ class PeerMachine:
         """Says Hello on a new connection, and all that the master may not have heard."""
         options = self.options
         was_welcomed = self.state is not State.CONNECTING
-        self._send(Hello(options.peer_id, options.token, was_welcomed, options.group, options.name, options.addresses))
+        self._send(
+            Hello(
+                options.peer_id,
+                options.token,
+                was_welcomed,
+                options.group,
+                options.name,
+                options.addresses,
+                self._connection_count,
+            )
+        )
         if was_welcomed:
             self._say_linked()
         for call in self.calls.values():
