@@ -337,12 +337,14 @@ class HandMadePeer:
         for far in self.sockets:
             far.settimeout(WAIT_S)
         self.link_id = self.engine.open_link(peer_id(1), [near.detach() for near, _ in pairs])
+        self._lent: list[np.ndarray] = []  # The engine writes to them while attempts run.
 
     @property
     def socket(self) -> socket.socket:
         return self.sockets[0]
 
     def start(self, case: Case, attempt_id: int, source: np.ndarray, target: np.ndarray) -> None:
+        self._lent += [source, target]
         self.engine.start_reduce(make_plan(case, attempt_id, 0, 2, source, target))
 
     def send(self, frame: Frame) -> None:

@@ -257,8 +257,8 @@ def test_a_half_written_frame_is_finished_from_a_copy() -> None:
 def test_end_withdraws_the_event_and_refuses_a_commit(meshes: dict[int, Mesh]) -> None:
     mesh = meshes[2]
     attempt_id = mesh.next_id()
-    data = np.ones(10, np.float32)
-    mesh.engines[0].start_reduce(make_plan(Case(), attempt_id, 0, 2, data, np.empty_like(data)))
+    data, output = np.ones((2, 10), np.float32)
+    mesh.engines[0].start_reduce(make_plan(Case(), attempt_id, 0, 2, data, output))
     with pytest.raises(EngineError) as error:
         mesh.engines[0].end_reduce(attempt_id, commit=True)
     assert error.value.errno == errno.EINVAL
@@ -287,7 +287,8 @@ def test_frames_of_an_attempt_that_never_starts_are_dropped_when_it_is_ended() -
     mesh, rng = Mesh(2), np.random.default_rng(5)
     case = Case()
     inputs = random_inputs(rng, case, 50_000, 2)
-    mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], np.empty_like(inputs[0])))
+    output = np.empty_like(inputs[0])
+    mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], output))
     until(lambda: sum(mesh.engines[1].link_stats(peer_id(0))[1]) >= 2 * 40)
     mesh.engines[1].end_reduce(1, commit=False)
     mesh.engines[0].end_reduce(1, commit=False)
@@ -363,8 +364,8 @@ def test_a_result_before_its_share_is_a_violation() -> None:
     peer = HandMadePeer()
     third, far = socket_pair()
     peer.engine.open_link(peer_id(2), [third.detach()])
-    data = np.ones(300, np.float32)
-    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, np.empty_like(data)))
+    data, output = np.ones((2, 300), np.float32)
+    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, output))
     far.sendall(Frame(ALL_GATHER, 1, 2, 0, bytes(400)).encode())
     done, lost = wait_failure(peer.engine)
     assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(2), peer_id(2))
@@ -377,8 +378,8 @@ def test_frames_from_the_wrong_side_are_a_violation() -> None:
     peer = HandMadePeer()
     third, far = socket_pair()
     peer.engine.open_link(peer_id(2), [third.detach()])
-    data = np.ones(300, np.float32)
-    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, np.empty_like(data)))
+    data, output = np.ones((2, 300), np.float32)
+    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, output))
     peer.send(Frame(REDUCE_SCATTER, 1, 2, 0, bytes(400)))
     done, lost = wait_failure(peer.engine)
     assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(1), peer_id(1))
