@@ -116,7 +116,8 @@ class Demo:
         print(f"  >> {what}: {text}", flush=True)
 
     def play(self) -> None:
-        """Trains to the end. Peer 2 is killed after a third of the steps; a new peer starts after half of them."""
+        """Trains to the end. Peer 2 is killed after a third of the steps; a new peer starts two steps later."""
+        kill_step = self.args.steps // 3
         narrator, victim, _ = (self.start_peer() for _ in range(3))
         newcomer: Peer | None = None
         running = len(self.peers)
@@ -131,10 +132,10 @@ class Demo:
             peer.records.append(record)
             if peer is narrator and "peers" in record:
                 print_row(record)
-                if record["step"] == self.args.steps // 3:
+                if record["step"] == kill_step:
                     self.mark("kill", f"{victim.name} (pid {victim.child.pid}) gets SIGKILL in the middle of its work")
                     victim.child.kill()
-                if record["step"] == self.args.steps // 2:
+                if record["step"] == kill_step + 2:
                     newcomer = self.start_peer()
                     running += 1
                     print(f"  >> {newcomer.name} starts (pid {newcomer.child.pid})", flush=True)
@@ -209,8 +210,8 @@ def main() -> int:
     parser.add_argument("--inner-steps", type=int, default=150, help="inner steps of each (default 150)")
     parser.add_argument("--out", type=Path, default=Path("demo.png"), help="the plot (default demo.png)")
     args = parser.parse_args()
-    if args.steps < 6:
-        parser.error("--steps: the story needs at least 6")
+    if args.steps < 12:
+        parser.error("--steps: the story needs at least 12")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # So that the children are ended.
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
