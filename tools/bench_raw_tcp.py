@@ -1,6 +1,6 @@
 """A ring of TCP sockets that moves bytes both ways at once: what bench_allreduce.py compares with.
 
-One thread, non-blocking sockets with TCP_NODELAY and else the system's default options, poll. The object belongs to one thread.
+One thread, poll, non-blocking sockets with TCP_NODELAY and else the system's defaults. An object is of one thread.
 """
 
 from __future__ import annotations
