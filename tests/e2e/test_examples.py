@@ -170,9 +170,9 @@ def test_demo_shows_a_kill_and_a_join(tmp_path: Path) -> None:
         sys.executable,
         str(EXAMPLES / "demo.py"),
         "--steps",
-        "12",
+        "18",
         "--inner-steps",
-        "100",
+        "60",
         "--out",
         str(picture),
     ]
