@@ -1,0 +1,190 @@
+"""Peers that say anything at any time: the master keeps its invariants and its bounds, and never raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zpccl import limits
+from zpccl.protocol import events
+from zpccl.protocol.effects import Broadcast
+from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.membership import Peer
+from zpccl.protocol.messages import (
+    Begin,
+    CollectiveCall,
+    Decision,
+    Finished,
+    Hello,
+    Leave,
+    Linked,
+    SyncFinished,
+    SyncOffer,
+    TopologyKind,
+    TopologyVote,
+    Withdraw,
+    decode_master_message,
+    encode,
+)
+
+from .harness import FIRST_ATTEMPT, MasterBench, entry, pid, pids, spec, token
+
+NAMES = "abcde"
+call_ids = st.integers(0, 4)
+attempt_ids = st.integers(FIRST_ATTEMPT, FIRST_ATTEMPT + 3)
+peer_sets = st.sets(st.sampled_from(NAMES)).map(lambda names: pids(sorted(names)))
+specs = st.builds(spec, st.integers(0, 1), count=st.sampled_from([8, 8, 8, 9]))
+ENTRIES = [(entry("w", "x"),), (entry("w", "y"),), (entry("v", "x"),), (entry("w", "x"), entry("a", "x"))]
+entries = st.sampled_from(ENTRIES)
+faults = st.none() | st.sampled_from(NAMES).map(pid)
+
+MESSAGES = st.one_of(
+    st.builds(
+        Hello,
+        st.sampled_from(NAMES).map(pid),
+        st.sampled_from("ab").map(token),
+        st.booleans(),
+        st.integers(0, 1),
+        st.just("someone"),
+        st.just(("h:1",)),
+    ),
+    st.builds(Linked, peer_sets),
+    st.builds(Begin, call_ids, st.lists(st.builds(CollectiveCall, call_ids, specs), min_size=1, max_size=3).map(tuple)),
+    st.builds(Finished, call_ids, attempt_ids, st.booleans(), st.integers(0, 1), faults),
+    st.builds(TopologyVote, call_ids, call_ids, st.sampled_from(TopologyKind)),
+    st.builds(SyncOffer, call_ids, call_ids, st.integers(0, 2), st.integers(0, 3), entries),
+    st.builds(SyncFinished, call_ids, attempt_ids, st.booleans(), faults),
+    st.builds(Withdraw, call_ids),
+    st.builds(Leave),
+)
+CONNECTIONS = st.sampled_from(["a1", "b1", "c1", "j1", "stranger"])
+ANYTHING = st.one_of(
+    st.builds(events.PeerMessageReceived, CONNECTIONS, MESSAGES),
+    st.builds(events.MalformedReceived, CONNECTIONS, st.just("nonsense")),
+    st.builds(events.ConnectionClosed, CONNECTIONS),
+    st.just(events.Tick()),
+)
+TOGETHER = st.sampled_from(
+    ["begin", "begin", "finish", "finish", "offer", "offer", "fetched", "update", "hello", "link"]
+)
+Step = tuple[Any, int, int]
+"""An event, or what all members do together; a number that it may use; the time that passes before it."""
+STEPS: st.SearchStrategy[list[Step]] = st.lists(
+    st.tuples(
+        st.one_of(TOGETHER, TOGETHER, ANYTHING),
+        st.integers(0, 3),
+        st.sampled_from([0, 0, 0, 1, limits.DISCONNECT_GRACE_NS, 3 * limits.SECOND]),
+    ),
+    min_size=10,
+    max_size=30,
+)
+
+
+def said_together(machine: MasterMachine, what: str, number: int) -> list[events.MasterEvent]:
+    """What the members, or those concerned, say as honest peers would."""
+    said: list[tuple[Peer, Any]] = []
+    attempts, transfers = machine.collectives.attempts.values(), machine.syncs.transfers.values()
+    if what == "finish":
+        said = [(p, Finished(c, a.attempt_id, True, number // 3)) for a in attempts for p, c in a.calls.items()]
+    elif what == "fetched":
+        said = [(p, SyncFinished(c, t.attempt_id, True)) for t in transfers for p, c in t.calls.items()]
+    elif what == "hello":
+        said = [(p, Hello(p.peer_id, p.token, True, p.group, p.name, ())) for p in machine.registry.peers.values()]
+    elif what == "link":
+        said = [(p, Linked(tuple(machine.registry.peers))) for p in machine.registry.peers.values()]
+    for peer in machine.registry.order:
+        call_id = max([*peer.open_calls, *peer.answers, 0]) + 1
+        vote = {
+            "begin": Begin(0, (CollectiveCall(call_id, spec(number % 2)),)),
+            "offer": SyncOffer(0, call_id, 0, number, ENTRIES[peer.peer_id[0] % 2]),
+            "update": TopologyVote(0, call_id, TopologyKind.UPDATE),
+        }.get(what)
+        if vote is not None:
+            said.append((peer, vote))
+    # Who has lost its connection comes back on another one.
+    return [events.PeerMessageReceived(p.connection or f"{p.name} again", message) for p, message in said]
+
+
+def play(machine: MasterMachine, steps: list[Step], now_ns: int) -> Iterator[tuple[events.MasterEvent, int]]:
+    """The events of the steps, each to be handled before the next is asked for."""
+    for what, number, after_ns in steps:
+        now_ns += after_ns
+        for event in said_together(machine, what, number) if isinstance(what, str) else [what]:
+            yield event, now_ns
+
+
+def machine_with_members() -> tuple[MasterMachine, int]:
+    """Three members that are linked, and a joiner."""
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    bench.register("j")
+    return bench.machine, bench.now_ns
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_the_master_survives_anything(steps: list[Step]) -> None:
+    """S1, S3, B1: and everything it says can be read by its receiver."""
+    machine, now_ns = machine_with_members()
+    epochs: dict[int, Any] = {}
+    outcomes: dict[int, bool] = {}
+    for event, at_ns in play(machine, steps, now_ns):
+        for effect in machine.handle(event, at_ns):
+            if isinstance(effect, Broadcast):
+                message = effect.message
+                assert decode_master_message(encode(message)) == message
+                if isinstance(message, Decision):
+                    assert outcomes.setdefault(message.attempt_id, message.committed) == message.committed
+        machine.validate()
+        members = machine.registry.member_list()
+        assert epochs.setdefault(members.epoch, members) == members
+    for peer in machine.registry.peers.values():
+        assert len(peer.answers) <= limits.ANSWERS_KEPT_MAX
+        assert len(peer.open_calls) <= limits.CALLS_IN_FLIGHT_MAX
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_the_master_comes_to_rest(steps: list[Step]) -> None:
+    """L1: when all fall silent and withdraw what waits, no call stays open and no deadline keeps the master busy."""
+    machine, now_ns = machine_with_members()
+    for event, at_ns in play(machine, steps, now_ns):
+        now_ns = at_ns
+        machine.handle(event, now_ns)
+    for _ in range(100):
+        deadline_ns = machine.deadline_ns()
+        if deadline_ns is None:
+            break
+        now_ns = max(now_ns, deadline_ns)
+        machine.handle(events.Tick(), now_ns)
+        machine.validate()
+        assert machine.deadline_ns() != deadline_ns
+    else:
+        raise AssertionError("deadlines without end")
+    for peer in list(machine.registry.peers.values()):
+        for call_id in list(peer.open_calls):
+            if call_id in peer.open_calls and peer.connection is not None:
+                machine.handle(events.PeerMessageReceived(peer.connection, Withdraw(call_id)), now_ns)
+                machine.validate()
+    assert not any(peer.open_calls for peer in machine.registry.peers.values())
+    assert not machine.collectives.ballots
+    assert not machine.collectives.attempts
+    assert not machine.rounds.calls
+    assert not machine.syncs.transfers
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_what_comes_twice_changes_nothing(steps: list[Step]) -> None:
+    machine, now_ns = machine_with_members()
+    bench = MasterBench()
+    bench.machine = machine
+    for event, at_ns in play(machine, steps, now_ns):
+        machine.handle(event, at_ns)
+        before = bench.snapshot()
+        machine.handle(event, at_ns)
+        machine.validate()
+        assert bench.snapshot() == before

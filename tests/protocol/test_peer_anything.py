@@ -1,0 +1,162 @@
+"""Any master, any network, any user: the peer answers every call once and never keeps or touches a buffer too long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zpccl.protocol import events
+from zpccl.protocol.effects import EndReduce, EndSync, Reject, Resolve, Send, StartReduce, StartSync
+from zpccl.protocol.messages import Answer, Decision, Kick, Neighbours, Refusal, Refused, Welcome
+from zpccl.protocol.peer import State
+
+from .harness import (
+    CONNECT,
+    FIRST_ATTEMPT,
+    OPTIMIZE,
+    PENDING,
+    RUN_ID,
+    UPDATE,
+    PeerBench,
+    entry,
+    member_list,
+    neighbour,
+    pid,
+    plan_of,
+    spec,
+    sync_plan,
+)
+
+NUMBERS = st.integers(0, 3)
+ACTIONS = st.sampled_from(
+    "reduce reduce batch update optimize pending sync plan plan sync_plan sync_plan late done done failed fetched"
+    " commit commit abort answer refuse withdraw down up failed_try members alone neighbours link unlink tick"
+    " welcome unregistered malformed stranger".split()
+)
+LAST_ACTIONS = st.sampled_from(["close", "kick", "unknown", "version", "away"])
+
+
+class Watch:
+    """Follows the effects of one peer."""
+
+    def __init__(self) -> None:
+        self.peer = PeerBench().member("abc")
+        self.next_call = 10
+        self.running: dict[int, int] = {}  # Attempts that use buffers, with their calls.
+        self.started: set[int] = set()
+        self.attempt_id = FIRST_ATTEMPT
+
+    def do(self, event: events.PeerEvent) -> list[Any]:
+        effects = self.peer.handle(event)
+        for effect in effects:
+            if isinstance(effect, StartReduce | StartSync):
+                plan = effect if isinstance(effect, StartReduce) else effect.plan
+                assert plan.attempt_id not in self.started, "S3: an attempt begins once"
+                assert plan.attempt_id > max(self.started, default=0), "S4: attempts begin in order"
+                assert plan.call_id not in self.running.values(), "S4: a call has one attempt"
+                self.started.add(plan.attempt_id)
+                self.running[plan.attempt_id] = plan.call_id
+            elif isinstance(effect, EndReduce | EndSync):
+                self.running.pop(effect.attempt_id, None)
+            elif isinstance(effect, Resolve | Reject):
+                assert effect.call_id not in self.running.values(), "S4: a call ends while its buffer is in use"
+        return effects
+
+    def step(self, action: str, number: int) -> None:
+        calls = sorted(self.peer.machine.calls)
+        call_id = calls[number % len(calls)] if calls else 99
+        attempt_id = self.peer.machine.calls[call_id].attempt_id if calls else None
+        message = self.message(action, call_id, attempt_id or self.attempt_id, number)
+        event = events.MasterMessageReceived(message) if message else self.event(action, call_id, attempt_id, number)
+        self.do(event)
+
+    def new_calls(self, count: int) -> range:
+        self.next_call += count
+        return range(self.next_call - count, self.next_call)
+
+    def message(self, action: str, call_id: int, attempt_id: int, number: int) -> Any:
+        """What the master says, None if the action is none of its."""
+        self.attempt_id += action in ("plan", "sync_plan")
+        return {
+            "plan": lambda: plan_of(call_id, self.attempt_id, "abc"),
+            "late": lambda: plan_of(call_id, max(FIRST_ATTEMPT, self.attempt_id - number), "abc"),
+            "sync_plan": lambda: sync_plan(call_id, 1, "b", ("w", "2"), attempt_id=self.attempt_id),
+            "commit": lambda: Decision(call_id, attempt_id, True, 3),
+            "abort": lambda: Decision(call_id, attempt_id, False, 3, 8, "lost b"),
+            "answer": lambda: Answer(call_id, 0, 1),
+            "refuse": lambda: Answer(call_id, 4, reason="no"),
+            "members": lambda: member_list(number, "abc"),
+            "alone": lambda: member_list(number, "a"),
+            "neighbours": lambda: Neighbours(tuple(neighbour(name) for name in "bcd"[number:])),
+            "welcome": lambda: Welcome(RUN_ID, number),
+            "unregistered": lambda: Refused(Refusal.UNREGISTERED, "who"),
+            "malformed": lambda: Refused(Refusal.MALFORMED, "what"),
+            "unknown": lambda: Refused(Refusal.UNKNOWN_SESSION, "who"),
+            "kick": lambda: Kick(4, "why"),
+        }.get(action, lambda: None)()
+
+    def event(self, action: str, call_id: int, attempt_id: int | None, number: int) -> events.PeerEvent:
+        """What the user, the data plane or the network does."""
+        attempt = attempt_id or self.attempt_id
+        if action in ("reduce", "batch"):
+            new = self.new_calls(1 + 2 * (action == "batch"))
+            return events.ReduceCalled(tuple((c, spec(number + c - new[0])) for c in new))
+        if action in ("update", "optimize", "pending"):
+            kind = {"update": UPDATE, "optimize": OPTIMIZE, "pending": PENDING}[action]
+            return events.TopologyCalled(self.new_calls(1)[0], kind)
+        if action == "sync":
+            return events.SyncCalled(self.new_calls(1)[0], 0, number, (entry("w", "1"),))
+        if action == "away":
+            self.do(events.ConnectionDown())
+            self.peer.now_ns += 10**15
+        return {
+            "done": events.ReduceDone(attempt, 7),
+            "failed": events.ReduceDone(attempt, 0, "reset", pid("b")),
+            "fetched": events.FetchDone(attempt, "" if number else "stalled"),
+            "withdraw": events.CallWithdrawn(call_id, number > 1),
+            "down": events.ConnectionDown(),
+            "up": events.ConnectionUp(),
+            "failed_try": events.ConnectionFailed("refused"),
+            "link": events.LinkUp(pid("bcd"[number % 3])),
+            "unlink": events.LinkFailed(pid("bcd"[number % 3]), "reset"),
+            "stranger": events.LinkUp(pid("x")),
+            "close": events.CloseCalled(),
+            "version": events.OtherVersionReceived(9),
+        }.get(action, events.Tick())
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(ACTIONS, NUMBERS), min_size=10, max_size=40), LAST_ACTIONS)
+def test_buffers_and_calls(steps: list[tuple[str, int]], last: str) -> None:
+    """S4, L1: however it ends, every call has been answered once, after its buffer was given back."""
+    watch = Watch()
+    for action, number in steps:
+        watch.step(action, number)
+        assert watch.peer.open == set(watch.peer.machine.calls)
+        assert set(watch.running.values()) <= watch.peer.open
+    watch.step(last, 0)
+    assert watch.peer.machine.state is State.CLOSED
+    assert not watch.peer.open
+    assert not watch.running
+    assert watch.peer.machine.deadline_ns() is None
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(ACTIONS, NUMBERS), min_size=5, max_size=30))
+def test_a_new_connection_is_told_everything_once(steps: list[tuple[str, int]]) -> None:
+    """L3: the calls without an answer, each with its standing message, in order."""
+    watch = Watch()
+    for action, number in steps:
+        watch.step(action, number)
+    watch.do(events.ConnectionDown())
+    said = [effect.message for effect in watch.do(events.ConnectionUp()) if isinstance(effect, Send)]
+    votes = [m for m in said[2:] if type(m).__name__ != "Withdraw"]
+    calls = watch.peer.machine.calls
+    assert len(votes) == len(calls)
+    assert votes == [call.standing(min(calls)) for call in calls.values()]
+    assert [m.call_id for m in said[2:] if type(m).__name__ == "Withdraw"] == [
+        call.call_id for call in calls.values() if call.withdrawn is not None
+    ]
+    assert CONNECT not in calls

@@ -1,0 +1,98 @@
+"""Results and errors: the values are PCCL's, and every error says what happened and carries the facts."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from zpccl import errors
+from zpccl.errors import (
+    AuthenticationFailed,
+    CollectiveMismatch,
+    InvalidArgument,
+    InvalidUsage,
+    Kicked,
+    MasterUnreachable,
+    OperationTimeout,
+    PCCLError,
+    PeerLost,
+    PeerUnreachable,
+    PendingAsyncOps,
+    Result,
+    ResultMismatch,
+    TooFewPeers,
+    VersionMismatch,
+)
+
+ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PCCLError)]
+
+
+def test_results_are_those_of_pccl() -> None:
+    names = (
+        "SUCCESS NOT_INITIALIZED INTERNAL_ERROR INVALID_ARGUMENT INVALID_USAGE TOO_FEW_PEERS MASTER_CONNECTION_FAILED"
+        " RANK_CONNECTION_FAILED RANK_CONNECTION_LOST NO_SHARED_STATE_AVAILABLE PENDING_ASYNC_OPS"
+        " UPDATE_TOPOLOGY_FAILED TOPOLOGY_OPTIMIZATION_FAILED"
+    )
+    assert [(result.name, result.value) for result in Result] == [(n, i) for i, n in enumerate(names.split())]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_error(kind: type[PCCLError]) -> None:
+    error = kind("what was seen")
+    assert isinstance(error, Exception)
+    assert isinstance(error.result, Result)
+    assert error.result is not Result.SUCCESS
+    assert str(error) == f"{error.result.name}: what was seen"
+    error.function = "all_reduce"
+    assert str(error) == f"all_reduce: {error.result.name}: what was seen"
+    assert str(kind()) == error.result.name
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_errors_travel_between_processes(kind: type[PCCLError]) -> None:
+    """As multiprocessing and torch.distributed.elastic send them."""
+    error = kind("what was seen")
+    error.function = "all_reduce"
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert (str(copy), copy.result, vars(copy)) == (str(error), error.result, vars(error))
+
+
+@pytest.mark.parametrize(
+    "kind, base, result",
+    [
+        (InvalidArgument, ValueError, Result.INVALID_ARGUMENT),
+        (PendingAsyncOps, InvalidUsage, Result.PENDING_ASYNC_OPS),
+        (CollectiveMismatch, InvalidUsage, Result.INVALID_USAGE),
+        (TooFewPeers, PCCLError, Result.TOO_FEW_PEERS),
+        (VersionMismatch, MasterUnreachable, Result.MASTER_CONNECTION_FAILED),
+        (AuthenticationFailed, MasterUnreachable, Result.MASTER_CONNECTION_FAILED),
+        (Kicked, PCCLError, Result.MASTER_CONNECTION_FAILED),
+        (PeerUnreachable, PCCLError, Result.RANK_CONNECTION_FAILED),
+        (PeerLost, PCCLError, Result.RANK_CONNECTION_LOST),
+        (OperationTimeout, PeerLost, Result.RANK_CONNECTION_LOST),
+        (OperationTimeout, TimeoutError, Result.RANK_CONNECTION_LOST),
+        (ResultMismatch, PeerLost, Result.RANK_CONNECTION_LOST),
+    ],
+)
+def test_what_scripts_can_catch(kind: type[PCCLError], base: type[Exception], result: Result) -> None:
+    assert issubclass(kind, base)
+    assert kind().result is result
+
+
+def test_facts() -> None:
+    mismatch = CollectiveMismatch("text", tag=3, field="count", values=["8 from a", "9 from b"])
+    assert (mismatch.tag, mismatch.field, mismatch.values) == (3, "count", ("8 from a", "9 from b"))
+    assert PeerLost("text", peers=["a"]).peers == ("a",)
+    assert PeerUnreachable("text", peers=["a"]).peers == ("a",)
+    assert MasterUnreachable("text", address="m:1").address == "m:1"
+    assert PCCLError("text", result=Result.NOT_INITIALIZED, function="f").result is Result.NOT_INITIALIZED
+
+
+def test_the_reason_of_a_kick() -> None:
+    assert (Kicked("text", reason="why").message, Kicked("text", reason="why").reason) == ("text", "why")
+    assert Kicked("text").reason == "text"
+    assert Kicked(reason="why").message == "why"

@@ -1,0 +1,39 @@
+"""Bounds that depend on each other."""
+
+from __future__ import annotations
+
+import re
+
+from zpccl import limits
+
+UNITS = "NS MS MAX BYTES DEFAULT PORT FIRST COUNT VERSION ELEMENTS SECOND KIB MIB BACKLOG FLIGHT".split()
+
+
+def test_bounds_are_positive_numbers_with_a_unit() -> None:
+    names = [name for name in vars(limits) if name.isupper()]
+    assert len(names) > 40
+    for name in names:
+        value = getattr(limits, name)
+        assert isinstance(value, int), name
+        assert value > 0, name
+        assert re.split("_", name)[-1] in UNITS, name
+
+
+def test_bounds_that_need_each_other() -> None:
+    # An answer that a broken connection cost its peer must still be there when the peer asks again.
+    assert limits.ANSWERS_KEPT_MAX >= limits.CALLS_IN_FLIGHT_MAX
+    # A peer may say everything about all its calls in one message.
+    assert limits.SPECS_PER_MESSAGE_MAX >= limits.CALLS_IN_FLIGHT_MAX
+    # A full list of links, and of members with long names of any letters, fits into a message.
+    assert limits.PEERS_MAX * 18 < limits.MESSAGE_BYTES_MAX
+    assert limits.PEERS_MAX * (18 + 5 + 3 + 4 * limits.NAME_CHARS_MAX) < limits.MESSAGE_BYTES_MAX
+    # A block of state fits into a data message, with its header.
+    assert limits.STATE_BLOCK_BYTES < limits.DATA_MESSAGE_BYTES_MAX
+    # A peer that comes back in time is not taken for dead before its links are given up.
+    assert limits.DISCONNECT_GRACE_NS < limits.HEARTBEAT_TIMEOUT_NS
+    assert limits.ADMISSION_WAIT_NS < limits.LINK_WAIT_TIMEOUT_NS
+    assert limits.LINK_SETUP_TIMEOUT_NS < limits.LINK_WAIT_TIMEOUT_NS
+    assert limits.LINK_CONNECTIONS_DEFAULT <= limits.LINK_CONNECTIONS_MAX
+    assert limits.FRAME_BYTES_DEFAULT <= limits.FRAME_BYTES_MAX
+    assert limits.PENDING_PEERS_MAX <= limits.PEERS_MAX
+    assert limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT <= 65536

@@ -1,0 +1,139 @@
+"""The plain values of the public API: names and numbers are PCCL's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from zpccl.errors import InvalidArgument
+from zpccl.limits import QUANTIZATION_BLOCK_ELEMENTS
+from zpccl.types import (
+    NO_QUANTIZATION,
+    Attribute,
+    DataType,
+    DeviceType,
+    DistributionHint,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
+
+
+@pytest.mark.parametrize(
+    "kind, names",
+    [
+        (ReduceOp, "SUM AVG PROD MAX MIN"),
+        (
+            Attribute,
+            "GLOBAL_WORLD_SIZE LOCAL_WORLD_SIZE NUM_DISTINCT_PEER_GROUPS LARGEST_PEER_GROUP_WORLD_SIZE",
+        ),
+        (SharedStateSyncStrategy, "ENFORCE_POPULAR RECEIVE_ONLY SEND_ONLY"),
+        (
+            DataType,
+            "UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE",
+        ),
+        (DeviceType, "CPU CUDA"),
+        (DistributionHint, "NONE NORMAL UNIFORM"),
+        (QuantizationAlgorithm, "NONE MIN_MAX ZERO_POINT_SCALE"),
+    ],
+)
+def test_names_and_numbers(kind: type, names: str) -> None:
+    """They go over the wire: who changes one must change PROTOCOL_VERSION."""
+    assert [(member.name, member.value) for member in kind] == [(n, i) for i, n in enumerate(names.split())]
+
+
+@pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BFLOAT16], ids=lambda d: d.name)
+def test_numpy_there_and_back(datatype: DataType) -> None:
+    dtype = datatype.to_numpy_dtype()
+    assert DataType.from_numpy_dtype(dtype) is datatype
+    assert DataType.from_numpy_dtype(dtype.name) is datatype
+    assert dtype.itemsize == datatype.itemsize
+    assert (dtype.kind == "f") is datatype.is_floating
+
+
+def test_bfloat16_is_not_numpys() -> None:
+    assert (DataType.BFLOAT16.itemsize, DataType.BFLOAT16.is_floating) == (2, True)
+    with pytest.raises(InvalidArgument, match="use torch, ml_dtypes, or uint16"):
+        DataType.BFLOAT16.to_numpy_dtype()
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "bool", "U4", "O", "datetime64[s]", ">f4", ">i8", np.dtype("f4,i4")])
+def test_other_numpy_dtypes_are_refused(dtype: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"supported are uint8, .*, float64"):
+        DataType.from_numpy_dtype(dtype)
+
+
+def test_torch_dtypes_are_known_by_name() -> None:
+    """Without torch: its dtypes read "torch.float32"."""
+    assert DataType.from_torch_dtype("torch.bfloat16") is DataType.BFLOAT16
+    with pytest.raises(InvalidArgument, match="complex64 is not supported"):
+        DataType.from_torch_dtype("torch.complex64")
+
+
+@pytest.mark.torch
+def test_torch_there_and_back() -> None:
+    import torch
+
+    for datatype in DataType:
+        dtype = datatype.to_torch_dtype()
+        assert DataType.from_torch_dtype(dtype) is datatype
+        assert torch.empty(1, dtype=dtype).element_size() == datatype.itemsize
+
+
+def test_device_types() -> None:
+    assert DeviceType.from_torch_device_type("cpu") is DeviceType.CPU
+    assert DeviceType.from_torch_device_type("cuda") is DeviceType.CUDA
+    with pytest.raises(InvalidArgument, match="'mps' is not supported; use cpu or cuda"):
+        DeviceType.from_torch_device_type("mps")
+
+
+def test_defaults_are_those_of_pccl() -> None:
+    operand = ReduceOperandDescriptor(DataType.FLOAT)
+    assert operand == ReduceOperandDescriptor(datatype=DataType.FLOAT, distribution_hint=DistributionHint.NONE)
+    assert QuantizationOptions() == QuantizationOptions(
+        quantized_datatype=DataType.UINT8,
+        algorithm=QuantizationAlgorithm.MIN_MAX,
+        block_size=QUANTIZATION_BLOCK_ELEMENTS,
+    )
+    descriptor = ReduceDescriptor(count=4, op=ReduceOp.SUM, tag=1, operand_descriptor=operand)
+    assert descriptor.quantization_options is NO_QUANTIZATION
+    assert NO_QUANTIZATION.algorithm is QuantizationAlgorithm.NONE
+
+
+@pytest.mark.parametrize("make", [ReduceOpDescriptor.from_numpy, ReduceOpDescriptor.from_torch])
+def test_op_descriptors(make: object) -> None:
+    send, recv = np.zeros(4), np.zeros(4)
+    descriptor = ReduceDescriptor(4, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.DOUBLE))
+    made = make(send, recv, descriptor)  # type: ignore[operator]
+    assert made.send is send
+    assert made.recv is recv
+    assert made.reduce_descriptor is descriptor
+
+
+def test_infos() -> None:
+    assert ReduceInfo(local_world_size=2, tx_bytes=3, rx_bytes=4) == ReduceInfo(2, 3, 4)
+    assert SharedStateSyncInfo(tx_bytes=3, rx_bytes=4) == SharedStateSyncInfo(3, 4)
+
+
+def test_importing_costs_nothing() -> None:
+    """numpy and torch are looked up when a conversion is asked for. The module is run alone: the package has users."""
+    code = (
+        "import sys, types\n"
+        "package = types.ModuleType('zpccl'); package.__path__ = [sys.argv[1]]; sys.modules['zpccl'] = package\n"
+        "import zpccl.types\n"
+        "print([name for name in ('numpy', 'torch') if name in sys.modules])\n"
+    )
+    import zpccl.types
+
+    folder = zpccl.types.__file__.rpartition("/")[0]
+    found = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
