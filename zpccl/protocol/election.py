@@ -2,7 +2,8 @@
 
 1. The revision of the sync. Let E be the revision of the last completed sync plus one. It is E if anybody offers E;
    else, above E, the one that most of those offer who completed the last sync (ties: the higher); else the highest
-   offered. RECEIVE_ONLY peers offer nothing. Who offers more is refused; who offers less receives.
+   offered, as when all sync the same revision again. RECEIVE_ONLY peers offer nothing. Who offers more is refused;
+   who offers less receives.
 2. The key set. Keys, dtypes and counts must agree; the set that most peers have wins, others are refused.
 3. The contents. Among those at the revision of the sync, the contents that most hold win (ties: those of the peer that
    comes first in ring order). Contents are the digests of all keys that do not allow inequality. SEND_ONLY peers at
@@ -127,7 +128,8 @@ def choose_revision(
     ahead = Counter(revision for peer, revision in offered.items() if revision > expected and peer in completed_last)
     if ahead:
         return max(ahead, key=lambda revision: (ahead[revision], revision)), False
-    return max(offered.values()), True
+    highest = max(offered.values())
+    return highest, not any(offered.get(peer) == highest for peer in completed_last)
 
 
 def describe_shape_difference(expected: tuple[Shape, ...], found: tuple[Shape, ...]) -> str:
