@@ -63,25 +63,37 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	return link;
 }
 
-/* Lock held. Gives each connection a thread. Edge-triggered: sockets report that they are writable at once. */
-static int link_watch(zp__link *link)
+/* Lock held. True if one of the fds is among the engine's, or twice among these. */
+static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		for (uint32_t k = 0; k < i; k++)
+			if (fds[i] == fds[k])
+				return true;
+		ZP__EACH(node, &engine->links)
+		{
+			const zp__link *link = ZP__ELEMENT(node, zp__link, node);
+			for (uint32_t k = 0; k < link->connection_count; k++)
+				if (link->connections[k].fd == fds[i])
+					return true;
+		}
+	}
+	return false;
+}
+
+/* Lock held. Gives each connection to a thread, which puts it into its epoll: were it done here, a failure halfway would
+ * have to take connections back that their threads may already be working on. */
+static void link_adopt(zp__link *link)
 {
 	zp_engine *engine = link->engine;
+	link->open = true;
+	link->references += link->connection_count;
+	zp__list_append(&engine->links, &link->node);
 	for (uint32_t i = 0; i < link->connection_count; i++) {
 		zp__connection *c = &link->connections[i];
 		c->thread = &engine->threads[engine->thread_next++ % engine->thread_count];
-		struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
-		if (epoll_ctl(c->thread->epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0)
-			continue;
-		int rc = -errno;
-		while (i-- > 0) {
-			c = &link->connections[i];
-			epoll_ctl(c->thread->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
-		}
-		return rc;
+		zp__connection_attend(c);
 	}
-	link->references += link->connection_count;
-	return 0;
 }
 
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32_t count, uint64_t *id)
@@ -99,14 +111,11 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32
 	pthread_mutex_lock(&engine->mutex);
 	if (engine->shut_down)
 		rc = -ESHUTDOWN;
-	else if (zp__link_find(engine, peer))
+	else if (zp__link_find(engine, peer) || fds_taken(engine, fds, count))
 		rc = -EEXIST;
-	else
-		rc = link_watch(link);
 	if (rc == 0) {
-		link->open = true;
 		link->id = *id = ++engine->link_id_last;
-		zp__list_append(&engine->links, &link->node);
+		link_adopt(link);
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
@@ -205,8 +214,8 @@ void zp__connection_close(zp__connection *connection)
 	zp__list_remove(&connection->attention_node);
 	zp__list_remove(&connection->idle_node);
 	zp__list_remove(&connection->parked_node);
-	/* Explicitly, because a child process may still have the socket open. */
-	epoll_ctl(connection->thread->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
+	if (connection->watched) /* Explicitly, because a child process may still have the socket open. */
+		epoll_ctl(connection->thread->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
 	close(connection->fd);
 	connection->fd = -1;
 	free(connection->tx.aside);

@@ -42,6 +42,15 @@ static void run_soon(zp__thread *thread, zp__connection *c)
 		zp__list_append(&thread->run, &c->run_node);
 }
 
+/* Lock held. Puts a new connection into the thread's epoll; the socket reports at once that it is writable. */
+static void watch(zp__thread *thread, zp__connection *c)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
+	c->watched = epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0;
+	if (!c->watched)
+		zp__link_lose(c->link, -errno, true);
+}
+
 /* Takes the attention list. False: the thread must end. */
 static bool look(zp__thread *thread)
 {
@@ -53,6 +62,8 @@ static bool look(zp__thread *thread)
 		zp__list_remove(&c->attention_node);
 		if (c->closing)
 			zp__connection_close(c); /* May free `c`. */
+		else if (!c->watched)
+			watch(thread, c);
 		else
 			run_soon(thread, c);
 	}

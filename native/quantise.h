@@ -7,7 +7,7 @@
 
 #include "reduce.h"
 
-#define ZP__BLOCK_ELEMENTS_MIN 8u
+#define ZP__BLOCK_ELEMENTS_MIN 1u
 #define ZP__BLOCK_ELEMENTS_MAX 4096u
 
 typedef struct {

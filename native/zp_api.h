@@ -12,7 +12,8 @@
  *
  * Ids. Attempts and channels share one space of 64-bit ids that only grows. A frame whose id is above every id this
  * engine has been told of (zp_reduce_start, zp_reduce_end, zp_channel_open, zp_channel_close) makes its connection
- * wait: its attempt is about to be started here. A frame whose id is known and no longer active is read and dropped.
+ * wait: its attempt is about to be started here. A frame whose id is known and not active is read and dropped. So tell of
+ * ids in rising order: frames of an id that is told of after a greater one may be gone, and its attempt then stalls.
  */
 #ifndef ZP_API_H
 #define ZP_API_H
@@ -110,7 +111,8 @@ int zp_engine_fd(zp_engine *engine);
 int zp_engine_poll(zp_engine *engine, zp_event *event);
 
 /* Gives the engine `count` connected stream sockets to `peer`; it makes them non-blocking. `*link` becomes the id of
- * the link. On failure it has taken none of them. -EEXIST: there is a link to this peer; close it first. */
+ * the link. On failure it has taken none of them. -EEXIST: there is a link to this peer, which must be closed first, or
+ * one of the sockets is the engine's already. */
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32_t count, uint64_t *link);
 
 /* Closes the link to `peer`: attempts that use it fail, no LINK_LOST follows. -ENOTCONN: there is none. */

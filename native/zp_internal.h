@@ -167,6 +167,7 @@ struct zp__connection {
 	int fd;		    /* -1 once closed */
 	/* Of its thread. */
 	zp__list run_node;
+	bool watched; /* is in the thread's epoll */
 	bool readable, writable, hung_up;
 	zp__receive rx;
 	zp__transmit tx;

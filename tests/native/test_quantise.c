@@ -15,7 +15,7 @@ enum { COUNT = 1000, WIRE_MAX = COUNT * 17 + 64 };
 
 static const uint32_t dtypes[] = {ZP_FLOAT16, ZP_BFLOAT16, ZP_FLOAT, ZP_DOUBLE};
 static const uint32_t algorithms[] = {ZP_QUANTIZE_MIN_MAX, ZP_QUANTIZE_ZERO_POINT_SCALE};
-static const uint32_t blocks[] = {8, 64, 100, 256, 4096};
+static const uint32_t blocks[] = {1, 8, 100, 256, 4096};
 
 static void put(uint32_t dtype, uint8_t *to, size_t i, double value)
 {
