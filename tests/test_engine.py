@@ -116,7 +116,7 @@ def test_sixteen_peers(meshes: dict[int, Mesh], quantization: QuantizationAlgori
     count=st.integers(1, 5000),
     datatype=st.sampled_from([DataType.UINT8, DataType.INT64, DataType.FLOAT16, DataType.DOUBLE]),
     quantised=st.booleans(),
-    block_elements=st.integers(8, 300),
+    block_elements=st.integers(1, 300),
     frame_bytes=st.integers(64, 9000),
     in_place=st.booleans(),
     restore=st.booleans(),

@@ -46,6 +46,8 @@ POLL_EVENTS_MAX = 256
 
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""
+HEARTBEAT_TIMEOUT_MIN_NS = 1 * SECOND
+"""Less leaves no room for DISCONNECT_GRACE and a heartbeat that a busy machine sends late."""
 HEARTBEAT_INTERVAL_NS = 1 * SECOND
 DISCONNECT_GRACE_NS = 500 * MS
 """A peer whose control connection broke may come back for this long, unless others lost it too."""
@@ -92,7 +94,8 @@ DATA_MESSAGE_BYTES_MAX = 8 * MIB
 DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB
 """Received and not yet consumed, per engine; and sent and not yet written, per link."""
 QUANTIZATION_BLOCK_ELEMENTS = 256
-QUANTIZATION_BLOCK_ELEMENTS_MAX = 65_536
+QUANTIZATION_BLOCK_ELEMENTS_MAX = 4096
+"""The parameters of a block are 0.2% of it then; the engine accepts no larger ones (ZP__BLOCK_ELEMENTS_MAX)."""
 WORLD_SIZE_MAX = 1024
 ELEMENTS_MAX = 2**40
 
