@@ -7,20 +7,27 @@ the call is withdrawn from the run first, so that no thread touches the caller's
 from __future__ import annotations
 
 import atexit
+import contextlib
+import copy
 import functools
 import os
 import secrets
 import socket
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from zpccl import limits
-from zpccl.control.addresses import format_address, listen_on_first_free, parse_address, parse_listen
+from zpccl.control.addresses import (
+    advertised_address,
+    format_address,
+    listen_on_first_free,
+    parse_address,
+    parse_listen,
+)
 from zpccl.control.peer_loop import Buffers, Outcome, PeerLoop, PendingCall
 from zpccl.dataplane.tensors import TensorView, empty_like, view
 from zpccl.dataplane.transfer import StateTransfer
@@ -78,12 +85,13 @@ class AsyncReduceHandle:
         result: the tensor that receives the result. Valid once `wait` has told of success.
     """
 
-    def __init__(self, communicator: Communicator, call_id: int, call: PendingCall, result: Any) -> None:
+    def __init__(self, communicator: Communicator, loop: PeerLoop, call: PendingCall, result: Any) -> None:
         self._communicator = communicator
-        self._call_id = call_id
+        self._loop = loop
         self._call = call
         self.result = result
 
+    @_public
     def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
         """Waits for the outcome. May be called again, and from any thread.
 
@@ -92,9 +100,15 @@ class AsyncReduceHandle:
 
         Returns:
             Whether it succeeded, its `Result` as an int, and what it cost. Never raises for a failed reduce.
+
+        Raises:
+            InvalidArgument: the timeout is not a number of seconds.
+            InvalidUsage: in a child process made by fork.
         """
+        timeout = _seconds(timeout, "timeout")
+        self._communicator._check_process()
         try:
-            outcome = self._communicator._outcome(self._call_id, self._call, timeout)
+            outcome = self._communicator._outcome(self._loop, self._call, timeout)
         except PCCLError as error:
             return False, int(error.result), ReduceInfo(self._communicator.world_size, *self._costs())
         return True, int(Result.SUCCESS), ReduceInfo(outcome.value, outcome.tx_bytes, outcome.rx_bytes)
@@ -164,10 +178,16 @@ class Communicator:
             raise InvalidArgument(f"connections {count!r} is not an integer from 1 to {limits.LINK_CONNECTIONS_MAX}")
         self._connections = int(count)
         self._advertise = advertise or os.environ.get("ZPCCL_ADVERTISE")
+        if self._advertise:
+            advertised_address(self._advertise, limits.PEER_PORT_FIRST)
         self._listen = parse_listen(listen or os.environ.get("ZPCCL_LISTEN"))
         name = name or os.environ.get("ZPCCL_NAME") or f"{socket.gethostname()}:{os.getpid()}"
-        self._name = name[: limits.NAME_CHARS_MAX]
-        self._heartbeat_timeout_ns = _nanoseconds(heartbeat_timeout, "heartbeat_timeout")
+        if not isinstance(name, str):
+            raise InvalidArgument(f"name {name!r} is not a text")
+        self._name = name[: limits.NAME_CHARS_MAX].encode(errors="replace").decode()  # No lone surrogates.
+        self._heartbeat_timeout_ns = _nanoseconds(
+            heartbeat_timeout, "heartbeat_timeout", limits.HEARTBEAT_TIMEOUT_MIN_NS
+        )
         self._master_timeout_ns = _nanoseconds(master_timeout, "master_timeout")
 
     def __enter__(self) -> Communicator:
@@ -181,8 +201,9 @@ class Communicator:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_loop", None) is not None and os.getpid() == self._pid:
-            self.close()
+        loop = getattr(self, "_loop", None)
+        if loop is not None and os.getpid() == self._pid:
+            loop.close()
 
     # --- Taking part ------------------------------------------------------------------------------------------------
 
@@ -206,14 +227,18 @@ class Communicator:
             self._check_process()
             if self._is_closed:
                 raise InvalidUsage("the communicator is closed; make a new one")
-            if self._loop is not None and self._loop.view.state is not State.CLOSED:
-                raise InvalidUsage("connected already")
-            loop = self._loop = self._start_loop()
-            call_id, call = loop.start(n_attempts)
+            if self._loop is not None:
+                if self._loop.view.state is not State.CLOSED:
+                    raise InvalidUsage("connected already")
+                self._loop.close()  # Waits for its end, so that its port is free.
+            loop = self._loop = self._make_loop()
             _open_communicators.add(self)
-        self._outcome(call_id, call)
+            call = PendingCall(Future())
+        with self._giving_up(loop, [call]):
+            loop.start(call, n_attempts)
+            self._outcome(loop, call)
 
-    def _start_loop(self) -> PeerLoop:
+    def _make_loop(self) -> PeerLoop:
         peer_id, token = secrets.token_bytes(16), secrets.token_bytes(16)
 
         def options(addresses: tuple[str, ...]) -> PeerOptions:
@@ -284,7 +309,7 @@ class Communicator:
             InvalidUsage: not connected.
             InvalidArgument: no such attribute.
         """
-        members = self._connected().view.members
+        members = self._admitted().view.members
         sizes: dict[int, int] = {}
         for _, group, _ in members:
             sizes[group] = sizes.get(group, 0) + 1
@@ -336,9 +361,10 @@ class Communicator:
         self._vote(TopologyKind.OPTIMIZE)
 
     def _vote(self, kind: TopologyKind) -> int:
-        call = PendingCall(Future())
-        (call_id,) = self._connected().call(lambda ids: events.TopologyCalled(ids[0], kind), [call])
-        return self._outcome(call_id, call).value
+        loop, call = self._connected(), PendingCall(Future())
+        with self._giving_up(loop, [call]):
+            loop.call(lambda ids: events.TopologyCalled(ids[0], kind), [call])
+            return self._outcome(loop, call).value
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 
@@ -364,13 +390,14 @@ class Communicator:
             NoSharedState: nobody can send.
             PeerLost: a peer was lost meanwhile; call again.
         """
-        loop = self._connected()
+        loop = self._admitted()
         if not isinstance(state, SharedState):
             raise InvalidArgument(f"state is a {type(state).__name__}, not a SharedState")
-        strategy = SharedStateSyncStrategy(strategy)
+        if strategy not in tuple(SharedStateSyncStrategy):
+            raise InvalidArgument(f"{strategy!r} is not a SharedStateSyncStrategy")
         infos = {info.name: info for info in state.tensor_infos}
         tensors = {name: infos[name].view() for name in sorted(infos)}
-        if self.world_size <= 1 and loop.view.state is State.MEMBER:
+        if len(self._group_members()) <= 1:
             raise TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         transfer = StateTransfer(tensors, loop.send_state, loop.report_fetch)
         entries = tuple(
@@ -380,13 +407,15 @@ class Communicator:
             for name, tensor in tensors.items()
         )
         call = PendingCall(Future(), transfer=transfer)
-        (call_id,) = loop.call(lambda ids: events.SyncCalled(ids[0], strategy, state.revision, entries), [call])
         try:
-            transfer.run()
+            with self._giving_up(loop, [call]):
+                loop.call(lambda ids: events.SyncCalled(ids[0], strategy, state.revision, entries), [call])
+                transfer.run()
+                state.revision = self._outcome(loop, call).value
         except KeyboardInterrupt:
-            self._give_up(call_id, call, timed_out=False)
+            if transfer.is_written:  # The interrupt came too late: the others count this peer in.
+                state.revision = call.future.result().value
             raise
-        state.revision = self._outcome(call_id, call).value
         return SharedStateSyncInfo(transfer.tx_bytes, transfer.rx_bytes)
 
     # --- Collectives ------------------------------------------------------------------------------------------------
@@ -430,9 +459,15 @@ class Communicator:
             OperationTimeout: `timeout` ran out.
             InvalidArgument, InvalidUsage: see the text.
         """
-        handle = self._begin([_Collective(send, recv, op, tag, operand_descriptor, quantization_options, restore)])[0]
-        outcome = self._outcome(handle._call_id, handle._call, timeout)
-        return handle.result if recv is None else ReduceInfo(outcome.value, outcome.tx_bytes, outcome.rx_bytes)
+        timeout = _seconds(timeout, "timeout")
+        loop = self._connected()
+        collective = _Collective(send, recv, op, tag, operand_descriptor, quantization_options, restore)
+        buffers, result = collective.prepare()
+        call = PendingCall(Future(), buffers=buffers)
+        with self._giving_up(loop, [call]):
+            _begin(loop, [call])
+            outcome = self._outcome(loop, call, timeout)
+        return result if recv is None else ReduceInfo(outcome.value, outcome.tx_bytes, outcome.rx_bytes)
 
     @_public
     def all_reduce_async(
@@ -454,10 +489,15 @@ class Communicator:
             TooFewPeers: alone in the group.
             InvalidArgument, InvalidUsage: see the text.
         """
-        loop = self._connected()
-        if loop.view.state is State.MEMBER and self.world_size <= 1:
+        loop = self._admitted()
+        if len(self._group_members()) <= 1:
             raise TooFewPeers("this peer is alone in its group; wait for others")
-        return self._begin([_Collective(send, recv, op, tag, operand_descriptor, quantization_options, restore)])[0]
+        collective = _Collective(send, recv, op, tag, operand_descriptor, quantization_options, restore)
+        buffers, result = collective.prepare()
+        call = PendingCall(Future(), buffers=buffers)
+        with self._giving_up(loop, [call]):
+            _begin(loop, [call])
+            return AsyncReduceHandle(self, loop, call, result)
 
     @_public
     def all_reduce_multiple_with_retry(
@@ -481,50 +521,30 @@ class Communicator:
         tags = [descriptor.reduce_descriptor.tag for descriptor in descriptors]
         if len(set(tags)) < len(tags):
             raise InvalidArgument("descriptors must have different tags")
+        loop = self._connected()
+        prepared = [_Collective.of(descriptor).prepare()[0] for descriptor in descriptors]
         world_size = self.world_size
         tx_bytes = rx_bytes = 0
-        for begin in range(0, len(descriptors), max_in_flight):
-            waiting = [_Collective.of(descriptor) for descriptor in descriptors[begin : begin + max_in_flight]]
+        for begin in range(0, len(prepared), max_in_flight):
+            waiting = prepared[begin : begin + max_in_flight]
             while waiting:
-                handles = self._begin(waiting)
-                self._wait_for_all(handles)
-                failed = []
-                for collective, handle in zip(waiting, handles, strict=True):
+                calls = [PendingCall(Future(), buffers=buffers) for buffers in waiting]
+                with self._giving_up(loop, calls):
+                    _begin(loop, calls)
+                    for call in calls:  # An error of one must not leave the memory of another in use.
+                        call.future.exception()
+                waiting = []
+                for call in calls:
                     try:
-                        outcome = handle._call.future.result()
+                        outcome = call.future.result()
                     except PeerLost:
-                        failed.append(collective)
+                        assert call.buffers is not None
+                        waiting.append(call.buffers)
                     else:
                         world_size = outcome.value
                         tx_bytes += outcome.tx_bytes
                         rx_bytes += outcome.rx_bytes
-                waiting = failed
         return ReduceInfo(world_size, tx_bytes, rx_bytes)
-
-    def _wait_for_all(self, handles: Sequence[AsyncReduceHandle]) -> None:
-        """Waits until none is in flight, so that no error of one leaves the memory of another in use."""
-        try:
-            for handle in handles:
-                handle._call.future.exception()
-        except KeyboardInterrupt:
-            for handle in handles:
-                self._give_up(handle._call_id, handle._call, timed_out=False)
-            raise
-
-    def _begin(self, collectives: Sequence[_Collective]) -> list[AsyncReduceHandle]:
-        loop = self._connected()
-        prepared = [collective.prepare() for collective in collectives]
-        calls = [PendingCall(Future(), buffers=buffers) for buffers, _ in prepared]
-
-        def make_event(call_ids: list[int]) -> events.ReduceCalled:
-            specs = [buffers.spec for buffers, _ in prepared]
-            return events.ReduceCalled(tuple(zip(call_ids, specs, strict=True)))
-
-        call_ids = loop.call(make_event, calls)
-        return [
-            AsyncReduceHandle(self, call_id, call, result)
-            for call_id, call, (_, result) in zip(call_ids, calls, prepared, strict=True)
-        ]
 
     # --- Waiting ----------------------------------------------------------------------------------------------------
 
@@ -536,36 +556,53 @@ class Communicator:
             raise InvalidUsage("not connected; call connect() first")
         return self._loop
 
+    def _admitted(self) -> PeerLoop:
+        loop = self._connected()
+        if loop.view.state is State.MEMBER:
+            return loop
+        raise copy.copy(loop.error) if loop.error is not None else InvalidUsage("connect() has not returned yet")
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise InvalidUsage("the communicator belongs to the parent process; make a new one after fork")
 
-    def _outcome(self, call_id: int, call: PendingCall, timeout: float | None = None) -> Outcome:
-        """Waits for the answer of a call. A call that is given up is withdrawn first, and its answer awaited."""
+    def _outcome(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> Outcome:
+        """Waits for the answer of a call. A call whose time is up is withdrawn first, and its answer awaited."""
+        futures.wait([call.future], timeout)
+        if not call.future.done():
+            self._give_up(loop, [call], timed_out=True)
+        error = call.future.exception()
+        if error is not None:
+            # An error of the loop goes to many calls, and raising writes to it: everyone gets a copy.
+            raise copy.copy(error)
+        return call.future.result()
+
+    @contextlib.contextmanager
+    def _giving_up(self, loop: PeerLoop, calls: Sequence[PendingCall]) -> Iterator[None]:
+        """Ctrl-C in the block, at whatever point, withdraws the calls and waits until their memory is the caller's."""
         try:
-            return call.future.result(timeout)
-        except FutureTimeoutError:
-            if call.future.done():  # With an OperationTimeout, which is a TimeoutError too, or just now.
-                return call.future.result()
-            self._give_up(call_id, call, timed_out=True)
-            return call.future.result()
+            yield
         except KeyboardInterrupt:
-            self._give_up(call_id, call, timed_out=False)
+            try:
+                self._give_up(loop, calls, timed_out=False)
+            except KeyboardInterrupt:  # The user is in a hurry.
+                loop.close()
             raise
 
-    def _give_up(self, call_id: int, call: PendingCall, *, timed_out: bool) -> None:
-        """Withdraws a call and waits until the memory is the caller's again: for the master, or else by leaving."""
-        loop = self._loop
-        assert loop is not None
-        loop.withdraw(call_id, timed_out=timed_out)
-        deadline = time.monotonic() + limits.WITHDRAW_TIMEOUT_NS / limits.SECOND
-        while not call.future.done() and time.monotonic() < deadline:
-            try:
-                call.future.exception(max(0.0, deadline - time.monotonic()))
-            except FutureTimeoutError:
-                break
-        if not call.future.done():
+    def _give_up(self, loop: PeerLoop, calls: Sequence[PendingCall], *, timed_out: bool) -> None:
+        """Withdraws calls and waits until the memory is the caller's again: for the master, or else by leaving."""
+        for call in calls:
+            loop.withdraw(call, timed_out=timed_out)
+        if futures.wait([call.future for call in calls], limits.WITHDRAW_TIMEOUT_NS / limits.SECOND).not_done:
             loop.close()
+
+
+def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:
+    def make_event(call_ids: list[int]) -> events.ReduceCalled:
+        specs = [call.buffers.spec for call in calls if call.buffers is not None]
+        return events.ReduceCalled(tuple(zip(call_ids, specs, strict=True)))
+
+    loop.call(make_event, calls)
 
 
 class _Collective:
@@ -606,6 +643,10 @@ class _Collective:
         Raises:
             InvalidArgument: a tensor or an argument cannot be used.
         """
+        if not isinstance(self.operand, ReduceOperandDescriptor | None):
+            raise InvalidArgument(f"operand_descriptor is a {type(self.operand).__name__}")
+        if not isinstance(self.quantization, QuantizationOptions):
+            raise InvalidArgument(f"quantization_options is a {type(self.quantization).__name__}")
         datatype = self.operand.datatype if self.operand is not None else None
         result = empty_like(self.send) if self.recv is None else self.recv
         in_place = result is self.send
@@ -619,18 +660,19 @@ class _Collective:
             raise InvalidArgument("send and recv share a part of their memory; pass the same tensor or separate ones")
         if not _is_int(self.tag) or not 0 <= self.tag <= limits.TAG_MAX:
             raise InvalidArgument(f"tag {self.tag!r} is not an integer from 0 to {limits.TAG_MAX}")
-        if self.op not in set(ReduceOp):
+        if self.op not in tuple(ReduceOp):
             raise InvalidArgument(f"op {self.op!r} is not a ReduceOp")
         self._check_quantization(send)
-        options = self.quantization
+        # What is not used must be neither compared between peers nor checked.
+        options = self.quantization if self.quantization.algorithm != QuantizationAlgorithm.NONE else NO_QUANTIZATION
         spec = CollectiveSpec(
             tag=int(self.tag),
             count=send.count,
-            datatype=send.datatype,
-            op=self.op,
-            quantization=options.algorithm,
-            quantized_datatype=options.quantized_datatype,
-            block_elements=options.block_size,
+            datatype=int(send.datatype),
+            op=int(self.op),
+            quantization=int(options.algorithm),
+            quantized_datatype=int(options.quantized_datatype),
+            block_elements=int(options.block_size),
         )
         return Buffers(spec, send, recv, self.restore), result
 
@@ -638,7 +680,7 @@ class _Collective:
         options = self.quantization
         if options.algorithm == QuantizationAlgorithm.NONE:
             return
-        if options.algorithm not in set(QuantizationAlgorithm):
+        if options.algorithm not in tuple(QuantizationAlgorithm):
             raise InvalidArgument(f"{options.algorithm!r} is not a QuantizationAlgorithm")
         if not send.datatype.is_floating:
             raise InvalidArgument(f"only floating-point tensors can be quantised, not {send.datatype.name}")
@@ -652,14 +694,24 @@ def _is_int(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def _nanoseconds(seconds: float, name: str) -> int:
-    if not 0 < seconds <= 86_400:
-        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds between 0 and 86,400")
+def _seconds(seconds: Any, name: str) -> float | None:
+    """A checked `timeout=`: a number that a lock can wait for, or None."""
+    if seconds is None:
+        return None
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds, 0 or more; None waits without end")
+    return min(float(seconds), threading.TIMEOUT_MAX)
+
+
+def _nanoseconds(seconds: Any, name: str, at_least_ns: int = limits.MS) -> int:
+    if not isinstance(seconds, (int, float)) or not at_least_ns / limits.SECOND <= seconds <= 86_400:
+        bound = at_least_ns / limits.SECOND
+        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds from {bound:g} to 86,400")
     return int(seconds * limits.SECOND)
 
 
 def _environment_int(name: str) -> int:
     text = os.environ.get(name, "0")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise InvalidArgument(f"{name} is {text!r}, not a number")
     return int(text)

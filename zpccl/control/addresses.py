@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import re
 import socket
@@ -12,6 +13,8 @@ import ifaddr
 from zpccl import limits
 from zpccl.errors import InvalidArgument, InvalidUsage
 
+_NEVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""What no other port would change."""
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>\d{1,5})\Z", re.ASCII)
 
 
@@ -48,6 +51,7 @@ def parse_listen(text: str | None) -> tuple[str, range]:
     """
     if not text:
         return "", range(limits.PEER_PORT_FIRST, limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT)
+    text = str(text)
     host, separator, ports = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     if not separator:
         host, ports = text, f"{limits.PEER_PORT_FIRST}-{limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT - 1}"
@@ -70,7 +74,7 @@ def listen_on_first_free(host: str, ports: range) -> socket.socket:
         except PermissionError as error:
             raise InvalidArgument(f"cannot listen on {format_address(host, port)}: {error}") from error
         except OSError as error:
-            if error.errno is None or isinstance(error, socket.gaierror) or error.errno == 99:  # EADDRNOTAVAIL
+            if error.errno is None or isinstance(error, socket.gaierror) or error.errno in _NEVER:
                 raise InvalidArgument(f"cannot listen on {host!r}: {error}") from error
     raise InvalidUsage(
         f"no free port from {ports.start} to {ports.stop - 1} to listen on; set listen= to another range"
@@ -101,6 +105,18 @@ def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
         raise
 
 
+def advertised_address(advertise: str, port: int) -> str:
+    """The address that an `advertise=` option means: "host" stands for that host with the port of the listener.
+
+    Raises:
+        InvalidArgument: it is malformed.
+    """
+    is_whole = _ADDRESS.match(str(advertise)) is not None
+    address = str(advertise) if is_whole else format_address(str(advertise).strip("[]"), port)
+    parse_address(address, what="advertise")
+    return address
+
+
 def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, ...]:
     """Where others may reach a listener: the advertised address, then loopback, then this host's interfaces.
 
@@ -108,11 +124,7 @@ def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, .
         InvalidArgument: `advertise` is malformed.
     """
     host, port = listener.getsockname()[:2]
-    addresses: list[str] = []
-    if advertise:
-        is_whole = _ADDRESS.match(advertise) is not None
-        addresses.append(advertise if is_whole else format_address(advertise.strip("[]"), port))
-        parse_address(addresses[0], what="advertise")
+    addresses = [advertised_address(advertise, port)] if advertise else []
     if not ipaddress.ip_address(host).is_unspecified:
         addresses.append(format_address(host, port))
     else:

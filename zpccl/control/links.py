@@ -135,30 +135,41 @@ class LinkBroker:
         return self._wanted.setdefault(peer_id, asyncio.Event())
 
     async def _accept_until_stopped(self) -> None:
-        accepting = self._loop.create_task(self._accept())
+        self._loop.add_reader(self._listener, self._accept)
         await self._stop.wait()
-        tasks = [accepting, *self._dials.values(), *self._handshakes]
+        self._loop.remove_reader(self._listener)
+        tasks = [*self._dials.values(), *self._handshakes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = await self._loop.sock_accept(self._listener)
-            except OSError as error:  # The connection is gone already, or descriptors ran out.
-                logger.warning("cannot accept a data connection: %s", error)
-                await asyncio.sleep(limits.RECONNECT_INTERVAL_NS / limits.SECOND)
-                continue
-            connection.setblocking(False)
-            if len(self._handshakes) >= limits.HANDSHAKES_MAX:
-                logger.warning("too many unfinished data connections; one is refused")
-                connection.close()
-                continue
-            task = self._loop.create_task(self._serve(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # It is gone already.
+            return
+        except OSError as error:  # Descriptors or memory ran out. The connection waits; so do we.
+            logger.warning("cannot accept a data connection: %s", error)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again)
+            return
+        if len(self._handshakes) >= limits.HANDSHAKES_MAX:
+            logger.warning("too many unfinished data connections; one is refused")
+            return connection.close()
+        connection.setblocking(False)
+        task = self._loop.create_task(self._serve(connection))
+        self._handshakes.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._handshakes.discard(task)
+            connection.close()  # Unless it is part of a link by now, which has taken its descriptor.
+
+        task.add_done_callback(end)
+
+    def _accept_again(self) -> None:
+        if not self._stop.is_set():
+            self._loop.add_reader(self._listener, self._accept)
 
     # --- Accepting --------------------------------------------------------------------------------------------------
 
@@ -168,10 +179,6 @@ class LinkBroker:
         except (HandshakeError, OSError, asyncio.TimeoutError) as error:
             reason = "it said nothing in time" if isinstance(error, asyncio.TimeoutError) else error
             logger.debug("data connection dropped: %s", reason)
-            connection.close()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
 
     async def _take_part(self, connection: socket.socket) -> None:
         hello = LinkHello.decode(await self._receive(connection, HELLO_BYTES))
@@ -207,7 +214,7 @@ class LinkBroker:
     def _complete(self, sender: bytes, link: _IncomingLink) -> None:
         """All connections of a link are committed: READY goes out, and the link to the data plane."""
         link.complete.set()
-        sockets = [link.sockets[index] for index in range(link.count)]
+        sockets = [socket.socket(fileno=link.sockets[index].detach()) for index in range(link.count)]
         for connection in sockets:
             # A fresh socket takes five bytes at once; if not, the link is broken and the data plane will notice.
             with contextlib.suppress(OSError):
@@ -271,7 +278,10 @@ class LinkBroker:
 
     async def _dial_one(self, address: str, hello: LinkHello) -> socket.socket:
         host, port = parse_address(address)
-        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:  # A number needs no thread that asks a name server.
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, target = found[0]
         connection = socket.socket(family, kind, protocol)
         try:

@@ -1,8 +1,8 @@
 """The shell of a peer: one thread between the user's calls, the master, the data plane and the link broker.
 
 Ownership. The thread owns the DEALER socket, its monitor, the machine, the table of calls, and the data plane's event
-queue; it alone opens and closes links and starts and ends attempts. Users' threads put events into the inbox under the
-lock and wait on the `Future` of their call; the broker's thread puts links and failures there too. An eventfd wakes the
+queue; it alone opens and closes links and starts and ends attempts. Users' threads put calls into the inbox under the
+lock and wait on the `Future` of each; the broker's thread puts links and failures there too. An eventfd wakes the
 thread. The buffers of a call belong to the data plane from StartReduce to EndReduce, else to the user.
 
 The thread ends when the machine is closed: then every call has its answer, every buffer is the user's again, and all
@@ -20,8 +20,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -32,7 +33,7 @@ from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.dataplane.engine import Engine, LinkLost, MessageReceived, ReduceDone, ReducePlan
 from zpccl.dataplane.tensors import TensorView
 from zpccl.dataplane.transfer import StateTransfer
-from zpccl.errors import InternalError
+from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import CollectiveSpec, Malformed, OtherVersion, decode_master_message, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
@@ -65,9 +66,14 @@ class Outcome:
 
 @dataclass
 class PendingCall:
-    """A call without an answer."""
+    """A call without an answer.
+
+    Attributes:
+        call_id: its number, once it is made.
+    """
 
     future: Future[Outcome]
+    call_id: int | None = None
     buffers: Buffers | None = None
     transfer: StateTransfer | None = None
     tx_bytes: int = 0
@@ -81,6 +87,33 @@ class View:
     state: State = State.NEW
     epoch: int = 0
     members: tuple[tuple[bytes, int, str], ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class _NewCalls:
+    """Calls of a user, and the event that tells the machine of them."""
+
+    event: events.PeerEvent
+    calls: list[PendingCall]
+
+
+@dataclass(frozen=True)
+class _GivenUp:
+    """A user's thread does not wait for a call any more."""
+
+    call: PendingCall
+    timed_out: bool
+
+
+@dataclass(frozen=True)
+class _NewLink:
+    """The connected sockets of a link, which belong to whoever takes this."""
+
+    peer_id: bytes
+    sockets: list[socket.socket]
+
+
+_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | _NewLink"
 
 
 class PeerLoop:
@@ -104,8 +137,8 @@ class PeerLoop:
         advertise: str | None,
         heartbeat_timeout_ns: int,
     ) -> None:
-        self._lock = threading.Lock()
-        self._inbox: deque[events.PeerEvent | Callable[[], None]] = deque()
+        self._lock = threading.RLock()  # The collector of garbage may close another loop, or this one, inside it.
+        self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
         self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces and syncs that run.
@@ -145,63 +178,73 @@ class PeerLoop:
 
     # --- For users' threads -----------------------------------------------------------------------------------------
 
-    def start(self, connect_tries: int) -> tuple[int, PendingCall]:
-        """Starts the thread and connects. Returns the call that is answered on admission, with its id."""
-        call = PendingCall(Future())
-        (call_id,) = self.call(lambda ids: events.ConnectCalled(ids[0], connect_tries), [call])
-        self._socket.connect(self._endpoint)
-        self._thread.start()
-        return call_id, call
+    def start(self, call: PendingCall, connect_tries: int) -> None:
+        """Connects and starts the thread. The call is answered on admission.
 
-    def call(
-        self,
-        make_event: Callable[[list[int]], events.PeerEvent],
-        pending: list[PendingCall],
-    ) -> list[int]:
-        """Makes calls: numbers them and hands the event with their ids to the machine. Returns the ids."""
+        Raises:
+            InvalidArgument: ZeroMQ does not take the address.
+        """
+        try:
+            self._socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            self._machine.error = InvalidArgument(f"cannot connect to {self._endpoint}: {error.strerror}")
+            self._shut_down()
+            raise self._machine.error from None
+        self.call(lambda ids: events.ConnectCalled(ids[0], connect_tries), [call])
+        self._thread.start()
+
+    def call(self, make_event: Callable[[list[int]], events.PeerEvent], pending: list[PendingCall]) -> None:
+        """Makes calls: numbers them and hands the event with their ids to the machine."""
         with self._lock:
             call_ids = list(range(self._next_call_id, self._next_call_id + len(pending)))
             self._next_call_id += len(pending)
+            for call_id, call in zip(call_ids, pending, strict=True):
+                call.call_id = call_id
+            self._post(_NewCalls(make_event(call_ids), pending))  # Ctrl-C finds all of them made, or none.
             is_closed = self._is_closed
-            if not is_closed:
-                self._calls.update(zip(call_ids, pending, strict=True))
-                self._inbox.append(make_event(call_ids))
-                os.eventfd_write(self._wakeup, 1)
         if is_closed:
             self._refuse(pending)
-        return call_ids
 
-    def withdraw(self, call_id: int, *, timed_out: bool) -> None:
-        """Gives a call up. Its future still gets an answer."""
-        self._post(events.CallWithdrawn(call_id, timed_out))
+    def withdraw(self, call: PendingCall, *, timed_out: bool) -> None:
+        """Gives a call up, made or not. Its future still gets an answer."""
+        with self._lock:
+            self._post(_GivenUp(call, timed_out))
+            is_closed = self._is_closed
+        if is_closed:
+            self._refuse([call])
 
     def close(self) -> None:
         """Leaves the run and waits for the end of the thread."""
+        if self._thread.ident is None:
+            return self._shut_down()
         self._post(events.CloseCalled())
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # Where garbage is collected, a communicator is dropped.
+            self._thread.join()
 
-    def _post(self, item: events.PeerEvent | Callable[[], None]) -> None:
+    @property
+    def error(self) -> PCCLError | None:
+        """Why the loop has ended, or None."""
+        return self._machine.error
+
+    def _post(self, item: _InboxItem) -> bool:
         with self._lock:
-            if self._is_closed:
-                return
-            self._inbox.append(item)
-            os.eventfd_write(self._wakeup, 1)
+            if not self._is_closed:
+                self._inbox.append(item)
+                os.eventfd_write(self._wakeup, 1)
+            return not self._is_closed
 
     def _refuse(self, pending: list[PendingCall]) -> None:
         error = self._machine.error or InternalError("the peer has ended")
         for call in pending:
-            call.future.set_exception(error)
+            with contextlib.suppress(InvalidStateError):  # It has its answer, or gets it from another thread.
+                call.future.set_exception(error)
 
     # --- For the broker's thread ------------------------------------------------------------------------------------
 
     def _on_link(self, peer_id: bytes, sockets: list[socket.socket]) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._inbox.append(lambda: self._open_link(peer_id, sockets))
-                os.eventfd_write(self._wakeup, 1)
-                return
-        for connection in sockets:
-            connection.close()
+        if not self._post(_NewLink(peer_id, sockets)):
+            for connection in sockets:
+                connection.close()
 
     def _on_link_failed(self, peer_id: bytes, reason: str) -> None:
         self._post(events.LinkFailed(peer_id, reason))
@@ -228,10 +271,7 @@ class PeerLoop:
         with self._lock:
             inbox, self._inbox = self._inbox, deque()
         for item in inbox:
-            if callable(item):
-                item()
-            else:
-                self._handle(item, now_ns)
+            self._take(item, now_ns)
         for event in self._take_monitor_events():  # After the inbox: connect() comes before the connection it makes.
             self._handle(event, now_ns)
         for _ in range(limits.POLL_EVENTS_MAX):
@@ -245,6 +285,21 @@ class PeerLoop:
         deadline_ns = self._machine.deadline_ns()
         if deadline_ns is not None and now_ns >= deadline_ns:
             self._handle(events.Tick(), now_ns)
+
+    def _take(self, item: _InboxItem, now_ns: int) -> None:
+        if isinstance(item, _NewCalls):
+            self._calls.update((call.call_id, call) for call in item.calls if call.call_id is not None)
+            self._handle(item.event, now_ns)
+        elif isinstance(item, _GivenUp):
+            call = item.call
+            if call.call_id in self._calls:
+                self._handle(events.CallWithdrawn(call.call_id, item.timed_out), now_ns)
+            elif not call.future.done():  # Interrupted before it was made.
+                call.future.set_exception(InvalidUsage("the call was interrupted"))
+        elif isinstance(item, _NewLink):
+            self._open_link(item.peer_id, item.sockets, now_ns)
+        else:
+            self._handle(item, now_ns)
 
     def _take_monitor_events(self) -> list[events.PeerEvent]:
         found: list[events.PeerEvent] = []
@@ -323,8 +378,7 @@ class PeerLoop:
         machine = self._machine
         members = tuple((member.peer_id, member.group, member.name) for member in machine.members)
         self.view = View(machine.state, machine.epoch, members)
-        with self._lock:
-            call = self._calls.pop(effect.call_id)
+        call = self._calls.pop(effect.call_id)
         if isinstance(effect, effects.Resolve):
             call.future.set_result(Outcome(effect.value, call.tx_bytes, call.rx_bytes))
         else:
@@ -357,10 +411,7 @@ class PeerLoop:
         try:
             self._engine.start_reduce(plan)
         except OSError as error:
-            failed = events.ReduceDone(effect.attempt_id, error=f"cannot start: {error.strerror or error}")
-            with self._lock:
-                self._inbox.appendleft(failed)
-            os.eventfd_write(self._wakeup, 1)
+            self._post(events.ReduceDone(effect.attempt_id, error=f"cannot start: {error.strerror or error}"))
 
     def _start_sync(self, effect: effects.StartSync) -> None:
         plan = effect.plan
@@ -379,7 +430,7 @@ class PeerLoop:
         assert transfer is not None
         transfer.end(effect.commit)
 
-    def _open_link(self, peer_id: bytes, sockets: list[socket.socket]) -> None:
+    def _open_link(self, peer_id: bytes, sockets: list[socket.socket], now_ns: int) -> None:
         """A complete link has come from the broker; it replaces an older one, which is broken at its other end."""
         self._close_link(peer_id)
         try:
@@ -387,10 +438,10 @@ class PeerLoop:
         except OSError as error:
             for connection in sockets:
                 connection.close()
-            return self._handle(events.LinkFailed(peer_id, str(error)), time.monotonic_ns())
+            return self._handle(events.LinkFailed(peer_id, str(error)), now_ns)
         for connection in sockets:
             connection.detach()
-        self._handle(events.LinkUp(peer_id), time.monotonic_ns())
+        self._handle(events.LinkUp(peer_id), now_ns)
 
     def _close_link(self, peer_id: bytes) -> None:
         if self._link_ids.pop(peer_id, None) is not None:
@@ -419,18 +470,28 @@ class PeerLoop:
     def _shut_down(self) -> None:
         """Everything ends; whoever still waits gets the machine's error."""
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
-            calls, self._calls = self._calls, {}
+            calls = list(self._calls.values())
+            self._calls = {}
             inbox, self._inbox = self._inbox, deque()
+        for item in inbox:
+            if isinstance(item, _NewCalls):
+                calls += item.calls
+            elif isinstance(item, _GivenUp):
+                calls.append(item.call)
+            elif isinstance(item, _NewLink):
+                for connection in item.sockets:
+                    connection.close()
         self._channels.clear()
         self._broker.close()
         self._engine.close()
         self.view = View(State.CLOSED, self.view.epoch, self.view.members)
-        del inbox  # Links in it close their sockets when they are forgotten.
-        for call in calls.values():
+        for call in calls:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
-        self._refuse(list(calls.values()))
+        self._refuse(calls)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=limits.LINGER_MS)

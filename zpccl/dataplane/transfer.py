@@ -118,6 +118,7 @@ class StateTransfer:
 
     Attributes:
         digests: the digest of each tensor, computed now.
+        is_written: the sync was committed, and the tensors hold what was elected.
         tx_bytes, rx_bytes: what was sent and received.
     """
 
@@ -133,6 +134,7 @@ class StateTransfer:
         self._mailbox: queue.SimpleQueue[_Start | _Delivery | _End] = queue.SimpleQueue()
         self._plan: _Start | None = None
         self._fetch: _Fetch | None = None
+        self.is_written = False
         self.tx_bytes = 0
         self.rx_bytes = 0
 
@@ -272,7 +274,15 @@ class StateTransfer:
             self._report(fetch.attempt_id, reason, fetch.holder)
 
     def _write(self) -> None:
-        if self._fetch is None:
-            return
-        for (key, index), block in self._fetch.staged.items():
-            block_view(self._tensors[key], index)[:] = block
+        """Writes what was fetched: all of it, also when Ctrl-C comes in between."""
+        staged = self._fetch.staged if self._fetch is not None else {}
+        interrupt: KeyboardInterrupt | None = None
+        while not self.is_written:
+            try:
+                for (key, index), block in staged.items():
+                    block_view(self._tensors[key], index)[:] = block
+                self.is_written = True
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
