@@ -124,7 +124,7 @@ def machine_with_members() -> tuple[MasterMachine, int]:
     return bench.machine, bench.now_ns
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(STEPS)
 def test_the_master_survives_anything(steps: list[Step]) -> None:
     """S1, S3, B1: and everything it says can be read by its receiver."""
@@ -146,7 +146,7 @@ def test_the_master_survives_anything(steps: list[Step]) -> None:
         assert len(peer.open_calls) <= limits.CALLS_IN_FLIGHT_MAX
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(STEPS)
 def test_the_master_comes_to_rest(steps: list[Step]) -> None:
     """L1: when all fall silent and withdraw what waits, no call stays open and no deadline keeps the master busy."""
@@ -176,7 +176,7 @@ def test_the_master_comes_to_rest(steps: list[Step]) -> None:
     assert not machine.syncs.transfers
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(STEPS)
 def test_what_comes_twice_changes_nothing(steps: list[Step]) -> None:
     machine, now_ns = machine_with_members()

@@ -471,6 +471,17 @@ def test_resuming_before_the_old_connection_is_known_to_be_gone(bench: MasterBen
     assert bench.names() == "ab"
 
 
+def test_a_hello_that_was_overtaken_by_a_later_one(bench: MasterBench) -> None:
+    """Connections have no order between them: the peer stays on the one that it numbered last."""
+    bench.members("a", "b")
+    bench.hello("b", welcomed=True, connection=3)
+    assert bench.hello("b", welcomed=True, connection=2) == []
+    assert sent(bench.handle(events.ConnectionClosed("b3"))) == []
+    assert bench.tick(10 * SECOND) == []
+    assert bench.names() == "ab"
+    assert bench.peer("b").connection == "b2"
+
+
 def test_who_comes_back_too_late_is_unknown(bench: MasterBench) -> None:
     bench.members("a", "b")
     bench.lose("b")

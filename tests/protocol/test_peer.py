@@ -753,6 +753,18 @@ def test_a_connection_that_breaks_again_and_again() -> None:
     assert peer.machine.deadline_ns() == deadline_ns
 
 
+@pytest.mark.parametrize("where", ["connecting", "member"])
+def test_a_welcome_of_a_connection_that_is_gone(where: str) -> None:
+    """L1: it may be read after the break; that must not end the wait for the master."""
+    peer = getattr(PeerBench(), where)()
+    peer.down()
+    deadline_ns = peer.machine.deadline_ns()
+    assert peer.hear(Welcome(RUN_ID, 1)) == []
+    assert (peer.machine.state.value, peer.machine.deadline_ns()) == (where, deadline_ns)
+    hello = peer.up()[0].message
+    assert hello.was_welcomed is (where == "member")
+
+
 def test_a_master_that_does_not_know_us() -> None:
     peer = PeerBench().member()
     peer.reduce(10)

@@ -127,7 +127,7 @@ class Watch:
         }.get(action, events.Tick())
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(ACTIONS, NUMBERS), min_size=10, max_size=40), LAST_ACTIONS)
 def test_buffers_and_calls(steps: list[tuple[str, int]], last: str) -> None:
     """S4, L1: however it ends, every call has been answered once, after its buffer was given back."""
@@ -143,7 +143,7 @@ def test_buffers_and_calls(steps: list[tuple[str, int]], last: str) -> None:
     assert watch.peer.machine.deadline_ns() is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(ACTIONS, NUMBERS), min_size=5, max_size=30))
 def test_a_new_connection_is_told_everything_once(steps: list[tuple[str, int]]) -> None:
     """L3: the calls without an answer, each with its standing message, in order."""

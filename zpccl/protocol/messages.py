@@ -51,7 +51,7 @@ class Hello(_Message, tag="hello", frozen=True):
     addresses: Addresses
     """Where this peer listens for data connections, "host:port", the most likely first."""
     connection: Natural = 0
-    """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer one."""
+    """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer."""
 
 
 class Linked(_Message, tag="linked", frozen=True):

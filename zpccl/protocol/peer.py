@@ -294,6 +294,8 @@ class PeerMachine:
             self._on_refused(message)
 
     def _on_welcome(self, message: Welcome) -> None:
+        if not self._is_connected:
+            return  # Read late, of a connection that is gone: the wait for the master goes on.
         self._deadline_ns = None
         if self.state is State.CONNECTING:
             self.run_id = message.run_id
