@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import sys
 
 from bench_systems import PLACES, System, start_gloo, start_zpccl
@@ -99,6 +100,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--quantize", choices=tuple(QUANTIZATIONS), nargs="+", default=["none"], help="of zpccl (default none)"
     )
     parser.add_argument("--places", choices=PLACES, nargs="+", default=list(PLACES), help="of zpccl (default all)")
+    parser.add_argument(
+        "--systems", choices=("zpccl", "gloo"), nargs="+", default=None, help="default all that can be had"
+    )
     add_output_arguments(parser)
     return parser
 
@@ -110,6 +114,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quantize != ["none"] and not options.dtype.startswith("float"):
         parser.error(f"--quantize: only floating-point tensors can be quantised, not {options.dtype}")
     has_torch = importlib.util.find_spec("torch") is not None
+    systems = options.systems or (["zpccl", "gloo"] if has_torch else ["zpccl"])
+    if "gloo" in systems and not has_torch:
+        parser.error("--systems gloo needs torch, which `make test-torch` installs")
 
     def play() -> int:
         rows: list[Row] = []
@@ -120,10 +127,10 @@ def main(arguments: list[str] | None = None) -> int:
             say("  ".join(cells_of(rows[-1])))
 
         for size_bytes in options.bytes:
-            for quantize in options.quantize:
-                for place in options.places:
+            if "zpccl" in systems:
+                for quantize, place in itertools.product(options.quantize, options.places):
                     add(start_zpccl(options.peers, options.connections, place), size_bytes, quantize, place)
-            if has_torch:
+            if "gloo" in systems:
                 add(start_gloo(options.peers), size_bytes, "none", "in")
         write_json(options.json, rows)
         print_table("Memory of an all-reduce beyond the caller's buffers", COLUMNS, [cells_of(row) for row in rows])

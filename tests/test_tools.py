@@ -1,0 +1,311 @@
+"""The measuring tools: their arithmetic, their children, and each of them on something small."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+sys.path.insert(0, str(TOOLS))  # As Python does for a script there; the children need it too.
+
+import common  # noqa: E402
+import kill_peer  # noqa: E402
+from bench_raw_tcp import RawTcpRing  # noqa: E402
+
+
+def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOLS / name), *arguments]
+    return subprocess.run(command, text=True, capture_output=True, check=False)
+
+
+# --- Arithmetic -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("4096", 4096),
+        ("7B", 7),
+        ("4KiB", 4096),
+        ("4kib", 4096),
+        ("1.5 MiB", 3 * 2**19),
+        ("64MiB", 2**26),
+        ("1GB", 10**9),
+        ("2k", 2000),
+    ],
+)
+def test_parses_sizes(text: str, size: int) -> None:
+    assert common.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "0", "0.5", "1.0001KiB", "4 elephants", "1e3", "nan"])
+def test_refuses_what_is_no_size(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is no size|is not a whole number"):
+        common.parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(1, "1B"), (1000, "1000B"), (4096, "4KiB"), (2**26, "64MiB"), (2**30, "1GiB")]
+)
+def test_formats_sizes_that_parse_again(size: int, text: str) -> None:
+    assert common.format_bytes(size) == text
+    assert common.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("peers", "size", "seconds", "gbit"),
+    [(2, 10**9, 1.0, 8.0), (2, 10**9, 0.5, 16.0), (4, 10**9, 1.0, 12.0), (5, 125_000_000, 1.0, 1.6)],
+)
+def test_bus_bandwidth_is_what_a_peer_sends(peers: int, size: int, seconds: float, gbit: float) -> None:
+    """2(N-1)/N times the bytes, one direction: of 2 peers once the tensor, of 4 one and a half times."""
+    assert common.bus_bandwidth_gbit(peers, size, seconds) == pytest.approx(gbit)
+
+
+def test_spread_names_median_and_extremes() -> None:
+    assert common.spread([3.0, 1.0, 2.0, 10.0], "ms") == {"ms_median": 2.5, "ms_min": 1.0, "ms_max": 10.0}
+
+
+@pytest.mark.parametrize("dtype", common.DTYPES)
+def test_pattern_of_all_is_the_exact_sum_of_the_patterns_of_each(dtype: str) -> None:
+    total = np.zeros(common.PATTERN_PERIOD_ELEMENTS, dtype)
+    for number in range(16):
+        total += common.pattern([number], dtype)
+    assert common.pattern(range(16), dtype).tobytes() == total.tobytes()
+    if dtype != "int8" and dtype != "uint8":
+        assert total.max() == 16 * 96 + 2 * sum(range(8))
+
+
+@pytest.mark.parametrize("count", [1, 96, 97, 98, common.CHECK_ELEMENTS, common.CHECK_ELEMENTS + 1])
+def test_worst_error_sees_a_single_element(count: int) -> None:
+    period = common.pattern([3], "float32")
+    array = np.empty(count, np.float32)
+    common.fill_with(array, period)
+    assert common.worst_error(array, period) == 0.0
+    array[-1] += 0.25
+    assert common.worst_error(array, period) == 0.25
+    array[-1] = np.nan
+    assert common.worst_error(array, period) == np.inf
+
+
+def test_error_bound_is_zero_unless_quantised() -> None:
+    assert common.error_bound(4, "none") == 0.0
+    assert common.error_bound(2, "minmax") == pytest.approx(3 * 103 / 255)
+
+
+def test_json_is_written_whole_and_folders_are_made(tmp_path: Path) -> None:
+    common.write_json(None, object())  # No file was asked for.
+    path = tmp_path / "new" / "file.json"
+    common.write_json(path, [1])
+    common.write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [file.name for file in path.parent.iterdir()] == ["file.json"]
+
+
+def test_table_is_plain_text_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    common.print_table("Title", ["name", "n"], [["a", "1"], ["longer", "100"]])
+    assert capsys.readouterr().out == "Title\nname      n\na         1\nlonger  100\n"
+
+
+# --- Children ---------------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """Lives in a child."""
+
+    def say(self, text: str) -> str:
+        return text
+
+    def fail(self) -> None:
+        raise ValueError("as told")
+
+    def die(self) -> None:
+        raise SystemExit(3)
+
+    def close(self) -> None: ...
+
+
+def test_worker_answers_reports_errors_and_goes_on() -> None:
+    worker = common.Worker("echo", Echo)
+    try:
+        assert worker.call("say", "hello") == "hello"
+        with pytest.raises(common.WorkerFailed, match="as told"):
+            worker.call("fail")
+        assert common.call_all([worker], "say", "again") == ["again"]
+    finally:
+        worker.close()
+    worker.close()
+    with pytest.raises(common.WorkerFailed, match="gone"):
+        worker.begin("say", "late")
+
+
+def test_worker_that_dies_is_noticed() -> None:
+    worker = common.Worker("echo", Echo)
+    try:
+        with pytest.raises(common.WorkerFailed, match="died"):
+            worker.call("die")
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("peers", "connections", "size"), [(2, 1, 10), (2, 3, 1_000_003), (3, 4, 1_000_003), (4, 2, 1)]
+)
+def test_raw_tcp_ring_brings_the_neighbours_bytes(peers: int, connections: int, size: int) -> None:
+    rings = [RawTcpRing(rank, peers, connections) for rank in range(peers)]
+    out = [np.random.default_rng(rank).integers(0, 256, size, np.uint8) for rank in range(peers)]
+    into = [np.zeros(size, np.uint8) for _ in range(peers)]
+
+    def take_part(rank: int) -> None:
+        rings[rank].connect(rings[(rank + 1) % peers].address)
+        for _ in range(3):
+            rings[rank].exchange(out[rank].data, into[rank].data, times=2)
+
+    threads = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(peers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ring in rings:
+        ring.close()
+    assert all(into[rank].tobytes() == out[rank - 1].tobytes() for rank in range(peers))
+
+
+# --- Judging a kill ---------------------------------------------------------------------------------------------------
+
+
+def judge(reports: list[dict[str, Any]], finished: bool = False) -> kill_peer.Round | None:
+    options = kill_peer.build_parser().parse_args(["--peers", "3", "--bytes", "3000B"])
+    return kill_peer.Experiment(options, "")._judge(reports, kill_ns=1_000_000, finished=finished)
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    usual = {
+        "failed": True,
+        "error": "RANK_CONNECTION_LOST",
+        "error_text": "",
+        "error_ns": 3_000_000,
+        "wire_bytes": 2000,
+        "restored": True,
+        "retry_ns": 9_000_000,
+        "right": True,
+    }
+    return usual | changes
+
+
+def test_kill_in_the_middle_is_judged_by_the_slowest_survivor() -> None:
+    outcome = judge([report(), report(error_ns=4_000_000, wire_bytes=0)])
+    assert outcome == kill_peer.Round(moved=0.25, restored=True, right=True, ms_to_error=3.0, ms_to_retry=8.0)
+
+
+@pytest.mark.parametrize("reports", [[{"failed": False}] * 2, [report(wire_bytes=0)] * 2])
+def test_kill_after_the_end_or_before_the_first_byte_does_not_count(reports: list[dict[str, Any]]) -> None:
+    assert judge(reports) is None
+
+
+@pytest.mark.parametrize(
+    ("reports", "finished"),
+    [
+        ([report(), {"failed": False}], False),
+        ([report(), report()], True),
+        ([report(), report(error="INTERNAL_ERROR")], False),
+        ([report(), report(retry_error="no", right=False)], False),
+    ],
+)
+def test_broken_promise_is_a_problem(reports: list[dict[str, Any]], finished: bool) -> None:
+    outcome = judge(reports, finished)
+    assert outcome is not None and outcome.problems and not outcome.right
+
+
+# --- The tools, small -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.e2e
+def test_kill_peer_keeps_the_promises(tmp_path: Path) -> None:
+    """S1, S2, L1, L2."""
+    path = tmp_path / "kill.json"
+    ended = run_tool("kill_peer.py", "--peers", "3", "--bytes", "16MiB", "--rounds", "1", "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(path.read_text())
+    assert (found["rounds"], found["buffers_restored"], found["sums_right"]) == (1, 1, 1)
+    assert 0 < found["ms_to_error_median"] <= found["ms_to_error_max"] <= kill_peer.MS_TO_ERROR_MAX
+    assert found["ms_to_error_max"] < found["ms_to_retry_median"] <= found["ms_to_retry_max"]
+    assert found["promises_kept"] is True
+
+
+@pytest.mark.e2e
+def test_bench_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    sizes = ["--peers", "2", "--bytes", "4KiB", "100KiB", "--connections", "2", "--reps", "2"]
+    ended = run_tool(
+        "bench_allreduce.py", *sizes, "--quantize", "none", "zps", "--systems", "zpccl", "raw_tcp", "--json", str(path)
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(path.read_text())
+    assert [(row["system"], row["bytes"], row["quantize"]) for row in rows] == [
+        ("zpccl", 4096, "none"),
+        ("raw_tcp", 4096, "none"),
+        ("zpccl", 102_400, "none"),
+        ("raw_tcp", 102_400, "none"),
+        ("zpccl", 4096, "zps"),
+        ("zpccl", 102_400, "zps"),
+    ]
+    for row in rows:
+        assert (row["peers"], row["connections"], row["dtype"]) == (2, 2, "float32")
+        assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
+        assert row["busbw_gbit"] == pytest.approx(row["bytes"] * 8 / 1e9 / row["seconds_median"])
+        assert row["cpu_seconds"] > 0
+
+
+@pytest.mark.e2e
+def test_bench_memory_sees_the_workspace_of_in_place(tmp_path: Path) -> None:
+    """B1: out of place no copy, in place one workspace the size of the tensor."""
+    path = tmp_path / "memory.json"
+    ended = run_tool(
+        "bench_memory.py", "--bytes", "32MiB", "--places", "out", "in", "--systems", "zpccl", "--json", str(path)
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    out, in_place = json.loads(path.read_text())
+    assert (out["place"], in_place["place"]) == ("out", "in")
+    assert out["extra_bytes"] < 2**23
+    assert 2**24 < in_place["extra_bytes"] < 2**25 + 2**23
+    assert in_place["kept_bytes"] < 2**23
+
+
+@pytest.mark.e2e
+@pytest.mark.torch
+def test_gloo_is_measured_beside(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    ended = run_tool(
+        "bench_allreduce.py",
+        "--peers",
+        "2",
+        "--bytes",
+        "64KiB",
+        "--reps",
+        "1",
+        "--systems",
+        "gloo",
+        "--json",
+        str(path),
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(path.read_text())
+    assert (row["system"], row["place"], row["connections"]) == ("gloo", "in", 1)
+
+
+@pytest.mark.parametrize("tool", ["kill_peer.py", "bench_allreduce.py", "bench_memory.py"])
+def test_wrong_arguments_are_said_in_a_line(tool: str) -> None:
+    ended = run_tool(tool, "--bytes", "much")
+    assert ended.returncode == 2
+    assert "'much' is no size" in ended.stderr and "Traceback" not in ended.stderr
+    helped = run_tool(tool, "--help")
+    assert helped.returncode == 0 and "--json" in helped.stdout
