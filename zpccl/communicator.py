@@ -108,7 +108,8 @@ class AsyncReduceHandle:
         timeout = _seconds(timeout, "timeout")
         self._communicator._check_process()
         try:
-            outcome = self._communicator._outcome(self._loop, self._call, timeout)
+            with self._communicator._giving_up(self._loop, [self._call]):
+                outcome = self._communicator._outcome(self._loop, self._call, timeout)
         except PCCLError as error:
             return False, int(error.result), ReduceInfo(self._communicator.world_size, *self._costs())
         return True, int(Result.SUCCESS), ReduceInfo(outcome.value, outcome.tx_bytes, outcome.rx_bytes)

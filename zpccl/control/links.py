@@ -138,7 +138,7 @@ class LinkBroker:
         self._loop.add_reader(self._listener, self._accept)
         await self._stop.wait()
         self._loop.remove_reader(self._listener)
-        tasks = [*self._dials.values(), *self._handshakes]
+        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}  # Those of forgotten dials too.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
