@@ -6,8 +6,8 @@
  *                       +--- link lost, stall --> failed --------------------------------+
  *                       +----------------------------------------------------------------+
  *
- * An attempt is in the table of attempts from start to end. Its memory and the caller's are touched by threads that hold a
- * pin, and, once `ending` is set and no pins are left, by the thread in zp_reduce_end() alone. */
+ * An attempt is in the table of attempts from start to end. Its memory and the caller's are touched by threads that
+ * hold a pin, and, once `ending` is set and no pins are left, by the thread in zp_reduce_end() alone. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

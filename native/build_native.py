@@ -17,8 +17,8 @@ NATIVE = Path(__file__).resolve().parent
 SOURCES = sorted(os.path.relpath(path) for path in NATIVE.glob("*.c"))
 HEADERS = sorted(os.path.relpath(path) for path in NATIVE.glob("*.h"))
 
-# -UNDEBUG: Python's own flags switch assertions off. -ffp-contract=off: no fused multiply-add, so that every instruction
-# set gives the same bits. The next two let loops with comparisons vectorise and change no value.
+# -UNDEBUG: Python's own flags switch assertions off. -ffp-contract=off: no fused multiply-add, so that every
+# instruction set gives the same bits. The next two let loops with comparisons vectorise and change no value.
 COMPILE_ARGS = [
     "-O3",
     "-std=gnu11",
@@ -53,6 +53,7 @@ def make_builder() -> FFI:
         include_dirs=[os.path.relpath(NATIVE)],
         extra_compile_args=COMPILE_ARGS + extra,
         extra_link_args=["-pthread", *extra],
+        libraries=["m"],
         py_limited_api=True,
     )
     return builder

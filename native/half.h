@@ -1,7 +1,7 @@
-/* Conversions between float and the 16-bit formats: exact one way, rounded to nearest even the other, NaN stays NaN (quiet,
- * with the upper bits of its payload). Branch-free so that loops over them vectorise. Included inside each instruction
- * set's region, hence without guard: ZP__NAME() gives each copy its own name.
- * Source: IEEE 754-2008, section 3.6 (binary16); bfloat16 is the upper half of binary32. */
+/* Conversions between float and the 16-bit formats: exact one way, rounded to nearest even the other, NaN stays NaN
+ * (quiet, with the upper bits of its payload). Branch-free so that loops over them vectorise. Included inside each
+ * instruction set's region, hence without guard: ZP__NAME() gives each copy its own name. Source: IEEE 754-2008,
+ * section 3.6 (binary16); bfloat16 is the upper half of binary32. */
 
 static inline __attribute__((always_inline)) float ZP__NAME(float_of_bits)(uint32_t bits)
 {
@@ -36,8 +36,8 @@ static inline __attribute__((always_inline)) uint16_t ZP__NAME(half_of_float)(fl
 	uint32_t sign = bits >> 16 & 0x8000;
 	uint32_t magnitude = bits & 0x7fffffff;
 	uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
-	/* Under 2^-14: adding 0.5 puts the last bit of a subnormal half (2^-24) last in the float, which rounds it. The clamp only
-	 * keeps the sum, which is not used for more, free of NaNs. */
+	/* Under 2^-14: adding 0.5 puts the last bit of a subnormal half (2^-24) last in the float, which rounds it.
+	 * The clamp only keeps the sum, which is not used for more, free of NaNs. */
 	uint32_t small = magnitude < 0x38800000 ? magnitude : 0;
 	uint32_t subnormal = ZP__NAME(bits_of_float)(ZP__NAME(float_of_bits)(small) + 0.5f) - 0x3f000000;
 	uint32_t special = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x3ff) : 0x7c00;

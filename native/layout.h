@@ -1,6 +1,6 @@
-/* How a tensor is cut: into one chunk a peer, and each chunk into slots of one frame. All peers compute the same from the
- * same plan. Chunk j starts its reduce-scatter at rank j; rank j - 1, the last to add its share, owns it and starts
- * its all-gather. */
+/* How a tensor is cut: into one chunk a peer, and each chunk into slots of one frame. All peers compute the same from
+ * the same plan. Chunk j starts its reduce-scatter at rank j; rank j - 1, the last to add its share, owns it and
+ * starts its all-gather. */
 #ifndef ZP_LAYOUT_H
 #define ZP_LAYOUT_H
 

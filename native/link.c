@@ -81,8 +81,8 @@ static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
 	return false;
 }
 
-/* Lock held. Gives each connection to a thread, which puts it into its epoll: were it done here, a failure halfway would
- * have to take connections back that their threads may already be working on. */
+/* Lock held. Gives each connection to a thread, which puts it into its epoll: were it done here, a failure halfway
+ * would have to take connections back that their threads may already be working on. */
 static void link_adopt(zp__link *link)
 {
 	zp_engine *engine = link->engine;

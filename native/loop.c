@@ -1,5 +1,5 @@
-/* The I/O threads. Each waits in epoll for its own connections and for its eventfd, by which other threads ask it to look
- * at its attention list (a connection to wake, unpark or close). The first thread also watches for stalls.
+/* The I/O threads. Each waits in epoll for its own connections and for its eventfd, by which other threads ask it to
+ * look at its attention list (a connection to wake, unpark or close). The first thread also watches for stalls.
  *
  * Sockets are edge-triggered: what epoll said is remembered in connection->readable and ->writable until a call finds
  * the contrary. Connections with something to do are in thread->run and take turns, one frame each way a turn. */

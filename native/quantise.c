@@ -5,8 +5,8 @@
  *   MIN_MAX           parameters: minimum, scale.     value = minimum + code * scale
  *   ZERO_POINT_SCALE  parameters: zero point, scale.  value = (code - zero point) * scale; the zero point is an integer
  *                     from 0 to 255, so 0 stays 0
- * Codes are rounded to nearest. Arithmetic is in float (DOUBLE: in double); the 16-bit types are rounded to nearest even
- * when the value is stored.
+ * Codes are rounded to nearest. Arithmetic is in float (DOUBLE: in double); the 16-bit types are rounded to nearest
+ * even when the value is stored.
  *
  * Errors. With r the range of a block (that of ZERO_POINT_SCALE includes 0) and e the largest magnitude in it, a value
  * is off by at most r/510 (MIN_MAX) or r/255 (ZERO_POINT_SCALE, whose zero point is rounded, too) plus a few

@@ -65,7 +65,8 @@ static inline ZP__REAL ZP__RNAME(halving)(ZP__REAL scale)
 	return scale > ZP__REAL_HUGE ? (ZP__REAL)0.5 : 1;
 }
 
-static void ZP__RNAME(encode)(uint32_t algorithm, ZP__REAL parameters[2], uint8_t *codes, const ZP__REAL *x, size_t count)
+static void ZP__RNAME(encode)(uint32_t algorithm, ZP__REAL parameters[2], uint8_t *codes, const ZP__REAL *x,
+			      size_t count)
 {
 	ZP__REAL low, high;
 	if (!ZP__RNAME(range)(x, count, &low, &high)) {

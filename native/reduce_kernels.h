@@ -1,7 +1,7 @@
 /* The kernels of one instruction set. reduce.c includes this file once for each, with ZP__NAME(name) giving the names
- * and ZP__TABLE the name of the table. No alignment is assumed; plain loops that the compiler vectorises ("ivdep": `to` may
- * be `a` or `b`, never shifted against them). Integers are added and multiplied unsigned, so they wrap. MAX and MIN
- * give a NaN where either side is one. */
+ * and ZP__ISA_NAME that of the set. No alignment is assumed; plain loops that the compiler vectorises ("ivdep":
+ * `to` may be `a` or `b`, never shifted against them). Integers are added and multiplied unsigned, so they wrap. MAX
+ * and MIN give a NaN where either side is one. */
 
 #include "half.h"
 

@@ -13,8 +13,8 @@
  *                     |                                             |                | from there, result to the output
  *
  * Memory beyond the caller's: in place with restore, the size of the tensor; in place, one frame a connection;
- * quantised, what the whole tensor takes on the wire, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE (and, in
- * place with restore, the workspace too).
+ * quantised, what the whole tensor takes on the wire, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE
+ * (and, in place with restore, the workspace too).
  *
  * A place is written by its second frame (all-gather) only when its first (reduce-scatter) has left: it travels around
  * the ring in between. A frame that comes before that waits, which only a broken peer or a scheduling race of
@@ -93,7 +93,7 @@ void zp__ring_start(zp__attempt *attempt)
 	}
 }
 
-/* The slot that a frame is for, if it is one of the plan's: in a chunk, at a multiple of the frame size, of its length. */
+/* The slot that a frame is for, if it is of the plan: in a chunk, at a multiple of the frame size, of its length. */
 static zp__slot *slot_of(const zp__attempt *attempt, const zp__frame *frame)
 {
 	const zp__layout *l = &attempt->layout;

@@ -12,8 +12,9 @@
  *
  * Ids. Attempts and channels share one space of 64-bit ids that only grows. A frame whose id is above every id this
  * engine has been told of (zp_reduce_start, zp_reduce_end, zp_channel_open, zp_channel_close) makes its connection
- * wait: its attempt is about to be started here. A frame whose id is known and not active is read and dropped. So tell of
- * ids in rising order: frames of an id that is told of after a greater one may be gone, and its attempt then stalls.
+ * wait: its attempt is about to be started here. A frame whose id is known and not active is read and dropped. So tell
+ * of ids in rising order: frames of an id that is told of after a greater one may be gone, and its attempt then
+ * stalls.
  */
 #ifndef ZP_API_H
 #define ZP_API_H
@@ -126,9 +127,9 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
 
 /* Ends an attempt, running or done, and gives the memory back: after it returns no thread of the engine reads or
- * writes it. commit=1 keeps the result (only legal after REDUCE_DONE with status 0, else -EINVAL); commit=0 cancels and puts the
- * old bytes of an in-place buffer back. Legal, and without effect but that the id counts as told of, for an attempt
- * that was never started. Does not wait for the network: a half-written frame is finished from a copy. */
+ * writes it. commit=1 keeps the result (only legal after REDUCE_DONE with status 0, else -EINVAL); commit=0 cancels
+ * and puts the old bytes of an in-place buffer back. Legal, and without effect but that the id counts as told of, for
+ * an attempt that was never started. Does not wait for the network: a half-written frame is finished from a copy. */
 int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
 
 /* From open to close, messages on this id are delivered. */

@@ -2,13 +2,13 @@
  *
  * Locking. There is one mutex, engine->mutex ("the lock"). It protects every field of every structure below that is not
  * said to be constant or to belong to one thread. It is held for bookkeeping only: recv, send, CRC, reduce, quantise
- * and restore run without it. An I/O thread that is about to touch the memory of an attempt without the lock pins the attempt
- * (attempt->pins, under the lock) and unpins it afterwards; whoever ends an attempt marks it as ending, waits for
- * pins == 0 and then detaches it from the connections. No other lock is ever taken while the lock is held.
+ * and restore run without it. An I/O thread that is about to touch the memory of an attempt without the lock pins the
+ * attempt (attempt->pins, under the lock) and unpins it afterwards; whoever ends an attempt marks it as ending, waits
+ * for pins == 0 and then detaches it from the connections. No other lock is ever taken while the lock is held.
  *
  * Ownership.
- * - A connection's fd is read, written and closed by its thread only. It is closed with the lock held, so that others may
- *   call shutdown() or ioctl() on it under the lock.
+ * - A connection's fd is read, written and closed by its thread only. It is closed with the lock held, so that others
+ *   may call shutdown() or ioctl() on it under the lock.
  * - connection->rx and ->tx belong to the connection's thread. As an exception, zp_reduce_end() detaches an attempt
  *   from them, under the lock and with the attempt's pins at 0; therefore the thread looks at the fields that name an
  *   attempt's memory (stage, attempt, body, length) under the lock, and keeps copies only while it holds a pin.
@@ -71,7 +71,7 @@ typedef struct {
 	uint64_t id;
 } zp__channel;
 
-/* A first-in-first-out queue of frames of one attempt, or of the messages of one link. The flows of a link take turns. */
+/* Frames of one attempt, or messages of one link, first in first out. The flows of a link take turns. */
 typedef struct {
 	zp__list node;	      /* in link->flows while `frames` is not empty, or alone */
 	zp__list frames;      /* of zp__slot.node or zp__message_out.node */

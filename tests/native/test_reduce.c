@@ -75,7 +75,7 @@ static uint64_t expected_integer(uint32_t dtype, uint32_t op, uint64_t x, uint64
 	}
 }
 
-/* Rounded once to float from double, then to the 16-bit type: innocuous, for a double has more than twice the digits. */
+/* Rounded to float from double, then to the 16-bit type: innocuous, for a double has more than twice the digits. */
 static double expected_real(uint32_t dtype, uint32_t op, double x, double y)
 {
 	volatile double r;

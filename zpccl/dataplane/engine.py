@@ -10,9 +10,11 @@ until `end_reduce` has returned.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,6 +128,8 @@ class MessageReceived:
 
 EngineEvent: TypeAlias = ReduceDone | LinkLost | MessageReceived
 
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
 
 class Engine:
     """The data plane of one process: links to peers, all-reduces and messages over them.
@@ -167,6 +171,7 @@ class Engine:
         self._engine = result[0]
         self._fd: int = lib.zp_engine_fd(self._engine)
         self._closed = False
+        _open_engines.add(self)
 
     @contextmanager
     def _call(self) -> Iterator[Any]:
@@ -345,6 +350,13 @@ def _peer(peer: bytes) -> bytes:
     if len(peer) != PEER_ID_BYTES:
         raise ValueError(f"a peer id has {PEER_ID_BYTES} bytes, not {len(peer)}")
     return peer
+
+
+@atexit.register
+def _close_all() -> None:
+    """The interpreter frees tensors when it ends; no I/O thread may still work on them then."""
+    for engine in list(_open_engines):
+        engine.close()
 
 
 def instruction_set() -> str:
