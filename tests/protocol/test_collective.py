@@ -324,6 +324,18 @@ def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, peers=3)
 
 
+def test_the_digest_of_who_is_away_counts() -> None:
+    """S1: it may have been the one that was right; nobody can tell, so nobody gets a result."""
+    bench = running("a", "b", "c")
+    bench.finish("c", 1, digest=99)
+    bench.finish("a", 1)
+    bench.disconnect("c")
+    bench.finish("b", 1)
+    verdict = bench.verdict("a", 1)
+    assert isinstance(verdict, Decision)
+    assert (verdict.committed, verdict.result) == (False, Result.INTERNAL_ERROR)
+
+
 def test_survivors_that_differ_do_not_commit() -> None:
     bench = running("a", "b", "c")
     bench.finish("a", 1, digest=1)
