@@ -1,7 +1,7 @@
 """The real protocol in a fake world: a whole run, with all that can go wrong, from one seed."""
 
 from zpccl.sim.cluster import Cluster, Violation
-from zpccl.sim.faults import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, IMPATIENT, JOINERS, PROFILES, Faults
+from zpccl.sim.faults import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, IMPATIENT, JOINERS, MUDDLED, PROFILES, Faults
 
 __all__ = [
     "CALM",
@@ -11,6 +11,7 @@ __all__ = [
     "HOSTILE",
     "IMPATIENT",
     "JOINERS",
+    "MUDDLED",
     "PROFILES",
     "Cluster",
     "Faults",

@@ -7,11 +7,11 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 
 from zpccl.limits import SECOND
-from zpccl.sim.cluster import Cluster, Violation
-from zpccl.sim.faults import PROFILES, Faults
+from zpccl.sim.cluster import Violation
+from zpccl.sim.faults import PROFILES
+from zpccl.sim.runs import AUTO, STEPS, choose_faults, replay_command, run_seed
 
 
 def parse_seeds(text: str) -> range:
@@ -29,9 +29,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     which.add_argument("--seed", type=int, help="run this seed")
     which.add_argument("--seeds", type=parse_seeds, metavar="N|A:B", help="run seeds 0 to N-1, or A to B-1")
     parser.add_argument("--peers", type=int, default=0, help="peers at the start; 0 (default): 2 to 6, by the seed")
-    parser.add_argument("--steps", type=int, default=1000, help="events before healing (default 1000)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"events before healing (default {STEPS})")
     parser.add_argument(
-        "--faults", choices=["auto", *PROFILES], default="auto", help="profile; auto (default): by the seed"
+        "--faults", choices=[AUTO, *PROFILES], default=AUTO, help="profile; auto (default): by the seed"
     )
     parser.add_argument("--trace", action="store_true", help="print a line for each event and effect")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
@@ -41,46 +41,23 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def choose_faults(name: str, seed: int) -> Faults:
-    """The profile of a name; "auto" takes them in turn."""
-    return PROFILES[name] if name != "auto" else list(PROFILES.values())[seed % len(PROFILES)]
-
-
-def run_seed(seed: int, peers: int, steps: int, faults: Faults, tracer: Callable[[str], None] | None = None) -> Cluster:
-    """Runs one seed: faults, then healing.
-
-    Raises:
-        Violation: a promise is broken.
-        AssertionError: a machine is in an impossible state.
-    """
-    cluster = Cluster(seed, peers or 2 + seed // len(PROFILES) % 5, tracer=tracer)
-    cluster.run(steps, faults)
-    cluster.heal()
-    if not cluster.quiesces():
-        raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
-    return cluster
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     seeds = options.seeds if options.seed is None else (options.seed,)
     failed: list[int] = []
     totals: Counter[str] = Counter()
     began = time.monotonic()
+    how = {"peers": options.peers, "steps": options.steps, "faults": options.faults}
     for count, seed in enumerate(seeds, 1):
-        faults = choose_faults(options.faults, seed)
         try:
-            cluster = run_seed(seed, options.peers, options.steps, faults, print if options.trace else None)
+            cluster = run_seed(seed, **how, tracer=print if options.trace else None)
         except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
             failed.append(seed)
             if not isinstance(error, Violation):
                 traceback.print_exc()
-            print(f"\nseed {seed} ({faults.name}) failed: {type(error).__name__}: {error}")
-            print(
-                f"replay: python -m zpccl.sim --seed {seed} --peers {options.peers} --steps {options.steps}"
-                f" --faults {options.faults} --trace",
-                flush=True,
-            )
+            name = choose_faults(options.faults, seed).name
+            print(f"\nseed {seed} ({name}) failed: {type(error).__name__}: {error}")
+            print(f"replay: {replay_command(seed, **how)}", flush=True)
             if not options.keep_going:
                 break
             continue

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from zpccl import limits
 from zpccl.errors import PCCLError
-from zpccl.limits import SECOND
 from zpccl.protocol import effects
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Plan, SyncPlan
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
     from zpccl.sim.node import PeerNode, UserCall
 
-CAUSE_WINDOW_NS = limits.HEARTBEAT_TIMEOUT_NS + limits.STALL_TIMEOUT_NS + 5 * SECOND
-"""How long before its effect a fault may lie: until it is noticed, and what it stalled is given up."""
 ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: programs here make few calls, so more would be a leak."""
 
@@ -240,7 +237,7 @@ class Causes(Checker):
             self._participants[message.attempt_id] = (peers.union(message.holders, ids), since_ns)
         elif isinstance(message, Decision) and not message.committed and message.attempt_id in self._participants:
             peers, since_ns = self._participants[message.attempt_id]
-            has_cause = self.cluster.has_cause(peers, since_ns - CAUSE_WINDOW_NS)
+            has_cause = self.cluster.has_cause(peers, since_ns)
             self.cluster.require(
                 has_cause, "S6", f"attempt {message.attempt_id} aborts without a cause: {message.reason}"
             )
@@ -249,7 +246,7 @@ class Causes(Checker):
         """A loss needs a fault of the member."""
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
         for peer_id in self._members.keys() - members.keys():
-            since_ns = self.cluster.clock.now_ns - CAUSE_WINDOW_NS
+            since_ns = self.cluster.clock.now_ns
             is_stranger = peer_id not in self.cluster.nodes
             has_cause = is_stranger or self.cluster.has_cause(frozenset((peer_id,)), since_ns)
             self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a cause")

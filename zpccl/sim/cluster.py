@@ -21,7 +21,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, Timer
 from zpccl.sim.dataplane import DataPlane, SharedState
-from zpccl.sim.faults import CALM, HEALED, Faults, Incident, Injector
+from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, Faults, Incident, Injector
 from zpccl.sim.links import Links
 from zpccl.sim.network import Network
 from zpccl.sim.node import MasterNode, PeerNode
@@ -181,14 +181,16 @@ class Cluster:
 
         self.clock.after(self._rng.randrange(SECOND), happen)
 
-    def note(self, kind: str, *nodes: PeerNode) -> None:
+    def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> None:
         """Enters a fault in the journal."""
-        self.incidents.append(Incident(self.clock.now_ns, kind, frozenset(node.peer_id for node in nodes)))
+        over_ns = self.clock.now_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)
+        peers = frozenset(node.peer_id for node in nodes)
+        self.incidents.append(Incident(self.clock.now_ns, over_ns, kind, peers))
         self.trace("fault", "**", f"{kind}: {', '.join(node.name for node in nodes)}")
 
     def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
-        """True if a fault since then concerns these peers and no others."""
-        return any(i.time_ns >= since_ns and i.peers <= peers for i in reversed(self.incidents))
+        """True if a fault that was not over then concerns these peers and no others."""
+        return any(incident.over_ns >= since_ns and incident.peers <= peers for incident in reversed(self.incidents))
 
     def require(self, condition: bool, promise: str, text: str) -> None:
         """Raises Violation unless the condition holds."""

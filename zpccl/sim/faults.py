@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zpccl.limits import SECOND
+from zpccl.limits import HEARTBEAT_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -42,6 +42,8 @@ class Faults:
     """That a call has a short timeout."""
     mismatch_chance: float = 0.0
     """That a peer calls a collective with another count."""
+    muddle_chance: float = 0.0
+    """That a program makes a call which the others do not, at one step."""
     corruption_chance: float = 0.0
     """That a peer computes a wrong result."""
     duplicate_chance: float = 0.0
@@ -74,6 +76,7 @@ JOINERS = Faults(
     flap_chance=0.1,
 )
 IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
+MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
 HOSTILE = Faults("hostile", joins=0.3, crashes=0.1, strangers=2.0, corruption_chance=0.03, duplicate_chance=0.2)
 CHAOS = Faults(
     "chaos",
@@ -92,8 +95,16 @@ CHAOS = Faults(
     corruption_chance=0.01,
     duplicate_chance=0.05,
 )
-PROFILES = {profile.name: profile for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, CHAOS, CALM)}
+PROFILES = {
+    profile.name: profile for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, CHAOS, CALM)
+}
 HEALED = replace(CALM, name="healed", joins=0.0)
+
+
+EFFECT_NS = 3 * SECOND
+"""How long a fault is felt after all have noticed it."""
+NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
+"""How long a silent fault stays unnoticed."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,8 @@ class Incident:
     """A fault that happened, and the peers without which it could not have."""
 
     time_ns: int
+    over_ns: int
+    """Until when an attempt may begin, or a member be removed, that fails because of it."""
     kind: str
     peers: frozenset[bytes]
 
@@ -160,16 +173,18 @@ class Injector:
         if victims:
             node = self._rng.choice(victims)
             assert node.connection is not None
-            self._cluster.note("connection broken", node)
-            self._cluster.network.break_connection(node.connection, is_silent=self._is_silent())
+            is_silent = self._is_silent()
+            self._cluster.note("connection broken", node, is_silent=is_silent)
+            self._cluster.network.break_connection(node.connection, is_silent=is_silent)
 
     def _break_link(self) -> None:
         victims = {node.peer_id for node in self._victims()}
         pairs = [pair for pair in self._cluster.links.up() if not victims.isdisjoint(pair)]
         if pairs:
             one, other = self._rng.choice(pairs)
-            self._cluster.note("link broken", self._cluster.nodes[one], self._cluster.nodes[other])
-            self._cluster.links.break_link(one, other, is_silent=self._is_silent())
+            nodes, is_silent = self._cluster.nodes, self._is_silent()
+            self._cluster.note("link broken", nodes[one], nodes[other], is_silent=is_silent)
+            self._cluster.links.break_link(one, other, is_silent=is_silent)
 
     def _stranger(self) -> None:
         self._cluster.strangers.visit()

@@ -93,11 +93,11 @@ class Network:
                 return
             node.connection = self.open(node, f"{node.name}/{self._count}")
             node.handle(events.ConnectionUp())
-            if self._rng.random() < self._cluster.faults.flap_chance and not self._cluster.spares(node):
-                self._cluster.note("connection broken", node)
-                self.break_connection(
-                    node.connection, is_silent=self._rng.random() < self._cluster.faults.silent_chance
-                )
+            faults = self._cluster.faults
+            if self._rng.random() < faults.flap_chance and not self._cluster.spares(node):
+                is_silent = self._rng.random() < faults.silent_chance
+                self._cluster.note("connection broken", node, is_silent=is_silent)
+                self.break_connection(node.connection, is_silent=is_silent)
 
         self._cluster.clock.after(int(10 ** self._rng.uniform(0, 2) * MS), happen)
 

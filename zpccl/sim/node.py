@@ -108,6 +108,10 @@ class PeerNode:
         """The faults of the moment."""
         return self._cluster.faults
 
+    def note(self, kind: str) -> None:
+        """Enters a fault of this peer in the journal."""
+        self._cluster.note(kind, self)
+
     def start(self) -> None:
         """The process starts: its program runs."""
         self._run(train(self, self._cluster.script), self._on_end)
@@ -273,7 +277,7 @@ class PeerNode:
 
     def crash(self, *, is_silent: bool) -> None:
         """The process is killed, or its host goes silent."""
-        self._cluster.note("crashed", self)
+        self._cluster.note("crashed", self, is_silent=is_silent)
         self._cluster.trace(self.name, "!!", "silent for ever" if is_silent else "killed")
         if self.connection is not None:
             self._cluster.network.break_connection(self.connection, is_silent=is_silent)

@@ -156,6 +156,8 @@ class Loop:
     def step(self) -> Program:
         """One outer step."""
         script = self.script
+        if self.node.rng.random() < self.node.faults.muddle_chance:
+            yield from self._muddle()
         if not self.is_new:
             if not script.asks_beside:
                 self.are_pending = bool((yield from self._insist(Topology(TopologyKind.PENDING))))
@@ -175,6 +177,14 @@ class Loop:
             state.values["momentum"] = (state.values["momentum"] * 3 + sum(sums)) % 2**64
             state.values["local"] = self.node.rng.getrandbits(64)
         self.node.shared_state.revision += 1
+
+    def _muddle(self) -> Program:
+        """A call that the others do not make. They cannot know, so the master must tell all who then wait in vain."""
+        self.node.note("muddled")
+        if self.node.rng.random() < 0.5:
+            yield from self._sync()
+        else:
+            yield from self._insist(Topology(self.node.rng.choice((TopologyKind.UPDATE, TopologyKind.OPTIMIZE))))
 
     def _insist(self, request: Topology) -> Program:
         """Makes a topology call until it succeeds."""

@@ -1,0 +1,521 @@
+"""The protocol in the fake world, and the fake world itself: what it does, and that it finds what is broken."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.protocol import events
+from zpccl.protocol.collective import Collectives
+from zpccl.protocol.effects import Broadcast, EndReduce, EndSync, Resolve
+from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.membership import Outbox, Registry
+from zpccl.protocol.messages import (
+    Begin,
+    CollectiveCall,
+    CollectiveSpec,
+    Decision,
+    Finished,
+    Hello,
+    Leave,
+    Linked,
+    MasterMessage,
+    PeerMessage,
+    Plan,
+    TopologyKind,
+    TopologyVote,
+)
+from zpccl.protocol.peer import PeerMachine
+from zpccl.protocol.rounds import Rounds
+from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PROFILES, Cluster, Violation
+from zpccl.sim.__main__ import main
+from zpccl.sim.clock import Clock
+from zpccl.sim.dataplane import Buffer, DataPlane
+from zpccl.sim.program import Script
+from zpccl.sim.runs import replay_command, run_seed
+
+SEEDS_PER_TEST = 10
+
+
+# --- The protocol -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", range(0, 200, SEEDS_PER_TEST))
+def test_promises_under_faults(first: int) -> None:
+    """S1 to S6, then L2: every profile of faults in turn, then healing and one outcome."""
+    for seed in range(first, first + SEEDS_PER_TEST):
+        try:
+            run_seed(seed)
+        except Exception as error:
+            raise AssertionError(f"{error}; replay: {replay_command(seed)}") from error
+
+
+def test_calm_runs_have_no_failures() -> None:
+    """L2, S6: where nothing goes wrong nothing fails, joiners or not."""
+    cluster = Cluster(3, peer_count=4)
+    cluster.run(steps=3000, faults=CALM)
+    assert cluster.checkers.progress.committed_count > 100
+    assert cluster.checkers.progress.aborted_count == 0
+    assert cluster.master.machine.registry.epoch >= 4
+
+
+def test_dying_joiners_abort_nothing() -> None:
+    """S6: joiners crash, stall, lie and vanish, and members lose nobody who was one for a while."""
+    counts: Counter[str] = Counter()
+    for seed in range(10):
+        cluster = Cluster(seed, peer_count=3)
+        cluster.run(steps=2000, faults=JOINERS)
+        progress = cluster.checkers.progress
+        counts.update(commits=progress.committed_count, aborts=progress.aborted_count, faults=len(cluster.incidents))
+    assert counts["faults"] > 100
+    assert counts["aborts"] < counts["commits"] / 20  # Of those who were admitted with a link that was dying.
+
+
+# --- What seeds have found --------------------------------------------------------------------------------------------
+
+A, B, TOKEN = b"a" * 16, b"b" * 16, b"t" * 16
+
+
+def master_with(*peers: bytes) -> MasterMachine:
+    """A master that knows peers; the first is a member."""
+    machine = MasterMachine(b"r" * 16)
+    for peer in peers:
+        hello = Hello(peer, TOKEN, False, 0, peer[:1].decode(), (), 1)
+        machine.handle(events.PeerMessageReceived(f"{peer[:1].decode()}1", hello), 0)
+    return machine
+
+
+def test_an_old_hello_does_not_undo_a_new_one() -> None:
+    """Chaos, seed 52: the Hello of a broken connection came after that of the next one, and the peer was removed."""
+    machine = master_with(A)
+    hello = Hello(A, TOKEN, True, 0, "a", (), 3)
+    machine.handle(events.PeerMessageReceived("a3", hello), 1)
+    assert machine.handle(events.PeerMessageReceived("a2", replace(hello, connection=2)), 2)  # It says so, no more.
+    machine.handle(events.ConnectionClosed("a2"), 3)
+    machine.handle(events.ConnectionClosed("a1"), 3)
+    machine.handle(events.Tick(), 3 + limits.DISCONNECT_GRACE_NS)
+    assert machine.registry.by_connection["a3"].peer_id == A
+    assert machine.registry.peers[A].disconnected_ns is None
+
+
+def test_the_dead_have_a_say_in_the_result() -> None:
+    """Hostile, seed 212: of two results one was wrong; the peer with the right one died, the other was committed."""
+    machine = master_with(A, B)
+    calls = {A: "a1", B: "b1"}
+    now_ns = 0
+
+    def say(peer: bytes, message: PeerMessage) -> list[MasterMessage]:
+        done = machine.handle(events.PeerMessageReceived(calls[peer], message), now_ns)
+        return [effect.message for effect in done if isinstance(effect, Broadcast)]
+
+    say(A, Linked((B,)))
+    say(B, Linked((A,)))
+    say(A, TopologyVote(1, 1, TopologyKind.UPDATE))
+    spec = CollectiveSpec(0, 8, 0, 0, 0, 0, 1)
+    say(A, Begin(2, (CollectiveCall(2, spec),)))
+    plan = say(B, Begin(2, (CollectiveCall(2, spec),)))[0]
+    assert isinstance(plan, Plan)
+    say(A, Finished(2, plan.attempt_id, True, 111))
+    say(A, Leave())
+    decision = say(B, Finished(2, plan.attempt_id, True, 222))[0]
+    assert isinstance(decision, Decision)
+    assert not decision.committed
+
+
+# --- The simulator finds what is broken -------------------------------------------------------------------------------
+
+SIMPLE = Script(
+    groups=1,
+    tags=(2,),
+    is_batched=False,
+    asks_beside=False,
+    optimizes=False,
+    syncs_always=True,
+    newcomers_receive=False,
+)
+
+
+def promises_broken(faults: str, seeds: range = range(40), steps: int = 600) -> Iterator[str]:
+    """What the checkers say to seeds, as ids of promises; "" where a machine's own invariants caught it."""
+    for seed in seeds:
+        try:
+            run_seed(seed, faults=faults, steps=steps)
+        except Violation as violation:
+            yield violation.promise
+        except AssertionError:
+            yield ""
+
+
+def first_broken(faults: str) -> str | None:
+    """The first promise that is seen broken."""
+    return next(promises_broken(faults), None)
+
+
+def test_the_unbroken_is_not_accused() -> None:
+    assert list(promises_broken("hostile", range(10))) == []
+
+
+def test_catches_a_commit_without_comparing_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Collectives.finished
+    monkeypatch.setattr(
+        Collectives, "finished", lambda self, peer, report: original(self, peer, replace(report, digest=0))
+    )
+    assert first_broken("hostile") in ("S1", "S2")
+
+
+def test_catches_a_commit_before_all_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Collectives.finished
+
+    def finished(self: Collectives, peer: Any, report: Any) -> None:
+        attempt = self.attempts.get(report.attempt_id)
+        if attempt is not None and report.ok and len(attempt.order) > 2:
+            self._end(attempt, committed=True)
+        else:
+            original(self, peer, report)
+
+    monkeypatch.setattr(Collectives, "finished", finished)
+    assert first_broken("calm") == "S1"
+
+
+def test_catches_two_member_lists_of_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Registry.member_list
+    calls: list[None] = []
+
+    def member_list(self: Registry) -> Any:
+        calls.append(None)
+        found = original(self)
+        return replace(found, members=found.members[::-1]) if len(calls) % 2 else found
+
+    monkeypatch.setattr(Registry, "member_list", member_list)
+    assert first_broken("flaky") == "S3"
+
+
+def test_catches_an_epoch_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Registry.remove
+
+    def remove(self: Registry, peer: Any) -> None:
+        epoch = self.epoch
+        original(self, peer)
+        self.epoch = epoch
+
+    monkeypatch.setattr(Registry, "remove", remove)
+    assert first_broken("churn") == "S3"
+
+
+def test_catches_two_plans_of_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Outbox.send
+
+    def send(self: Outbox, peer: Any, message: Any) -> None:
+        if isinstance(message, Plan) and message.lanes[0].order[0] == peer.peer_id:
+            message = replace(message, lanes=(replace(message.lanes[0], order=message.lanes[0].order[::-1]),))
+        original(self, peer, message)
+
+    monkeypatch.setattr(Outbox, "send", send)
+    assert first_broken("calm") == "S3"
+
+
+def test_catches_attempt_ids_that_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = MasterMachine._next_attempt_id
+    monkeypatch.setattr(MasterMachine, "_next_attempt_id", lambda self: 10**12 - original(self))
+    assert first_broken("calm") == "S3"
+
+
+def test_catches_a_buffer_that_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DataPlane.end_reduce
+
+    def end_reduce(self: DataPlane, node: Any, attempt_id: int, commit: bool) -> None:
+        transfer = self.transfers.get(attempt_id)
+        if transfer is not None and node.peer_id in transfer.parts:
+            transfer.parts[node.peer_id].saved = transfer.parts[node.peer_id].buffer.value
+        original(self, node, attempt_id, commit)
+
+    monkeypatch.setattr(DataPlane, "end_reduce", end_reduce)
+    assert first_broken("churn") == "S2"
+
+
+def test_catches_a_result_of_other_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All peers agree on it, and it is wrong."""
+    original = DataPlane.start_reduce
+
+    def start_reduce(self: DataPlane, *arguments: Any) -> None:
+        original(self, *arguments)
+        transfer = self.transfers[arguments[2]]
+        transfer.inputs[transfer.order[0]] = 7
+
+    monkeypatch.setattr(DataPlane, "start_reduce", start_reduce)
+    assert first_broken("calm") == "S2"
+
+
+def drop_effects(monkeypatch: pytest.MonkeyPatch, unwanted: Callable[[Any], bool]) -> None:
+    """Lets peers forget some of their effects."""
+    original = PeerMachine.handle
+    monkeypatch.setattr(
+        PeerMachine,
+        "handle",
+        lambda self, event, now_ns: [e for e in original(self, event, now_ns) if not unwanted(e)],
+    )
+
+
+def test_catches_an_answer_while_the_data_plane_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_effects(monkeypatch, lambda effect: isinstance(effect, EndReduce) and not effect.commit)
+    assert first_broken("churn") in ("S2", "S4")
+
+
+def test_catches_a_sync_that_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_effects(monkeypatch, lambda effect: isinstance(effect, EndSync) and not effect.commit)
+    assert first_broken("flaky") == "S4"
+
+
+def test_catches_a_sync_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DataPlane._copy
+
+    def copy(self: DataPlane, node: Any, fetch: Any, holder_id: bytes) -> None:
+        original(self, node, fetch, holder_id)
+        fetch.values.update({key: node.shared_state.values[key] for key in fetch.values})
+
+    monkeypatch.setattr(DataPlane, "_copy", copy)
+    assert first_broken("calm") == "S5"
+
+
+def test_catches_a_joiner_that_takes_collectives_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = MasterMachine._lose
+
+    def lose(self: MasterMachine, peer: Any, reason: str, now_ns: int, *rest: Any) -> None:
+        if not peer.is_member:
+            for attempt in list(self.collectives.attempts.values()):
+                self.collectives._abort(attempt, 8, "a joiner died", (peer,))
+        original(self, peer, reason, now_ns, *rest)
+
+    monkeypatch.setattr(MasterMachine, "_lose", lose)
+    assert first_broken("joiners") == "S6"
+
+
+def test_catches_the_removal_of_a_peer_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = MasterMachine._on_hello
+
+    def on_hello(self: MasterMachine, connection: Any, bound: Any, hello: Hello, *rest: Any) -> None:
+        known = self.registry.peers.get(hello.peer_id)
+        disconnected_ns = known.disconnected_ns if known is not None else None
+        original(self, connection, bound, hello, *rest)
+        if known is not None:
+            known.disconnected_ns = disconnected_ns
+
+    monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
+    assert first_broken("flaky") == "S6"
+
+
+def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PeerMachine.handle
+
+    def handle(self: PeerMachine, event: Any, now_ns: int) -> list[Any]:
+        return [
+            e for effect in original(self, event, now_ns) for e in (effect, effect)[: 1 + isinstance(effect, Resolve)]
+        ]
+
+    monkeypatch.setattr(PeerMachine, "handle", handle)
+    assert first_broken("calm") == "L1"
+
+
+def test_catches_a_call_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions that were sent to a broken connection are never said again."""
+    monkeypatch.setattr(
+        Collectives,
+        "begin",
+        lambda self, peer, call_id, spec, now_ns, begin=Collectives.begin: (
+            None if call_id in peer.answers else begin(self, peer, call_id, spec, now_ns)
+        ),
+    )
+    monkeypatch.setattr(
+        Collectives,
+        "finished",
+        lambda self, peer, report, finished=Collectives.finished: (
+            None if report.call_id in peer.answers else finished(self, peer, report)
+        ),
+    )
+    assert first_broken("flaky") == "L2"
+
+
+def test_catches_joiners_that_are_never_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+    assert first_broken("calm") == "L2"
+
+
+def test_catches_a_machine_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = MasterMachine.deadline_ns
+    monkeypatch.setattr(MasterMachine, "deadline_ns", lambda self: original(self) and 0)
+    assert first_broken("churn") == "L1"
+
+
+def test_catches_answers_that_are_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MasterMachine, "_forget_answers", staticmethod(lambda peer, oldest_call_id: None))
+    assert next(promises_broken("calm", steps=3000), None) == "B1"
+
+
+# --- The fake world ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(seed: int, **options: Any) -> list[str]:
+    lines: list[str] = []
+    run_seed(seed, tracer=lines.append, **options)
+    return lines
+
+
+@pytest.mark.parametrize("faults", PROFILES)
+def test_a_seed_replays(faults: str) -> None:
+    """The same seed gives the same trace, another one another."""
+    first = lines_of(11, faults=faults, steps=500)
+    assert len(first) > 500
+    assert first == lines_of(11, faults=faults, steps=500)
+    assert first != lines_of(12, faults=faults, steps=500)
+
+
+def test_a_seed_replays_in_another_process() -> None:
+    """Nothing depends on the order of sets, which Python's hashes of bytes and texts decide."""
+    command = [sys.executable, "-m", "zpccl.sim", "--seed", "13", "--steps", "600", "--faults", "chaos", "--trace"]
+    outputs = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        outputs.append(done.stdout.splitlines()[:-1])  # The last line says how long it took.
+    assert len(outputs[0]) > 600
+    assert outputs[0] == outputs[1]
+
+
+def test_clock_runs_timers_in_order() -> None:
+    clock = Clock()
+    seen: list[tuple[str, int]] = []
+
+    def note(name: str) -> Callable[[], None]:
+        return lambda: seen.append((name, clock.now_ns))
+
+    clock.after(20, note("c"))
+    clock.after(10, note("a"))
+    clock.after(10, note("b"))
+    cancelled = clock.after(5, note("never"))
+    cancelled.cancel()
+    clock.at(-5, note("at once"))
+    while clock.step():
+        pass
+    assert seen == [("at once", 0), ("a", 10), ("b", 10), ("c", 20)]
+    assert clock.next_ns() is None
+
+
+def test_a_connection_keeps_order_and_loses_only_its_tail() -> None:
+    rng = random.Random(5)
+    lost = 0
+    for seed in range(50):
+        cluster = Cluster(seed, peer_count=1)
+        seen: list[int] = []
+        connection = cluster.network.open(None, "x")
+        for number in range(10):
+            connection.to_master.send(rng.randrange(100), lambda number=number, seen=seen: seen.append(number))
+        while len(seen) < 3:
+            cluster.clock.step()
+        cluster.network.break_connection(connection, is_silent=False)
+        while cluster.clock.step():
+            pass
+        assert seen == list(range(len(seen)))
+        lost += len(seen) < 10
+        assert "x" not in cluster.network.connections
+    assert 25 < lost < 50
+
+
+def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
+    """Nobody gets a sum before all have started, and who is cut off gets none."""
+    cluster = Cluster(1, peer_count=3, script=SIMPLE)
+    cluster.run(steps=1)
+    while len(cluster.master.machine.registry.order) < 3 or cluster.dataplane.transfers:
+        cluster.run(steps=1)
+        if len(cluster.master.machine.registry.order) == 3:
+            break
+    nodes = cluster.live_nodes()
+    order = tuple(node.peer_id for node in nodes)
+    buffers = [Buffer(1), Buffer(10), Buffer(100)]
+    plane = cluster.dataplane
+    for node, buffer in zip(nodes[:2], buffers, strict=False):
+        plane.start_reduce(node, 999, 5, order, buffer)
+    assert all(part.finish is None for part in plane.transfers[5].parts.values())
+    plane.start_reduce(nodes[2], 999, 5, order, buffers[2])
+    assert all(part.finish is not None for part in plane.transfers[5].parts.values())
+    plane.lose_peer(nodes[2])
+    plane.end_reduce(nodes[0], 5, False)
+    assert buffers[0].value == 1
+    with pytest.raises(Violation, match="S1"):
+        plane.end_reduce(nodes[1], 5, True)
+    with pytest.raises(Violation, match="S4"):
+        plane.start_reduce(nodes[0], 999, 5, order, buffers[0])
+
+
+def test_profiles_do_what_they_say() -> None:
+    """Every kind of fault happens."""
+    kinds: Counter[str] = Counter()
+    for seed, faults in enumerate((CHURN, FLAKY_NETWORK, HOSTILE, CHAOS, CHAOS, PROFILES["muddled"])):
+        cluster = Cluster(seed, peer_count=5)
+        cluster.run(steps=2500, faults=faults)
+        kinds.update(incident.kind for incident in cluster.incidents)
+    expected = "crashed|left|connection broken|link broken|withdrawn|wrong result|muddled".split("|")
+    assert kinds.keys() >= set(expected)
+
+
+def test_scripts_differ_between_seeds() -> None:
+    scripts = {Script.draw(random.Random(seed)) for seed in range(100)}
+    assert {script.groups for script in scripts} == {1, 2}
+    for name in ("is_batched", "asks_beside", "optimizes", "syncs_always", "newcomers_receive"):
+        assert {getattr(script, name) for script in scripts} == {False, True}
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_command_counts_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3:6", "--steps", "200", "--faults", "churn"]) == 0
+    assert capsys.readouterr().out.startswith("3 seeds, 0 failed; ")
+
+
+def test_command_traces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--peers", "2", "--steps", "200", "--trace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("Plan(" in line and "master ->" in line for line in lines)
+    assert any("Resolve(" in line for line in lines)
+
+
+def test_command_fails_and_says_how_to_replay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm"]) == 1
+    out = capsys.readouterr().out
+    assert "seed 2 (calm) failed: Violation: L2" in out
+    assert "replay: python -m zpccl.sim --seed 2 --peers 0 --steps 200 --faults calm --trace" in out
+    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm", "--keep-going"]) == 1
+    assert "3 seeds, 3 failed" in capsys.readouterr().out
+
+
+def test_command_reports_a_crash_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explode(self: Rounds, now_ns: int) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Rounds, "evaluate", explode)
+    assert main(["--seed", "1", "--steps", "50"]) == 1
+    captured = capsys.readouterr()
+    assert "ZeroDivisionError: planted" in captured.out
+    assert "Traceback" in captured.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--seeds", "5:5"], ["--seeds", "x"], ["--seed", "1", "--steps", "0"]])
+def test_command_refuses_nonsense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "usage:" in capsys.readouterr().err
