@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import traceback
@@ -51,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     for count, seed in enumerate(seeds, 1):
         try:
             cluster = run_seed(seed, **how, tracer=print if options.trace else None)
+        except BrokenPipeError:  # Whoever read the trace has seen enough.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
             failed.append(seed)
             if not isinstance(error, Violation):
