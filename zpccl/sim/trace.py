@@ -6,8 +6,6 @@ import dataclasses
 import enum
 from collections.abc import Callable
 
-import msgspec
-
 from zpccl.limits import SECOND
 
 
@@ -21,8 +19,9 @@ def describe(value: object, name_of: Callable[[bytes], str]) -> str:
         return "[" + ", ".join(describe(item, name_of) for item in value) + "]"
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
-    if isinstance(value, msgspec.Struct):
-        fields = [(name, getattr(value, name)) for name in value.__struct_fields__]
+    names = getattr(value, "__struct_fields__", None)  # Of a message.
+    if names is not None:
+        fields = [(name, getattr(value, name)) for name in names]
     elif dataclasses.is_dataclass(value):
         fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     else:
