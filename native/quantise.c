@@ -39,18 +39,21 @@ typedef struct { /* [0]: float, [1]: double */
 } zp__quantise_kernels;
 
 #define ZP__NAME(name) name##_baseline
+#define ZP__VECTOR_BYTES 16
 #include "quantise_kernels.h"
 
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2")
 #define ZP__NAME(name) name##_avx2
+#define ZP__VECTOR_BYTES 32
 #include "quantise_kernels.h"
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #define ZP__NAME(name) name##_avx512
+#define ZP__VECTOR_BYTES 64
 #include "quantise_kernels.h"
 #pragma GCC pop_options
 #endif

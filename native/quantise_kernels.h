@@ -1,5 +1,5 @@
 /* The quantisation kernels of one instruction set: FLOAT and the 16-bit types computed in float, DOUBLE in double.
- * quantise.c includes this file once for each set, with ZP__NAME(name). */
+ * quantise.c includes this file once for each set, with ZP__NAME(name) and ZP__VECTOR_BYTES. */
 
 #include "half.h"
 
@@ -46,12 +46,14 @@ static void ZP__NAME(store_d)(uint32_t dtype, void *elements, size_t at, const d
 }
 
 #define ZP__REAL float
+#define ZP__MASK int32_t
 #define ZP__REAL_MAX FLT_MAX
 #define ZP__REAL_HUGE (FLT_MAX / 1024)
 #define ZP__RNAME(name) ZP__NAME(name##_f)
 #include "quantise_real.h"
 
 #define ZP__REAL double
+#define ZP__MASK int64_t
 #define ZP__REAL_MAX DBL_MAX
 #define ZP__REAL_HUGE (DBL_MAX / 1024)
 #define ZP__RNAME(name) ZP__NAME(name##_d)
@@ -64,3 +66,4 @@ static const zp__quantise_kernels ZP__NAME(kernels) = {
 };
 
 #undef ZP__NAME
+#undef ZP__VECTOR_BYTES

@@ -1,42 +1,54 @@
 /* Block arithmetic in one real type (float or double), of one instruction set. Included by quantise_kernels.h with
- * ZP__REAL, ZP__REAL_MAX, ZP__REAL_HUGE and ZP__RNAME. Blocks are at most ZP__BLOCK_ELEMENTS_MAX elements. */
+ * ZP__REAL, ZP__MASK (an integer of its size), ZP__REAL_MAX, ZP__REAL_HUGE and ZP__RNAME. Blocks are at most
+ * ZP__BLOCK_ELEMENTS_MAX elements. */
 
-typedef ZP__REAL ZP__RNAME(unaligned) __attribute__((aligned(1), may_alias));
+/* As many numbers as a register holds, and the masks that comparing them gives. */
+typedef ZP__REAL ZP__RNAME(vector) __attribute__((vector_size(ZP__VECTOR_BYTES)));
+typedef ZP__MASK ZP__RNAME(masks) __attribute__((vector_size(ZP__VECTOR_BYTES)));
+
+#define VECTORS (LANES * sizeof(ZP__REAL) / ZP__VECTOR_BYTES)
+#define CHOOSE(mask, yes, no)                                                                                          \
+	((ZP__RNAME(vector))(((mask) & (ZP__RNAME(masks))(yes)) | (~(mask) & (ZP__RNAME(masks))(no))))
 
 /* Lowest and highest of a block; false if an element is not finite. In LANES independent columns, so that every
- * instruction set takes the same order (it matters for +0 and -0) and the loop vectorises. */
+ * instruction set takes the same order (it matters for +0 and -0); in vector types, because the compiler does not
+ * vectorise a search for the least by itself. */
 static bool ZP__RNAME(range)(const ZP__REAL *x, size_t count, ZP__REAL *low, ZP__REAL *high)
 {
-	ZP__REAL lows[LANES], highs[LANES], odd[LANES];
-	for (size_t lane = 0; lane < LANES; lane++) {
-		lows[lane] = highs[lane] = x[0];
-		odd[lane] = 0;
+	ZP__REAL lows[LANES], highs[LANES], odds[LANES];
+	ZP__RNAME(vector) v[VECTORS], least[VECTORS], most[VECTORS], odd[VECTORS];
+	for (size_t lane = 0; lane < LANES; lane++) { /* What does not fill all lanes, filled up by the first. */
+		size_t i = count - count % LANES + lane;
+		lows[lane] = x[i < count ? i : 0];
 	}
-	size_t i = 0;
-	for (; i + LANES <= count; i += LANES) {
-		for (size_t lane = 0; lane < LANES; lane++) {
-			ZP__REAL v = x[i + lane];
-			lows[lane] = v < lows[lane] ? v : lows[lane];
-			highs[lane] = v > highs[lane] ? v : highs[lane];
-			odd[lane] += v - v; /* 0 of a finite number, else NaN, which stays */
+	memcpy(least, lows, sizeof least);
+	memcpy(most, lows, sizeof most);
+	for (size_t k = 0; k < VECTORS; k++)
+		odd[k] = least[k] - least[k]; /* 0 of a finite number, else NaN, which stays */
+	for (size_t i = 0; i + LANES <= count; i += LANES) {
+		memcpy(v, x + i, sizeof v);
+		for (size_t k = 0; k < VECTORS; k++) {
+			least[k] = CHOOSE(v[k] < least[k], v[k], least[k]);
+			most[k] = CHOOSE(v[k] > most[k], v[k], most[k]);
+			odd[k] += v[k] - v[k];
 		}
 	}
-	for (; i < count; i++) {
-		ZP__REAL v = x[i];
-		lows[0] = v < lows[0] ? v : lows[0];
-		highs[0] = v > highs[0] ? v : highs[0];
-		odd[0] += v - v;
-	}
+	memcpy(lows, least, sizeof lows);
+	memcpy(highs, most, sizeof highs);
+	memcpy(odds, odd, sizeof odds);
 	bool finite = true;
 	*low = lows[0];
 	*high = highs[0];
 	for (size_t lane = 0; lane < LANES; lane++) {
-		finite &= odd[lane] == 0;
+		finite &= odds[lane] == 0;
 		*low = lows[lane] < *low ? lows[lane] : *low;
 		*high = highs[lane] > *high ? highs[lane] : *high;
 	}
 	return finite;
 }
+
+#undef VECTORS
+#undef CHOOSE
 
 /* A step that takes 255 of from `low` to `high`; also where their difference overflows. */
 static ZP__REAL ZP__RNAME(step)(ZP__REAL low, ZP__REAL high)
@@ -192,6 +204,7 @@ static void ZP__RNAME(dequantise)(const zp__quantiser *how, void *elements, cons
 #undef BLOCK_PLACES
 #undef BLOCK_HERE
 #undef ZP__REAL
+#undef ZP__MASK
 #undef ZP__REAL_MAX
 #undef ZP__REAL_HUGE
 #undef ZP__RNAME
