@@ -27,6 +27,8 @@ def test_bounds_that_need_each_other() -> None:
     # A full list of links, and of members with long names of any letters, fits into a message.
     assert limits.PEERS_MAX * 18 < limits.MESSAGE_BYTES_MAX
     assert limits.PEERS_MAX * (18 + 5 + 3 + 4 * limits.NAME_CHARS_MAX) < limits.MESSAGE_BYTES_MAX
+    addresses_bytes = limits.ADDRESSES_PER_PEER_MAX * (limits.ADDRESS_CHARS_MAX + 3)
+    assert limits.PEERS_MAX * (18 + 3 + 4 * limits.NAME_CHARS_MAX + addresses_bytes) < limits.MESSAGE_BYTES_MAX
     # A block of state fits into a data message, with its header.
     assert limits.STATE_BLOCK_BYTES < limits.DATA_MESSAGE_BYTES_MAX
     # A peer that comes back in time is not taken for dead before its links are given up.

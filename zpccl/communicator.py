@@ -185,6 +185,7 @@ class Communicator:
         name = name or os.environ.get("ZPCCL_NAME") or f"{socket.gethostname()}:{os.getpid()}"
         if not isinstance(name, str):
             raise InvalidArgument(f"name {name!r} is not a text")
+        name = "".join(letter if letter.isprintable() else "?" for letter in name)
         self._name = name[: limits.NAME_CHARS_MAX].encode(errors="replace").decode()  # No lone surrogates.
         self._heartbeat_timeout_ns = _nanoseconds(
             heartbeat_timeout, "heartbeat_timeout", limits.HEARTBEAT_TIMEOUT_MIN_NS

@@ -14,7 +14,9 @@ MASTER_PORT = 48148
 PEER_PORT_FIRST = 48149
 PEER_PORT_COUNT = 1000
 """Peers listen on the first free port of [PEER_PORT_FIRST, PEER_PORT_FIRST + PEER_PORT_COUNT)."""
-ADDRESSES_PER_PEER_MAX = 16
+ADDRESSES_PER_PEER_MAX = 8
+ADDRESS_CHARS_MAX = 270
+"""A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
 PROTOCOL_VERSION = 1
@@ -22,9 +24,9 @@ MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
 """High-water mark of a control socket, per connection and direction."""
-PEERS_MAX = 4096
+PEERS_MAX = 2048
 """Members and pending peers of one run."""
-PENDING_PEERS_MAX = 1024
+PENDING_PEERS_MAX = 256
 CALLS_IN_FLIGHT_MAX = 1024
 """Unanswered calls of one peer."""
 ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
@@ -34,6 +36,8 @@ SPECS_PER_MESSAGE_MAX = 1024
 NAME_CHARS_MAX = 128
 KEY_CHARS_MAX = 1024
 STATE_ENTRIES_MAX = 65_536
+STATE_ENTRY_BYTES_MAX = 64
+"""What an entry takes in a message, beside its key."""
 TEXT_CHARS_MAX = 4096
 """A text for people in a message: reasons are cut to it."""
 MALFORMED_TEXT_CHARS_MAX = 400

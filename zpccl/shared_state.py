@@ -69,6 +69,9 @@ class SharedState:
         duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         if duplicates:
             raise InvalidArgument(f"tensors of a shared state must have different names; twice: {duplicates[:8]}")
+        size = sum(len(name.encode()) + limits.STATE_ENTRY_BYTES_MAX for name in names)
+        if size > limits.MESSAGE_BYTES_MAX // 2:
+            raise InvalidArgument(f"the names of {len(names)} tensors are too long together; use shorter or fewer ones")
         self._revision = 0
 
     @property

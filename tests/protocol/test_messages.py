@@ -33,10 +33,11 @@ def decode_both(data: bytes) -> list[Any]:
 
 ids = st.binary(min_size=16, max_size=16)
 naturals = st.integers(0, 2**64 - 1)
-names = st.text(max_size=limits.NAME_CHARS_MAX)
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=limits.NAME_CHARS_MAX)
 texts = st.text(max_size=50)
 groups = st.integers(0, limits.PEER_GROUP_MAX)
-addresses = st.lists(st.text(max_size=30), max_size=limits.ADDRESSES_PER_PEER_MAX).map(tuple)
+visible = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
+addresses = st.lists(st.text(visible, max_size=30), max_size=limits.ADDRESSES_PER_PEER_MAX).map(tuple)
 bytes_ = st.integers(0, 255)
 digests = st.binary(min_size=32, max_size=32)
 keys = st.text(max_size=20)
@@ -256,6 +257,9 @@ def begin_with(**changes: Any) -> bytes:
         changed(HELLO, name="n" * (limits.NAME_CHARS_MAX + 1)),
         changed(HELLO, was_welcomed=1),
         changed(HELLO, addresses=("a:1",) * (limits.ADDRESSES_PER_PEER_MAX + 1)),
+        changed(HELLO, addresses=("a:1\n",)),
+        changed(HELLO, addresses=("a" * (limits.ADDRESS_CHARS_MAX + 1),)),
+        changed(HELLO, name="a\nWARNING forged line of the log"),
         changed(HELLO, addresses=("a" * 301,)),
         m.encode(m.Linked((b"short",))),
         m.encode(m.Linked((pid("a"),) * (limits.PEERS_MAX + 1))),

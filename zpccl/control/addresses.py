@@ -15,7 +15,7 @@ from zpccl.errors import InvalidArgument, InvalidUsage
 
 _NEVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """What no other port would change."""
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>\d{1,5})\Z", re.ASCII)
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})\Z", re.ASCII)
 
 
 def parse_address(text: str, *, what: str = "address") -> tuple[str, int]:

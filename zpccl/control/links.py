@@ -31,6 +31,7 @@ from zpccl.control.handshake import (
     decode_signal,
     encode_signal,
 )
+from zpccl.errors import PCCLError
 from zpccl.protocol.messages import Neighbour
 
 logger = logging.getLogger("zpccl.links")
@@ -228,7 +229,7 @@ class LinkBroker:
             sockets = await asyncio.wait_for(self._set_up(neighbour), _TIMEOUT_S)
         except (HandshakeError, OSError, asyncio.TimeoutError) as error:
             self._dials.pop(neighbour.peer_id, None)
-            reason = "no answer in time" if isinstance(error, asyncio.TimeoutError) else str(error)
+            reason = "no answer in time" if isinstance(error, asyncio.TimeoutError) else _text(error)
             self._on_failed(neighbour.peer_id, f"{reason} at {', '.join(neighbour.addresses) or 'no address'}")
             return
         self._dials.pop(neighbour.peer_id, None)
@@ -269,7 +270,7 @@ class LinkBroker:
                     error = task.exception()
                     if error is None:
                         return address, task.result()
-                    reasons.append(f"{address}: {error}")
+                    reasons.append(f"{address}: {_text(error)}")
             raise HandshakeError("; ".join(reasons) or "it gave no address")
         finally:
             for task in tries:
@@ -306,6 +307,10 @@ class LinkBroker:
                 raise HandshakeError("the other side closed the connection")
             data += piece
         return data
+
+
+def _text(error: BaseException) -> str:
+    return error.message if isinstance(error, PCCLError) else str(error)
 
 
 async def _all_or_none(coroutines: list[Coroutine[Any, Any, Any]]) -> list[Any]:

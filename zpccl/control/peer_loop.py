@@ -12,6 +12,7 @@ sockets are closed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import logging
 import os
@@ -237,7 +238,7 @@ class PeerLoop:
         error = self._machine.error or InternalError("the peer has ended")
         for call in pending:
             with contextlib.suppress(InvalidStateError):  # It has its answer, or gets it from another thread.
-                call.future.set_exception(error)
+                call.future.set_exception(copy.copy(error))
 
     # --- For the broker's thread ------------------------------------------------------------------------------------
 
@@ -384,7 +385,7 @@ class PeerLoop:
         else:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
-            call.future.set_exception(effect.error)
+            call.future.set_exception(copy.copy(effect.error))  # One may be the answer to many calls.
 
     def _start_reduce(self, effect: effects.StartReduce, now_ns: int) -> None:
         buffers = self._calls[effect.call_id].buffers
