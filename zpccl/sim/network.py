@@ -2,7 +2,9 @@
 
 Messages on one connection come in order, each after a random delay; connections know nothing of each other, so what
 was sent on an old one may come after the first message of a new one. When a connection breaks, the tail of what is in
-flight is lost in each direction; each end learns of it in its own time, and until then sends into the void.
+flight is lost in each direction, and each end learns of it in its own time. A peer has one socket for all its
+connections: it may read what came on the old one when it knows the new one already, and what it sends in between may
+be lost or go out on the new one, before its Hello.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class Connection:
     """One connection to the master. `node` is None for strangers."""
 
     name: str
+    number: int
     node: PeerNode | None
     latency_ns: int
     to_master: Stream
@@ -92,6 +95,10 @@ class Network:
                     self.connect(node)
                 return
             node.connection = self.open(node, f"{node.name}/{self._count}")
+            backlog, node.backlog = node.backlog, []
+            if self._rng.random() < 0.5:
+                for message in backlog:
+                    self.send_to_master(node.connection, message)
             node.handle(events.ConnectionUp())
             faults = self._cluster.faults
             if self._rng.random() < faults.flap_chance and not self._cluster.spares(node):
@@ -105,13 +112,15 @@ class Network:
         """A new connection."""
         self._count += 1
         latency_ns = int(10 ** self._rng.uniform(0, 2) * MS) * (node.slowness if node is not None else 1)
-        connection = Connection(name, node, latency_ns, Stream(self._cluster), Stream(self._cluster))
+        connection = Connection(name, self._count, node, latency_ns, Stream(self._cluster), Stream(self._cluster))
         self.connections[name] = connection
         return connection
 
     def send_to_master(self, connection: Connection, message: PeerMessage) -> None:
-        """Sends what a peer says. Lost if the connection is broken."""
+        """Sends what a peer says. If the connection is broken, it may be lost."""
         if connection.is_broken:
+            if connection.node is not None:
+                connection.node.backlog.append(message)
             return
         data = encode(message)
         copies = self._copies()
@@ -133,7 +142,8 @@ class Network:
 
         def deliver() -> None:
             for _ in range(copies):
-                if node.connection is connection:
+                if connection.number >= node.heard_connection:
+                    node.heard_connection = connection.number
                     node.handle(events.MasterMessageReceived(decode_master_message(data)))
 
         connection.to_peer.send(self._delay_ns(connection), deliver)
@@ -162,7 +172,8 @@ class Network:
         self._cluster.master.handle(events.ConnectionClosed(connection.name))
 
     def _peer_learns(self, connection: Connection) -> None:
-        connection.to_peer.lose(0)
+        if self._rng.random() < 0.5:
+            connection.to_peer.lose(0)
         node = connection.node
         if node is not None and node.connection is connection:
             node.connection = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects, events
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.messages import StateEntry
+from zpccl.protocol.messages import PeerMessage, StateEntry
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.clock import Timer
 from zpccl.sim.dataplane import SharedState, digest_of
@@ -96,6 +96,10 @@ class PeerNode:
         self.machine: PeerMachine = cluster.make_peer(options)
         self.shared_state = state
         self.connection: Connection | None = None
+        self.heard_connection = 0
+        """The number of the newest connection on which something came."""
+        self.backlog: list[PeerMessage] = []
+        """What was sent while there was no connection."""
         self.is_alive = True
         self.calls: dict[int, UserCall] = {}
         self.committed: dict[int, int] = {}  # Calls that were committed, with their attempt.
@@ -144,6 +148,8 @@ class PeerNode:
         if isinstance(effect, effects.Send):
             if self.connection is not None:
                 cluster.network.send_to_master(self.connection, effect.message)
+            else:
+                self.backlog.append(effect.message)
         elif isinstance(effect, effects.StartReduce):
             self._start_reduce(effect)
         elif isinstance(effect, effects.EndReduce):
