@@ -71,6 +71,7 @@ def measure(
                 "busbw_gbit": bus_bandwidth_gbit(peers, size_bytes, seconds["seconds_median"]),
                 "cpu_seconds": statistics.median(system.cpu_seconds),
                 "place": options.place if system.name == "zpccl" else "in" if system.name == "gloo" else "out",
+                "pinned": options.pin,
                 "reps": options.reps,
                 "iterations": system.iterations,
             }
@@ -120,6 +121,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--systems", choices=SYSTEMS, nargs="+", default=None, help="what to measure (default all that can be had)"
     )
     parser.add_argument("--place", choices=PLACES, default="out", help="where zpccl puts the result (default out)")
+    parser.add_argument(
+        "--pin", action="store_true", help="keep each process on one CPU: less noise, but small all-reduces suffer"
+    )
     add_output_arguments(parser)
     return parser
 

@@ -41,9 +41,10 @@ PLACES = ("out", "in", "in_no_restore")
 RESET_PEAK = "5"
 """What to write to clear_refs: the peak of the resident set becomes what is resident now."""
 WARM_UPS = 2
-REPETITION_S_MIN = 0.05
-"""Shorter all-reduces are repeated within a repetition to fill this time."""
-ITERATIONS_MAX = 200
+REPETITION_S_MIN = 0.25
+"""Shorter all-reduces are repeated within a repetition to fill this time: by then, processes that woke on one CPU are
+spread over all of them."""
+ITERATIONS_MAX = 2000
 
 
 def resident_bytes(name: str) -> int:
@@ -99,6 +100,11 @@ class Bench:
             seconds += time.monotonic() - began
             cpu_seconds += time.process_time() - cpu_began
         return seconds / iterations, cpu_seconds / iterations
+
+    def pin(self) -> None:
+        """Keeps all threads that this process will have on one CPU, another one for each rank as far as they go."""
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[self.rank % len(cpus)]})
 
     def begin_memory(self) -> None:
         """Resets the peak of the resident set."""
@@ -279,13 +285,15 @@ class System:
 
 
 @contextlib.contextmanager
-def start_zpccl(peers: int, connections: int, place: str) -> Iterator[System]:
+def start_zpccl(peers: int, connections: int, place: str, pinned: bool = False) -> Iterator[System]:
     """A master and its peers."""
     with running_master() as (address, master_pid):
         workers = [
             Worker(f"zpccl {rank}", ZpcclBench, address, connections, place, rank, peers) for rank in range(peers)
         ]
         try:
+            if pinned:
+                call_all(workers, "pin")
             call_all(workers, "join")
             yield System("zpccl", workers, connections, master_pid)
         finally:
@@ -293,12 +301,14 @@ def start_zpccl(peers: int, connections: int, place: str) -> Iterator[System]:
 
 
 @contextlib.contextmanager
-def start_gloo(peers: int) -> Iterator[System]:
+def start_gloo(peers: int, pinned: bool = False) -> Iterator[System]:
     """Processes with torch."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder, "store"))
         workers = [Worker(f"gloo {rank}", GlooBench, store, rank, peers) for rank in range(peers)]
         try:
+            if pinned:
+                call_all(workers, "pin")
             call_all(workers, "join")
             yield System("gloo", workers, connections=1)
         finally:
@@ -306,10 +316,12 @@ def start_gloo(peers: int) -> Iterator[System]:
 
 
 @contextlib.contextmanager
-def start_raw_tcp(peers: int, connections: int) -> Iterator[System]:
+def start_raw_tcp(peers: int, connections: int, pinned: bool = False) -> Iterator[System]:
     """Processes with sockets."""
     workers = [Worker(f"raw_tcp {rank}", RawTcpBench, connections, rank, peers) for rank in range(peers)]
     try:
+        if pinned:
+            call_all(workers, "pin")
         addresses = call_all(workers, "address")
         call_all(workers, "join", addresses)
         yield System("raw_tcp", workers, connections)
@@ -323,9 +335,9 @@ def start_systems(
     """Starts what was asked for and can be had."""
     systems = []
     if "zpccl" in options.systems:
-        systems.append(stack.enter_context(start_zpccl(peers, connections, options.place)))
+        systems.append(stack.enter_context(start_zpccl(peers, connections, options.place, options.pin)))
     if "gloo" in options.systems:
-        systems.append(stack.enter_context(start_gloo(peers)))
+        systems.append(stack.enter_context(start_gloo(peers, options.pin)))
     if "raw_tcp" in options.systems:
-        systems.append(stack.enter_context(start_raw_tcp(peers, connections)))
+        systems.append(stack.enter_context(start_raw_tcp(peers, connections, options.pin)))
     return systems
