@@ -313,6 +313,17 @@ def test_catches_the_removal_of_a_peer_that_came_back(monkeypatch: pytest.Monkey
     assert first_broken("flaky") == "S6"
 
 
+def test_catches_connections_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chaos, seed 52, found first: only the number of a connection tells an old Hello from a new one."""
+    original = MasterMachine._on_hello
+
+    def on_hello(self: MasterMachine, connection: Any, bound: Any, hello: Hello, *rest: Any) -> None:
+        original(self, connection, bound, replace(hello, connection=0), *rest)
+
+    monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
+    assert next(promises_broken("flaky", range(200), steps=1500), None) == "S6"
+
+
 def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     original = PeerMachine.handle
 

@@ -35,7 +35,7 @@ class Faults:
     refusal_chance: float = 0.0
     """That a try to connect, to the master or to a peer, fails."""
     flap_chance: float = 0.0
-    """That a new connection to the master breaks at once."""
+    """That a new connection to the master breaks at once, and that its messages take long."""
     slow_chance: float = 0.0
     """That a peer is slow all its life."""
     withdraw_chance: float = 0.0

@@ -111,7 +111,9 @@ class Network:
     def open(self, node: PeerNode | None, name: str) -> Connection:
         """A new connection."""
         self._count += 1
-        latency_ns = int(10 ** self._rng.uniform(0, 2) * MS) * (node.slowness if node is not None else 1)
+        is_congested = self._rng.random() < self._cluster.faults.flap_chance
+        latency_ns = int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS)
+        latency_ns = min(latency_ns * (node.slowness if node is not None else 1), 1000 * MS)
         connection = Connection(name, self._count, node, latency_ns, Stream(self._cluster), Stream(self._cluster))
         self.connections[name] = connection
         return connection
