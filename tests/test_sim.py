@@ -183,7 +183,7 @@ def test_catches_a_commit_before_all_have_finished(monkeypatch: pytest.MonkeyPat
             original(self, peer, report)
 
     monkeypatch.setattr(Collectives, "finished", finished)
-    assert first_broken("calm") == "S1"
+    assert "S1" in promises_broken("calm")
 
 
 def test_catches_two_member_lists_of_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_catches_two_member_lists_of_one_epoch(monkeypatch: pytest.MonkeyPatch) 
         return replace(found, members=found.members[::-1]) if len(calls) % 2 else found
 
     monkeypatch.setattr(Registry, "member_list", member_list)
-    assert first_broken("flaky") == "S3"
+    assert "S3" in promises_broken("flaky")
 
 
 def test_catches_an_epoch_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_catches_an_epoch_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> 
         self.epoch = epoch
 
     monkeypatch.setattr(Registry, "remove", remove)
-    assert first_broken("churn") == "S3"
+    assert "S3" in promises_broken("churn")
 
 
 def test_catches_two_plans_of_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,13 +220,13 @@ def test_catches_two_plans_of_one_attempt(monkeypatch: pytest.MonkeyPatch) -> No
         original(self, peer, message)
 
     monkeypatch.setattr(Outbox, "send", send)
-    assert first_broken("calm") == "S3"
+    assert "S3" in promises_broken("calm")
 
 
 def test_catches_attempt_ids_that_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     original = MasterMachine._next_attempt_id
     monkeypatch.setattr(MasterMachine, "_next_attempt_id", lambda self: 10**12 - original(self))
-    assert first_broken("calm") == "S3"
+    assert "S3" in promises_broken("calm")
 
 
 def test_catches_a_buffer_that_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_catches_a_buffer_that_is_not_restored(monkeypatch: pytest.MonkeyPatch) 
         original(self, node, attempt_id, commit)
 
     monkeypatch.setattr(DataPlane, "end_reduce", end_reduce)
-    assert first_broken("churn") == "S2"
+    assert "S2" in promises_broken("churn")
 
 
 def test_catches_a_result_of_other_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_catches_a_result_of_other_inputs(monkeypatch: pytest.MonkeyPatch) -> No
         transfer.inputs[transfer.order[0]] = 7
 
     monkeypatch.setattr(DataPlane, "start_reduce", start_reduce)
-    assert first_broken("calm") == "S2"
+    assert "S2" in promises_broken("calm")
 
 
 def drop_effects(monkeypatch: pytest.MonkeyPatch, unwanted: Callable[[Any], bool]) -> None:
@@ -272,7 +272,7 @@ def test_catches_an_answer_while_the_data_plane_runs(monkeypatch: pytest.MonkeyP
 
 def test_catches_a_sync_that_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
     drop_effects(monkeypatch, lambda effect: isinstance(effect, EndSync) and not effect.commit)
-    assert first_broken("flaky") == "S4"
+    assert "S4" in promises_broken("flaky")
 
 
 def test_catches_a_sync_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_catches_a_sync_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         fetch.values.update({key: node.shared_state.values[key] for key in fetch.values})
 
     monkeypatch.setattr(DataPlane, "_copy", copy)
-    assert first_broken("calm") == "S5"
+    assert "S5" in promises_broken("calm")
 
 
 def test_catches_a_joiner_that_takes_collectives_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_catches_a_joiner_that_takes_collectives_down(monkeypatch: pytest.Monkey
         original(self, peer, reason, now_ns, *rest)
 
     monkeypatch.setattr(MasterMachine, "_lose", lose)
-    assert first_broken("joiners") == "S6"
+    assert "S6" in promises_broken("joiners")
 
 
 def test_catches_the_removal_of_a_peer_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_catches_the_removal_of_a_peer_that_came_back(monkeypatch: pytest.Monkey
             known.disconnected_ns = disconnected_ns
 
     monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
-    assert first_broken("flaky") == "S6"
+    assert "S6" in promises_broken("flaky")
 
 
 def test_catches_connections_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_catches_connections_without_numbers(monkeypatch: pytest.MonkeyPatch) ->
         original(self, connection, bound, replace(hello, connection=0), *rest)
 
     monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
-    assert next(promises_broken("flaky", range(200), steps=1500), None) == "S6"
+    assert "S6" in promises_broken("flaky", range(200), steps=1500)
 
 
 def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
     monkeypatch.setattr(PeerMachine, "handle", handle)
-    assert first_broken("calm") == "L1"
+    assert "L1" in promises_broken("calm")
 
 
 def test_catches_a_call_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,23 +352,23 @@ def test_catches_a_call_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
             None if report.call_id in peer.answers else finished(self, peer, report)
         ),
     )
-    assert first_broken("flaky") == "L2"
+    assert "L2" in promises_broken("flaky")
 
 
 def test_catches_joiners_that_are_never_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
-    assert first_broken("calm") == "L2"
+    assert "L2" in promises_broken("calm")
 
 
 def test_catches_a_machine_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
     original = MasterMachine.deadline_ns
     monkeypatch.setattr(MasterMachine, "deadline_ns", lambda self: original(self) and 0)
-    assert first_broken("churn") == "L1"
+    assert "L1" in promises_broken("churn")
 
 
 def test_catches_answers_that_are_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MasterMachine, "_forget_answers", staticmethod(lambda peer, oldest_call_id: None))
-    assert next(promises_broken("calm", steps=3000), None) == "B1"
+    assert "B1" in promises_broken("calm", steps=3000)
 
 
 # --- The fake world ---------------------------------------------------------------------------------------------------
