@@ -60,6 +60,7 @@ class MasterLoop:
         self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
         self._new_senders: list[tuple[bytes, int]] = []  # Routing id and descriptor of the messages just taken.
         self._unreachable: list[bytes] = []
+        self._nameless_count = 0
         try:
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
         except zmq.ZMQError as error:
@@ -105,8 +106,14 @@ class MasterLoop:
         os.eventfd_write(self._wakeup, 1)
 
     def _run_once(self, now_ns: int) -> None:
-        batch = self._take_messages()
-        closed = self._drain_monitor()
+        batch: list[MasterEvent] = []
+        closed: list[bytes] = []
+        while True:  # Until nothing closed after the messages were taken: what it said last may be "leave", and counts.
+            batch += self._take_messages()
+            closed_now = self._drain_monitor()
+            closed += closed_now
+            if not closed_now:
+                break
         for event in batch:
             self._handle(event, now_ns)
         for routing_id in closed:
@@ -127,8 +134,13 @@ class MasterLoop:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            routing_id = frames[0].bytes
-            self._new_senders.append((routing_id, frames[-1].get(zmq.SRCFD)))
+            routing_id, descriptor = frames[0].bytes, _descriptor_of(frames[-1])
+            if descriptor is None:
+                self._nameless_count += 1
+                if self._nameless_count == 1:  # Whoever sends such bytes may send many.
+                    logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
+                continue
+            self._new_senders.append((routing_id, descriptor))
             batch.append(self._event_of(routing_id, frames))
         return batch
 
@@ -207,6 +219,14 @@ def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
 def poll_timeout_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     """How long to poll until a deadline, rounded up; None means for ever."""
     return None if deadline_ns is None else max(0, -((now_ns - deadline_ns) // limits.MS))
+
+
+def _descriptor_of(frame: zmq.Frame) -> int | None:
+    """Of the connection that a frame came on; None of peers of ZMTP 1.0: to libzmq, all who do not say a greeting."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 def _host_of(frame: zmq.Frame) -> str:
