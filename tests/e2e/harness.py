@@ -88,6 +88,10 @@ class Peer:
         """Tells the test something while the function runs."""
         self.say("note", value)
 
+    def is_told(self) -> bool:
+        """True once the test has said `tell()`."""
+        return self._pipe.poll(0) and self._pipe.recv() is None
+
     def note_when(self, condition: Callable[[], Any], value: Any) -> None:
         """Tells the test as soon as a condition holds; the function goes on meanwhile."""
 
@@ -260,6 +264,10 @@ class Child(Process):
         """Runs a function that must raise."""
         return self.start(function, *arguments, **keywords).failure()
 
+    def tell(self) -> None:
+        """Tells the function that runs something: `Peer.is_told`."""
+        self._pipe.send(None)
+
     def is_done(self) -> bool:
         """True if the outcome (or a note) waits to be read."""
         return self._pipe.poll(0)
@@ -397,6 +405,18 @@ def reduce(peer: Peer, array: np.ndarray[Any, Any], **keywords: Any) -> np.ndarr
     """All-reduces an array out of place."""
     result: np.ndarray[Any, Any] = peer.comm.all_reduce(array, **keywords)
     return result
+
+
+def reduce_until_told(peer: Peer, tag: int = 0) -> int:
+    """Reduces until any member was told to stop. Returns the number of reduces, none of which may fail."""
+    rounds = 0
+    while True:
+        send = np.full(100_000, float(peer.is_told()), np.float32)
+        rounds += 1
+        if rounds == 1:
+            peer.note("reducing")
+        if peer.comm.all_reduce(send, op=zpccl.ReduceOp.MAX, tag=tag)[0]:
+            return rounds
 
 
 def close(peer: Peer) -> None:

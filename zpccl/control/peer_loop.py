@@ -158,9 +158,15 @@ class PeerLoop:
         self._context = zmq.Context()
         self._socket = self._open_socket(heartbeat_timeout_ns)
         self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+            zmq.EVENT_CONNECTED
+            | zmq.EVENT_CONNECT_RETRIED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
+            | _HANDSHAKE_FAILED
         )
         self._endpoint = endpoint
+        self._handshake_deadline_ns: int | None = None  # Of a TCP connection that has not become one of ZeroMQ.
+        self._failure = _REFUSED
         self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
 
     def _open_socket(self, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
@@ -258,7 +264,7 @@ class PeerLoop:
             poller.register(source, zmq.POLLIN)
         try:
             while self._machine.state is not State.CLOSED:
-                poller.poll(poll_timeout_ms(self._machine.deadline_ns(), time.monotonic_ns()))
+                poller.poll(poll_timeout_ms(self._deadline_ns(), time.monotonic_ns()))
                 self._run_once(time.monotonic_ns())
         except BaseException as error:
             logger.critical("the peer's loop failed; this is a bug in zpccl", exc_info=True)
@@ -273,7 +279,9 @@ class PeerLoop:
             inbox, self._inbox = self._inbox, deque()
         for item in inbox:
             self._take(item, now_ns)
-        for event in self._take_monitor_events():  # After the inbox: connect() comes before the connection it makes.
+        for event in self._take_monitor_events(
+            now_ns
+        ):  # After the inbox: connect() comes before the connection it makes.
             self._handle(event, now_ns)
         for _ in range(limits.POLL_EVENTS_MAX):
             try:
@@ -302,19 +310,37 @@ class PeerLoop:
         else:
             self._handle(item, now_ns)
 
-    def _take_monitor_events(self) -> list[events.PeerEvent]:
+    def _take_monitor_events(self, now_ns: int) -> list[events.PeerEvent]:
+        """What has become of connecting. Every try that fails ends with CONNECT_RETRIED, whatever came before."""
         found: list[events.PeerEvent] = []
         while self._monitor.poll(0):
             kind = recv_monitor_message(self._monitor)["event"]
-            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._handshake_deadline_ns = None
+            if kind == zmq.EVENT_CONNECTED:
+                self._handshake_deadline_ns = now_ns + limits.REGISTRATION_TIMEOUT_NS
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 found.append(events.ConnectionUp())
             elif kind == zmq.EVENT_DISCONNECTED:
                 found.append(events.ConnectionDown())
             elif kind == zmq.EVENT_CONNECT_RETRIED:
-                found.append(events.ConnectionFailed("the connection was refused or timed out"))
+                found.append(events.ConnectionFailed(self._failure))
+                self._failure = _REFUSED
             else:
-                found.append(events.ConnectionFailed("what answers there does not speak ZeroMQ"))
+                self._failure = _NO_ZMQ
+        if self._handshake_deadline_ns is not None and now_ns >= self._handshake_deadline_ns:
+            found.append(events.ConnectionFailed(_NO_ZMQ))
+            self._connect_anew()
         return found
+
+    def _connect_anew(self) -> None:
+        """To libzmq, a server that talks without a greeting is a peer of ZMTP 1.0, for which it waits without end."""
+        self._handshake_deadline_ns = None
+        self._socket.disconnect(self._endpoint)
+        self._socket.connect(self._endpoint)
+
+    def _deadline_ns(self) -> int | None:
+        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_data(self, data: bytes, now_ns: int) -> None:
         try:
@@ -500,6 +526,8 @@ class PeerLoop:
         os.close(self._wakeup)
 
 
+_REFUSED = "the connection was refused, timed out or broke"
+_NO_ZMQ = "what answers there does not speak ZeroMQ"
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )

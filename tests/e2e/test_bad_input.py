@@ -1,0 +1,293 @@
+"""What strangers send and what is not there: typed errors, bounded memory, and nobody in the run disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import zpccl
+from e2e import harness
+from e2e.harness import Child, Cluster, Peer, cluster, until
+from zpccl import limits
+from zpccl.control.addresses import parse_address
+from zpccl.control.handshake import LinkHello
+from zpccl.errors import Result
+from zpccl.protocol import messages
+from zpccl.protocol.messages import Refusal, Refused, TopologyKind, TopologyVote, decode_master_message, encode
+
+pytestmark = pytest.mark.e2e
+
+MIB = 1 << 20
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
+"""ZMTP 3.0, mechanism NULL (rfc.zeromq.org/spec/23)."""
+_METADATA = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+READY = b"\x04" + bytes([len(_METADATA)]) + _METADATA
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Cluster]:
+    with cluster() as run:
+        run.members(2)
+        yield run
+
+
+@pytest.fixture
+def busy(run: Cluster) -> Iterator[list[Child]]:
+    """Two members that reduce while the test goes on. No reduce may fail."""
+    members = run.children[:2]
+    for child in members:
+        child.start(harness.reduce_until_told)
+        child.note()
+    yield members
+    members[0].tell()
+    assert members[0].value() == members[1].value() > 0
+    assert members[0].call(harness.attributes) == (2, 2, 1, 2)
+
+
+@contextlib.contextmanager
+def dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://{address}")
+        yield stranger
+
+
+def receive(stranger: zmq.Socket[bytes]) -> messages.MasterMessage:
+    assert stranger.poll(harness.HANG_SECONDS * 1000), "no answer"
+    return decode_master_message(stranger.recv())
+
+
+def raw(address: str) -> socket.socket:
+    return socket.create_connection(parse_address(address), harness.HANG_SECONDS)
+
+
+def is_dropped(connection: socket.socket) -> bool:
+    """Waits until the other side closes the connection."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+# --- To the master ----------------------------------------------------------------------------------------------------
+
+GARBAGE = {
+    "nothing": b"",
+    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "noise": os.urandom(100_000),
+    "zeros": bytes(4096),
+    "messages of ZMTP 1.0": b"\x01\x00" + b"\x05\x00zp\x01\x90" * 100,
+    "half a greeting": GREETING[:20],
+    "a greeting, then noise": GREETING + os.urandom(5000),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_on_the_port_of_the_master(run: Cluster, busy: list[Child], what: str) -> None:
+    with raw(run.master.address) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(GARBAGE[what])
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        assert is_dropped(connection)
+
+
+BODIES = {
+    "empty": b"",
+    "noise": os.urandom(2000),
+    "no message": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\xc1",
+    "an unknown message": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\x91\xa4what",
+    "deep": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\x91" * 100_000,
+    "a huge array": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\xdd\xff\xff\xff\xff",
+    "another version": b"zp" + bytes([limits.PROTOCOL_VERSION + 1]) + b"\x90",
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_messages_that_are_none_are_refused(run: Cluster, busy: list[Child], what: str) -> None:
+    with dealer(run.master.address) as stranger:
+        stranger.send(BODIES[what])
+        answer = receive(stranger)
+        assert isinstance(answer, Refused) and answer.refusal is Refusal.MALFORMED and answer.reason
+
+
+def test_several_frames_are_refused(run: Cluster, busy: list[Child]) -> None:
+    with dealer(run.master.address) as stranger:
+        stranger.send_multipart([b"a", b"b", b"c"])
+        answer = receive(stranger)
+        assert isinstance(answer, Refused) and "3 frames" in answer.reason
+
+
+def test_a_stranger_must_say_hello(run: Cluster, busy: list[Child]) -> None:
+    with dealer(run.master.address) as stranger:
+        stranger.send(encode(TopologyVote(0, 1, TopologyKind.UPDATE)))
+        answer = receive(stranger)
+        assert isinstance(answer, Refused) and answer.refusal is Refusal.UNREGISTERED
+
+
+def test_a_message_of_a_gigabyte_is_not_taken(run: Cluster, busy: list[Child]) -> None:
+    """B1: the connection is closed at the length that it declares, before memory is set aside for it."""
+    before = run.master.resident_bytes()
+    with raw(run.master.address) as connection:
+        connection.sendall(GREETING + READY + b"\x02" + struct.pack(">Q", 1 << 30))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                connection.sendall(bytes(MIB))
+        assert is_dropped(connection)
+    assert run.master.resident_bytes() < before + 32 * MIB
+
+
+def test_a_flood_of_garbage_is_said_once(run: Cluster, busy: list[Child]) -> None:
+    before = run.master.log.read_text().count("malformed message")
+    with dealer(run.master.address) as stranger:
+        for _ in range(2000):
+            stranger.send(b"garbage")
+        for _ in range(2000):
+            assert isinstance(receive(stranger), Refused)
+    assert run.master.log.read_text().count("malformed message") == before + 1
+
+
+# --- To a peer --------------------------------------------------------------------------------------------------------
+
+
+def data_address(peer: Peer) -> tuple[str, bytes, bytes]:
+    loop = peer.comm._loop
+    assert loop is not None
+    return loop.options.addresses[0], loop.options.peer_id, loop._run_id
+
+
+def hello_of_nobody(run_id: bytes, receiver: bytes) -> bytes:
+    return LinkHello(run_id, b"?" * 16, receiver, b"n" * 16, 0, 4).encode()
+
+
+def test_garbage_on_the_port_of_a_peer(run: Cluster) -> None:
+    """S7 as far as it goes without a secret: whoever is not expected gets no further than the handshake."""
+    members = run.children[:2]
+    address, peer_id, run_id = members[0].call(data_address)
+    for child in members:
+        child.start(harness.reduce_until_told)
+    greetings = [
+        *GARBAGE.values(),
+        hello_of_nobody(run_id, b"!" * 16),
+        hello_of_nobody(run_id, peer_id),
+        hello_of_nobody(run_id, peer_id)[:-1],
+    ]
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(raw(address)) for _ in greetings]
+        for connection, greeting in zip(connections, greetings, strict=True):
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(greeting)
+        assert all(is_dropped(connection) for connection in connections)  # The silent ones after a while.
+    members[0].tell()
+    assert members[0].value() == members[1].value() > 0
+
+
+def test_many_silent_connections_to_a_peer_do_not_keep_a_joiner_out(run: Cluster) -> None:
+    """L2: more than a peer takes at a time; they are dropped in time."""
+    with cluster() as other:
+        members = other.members(2)
+        address, _, _ = members[0].call(data_address)
+        with contextlib.ExitStack() as stack:
+            for _ in range(limits.HANDSHAKES_MAX + 20):
+                stack.enter_context(raw(address))
+            newcomer = other.newcomer(members)
+        assert newcomer.call(harness.attributes) == (3, 3, 1, 3)
+
+
+# --- Masters that are none --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def server(greeting: bytes, *, closes: bool) -> Iterator[str]:
+    """A TCP server that is no master: says something to whoever connects; then closes, or keeps silent."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # The listener is shut down.
+                while True:
+                    connection, _ = listener.accept()
+                    with contextlib.suppress(OSError):
+                        connection.sendall(greeting)
+                    if closes:
+                        connection.close()
+                    else:
+                        stack.push(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "closes"),
+    [(b"", False), (b"", True), (b"SSH-2.0-OpenSSH_9.6\r\n" * 50, False), (b"HTTP/1.1 400 Bad Request\r\n\r\n", True)],
+)
+def test_a_server_that_is_no_master(greeting: bytes, closes: bool) -> None:
+    with server(greeting, closes=closes) as address:
+        comm = zpccl.Communicator(address)
+        with pytest.raises(zpccl.MasterUnreachable) as caught:
+            comm.connect(1)
+    assert caught.value.address == address and address in str(caught.value)
+    assert caught.value.result == Result.MASTER_CONNECTION_FAILED
+    comm.close()
+
+
+def test_a_zmq_server_that_is_no_master() -> None:
+    """It speaks ZeroMQ and never answers: REGISTRATION_TIMEOUT."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        comm = zpccl.Communicator(f"127.0.0.1:{port}")
+        with pytest.raises(zpccl.MasterUnreachable, match="does not answer as a master"):
+            comm.connect()
+
+
+NOBODY = ["127.0.0.1:1", "[::1]:1", "no.such.host.invalid:48148", "bad!host:5", "256.1.1.1:5"]
+
+
+@pytest.mark.parametrize("address", NOBODY)
+def test_nobody_listens(address: str) -> None:
+    comm = zpccl.Communicator(address)
+    for _ in range(2):  # It may be tried again.
+        with pytest.raises((zpccl.MasterUnreachable, zpccl.InvalidArgument)) as caught:
+            comm.connect(2)
+        assert caught.value.result in (Result.MASTER_CONNECTION_FAILED, Result.INVALID_ARGUMENT)
+        assert address in str(caught.value)
+    with pytest.raises((zpccl.MasterUnreachable, zpccl.InvalidUsage, zpccl.InvalidArgument)):
+        comm.all_reduce(np.ones(3))
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 1.5, "3", None, True])
+def test_bad_numbers_of_attempts(attempts: Any) -> None:
+    with pytest.raises(zpccl.InvalidArgument, match="n_attempts"):
+        zpccl.Communicator("127.0.0.1:1").connect(attempts)
+
+
+def connect_with_another_version(peer: Peer, address: str) -> None:
+    """As a peer of the version after this one."""
+    limits.PROTOCOL_VERSION += 1
+    messages._PREFIX = messages.MAGIC + bytes([limits.PROTOCOL_VERSION])
+    harness.connect(peer, address)
+
+
+def test_a_peer_of_another_version(run: Cluster, busy: list[Child]) -> None:
+    """The newer peer is told by the older master; seen from the other side it is an older peer and a newer master."""
+    failure = run.child().fails(connect_with_another_version, run.master.address)
+    assert failure.kind == "VersionMismatch" and failure.result == Result.MASTER_CONNECTION_FAILED
+    assert "version 1" in failure.text and "2" in failure.text
+    until(lambda: "protocol version 2" in run.master.log.read_text(), "the master to say so")
