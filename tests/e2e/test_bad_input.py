@@ -257,7 +257,7 @@ def test_a_zmq_server_that_is_no_master() -> None:
             comm.connect()
 
 
-NOBODY = ["127.0.0.1:1", "[::1]:1", "no.such.host.invalid:48148", "bad!host:5", "256.1.1.1:5"]
+NOBODY = ["127.0.0.1:1", "[::1]:1", "no.such.host.invalid:48148", "256.1.1.1:5"]
 
 
 @pytest.mark.parametrize("address", NOBODY)
