@@ -69,6 +69,14 @@ WITHDRAW_TIMEOUT_NS = 5 * SECOND
 """How long an interrupted or timed-out call waits for the master's word on it."""
 LINGER_MS = 500
 
+# --- Secrets --------------------------------------------------------------------------------------------------------
+SECRET_FILE_BYTES_MAX = 4 * KIB
+ALLOWED_KEYS_MAX = 65_536
+"""Public keys in an allow list."""
+REFUSALS_LOGGED_MAX = 20
+"""Lines of the log about strangers in an interval; the rest is counted."""
+REFUSALS_LOGGED_INTERVAL_NS = 60 * SECOND
+
 # --- Links ----------------------------------------------------------------------------------------------------------
 LINK_CONNECTIONS_DEFAULT = 4
 LINK_CONNECTIONS_MAX = 64
