@@ -16,27 +16,34 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from zpccl import limits
-from zpccl.control.addresses import parse_address, reachable_at
+from zpccl.control.addresses import format_address, parse_address, reachable_at
+from zpccl.control.greeting import mechanism_of
 from zpccl.control.handshake import (
     HELLO_BYTES,
+    NONCE_BYTES,
     SIGNAL_BYTES,
+    AuthenticationError,
     HandshakeError,
     LinkHello,
     Signal,
-    decode_signal,
-    encode_signal,
+    Transcript,
+    accepted,
+    encode_refusal,
 )
+from zpccl.control.zap import RefusalLog
 from zpccl.errors import PCCLError
 from zpccl.protocol.messages import Neighbour
 
 logger = logging.getLogger("zpccl.links")
 
 _TIMEOUT_S = limits.LINK_SETUP_TIMEOUT_NS / limits.SECOND
+_CONNECT_TIMEOUT_S = limits.CONNECT_TIMEOUT_NS / limits.SECOND
 _STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
 
 
@@ -45,8 +52,16 @@ class _IncomingLink:
     """Connections of one link that have been accepted and committed so far."""
 
     count: int
-    sockets: dict[int, socket.socket] = field(default_factory=dict)
+    sockets: dict[int, tuple[socket.socket, Transcript]] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class _Dialled:
+    """A connection that the right peer has accepted."""
+
+    connection: socket.socket
+    transcript: Transcript
 
 
 class LinkBroker:
@@ -58,7 +73,8 @@ class LinkBroker:
         connection_count: TCP connections of each link that this peer dials.
         advertise: an address at which others reach this peer, beside those of its interfaces.
         on_link: called with the neighbour's id and the connected sockets of a complete link.
-        on_failed: called with the neighbour's id and the reason when dialling failed.
+        on_failed: called with the neighbour's id and the reason when a link cannot be set up.
+        requires_keys: the run has a secret, so no link is set up without a key from the master.
     """
 
     def __init__(
@@ -69,18 +85,23 @@ class LinkBroker:
         advertise: str | None,
         on_link: Callable[[bytes, list[socket.socket]], None],
         on_failed: Callable[[bytes, str], None],
+        requires_keys: bool = False,
     ) -> None:
         self._peer_id = peer_id
         self._listener = listener
         self._connection_count = connection_count
         self._on_link = on_link
         self._on_failed = on_failed
+        self._requires_keys = requires_keys
+        self._refusals = RefusalLog(logger)
         self.addresses = reachable_at(listener, advertise)
         self._run_id = b""
         self._wanted: dict[bytes, asyncio.Event] = {}  # Set once a neighbour is wanted; kept while somebody waits.
+        self._keys: dict[bytes, bytes] = {}  # Of the links to neighbours, by peer id.
         self._dials: dict[bytes, asyncio.Task[None]] = {}
         self._incoming: dict[tuple[bytes, bytes], _IncomingLink] = {}  # By sender and nonce.
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._questions: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="zpccl-links", daemon=True)
@@ -97,6 +118,10 @@ class LinkBroker:
     def close_link(self, peer_id: bytes) -> None:
         """Accepts no more connections of a neighbour, and stops dialling it."""
         self._call(self._forget, peer_id)
+
+    def ask_mechanism(self, address: str, on_answer: Callable[[str, str], object]) -> None:
+        """Asks a ZeroMQ server for its security mechanism; "" and a reason if it tells none. Called in the thread."""
+        self._call(self._ask, address, on_answer)
 
     def close(self) -> None:
         """Closes the listener and all unfinished connections, and ends the thread."""
@@ -117,10 +142,18 @@ class LinkBroker:
         finally:
             self._loop.close()
 
+    def _ask(self, address: str, on_answer: Callable[[str, str], object]) -> None:
+        task = self._loop.create_task(_ask_mechanism(address, on_answer))
+        self._questions.add(task)  # The loop itself holds no reference.
+        task.add_done_callback(self._questions.discard)
+
     def _set_run(self, run_id: bytes) -> None:
         self._run_id = run_id
 
     def _open(self, neighbour: Neighbour) -> None:
+        if self._requires_keys and not neighbour.link_key:
+            return self._on_failed(neighbour.peer_id, "the master gave no key for it, and this run has a secret")
+        self._keys[neighbour.peer_id] = neighbour.link_key
         self._want(neighbour.peer_id).set()
         if neighbour.dial and neighbour.peer_id not in self._dials:
             task = self._loop.create_task(self._dial(neighbour))
@@ -128,6 +161,7 @@ class LinkBroker:
 
     def _forget(self, peer_id: bytes) -> None:
         self._wanted.pop(peer_id, None)
+        self._keys.pop(peer_id, None)
         task = self._dials.pop(peer_id, None)
         if task is not None:
             task.cancel()
@@ -177,6 +211,8 @@ class LinkBroker:
     async def _serve(self, connection: socket.socket) -> None:
         try:
             await asyncio.wait_for(self._take_part(connection), _TIMEOUT_S)
+        except AuthenticationError as error:
+            self._refusals.add(f"a data connection from {_peer_name(connection)}: {error.message}", time.monotonic_ns())
         except (HandshakeError, OSError, asyncio.TimeoutError) as error:
             reason = "it said nothing in time" if isinstance(error, asyncio.TimeoutError) else error
             logger.debug("data connection dropped: %s", reason)
@@ -184,7 +220,7 @@ class LinkBroker:
     async def _take_part(self, connection: socket.socket) -> None:
         hello = LinkHello.decode(await self._receive(connection, HELLO_BYTES))
         if hello.receiver != self._peer_id:
-            await self._loop.sock_sendall(connection, encode_signal(Signal.REFUSE))
+            await self._loop.sock_sendall(connection, encode_refusal())
             raise HandshakeError("it is for another peer")
         wanted = self._want(hello.sender)
         try:
@@ -193,21 +229,27 @@ class LinkBroker:
             if not wanted.is_set() and self._wanted.get(hello.sender) is wanted:
                 del self._wanted[hello.sender]
         if hello.run_id != self._run_id:
-            await self._loop.sock_sendall(connection, encode_signal(Signal.REFUSE))
+            await self._loop.sock_sendall(connection, encode_refusal())
             raise HandshakeError("it is of another run")
-        await self._loop.sock_sendall(connection, encode_signal(Signal.ACCEPT))
-        decode_signal(await self._receive(connection, SIGNAL_BYTES), Signal.COMMIT)
+        link_key = self._keys.get(hello.sender)
+        if link_key is None:
+            raise HandshakeError("its sender is a neighbour no more")
+        transcript = Transcript(hello, os.urandom(NONCE_BYTES), link_key)
+        await self._loop.sock_sendall(connection, transcript.encode(Signal.ACCEPT))
+        transcript.check(await self._receive(connection, SIGNAL_BYTES), Signal.COMMIT)
+        if hello.sender not in self._keys:
+            raise HandshakeError("its sender is a neighbour no more")
         key = (hello.sender, hello.nonce)
         link = self._incoming.setdefault(key, _IncomingLink(hello.count))
         try:
             if link.count != hello.count or hello.index in link.sockets:
                 raise HandshakeError(f"connection {hello.index} of {hello.count} does not fit its link")
-            link.sockets[hello.index] = connection
+            link.sockets[hello.index] = connection, transcript
             if len(link.sockets) == link.count:
                 self._complete(hello.sender, link)
             await link.complete.wait()
         finally:
-            if not link.complete.is_set() and link.sockets.get(hello.index) is connection:
+            if not link.complete.is_set() and link.sockets.get(hello.index) == (connection, transcript):
                 del link.sockets[hello.index]
             if link.complete.is_set() or not link.sockets:
                 self._incoming.pop(key, None)
@@ -215,11 +257,12 @@ class LinkBroker:
     def _complete(self, sender: bytes, link: _IncomingLink) -> None:
         """All connections of a link are committed: READY goes out, and the link to the data plane."""
         link.complete.set()
-        sockets = [socket.socket(fileno=link.sockets[index].detach()) for index in range(link.count)]
-        for connection in sockets:
-            # A fresh socket takes five bytes at once; if not, the link is broken and the data plane will notice.
+        sockets = []
+        for connection, transcript in (link.sockets[index] for index in range(link.count)):
+            sockets.append(socket.socket(fileno=connection.detach()))
+            # A fresh socket takes so few bytes at once; if not, the link is broken and the data plane will notice.
             with contextlib.suppress(OSError):
-                connection.send(encode_signal(Signal.READY))
+                sockets[-1].send(transcript.encode(Signal.READY))
         self._on_link(sender, sockets)
 
     # --- Dialling ---------------------------------------------------------------------------------------------------
@@ -241,28 +284,29 @@ class LinkBroker:
         def hello(index: int) -> LinkHello:
             return LinkHello(self._run_id, self._peer_id, neighbour.peer_id, nonce, index, self._connection_count)
 
-        address, first = await self._dial_any(neighbour.addresses, hello(0))
-        sockets = [first]
+        key = neighbour.link_key
+        address, first = await self._dial_any(neighbour.addresses, hello(0), key)
+        dialled = [first]
         try:
-            rest = [self._dial_one(address, hello(index)) for index in range(1, self._connection_count)]
-            sockets += await _all_or_none(rest)
-            await _all_or_none([self._confirm(connection) for connection in sockets])
+            rest = [self._dial_one(address, hello(index), key) for index in range(1, self._connection_count)]
+            dialled += await _all_or_none(rest)
+            await _all_or_none([self._confirm(one) for one in dialled])
         except BaseException:
-            for connection in sockets:
-                connection.close()
+            for one in dialled:
+                one.connection.close()
             raise
-        return sockets
+        return [one.connection for one in dialled]
 
-    async def _dial_any(self, addresses: tuple[str, ...], hello: LinkHello) -> tuple[str, socket.socket]:
+    async def _dial_any(self, addresses: tuple[str, ...], hello: LinkHello, key: bytes) -> tuple[str, _Dialled]:
         """The first address where the right peer answers. Each has a head start over the next."""
         reasons: list[str] = []
-        tries: dict[asyncio.Task[socket.socket], str] = {}
+        tries: dict[asyncio.Task[_Dialled], str] = {}
         waiting = list(addresses)
         try:
             while waiting or tries:
                 if waiting:
                     address = waiting.pop(0)
-                    tries[self._loop.create_task(self._dial_one(address, hello))] = address
+                    tries[self._loop.create_task(self._dial_one(address, hello, key))] = address
                 timeout = _STAGGER_S if waiting else None
                 done, _ = await asyncio.wait(tries, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -277,7 +321,7 @@ class LinkBroker:
                 task.cancel()
                 task.add_done_callback(_close_result)
 
-    async def _dial_one(self, address: str, hello: LinkHello) -> socket.socket:
+    async def _dial_one(self, address: str, hello: LinkHello, key: bytes) -> _Dialled:
         host, port = parse_address(address)
         try:  # A number needs no thread that asks a name server.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
@@ -289,15 +333,14 @@ class LinkBroker:
             connection.setblocking(False)
             await self._loop.sock_connect(connection, target)
             await self._loop.sock_sendall(connection, hello.encode())
-            decode_signal(await self._receive(connection, SIGNAL_BYTES), Signal.ACCEPT)
+            return _Dialled(connection, accepted(hello, await self._receive(connection, SIGNAL_BYTES), key))
         except BaseException:
             connection.close()
             raise
-        return connection
 
-    async def _confirm(self, connection: socket.socket) -> None:
-        await self._loop.sock_sendall(connection, encode_signal(Signal.COMMIT))
-        decode_signal(await self._receive(connection, SIGNAL_BYTES), Signal.READY)
+    async def _confirm(self, one: _Dialled) -> None:
+        await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT))
+        one.transcript.check(await self._receive(one.connection, SIGNAL_BYTES), Signal.READY)
 
     async def _receive(self, connection: socket.socket, size: int) -> bytes:
         data = b""
@@ -307,6 +350,20 @@ class LinkBroker:
                 raise HandshakeError("the other side closed the connection")
             data += piece
         return data
+
+
+async def _ask_mechanism(address: str, on_answer: Callable[[str, str], object]) -> None:
+    try:
+        on_answer(await asyncio.wait_for(mechanism_of(*parse_address(address)), _CONNECT_TIMEOUT_S), "")
+    except (OSError, asyncio.TimeoutError) as error:
+        on_answer("", f"the connection broke during the handshake, then: {str(error) or 'no answer in time'}")
+
+
+def _peer_name(connection: socket.socket) -> str:
+    try:
+        return format_address(*connection.getpeername()[:2])
+    except OSError:
+        return "an unknown address"
 
 
 def _text(error: BaseException) -> str:
@@ -326,5 +383,5 @@ async def _all_or_none(coroutines: list[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 def _close_result(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and task.exception() is None and isinstance(task.result(), socket.socket):
-        task.result().close()
+    if not task.cancelled() and task.exception() is None and isinstance(task.result(), _Dialled):
+        task.result().connection.close()

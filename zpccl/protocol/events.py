@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,11 +13,17 @@ from zpccl.protocol.messages import CollectiveSpec, MasterMessage, PeerMessage, 
 
 @dataclass(frozen=True, slots=True)
 class PeerMessageReceived:
-    """A message came on a connection. `host` is the sender's address as the master sees it, "" where unknown."""
+    """A message came on a connection.
+
+    Attributes:
+        host: the sender's address as the master sees it, "" where unknown.
+        identity: the key that the connection has proved to hold, "" in a run without a secret.
+    """
 
     connection: Hashable
     message: PeerMessage
     host: str = ""
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,13 @@ class ConnectionClosed:
     connection: Hashable
 
 
+@dataclass(frozen=True, slots=True)
+class KeysRevoked:
+    """Keys may take part no more: their names by identity. The shell takes no messages of theirs after this."""
+
+    names: Mapping[str, str]
+
+
 # --- To a peer ------------------------------------------------------------------------------------------------------
 
 
@@ -46,6 +59,13 @@ class ConnectionUp:
 @dataclass(frozen=True, slots=True)
 class ConnectionFailed:
     """One try to connect to the master failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationRefused:
+    """What answers at the master's address is not for holders of the peer's secret, or of none."""
 
     reason: str
 
@@ -157,10 +177,11 @@ class Tick:
     """The time of `deadline_ns()` has come. Harmless at any time."""
 
 
-MasterEvent: TypeAlias = PeerMessageReceived | MalformedReceived | ConnectionClosed | Tick
+MasterEvent: TypeAlias = PeerMessageReceived | MalformedReceived | ConnectionClosed | KeysRevoked | Tick
 PeerEvent: TypeAlias = (
     ConnectionUp
     | ConnectionFailed
+    | AuthenticationRefused
     | ConnectionDown
     | MasterMessageReceived
     | OtherVersionReceived

@@ -17,14 +17,14 @@ another peer lost its link to it too.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.election import validate_entries
-from zpccl.protocol.events import ConnectionClosed, MalformedReceived, MasterEvent, PeerMessageReceived
+from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
     Answer,
@@ -50,11 +50,12 @@ from zpccl.protocol.statesync import StateSyncs
 
 @dataclass(frozen=True)
 class MasterOptions:
-    """Times of the master, in nanoseconds."""
+    """Times of the master, in nanoseconds, and what the keys of links are derived from (empty: no secret)."""
 
     disconnect_grace_ns: int = limits.DISCONNECT_GRACE_NS
     link_wait_ns: int = limits.LINK_WAIT_TIMEOUT_NS
     admission_wait_ns: int = limits.ADMISSION_WAIT_NS
+    link_seed: bytes = field(default=b"", repr=False)
 
 
 class MasterMachine:
@@ -70,7 +71,7 @@ class MasterMachine:
         self.run_id = run_id
         self.incarnation = incarnation
         self.options = options or MasterOptions()
-        self.registry = Registry()
+        self.registry = Registry(self.options.link_seed)
         self._outbox = Outbox()
         self._attempt_count = 0
         self._announced_epoch = 0
@@ -88,6 +89,8 @@ class MasterMachine:
             self._on_connection_closed(event.connection, now_ns)
         elif isinstance(event, MalformedReceived):
             self._on_malformed(event)
+        elif isinstance(event, KeysRevoked):
+            self._on_keys_revoked(event, now_ns)
         else:
             self._on_tick(now_ns)
         self._settle(now_ns)
@@ -117,8 +120,11 @@ class MasterMachine:
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
-        if isinstance(message, Hello):
-            self._on_hello(event.connection, peer, message, event.host, now_ns)
+        if peer is not None and peer.identity != event.identity:
+            self._outbox.log(Level.WARNING, f"a connection passes for that of {peer.name}, with another key")
+            self._outbox.reply(event.connection, Refused(Refusal.MALFORMED, "this connection has another key"))
+        elif isinstance(message, Hello):
+            self._on_hello(event, peer, message, now_ns)
         elif peer is None:
             refused = Refused(Refusal.UNREGISTERED, "say hello first")
             self._outbox.reply(event.connection, refused)
@@ -131,15 +137,17 @@ class MasterMachine:
         else:
             self._outbox.send(peer, Refused(Refusal.MALFORMED, f"{type(message).__name__} before admission"))
 
-    def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
+    def _on_hello(self, event: PeerMessageReceived, bound: Peer | None, hello: Hello, now_ns: int) -> None:
+        connection = event.connection
         known = self.registry.peers.get(hello.peer_id)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
         if known is not None:
-            if known.token != hello.token:
-                self._outbox.log(Level.WARNING, f"a connection claims to be {known.name} without its token")
-                return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
+            if known.token != hello.token or known.identity != event.identity:
+                proof = "token" if known.identity == event.identity else "key"
+                self._outbox.log(Level.WARNING, f"a connection claims to be {known.name} without its {proof}")
+                return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, f"wrong {proof}"))
             if hello.connection < known.connection_count:
                 return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
             self.registry.bind(known, connection)
@@ -156,10 +164,11 @@ class MasterMachine:
             peer_id=hello.peer_id,
             group=hello.group,
             name=hello.name,
-            addresses=with_seen_address(hello.addresses, host),
+            addresses=with_seen_address(hello.addresses, event.host),
             token=hello.token,
             registered_ns=now_ns,
             connection=connection,
+            identity=event.identity,
             connection_count=hello.connection,
         )
         self.registry.add(peer)
@@ -276,6 +285,12 @@ class MasterMachine:
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
         if witnesses:
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
+
+    def _on_keys_revoked(self, event: KeysRevoked, now_ns: int) -> None:
+        for peer in list(self.registry.peers.values()):
+            if peer.identity in event.names:
+                reason = f"its key, {event.names[peer.identity]}, is no longer allowed"
+                self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
 
     def _on_tick(self, now_ns: int) -> None:
         for peer in list(self.registry.peers.values()):

@@ -10,6 +10,7 @@ link counts as up only while both ends say so.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ class Peer:
     token: bytes
     registered_ns: int
     connection: Hashable | None
+    identity: str = ""
+    """The key of its connections, "" in a run without a secret."""
     connection_count: int = 0
     """The number of its latest connection, as the peer counts them."""
     is_member: bool = False
@@ -46,9 +49,14 @@ class Peer:
 
 
 class Registry:
-    """All peers of the run, the member list and its epoch."""
+    """All peers of the run, the member list and its epoch.
 
-    def __init__(self) -> None:
+    Args:
+        link_seed: what the keys of links are derived from; empty in a run without a secret.
+    """
+
+    def __init__(self, link_seed: bytes = b"") -> None:
+        self._link_seed = link_seed
         self.peers: dict[bytes, Peer] = {}  # In order of registration.
         self.by_connection: dict[Hashable, Peer] = {}
         self.order: list[Peer] = []  # Members, in ring order.
@@ -108,8 +116,16 @@ class Registry:
             if other is peer:
                 dials = False
             elif other.group == peer.group:
-                neighbours.append(Neighbour(other.peer_id, other.name, other.addresses, dials))
+                key = self._link_key(peer, other)
+                neighbours.append(Neighbour(other.peer_id, other.name, other.addresses, dials, key))
         return tuple(neighbours)
+
+    def _link_key(self, one: Peer, other: Peer) -> bytes:
+        """The same for both, and known to no third: what one peer knows must not let it pass for another."""
+        if not self._link_seed:
+            return b""
+        pair = b"".join(sorted((one.peer_id, other.peer_id)))
+        return hashlib.blake2b(pair, digest_size=32, key=self._link_seed).digest()
 
     def validate(self) -> None:
         """States what always holds."""

@@ -28,6 +28,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 Address: TypeAlias = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX, pattern=r"\A[\x21-\x7e]*\Z")]
 Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=limits.ADDRESSES_PER_PEER_MAX)]
 PeerIds: TypeAlias = Annotated[tuple[PeerId, ...], Meta(max_length=limits.PEERS_MAX)]
+LinkKey: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
@@ -216,6 +217,11 @@ class Neighbour(_Message, frozen=True):
     addresses: Addresses
     dial: bool
     """True: the receiver dials. False: it is dialled."""
+    link_key: LinkKey = b""
+    """Known to this pair and the master: proves each to the other. Empty in a run without a secret."""
+
+    def __repr__(self) -> str:
+        return f"Neighbour({self.peer_id!r}, {self.name!r}, {self.addresses!r}, dial={self.dial})"
 
 
 class Neighbours(_Message, tag="neighbours", frozen=True):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from zpccl import limits
 from zpccl.errors import (
+    AuthenticationFailed,
     InvalidUsage,
     Kicked,
     MasterUnreachable,
@@ -150,6 +151,10 @@ class PeerMachine:
         """The members of this peer's group, in ring order."""
         return tuple(member for member in self.members if member.group == self.options.group)
 
+    def wants_link(self, peer_id: bytes) -> bool:
+        """True if the peer is a neighbour; a link may become ready after its other end is none any more."""
+        return peer_id in self._links
+
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
         retries = [link.retry_ns for link in self._links.values() if link.retry_ns is not None]
@@ -196,6 +201,7 @@ class PeerMachine:
         event: events.ConnectCalled
         | events.ConnectionUp
         | events.ConnectionFailed
+        | events.AuthenticationRefused
         | events.ConnectionDown
         | events.OtherVersionReceived,
         now_ns: int,
@@ -212,6 +218,8 @@ class PeerMachine:
             self._say_everything()
         elif isinstance(event, events.ConnectionFailed):
             self._on_try_failed(f"nobody answers ({event.reason})")
+        elif isinstance(event, events.AuthenticationRefused):
+            self._on_authentication_refused(event)
         elif isinstance(event, events.ConnectionDown):
             if not self._is_connected:
                 return  # It never stood: that was a ConnectionFailed.
@@ -240,6 +248,13 @@ class PeerMachine:
             self._tries_left -= 1
             if self._tries_left <= 0:
                 self._close(self._unreachable(reason))
+
+    def _on_authentication_refused(self, event: events.AuthenticationRefused) -> None:
+        master = self.options.master
+        if self.state is State.CONNECTING:
+            return self._close(AuthenticationFailed(f"{master}: {event.reason}", address=master))
+        # The refusal itself is not authenticated, so it may be forged: a peer of the run waits for its master.
+        self._log(Level.WARNING, f"{master} refuses this peer: {event.reason}; trying again")
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
         master = self.options.master
