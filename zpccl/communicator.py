@@ -28,6 +28,7 @@ from zpccl.control.addresses import (
     parse_address,
     parse_listen,
 )
+from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import Buffers, Outcome, PeerLoop, PendingCall
 from zpccl.dataplane.tensors import TensorView, empty_like, view
 from zpccl.dataplane.transfer import StateTransfer
@@ -136,6 +137,9 @@ class Communicator:
         name: what this peer is called in logs and errors; "hostname:pid" if left out (ZPCCL_NAME).
         heartbeat_timeout: seconds after which a silent master is taken to be away.
         master_timeout: seconds that calls wait for a master that is away.
+        secret: text from `zpccl keygen`: the secret of the run, or this peer's private key (ZPCCL_SECRET, or the file
+            that ZPCCL_SECRET_FILE names). Without one, so must be the master.
+        master_key: public key of the master, where `secret` is a private key (ZPCCL_MASTER_KEY).
 
     Raises:
         InvalidArgument: an argument that can never be right.
@@ -154,13 +158,14 @@ class Communicator:
         name: str | None = None,
         heartbeat_timeout: float = limits.HEARTBEAT_TIMEOUT_NS / limits.SECOND,
         master_timeout: float = limits.MASTER_TIMEOUT_NS / limits.SECOND,
+        secret: str | None = None,
+        master_key: str | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._loop: PeerLoop | None = None
         self._is_closed = False
         self._pid = os.getpid()
-        if os.environ.get("ZPCCL_SECRET"):
-            raise InvalidArgument("ZPCCL_SECRET is set, but this version cannot authenticate peers; unset it to go on")
+        self._keys = peer_keys(secret, master_key)
         text = address or os.environ.get("ZPCCL_MASTER") or f"127.0.0.1:{limits.MASTER_PORT}"
         host, port = parse_address(text, what="master address")
         if port == 0:
@@ -220,6 +225,7 @@ class Communicator:
 
         Raises:
             MasterUnreachable: nobody answers there as a master of this version.
+            AuthenticationFailed: the secret or key is not that of the run, or only one side has one.
             PeerUnreachable: no data connection to a member could be made.
             InvalidUsage: connected already, or closed.
         """
@@ -261,6 +267,7 @@ class Communicator:
             self._connections,
             self._advertise,
             self._heartbeat_timeout_ns,
+            self._keys,
         )
 
     @_public

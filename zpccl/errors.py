@@ -114,7 +114,7 @@ class VersionMismatch(MasterUnreachable):
 
 
 class AuthenticationFailed(MasterUnreachable):
-    """The master does not accept the secret."""
+    """The master does not accept the secret or key of this peer, or one of them has a secret and the other none."""
 
 
 class Kicked(PCCLError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
+from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
 from zpccl.errors import InvalidUsage
 
@@ -16,10 +18,19 @@ class MasterNode:
 
     Args:
         listen_address: "host:port"; port 0 takes a free one.
+        secret: text from `zpccl keygen`: the secret of the run, or the master's private key (ZPCCL_SECRET, or the file
+            that ZPCCL_SECRET_FILE names). None of them lets everybody in who reaches the address.
+        allow: file with the public keys of the peers, where the secret is a private key.
+
+    Raises:
+        InvalidArgument: the secret or the file is malformed.
     """
 
-    def __init__(self, listen_address: str) -> None:
+    def __init__(
+        self, listen_address: str, *, secret: str | None = None, allow: str | os.PathLike[str] | None = None
+    ) -> None:
         self._listen_address = listen_address
+        self._keys = master_keys(secret, allow_file=allow)
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -37,9 +48,14 @@ class MasterNode:
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already", function="MasterNode.run")
-        self._loop = MasterLoop(self._listen_address)
+        self._loop = MasterLoop(self._listen_address, keys=self._keys)
         self._thread = threading.Thread(target=self._loop.run, name="zpccl-master", daemon=False)
         self._thread.start()
+
+    def reload(self) -> None:
+        """Reads the file of allowed keys again, soon; peers whose keys are gone from it are removed from the run."""
+        if self._loop is not None and self._thread is not None and self._thread.is_alive():
+            self._loop.reload()
 
     def interrupt(self) -> None:
         """Stops the master and waits for its end. Does nothing if it does not run."""

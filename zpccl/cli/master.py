@@ -9,6 +9,7 @@ import sys
 
 from zpccl import limits
 from zpccl.control.addresses import is_loopback, parse_address
+from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop, logger
 from zpccl.errors import PCCLError
 from zpccl.observe.logs import LEVELS, log_to_stderr
@@ -35,6 +36,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="a silent host is lost after this time (default %(default)s)",
     )
     parser.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="file with the secret of the run, or with the master's private key (`zpccl keygen` makes both; else "
+        "ZPCCL_SECRET, or the file that ZPCCL_SECRET_FILE names)",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="FILE",
+        help="where the master has a private key: the public keys of the peers, a line for each, `zpp_... NAME`; "
+        "read again on SIGHUP, when peers that are gone from it are removed",
+    )
+    parser.add_argument(
         "--log-level",
         choices=LEVELS,
         default=os.environ.get("ZPCCL_LOG_LEVEL", "info").lower(),
@@ -50,18 +63,22 @@ def main(arguments: list[str] | None = None) -> int:
     if not 1 <= options.heartbeat_timeout <= 3600:
         parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
     log_to_stderr(options.log_level)
-    if os.environ.get("ZPCCL_SECRET"):
-        print("zpccl-master: ZPCCL_SECRET is set, but this version cannot authenticate peers", file=sys.stderr)
-        return 2
     try:
-        loop = MasterLoop(options.bind, heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND))
+        keys = master_keys(secret_file=options.secret_file, allow_file=options.allow)
+        loop = MasterLoop(options.bind, heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND), keys=keys)
     except PCCLError as error:
         print(f"zpccl-master: {error.message}", file=sys.stderr)
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.stop())
+    if options.allow is not None:
+        signal.signal(signal.SIGHUP, lambda *_: loop.reload())
     print(f"zpccl-master listens on {loop.address}", flush=True)
-    if not is_loopback(parse_address(loop.address)[0]):
+    if keys is not None and keys.allow_file is not None:
+        logger.info("%d keys are allowed; the public key of this master is %s", len(keys.allowed), keys.public_text)
+    elif keys is not None:
+        logger.info("only holders of the secret can take part")
+    elif not is_loopback(parse_address(loop.address)[0]):
         logger.warning("without a secret, whoever reaches %s can take part in the run", loop.address)
     loop.run()
     logger.info("stopped")

@@ -1,16 +1,21 @@
 """The shell of the master: a ROUTER socket, a timer, a log.
 
-One thread, the one in `run()`, owns the sockets and the machine. `stop()` may be called from any thread and from a
-signal handler: it only writes to an eventfd.
+One thread, the one in `run()`, owns the sockets and the machine. `stop()` and `reload()` may be called from any thread
+and from a signal handler: they only write to an eventfd.
 
 Loss of a connection. libzmq's socket monitor tells which descriptor was closed, and each message tells which descriptor
 it came from. Descriptors are used again by later connections, so each ACCEPTED begins a new generation of its
 descriptor. Messages are taken from the socket first and the monitor is drained after that: whatever the monitor has to
 say about the senders of these messages is then known. A connection's closing is told to the machine after its messages.
+
+With a secret, libzmq admits only connections whose key the ZAP handler allows, and each message carries that key. A
+connection whose key was taken from the allow list cannot be closed from here; its messages are dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -22,9 +27,18 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.keys import MasterKeys, read_allowed
+from zpccl.control.zap import HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.protocol.effects import Broadcast, MasterEffect
-from zpccl.protocol.events import ConnectionClosed, MalformedReceived, MasterEvent, PeerMessageReceived, Tick
+from zpccl.protocol.events import (
+    ConnectionClosed,
+    KeysRevoked,
+    MalformedReceived,
+    MasterEvent,
+    PeerMessageReceived,
+    Tick,
+)
 from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.messages import Malformed, OtherVersion, decode_peer_message, encode
 
@@ -38,6 +52,7 @@ class MasterLoop:
         listen: "host:port" to listen on; port 0 takes a free one.
         options: times of the master.
         heartbeat_timeout_ns: a host that is silent for so long is lost.
+        keys: who may connect; None lets everybody in.
 
     Raises:
         InvalidArgument: the address is malformed or not of this host.
@@ -49,26 +64,39 @@ class MasterLoop:
         listen: str,
         options: MasterOptions | None = None,
         heartbeat_timeout_ns: int = limits.HEARTBEAT_TIMEOUT_NS,
+        keys: MasterKeys | None = None,
     ) -> None:
         host, port = parse_address(listen, what="listen address")
+        self._keys = keys
+        if keys is not None:
+            options = dataclasses.replace(options or MasterOptions(), link_seed=keys.link_seed)
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
         self._context = zmq.Context()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_stopping = False
+        self._is_reloading = False
+        self._zap: ZapHandler | None = None
+        self._watch: HandshakeWatch | None = None
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
         self._new_senders: list[tuple[bytes, int]] = []  # Routing id and descriptor of the messages just taken.
         self._unreachable: list[bytes] = []
         self._nameless_count = 0
+        watched = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         try:
+            if keys is not None:
+                refusals = RefusalLog(logger)
+                self._zap = ZapHandler(self._context, keys.allowed, refusals)
+                self._watch = HandshakeWatch(refusals)
+                watched |= HandshakeWatch.EVENTS
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             os.close(self._wakeup)
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
             raise kind(f"cannot listen on {listen}: {error.strerror}") from error
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(watched)
         endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = format_address(host, int(endpoint.rpartition(":")[2]))
         """Where the master listens, "host:port"."""
@@ -84,6 +112,8 @@ class MasterLoop:
         socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
         set_heartbeat(socket, heartbeat_timeout_ns)
         socket.setsockopt(zmq.IPV6, int(":" in host))
+        if self._keys is not None:
+            secure(socket, self._keys)
         socket.bind(f"tcp://{'*' if host == '0.0.0.0' else format_address(host, port).rpartition(':')[0]}:{port}")
         return socket
 
@@ -93,6 +123,8 @@ class MasterLoop:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._wakeup, zmq.POLLIN)
+        if self._zap is not None:
+            poller.register(self._zap.socket, zmq.POLLIN)
         try:
             while not self._is_stopping:
                 poller.poll(poll_timeout_ms(self.machine.deadline_ns(), time.monotonic_ns()))
@@ -105,12 +137,24 @@ class MasterLoop:
         self._is_stopping = True
         os.eventfd_write(self._wakeup, 1)
 
+    def reload(self) -> None:
+        """Reads the allow list again; peers that are on it no more are removed. Safe as `stop()` is."""
+        self._is_reloading = True
+        os.eventfd_write(self._wakeup, 1)
+
     def _run_once(self, now_ns: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+        if self._is_reloading:
+            self._is_reloading = False
+            self._reload(now_ns)
+        if self._zap is not None:
+            self._zap.serve(now_ns)
         batch: list[MasterEvent] = []
         closed: list[bytes] = []
         while True:  # Until nothing closed after the messages were taken: what it said last may be "leave", and counts.
             batch += self._take_messages()
-            closed_now = self._drain_monitor()
+            closed_now = self._drain_monitor(now_ns)
             closed += closed_now
             if not closed_now:
                 break
@@ -121,6 +165,19 @@ class MasterLoop:
         deadline_ns = self.machine.deadline_ns()
         if deadline_ns is not None and now_ns >= deadline_ns:
             self._handle(Tick(), now_ns)
+
+    def _reload(self, now_ns: int) -> None:
+        if self._zap is None or self._keys is None or self._keys.allow_file is None:
+            return logger.warning("there is no allow list to read again")
+        try:
+            allowed = read_allowed(self._keys.allow_file)
+        except InvalidArgument as error:
+            return logger.error("the old allow list stays: %s", error.message)
+        revoked = {key: name for key, name in self._zap.allowed.items() if key not in allowed}
+        self._zap.allowed = allowed
+        names = ", ".join(revoked.values()) or "none"
+        logger.info("%d keys are allowed now; no longer: %s", len(allowed), names)
+        self._handle(KeysRevoked(revoked), now_ns)
 
     def _handle(self, event: MasterEvent, now_ns: int) -> None:
         self._perform(self.machine.handle(event, now_ns))
@@ -141,23 +198,30 @@ class MasterLoop:
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
             self._new_senders.append((routing_id, descriptor))
-            batch.append(self._event_of(routing_id, frames))
+            identity = ""
+            if self._zap is not None:
+                identity = identity_of(frames[-1])
+                if identity not in self._zap.allowed:
+                    continue
+            batch.append(self._event_of(routing_id, frames, identity))
         return batch
 
-    def _event_of(self, routing_id: bytes, frames: list[zmq.Frame]) -> MasterEvent:
+    def _event_of(self, routing_id: bytes, frames: list[zmq.Frame], identity: str) -> MasterEvent:
         if len(frames) != 2:
             return MalformedReceived(routing_id, f"{len(frames) - 1} frames where one is expected")
         try:
             message = decode_peer_message(frames[1].bytes)
         except (Malformed, OtherVersion) as error:
             return MalformedReceived(routing_id, error.message)
-        return PeerMessageReceived(routing_id, message, _host_of(frames[1]))
+        return PeerMessageReceived(routing_id, message, _host_of(frames[1]), identity)
 
-    def _drain_monitor(self) -> list[bytes]:
+    def _drain_monitor(self, now_ns: int) -> list[bytes]:
         """Takes note of connections opened and closed; returns the closed ones that had sent something."""
         closed_descriptors: list[tuple[int, int]] = []
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
+            if self._watch is not None:
+                self._watch.take(event["event"], event["value"], now_ns)
             descriptor = event["value"]
             generation = self._generation.get(descriptor, 0)
             if event["event"] == zmq.EVENT_ACCEPTED:
@@ -204,6 +268,8 @@ class MasterLoop:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=limits.LINGER_MS)
+        if self._zap is not None:
+            self._zap.close()
         self._context.term()
         os.close(self._wakeup)
 

@@ -29,6 +29,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from zpccl import limits
+from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.dataplane.engine import Engine, LinkLost, MessageReceived, ReduceDone, ReducePlan
@@ -114,7 +115,15 @@ class _NewLink:
     sockets: list[socket.socket]
 
 
-_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | _NewLink"
+@dataclass(frozen=True)
+class _Greeted:
+    """What a server answered that closed a connection during the handshake: its mechanism, or "" and why not."""
+
+    mechanism: str
+    reason: str
+
+
+_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | _NewLink | _Greeted"
 
 
 class PeerLoop:
@@ -127,6 +136,7 @@ class PeerLoop:
         connection_count: TCP connections of each link.
         advertise: an address at which others reach this peer, or None.
         heartbeat_timeout_ns: a master that is silent for so long is away.
+        keys: what proves this peer and the master to each other; None in a run without a secret.
     """
 
     def __init__(
@@ -137,7 +147,9 @@ class PeerLoop:
         connection_count: int,
         advertise: str | None,
         heartbeat_timeout_ns: int,
+        keys: PeerKeys | None = None,
     ) -> None:
+        self._keys = keys
         self._lock = threading.RLock()  # The collector of garbage may close another loop, or this one, inside it.
         self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
@@ -149,7 +161,13 @@ class PeerLoop:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._engine = Engine()
         self._broker = LinkBroker(
-            options(()).peer_id, listener, connection_count, advertise, self._on_link, self._on_link_failed
+            options(()).peer_id,
+            listener,
+            connection_count,
+            advertise,
+            self._on_link,
+            self._on_link_failed,
+            requires_keys=keys is not None,
         )
         self.options = options(self._broker.addresses)
         self._machine = PeerMachine(self.options)
@@ -166,6 +184,8 @@ class PeerLoop:
         )
         self._endpoint = endpoint
         self._handshake_deadline_ns: int | None = None  # Of a TCP connection that has not become one of ZeroMQ.
+        self._connect_again_ns: int | None = None  # libzmq gives up where a handshake broke the protocol.
+        self._is_asking = False  # Why a handshake failed.
         self._failure = _REFUSED
         self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
 
@@ -181,6 +201,10 @@ class PeerLoop:
         dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
         dealer.setsockopt(zmq.IPV6, 1)
         set_heartbeat(dealer, heartbeat_timeout_ns)
+        if self._keys is not None:
+            dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.master_public)
+            dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
+            dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.private)
         return dealer
 
     # --- For users' threads -----------------------------------------------------------------------------------------
@@ -307,6 +331,8 @@ class PeerLoop:
                 call.future.set_exception(InvalidUsage("the call was interrupted"))
         elif isinstance(item, _NewLink):
             self._open_link(item.peer_id, item.sockets, now_ns)
+        elif isinstance(item, _Greeted):
+            self._on_greeted(item, now_ns)
         else:
             self._handle(item, now_ns)
 
@@ -314,8 +340,9 @@ class PeerLoop:
         """What has become of connecting. Every try that fails ends with CONNECT_RETRIED, whatever came before."""
         found: list[events.PeerEvent] = []
         while self._monitor.poll(0):
-            kind = recv_monitor_message(self._monitor)["event"]
-            self._handshake_deadline_ns = None
+            event = recv_monitor_message(self._monitor)
+            kind = event["event"]
+            deadline_ns, self._handshake_deadline_ns = self._handshake_deadline_ns, None
             if kind == zmq.EVENT_CONNECTED:
                 self._handshake_deadline_ns = now_ns + limits.REGISTRATION_TIMEOUT_NS
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -323,10 +350,19 @@ class PeerLoop:
             elif kind == zmq.EVENT_DISCONNECTED:
                 found.append(events.ConnectionDown())
             elif kind == zmq.EVENT_CONNECT_RETRIED:
-                found.append(events.ConnectionFailed(self._failure))
+                if not self._is_asking:  # Else the answer ends this try.
+                    found.append(events.ConnectionFailed(self._failure))
                 self._failure = _REFUSED
             else:
                 self._failure = _NO_ZMQ
+                if kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                    self._connect_again_ns = now_ns + limits.RECONNECT_INTERVAL_MAX_NS
+                if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    found.append(events.AuthenticationRefused(_KEY_REFUSED))
+                elif deadline_ns is None or deadline_ns - now_ns > _HANDSHAKE_LEFT_NS:
+                    self._ask_why()
+        if self._connect_again_ns is not None and now_ns >= self._connect_again_ns:
+            self._connect_anew()
         if self._handshake_deadline_ns is not None and now_ns >= self._handshake_deadline_ns:
             found.append(events.ConnectionFailed(_NO_ZMQ))
             self._connect_anew()
@@ -334,12 +370,30 @@ class PeerLoop:
 
     def _connect_anew(self) -> None:
         """To libzmq, a server that talks without a greeting is a peer of ZMTP 1.0, for which it waits without end."""
-        self._handshake_deadline_ns = None
+        self._handshake_deadline_ns = self._connect_again_ns = None
         self._socket.disconnect(self._endpoint)
         self._socket.connect(self._endpoint)
 
+    def _ask_why(self) -> None:
+        """A master with another idea of secrets closes the connection; so does anything that is no master."""
+        if self._machine.state is State.CONNECTING and not self._is_asking:
+            self._is_asking = True
+            self._broker.ask_mechanism(
+                self._endpoint.removeprefix("tcp://"), lambda name, reason: self._post(_Greeted(name, reason))
+            )
+
+    def _on_greeted(self, answer: _Greeted, now_ns: int) -> None:
+        self._is_asking = False
+        if answer.mechanism == "CURVE":
+            reason = _NEEDS_SECRET if self._keys is None else _OTHER_SECRET
+            self._handle(events.AuthenticationRefused(reason), now_ns)
+        elif answer.mechanism == "NULL" and self._keys is not None:
+            self._handle(events.AuthenticationRefused(_HAS_NO_SECRET), now_ns)
+        else:
+            self._handle(events.ConnectionFailed(answer.reason or _NO_ZMQ), now_ns)
+
     def _deadline_ns(self) -> int | None:
-        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns)
+        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns, self._connect_again_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_data(self, data: bytes, now_ns: int) -> None:
@@ -460,6 +514,10 @@ class PeerLoop:
     def _open_link(self, peer_id: bytes, sockets: list[socket.socket], now_ns: int) -> None:
         """A complete link has come from the broker; it replaces an older one, which is broken at its other end."""
         self._close_link(peer_id)
+        if not self._machine.wants_link(peer_id):
+            for connection in sockets:
+                connection.close()
+            return
         try:
             self._link_ids[peer_id] = self._engine.open_link(peer_id, [connection.fileno() for connection in sockets])
         except OSError as error:
@@ -528,6 +586,12 @@ class PeerLoop:
 
 _REFUSED = "the connection was refused, timed out or broke"
 _NO_ZMQ = "what answers there does not speak ZeroMQ"
+_KEY_REFUSED = "it does not allow the key of this peer; is its public key in the allow list of the master?"
+_NEEDS_SECRET = "the run has a secret and this peer has none; set ZPCCL_SECRET or secret= to that of the run"
+_HAS_NO_SECRET = "this peer has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
+_OTHER_SECRET = "it has another secret or key than this peer was given; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
+_HANDSHAKE_LEFT_NS = limits.REGISTRATION_TIMEOUT_NS - limits.CONNECT_TIMEOUT_NS // 2
+"""Who closes when more of the time is left has something against the handshake; later libzmq has waited in vain."""
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
