@@ -117,7 +117,12 @@ class HandshakeWatch:
     which connection closed. Addresses are for the log only: a descriptor may have closed before its event is read.
     """
 
-    EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    EVENTS = (
+        zmq.EVENT_ACCEPTED
+        | zmq.EVENT_DISCONNECTED
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    )
 
     def __init__(self, refusals: RefusalLog) -> None:
         self._refusals = refusals
@@ -130,6 +135,8 @@ class HandshakeWatch:
             self._addresses[value] = _address_of(value)
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._reason = _REASONS.get(value, "it does not speak as a peer")
+        elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._reason = "it went, or fell silent, before it had shown a key"
         elif kind == zmq.EVENT_DISCONNECTED:
             address = self._addresses.pop(value, "") or "an unknown address"
             if self._reason:

@@ -1,0 +1,63 @@
+"""zpccl keygen, and the options of zpccl-master about secrets."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from zpccl.cli.main import main
+from zpccl.cli.master import main as master_main
+from zpccl.control.keys import master_keys, new_private_key, new_secret, peer_keys, read_allowed
+
+
+def test_a_secret_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keygen"]) == main(["keygen"]) == 0
+    first, second = capsys.readouterr().out.split()
+    assert first != second and master_keys(first) and peer_keys(second)
+
+
+def test_a_secret_goes_to_a_file_that_is_private(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.secret"
+    assert main(["keygen", "--out", str(file)]) == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and master_keys(secret_file=file)
+    assert capsys.readouterr().out == ""
+    before = file.read_text()
+    assert main(["keygen", "--out", str(file)]) == 2, "it replaces no file"
+    assert file.read_text() == before and "cannot write" in capsys.readouterr().err
+
+
+def test_key_pairs_make_an_allow_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("master", "alice", "bob"):
+        assert main(["keygen", "--peer", name]) == 0
+    master_line, *lines = capsys.readouterr().out.splitlines()
+    Path("allow").write_text("\n".join(lines))
+    assert list(read_allowed(Path("allow")).values()) == ["alice", "bob"]
+    master = master_keys(secret_file="master.key", allow_file="allow")
+    alice = peer_keys(Path("alice.key").read_text(), master_line.split()[0])
+    assert master is not None and alice is not None and alice.master_public == master.public
+    assert stat.S_IMODE(Path("alice.key").stat().st_mode) == 0o600
+    assert main(["keygen", "--peer", "../mallory"]) == 2
+
+
+@pytest.mark.parametrize("make", [new_secret, new_private_key])
+def test_a_master_with_a_wrong_secret_does_not_start(make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "secret"
+    secret = make()
+    file.write_text(secret[:-3])
+    file.chmod(0o600)
+    assert master_main(["--bind", "127.0.0.1:0", "--secret-file", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "mistyped" in error and str(file) in error and secret[4:12] not in error
+
+
+def test_a_master_does_not_start_with_an_empty_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZPCCL_SECRET", "")
+    assert master_main(["--bind", "127.0.0.1:0"]) == 2
+    assert "ZPCCL_SECRET is empty" in capsys.readouterr().err

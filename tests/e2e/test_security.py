@@ -1,0 +1,447 @@
+"""S7 with real processes: strangers are refused and logged, and nobody in the run is disturbed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+import zpccl
+from e2e import harness
+from e2e.harness import Child, Cluster, Peer, cluster, until
+from e2e.test_bad_input import GARBAGE, GREETING, READY, data_address, is_dropped, raw
+from zpccl import limits
+from zpccl.control import keys
+from zpccl.control.addresses import format_address
+from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript
+from zpccl.control.keys import new_private_key, new_secret, peer_keys, public_key_of
+from zpccl.errors import Result
+from zpccl.observe.logs import log_to_stderr
+from zpccl.protocol.messages import Hello, Refusal, Refused, decode_master_message, encode
+
+pytestmark = pytest.mark.e2e
+
+SECRET = new_secret()
+
+
+def write_private(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A run of two members with a secret. None of it may show in a log."""
+    file = write_private(tmp_path_factory.mktemp("secret") / "secret", SECRET)
+    with cluster("--secret-file", file) as run:
+        for child in run.members(2, secret=SECRET):
+            child.call(log_all)
+        yield run
+        for process in [run.master, *run.children]:
+            log = process.log.read_text()
+            for secret in secrets_of(SECRET):
+                assert secret not in log
+
+
+def secrets_of(secret: str) -> list[str]:
+    master, peer = keys.master_keys(secret), keys.peer_keys(secret)
+    assert master is not None and peer is not None
+    privates = [master.private.decode(), peer.private.decode()]
+    return [secret[4:20], *privates, repr(master.link_seed)[2:-1], master.link_seed.hex()]
+
+
+@pytest.fixture
+def busy(run: Cluster) -> Iterator[list[Child]]:
+    """Two members that reduce while the test goes on. No reduce may fail."""
+    with reducing(run.children[:2]) as members:
+        yield members
+
+
+@contextlib.contextmanager
+def reducing(members: list[Child]) -> Iterator[list[Child]]:
+    for child in members:
+        child.start(harness.reduce_until_told)
+        child.note()
+    yield members
+    members[0].tell()
+    assert len({child.value() for child in members}) == 1
+    size = len(members)
+    assert members[0].call(harness.attributes) == (size, size, 1, size)
+
+
+def log_all(peer: Peer) -> None:
+    log_to_stderr("debug")
+
+
+def sync(peer: Peer, value: float) -> float:
+    weights = np.full(50_000, value)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
+    peer.comm.sync_shared_state(state)
+    assert (weights == weights[0]).all()
+    return float(weights[0])
+
+
+# --- The secret of a run ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_secret_works(tmp_path: Path) -> None:
+    with cluster("--secret-file", write_private(tmp_path / "secret", SECRET)) as run:
+        members = run.members(2, secret=SECRET)
+        newcomer = run.newcomer(members, secret=SECRET)
+        members.append(newcomer)
+        for index, child in enumerate(members):
+            child.start(harness.reduce, np.full(10_000, float(index), np.float32))
+        assert all((child.value() == 3.0).all() for child in members)
+        for index, child in enumerate(members):
+            child.start(sync, float(index))
+        assert len({child.value() for child in members}) == 1
+
+
+OTHERS = {"another secret": ({"secret": new_secret()}, "another secret"), "no secret": ({}, "this peer has none")}
+
+
+@pytest.mark.parametrize("attempts", [1, 5])
+@pytest.mark.parametrize("what", OTHERS)
+def test_who_has_not_the_secret_is_told_so(run: Cluster, busy: list[Child], what: str, attempts: int) -> None:
+    """At once: it does not try again, as it does where nobody answers."""
+    options, text = OTHERS[what]
+    before = run.master.log.read_text().count("refused 127.0.0.1:")
+    comm = zpccl.Communicator(run.master.address, **options)
+    with pytest.raises(zpccl.AuthenticationFailed, match=text) as caught:
+        comm.connect(attempts)
+    assert caught.value.result == Result.MASTER_CONNECTION_FAILED and caught.value.address == run.master.address
+    until(lambda: run.master.log.read_text().count("refused 127.0.0.1:") > before, "the log of it")
+
+
+def test_a_secret_where_the_master_has_none() -> None:
+    with zpccl.MasterNode("127.0.0.1:0") as master:
+        comm = zpccl.Communicator(master.address, secret=SECRET)
+        with pytest.raises(zpccl.AuthenticationFailed, match="the master there has none"):
+            comm.connect()
+        with zpccl.Communicator(master.address) as other:
+            assert other.world_size == 1
+
+
+def test_who_is_refused_may_try_again_with_the_secret(run: Cluster) -> None:
+    child = run.child()
+    assert child.fails(harness.connect, run.master.address).kind == "AuthenticationFailed"
+    with reducing(run.children[:2]):
+        child.start(harness.connect, run.master.address, secret=SECRET)
+        until(lambda: run.master.log.read_text().count("registered for group 0") > 2, "its registration")
+    child.dispose()
+    run.children.remove(child)
+    until(lambda: "pending peer" in run.master.log.read_text(), "its loss")
+
+
+def test_the_secret_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZPCCL_SECRET", SECRET)
+    with zpccl.MasterNode("127.0.0.1:0") as master, zpccl.Communicator(master.address) as comm:
+        assert comm.world_size == 1
+        monkeypatch.delenv("ZPCCL_SECRET")
+        with pytest.raises(zpccl.AuthenticationFailed):
+            zpccl.Communicator(master.address).connect()
+
+
+@pytest.mark.parametrize("wrong", ["", "swordfish", SECRET[:-1], 5])
+def test_secrets_that_are_none(wrong: Any) -> None:
+    with pytest.raises(zpccl.InvalidArgument, match="secret="):
+        zpccl.Communicator("127.0.0.1:1", secret=wrong)
+    with pytest.raises(zpccl.InvalidArgument, match="secret="):
+        zpccl.MasterNode("127.0.0.1:0", secret=wrong)
+
+
+def test_a_key_that_is_not_the_peers_is_refused_by_zap(run: Cluster, busy: list[Child]) -> None:
+    """The public key of the master is no secret; knowing it lets nobody in."""
+    mine = peer_keys(SECRET)
+    assert mine is not None
+    public, private = zmq.curve_keypair()
+    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.setsockopt(zmq.CURVE_SERVERKEY, mine.master_public)
+        stranger.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        stranger.setsockopt(zmq.CURVE_SECRETKEY, private)
+        with stranger.get_monitor_socket(events) as monitor:
+            stranger.connect(f"tcp://{run.master.address}")
+            assert monitor.poll(harness.HANG_SECONDS * 1000)
+            assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            stranger.disable_monitor()
+    name = keys.public_text(zmq.utils.z85.decode(public))
+    until(lambda: f"the key {name} is not allowed" in run.master.log.read_text(), "the log of it")
+
+
+HELLO = encode(Hello(b"?" * 16, b"?" * 16, False, 0, "stranger", ("127.0.0.1:1",)))
+INTRUSIONS = {
+    **GARBAGE,
+    "a peer without a mechanism": GREETING + READY + b"\x00" + bytes([len(HELLO)]) + HELLO,
+    "a peer of ZMTP 2.0": b"\xff" + bytes(7) + b"\x01\x7f\x01\x05\x00\x00\x00" + bytes([len(HELLO)]) + HELLO,
+    "a peer of ZMTP 1.0": b"\x01\x00" + bytes([len(HELLO) + 1]) + b"\x00" + HELLO,
+    "CURVE, then no handshake": GREETING[:12] + b"CURVE".ljust(20, b"\0") + bytes(32) + READY + b"\x00\x03abc",
+}
+
+
+@pytest.mark.parametrize("what", INTRUSIONS)
+def test_no_bytes_get_past_the_door(run: Cluster, busy: list[Child], what: str) -> None:
+    before = run.master.log.read_text()
+    with raw(run.master.address) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(INTRUSIONS[what])
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        assert is_dropped(connection)
+    new = run.master.log.read_text()[len(before) :]
+    assert "stranger" not in new and "malformed" not in new
+
+
+# --- Data connections -------------------------------------------------------------------------------------------------
+
+
+def read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        assert piece, "closed"
+        data += piece
+    return data
+
+
+def test_a_forged_peer_id_gets_no_data_connection(run: Cluster, busy_after: None) -> None:
+    """Who knows the run, both ids and the place still has no key."""
+    first, second = run.children[:2]
+    address, peer_id, run_id = first.call(data_address)
+    _, other_id, _ = second.call(data_address)
+    before = first.log.read_text().count("COMMIT without the key")
+    with reducing([first, second]):
+        for key in (b"", b"x" * 32):
+            hello = LinkHello(run_id, other_id, peer_id, b"n" * 16, 0, 1)
+            with raw(address) as connection:
+                connection.sendall(hello.encode())
+                accept = read(connection, SIGNAL_BYTES)
+                assert accept[4] == Signal.ACCEPT
+                connection.sendall(Transcript(hello, accept[5:21], key).encode(Signal.COMMIT))
+                assert is_dropped(connection)
+        until(lambda: first.log.read_text().count("COMMIT without the key") == before + 2, "the log of it")
+
+
+@pytest.fixture
+def busy_after(run: Cluster) -> Iterator[None]:
+    """What the test did must not show in what the members do next."""
+    yield
+    with reducing(run.children[:2]):
+        pass
+
+
+class Recorder:
+    """A relay to a peer that keeps what dialler and acceptor say before the first frame."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = format_address(*self._listener.getsockname())
+        self.target = ""
+        self.handshakes: list[bytes] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # The listener is shut down.
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._relay, args=(connection,), daemon=True).start()
+
+    def _relay(self, incoming: socket.socket) -> None:
+        with contextlib.suppress(OSError, AssertionError), incoming, raw(self.target) as outgoing:
+            hello = read(incoming, HELLO_BYTES)
+            outgoing.sendall(hello)
+            incoming.sendall(read(outgoing, SIGNAL_BYTES))
+            commit = read(incoming, SIGNAL_BYTES)
+            outgoing.sendall(commit)
+            self.handshakes.append(hello + commit)
+            backwards = threading.Thread(target=self._copy, args=(outgoing, incoming), daemon=True)
+            backwards.start()
+            self._copy(incoming, outgoing)
+            backwards.join()
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def test_a_captured_handshake_is_refused(tmp_path: Path) -> None:
+    """The dialler's whole part of a handshake that was good, said again to the same acceptor."""
+    recorder = Recorder()
+    with contextlib.closing(recorder), cluster("--secret-file", write_private(tmp_path / "s", SECRET)) as run:
+        first = run.child()
+        first.call(log_all)
+        first.call(harness.connect, run.master.address, secret=SECRET, advertise=recorder.address, connections=2)
+        own = [a for a in first.call(addresses) if a != recorder.address and a.startswith("127.")]
+        recorder.target = own[0]
+        second = run.newcomer([first], secret=SECRET, connections=2)
+        until(lambda: len(recorder.handshakes) >= 2, "a link through the recorder")
+        with reducing([first, second]):
+            for handshake in list(recorder.handshakes):
+                with raw(own[0]) as connection:
+                    connection.sendall(handshake)
+                    assert read(connection, SIGNAL_BYTES)[4] == Signal.ACCEPT
+                    assert is_dropped(connection)
+        assert first.log.read_text().count("COMMIT without the key of this link") == len(recorder.handshakes)
+
+
+def addresses(peer: Peer) -> tuple[str, ...]:
+    loop = peer.comm._loop
+    assert loop is not None
+    return loop.options.addresses
+
+
+# --- Keys of one's own ------------------------------------------------------------------------------------------------
+
+
+class Partners:
+    """A master's key, keys of peers, and the list of those that are allowed."""
+
+    def __init__(self, directory: Path, *names: str) -> None:
+        self.master = new_private_key()
+        self.keys = {name: new_private_key() for name in names}
+        self.file = directory / "allow"
+        self.allow(*names)
+        self.arguments = ["--secret-file", write_private(directory / "master", self.master), "--allow", str(self.file)]
+
+    def allow(self, *names: str) -> None:
+        self.file.write_text("".join(f"{public_key_of(self.keys[name])} {name}\n" for name in names))
+
+    def options(self, name: str) -> dict[str, str]:
+        return {"secret": self.keys[name], "master_key": public_key_of(self.master)}
+
+
+def join_as(run: Cluster, partners: Partners, *names: str) -> list[Child]:
+    children = [run.child() for _ in names]
+    for child, name in zip(children, names, strict=True):
+        child.start(harness.join, run.master.address, len(names), name=name, **partners.options(name))
+    for child in children:
+        child.value()
+    return children
+
+
+def test_partners_with_keys_of_their_own(tmp_path: Path) -> None:
+    """Unknown, removed, and let in again; the others reduce all the while."""
+    partners = Partners(tmp_path, "alice", "bob", "carol")
+    with cluster(*partners.arguments) as run:
+        alice, bob, carol = join_as(run, partners, "alice", "bob", "carol")
+        with reducing([alice, bob, carol]):
+            partners.keys["mallory"] = new_private_key()
+            stranger = run.child()
+            refused = stranger.fails(harness.connect, run.master.address, **partners.options("mallory"))
+            assert refused.kind == "AuthenticationFailed" and "allow list" in refused.text
+            name = public_key_of(partners.keys["mallory"])
+            until(lambda: f"{name} is not allowed" in run.master.log.read_text(), "the log of it")
+            wrong_master = {**partners.options("bob"), "master_key": name}
+            assert stranger.fails(harness.connect, run.master.address, **wrong_master).kind == "AuthenticationFailed"
+        partners.allow("alice", "bob")
+        for child in (alice, bob):
+            child.start(reduce_in_spite_of_losses)
+            child.note()
+        carol.start(wait_until_closed)
+        run.master.signal(signal.SIGHUP)
+        assert "carol" in carol.value()
+        refused = carol.fails(harness.connect, run.master.address, **partners.options("carol"))
+        assert refused.kind == "AuthenticationFailed" and "allow list" in refused.text
+        alice.tell()
+        assert alice.value() == bob.value() == 2
+        partners.allow("alice", "bob", "carol")
+        run.master.signal(signal.SIGHUP)
+        until(
+            lambda: "3 keys are allowed now" in run.master.log.read_text().rpartition("no longer: carol")[2], "a reload"
+        )
+        carol.start(harness.connect, run.master.address, **partners.options("carol"))
+        for child in (alice, bob):
+            child.start(harness.admit, 3)
+        for child in (alice, bob, carol):
+            child.value()
+        with reducing([alice, bob, carol]):
+            pass
+
+
+def test_a_list_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
+    partners = Partners(tmp_path, "alice", "bob")
+    with cluster(*partners.arguments) as run:
+        members = join_as(run, partners, "alice", "bob")
+        with reducing(members):
+            partners.file.write_text("zpp_nonsense alice\n")
+            run.master.signal(signal.SIGHUP)
+            until(lambda: "the old allow list stays" in run.master.log.read_text(), "the log of it")
+
+
+def test_a_partner_cannot_pass_for_another(tmp_path: Path) -> None:
+    """Bob has an allowed key, and somehow all that Alice ever said: her id and the token of her session."""
+    partners = Partners(tmp_path, "alice", "bob")
+    with cluster(*partners.arguments) as run:
+        members = join_as(run, partners, "alice", "bob")
+        peer_id, token = members[0].call(credentials)
+        bob = peer_keys(**partners.options("bob"))
+        assert bob is not None
+        with reducing(members), zmq.Context() as context, context.socket(zmq.DEALER) as impostor:
+            impostor.setsockopt(zmq.LINGER, 0)
+            impostor.setsockopt(zmq.CURVE_SERVERKEY, bob.master_public)
+            impostor.setsockopt(zmq.CURVE_PUBLICKEY, bob.public)
+            impostor.setsockopt(zmq.CURVE_SECRETKEY, bob.private)
+            impostor.connect(f"tcp://{run.master.address}")
+            impostor.send(encode(Hello(peer_id, token, True, 0, "alice", (), 100)))
+            assert impostor.poll(harness.HANG_SECONDS * 1000)
+            assert decode_master_message(impostor.recv()) == Refused(Refusal.UNKNOWN_SESSION, "wrong key")
+
+
+def credentials(peer: Peer) -> tuple[bytes, bytes]:
+    loop = peer.comm._loop
+    assert loop is not None
+    return loop.options.peer_id, loop.options.token
+
+
+def reduce_in_spite_of_losses(peer: Peer) -> int:
+    """Reduces until any member was told to stop; a loss may cost a call, made again. Returns the world size."""
+    send = np.zeros(10_000, np.float32)
+    peer.note("reducing")
+    told = False
+    while True:
+        told = told or peer.is_told()
+        send[:] = told
+        with contextlib.suppress(zpccl.PeerLost):
+            if peer.comm.all_reduce(send, op=zpccl.ReduceOp.MAX)[0]:
+                return peer.comm.world_size
+
+
+def wait_until_closed(peer: Peer) -> str:
+    """Reduces until this peer is removed; returns what it is told."""
+    while True:
+        try:
+            peer.comm.all_reduce(np.zeros(10_000, np.float32), op=zpccl.ReduceOp.MAX)
+        except zpccl.PeerLost:
+            continue
+        except zpccl.Kicked as error:
+            return str(error)
+
+
+def test_a_flood_of_strangers_fills_no_log(tmp_path: Path) -> None:
+    """B1: hundreds of refused connections are a bounded number of lines, and members do not notice."""
+    with cluster("--secret-file", write_private(tmp_path / "s", SECRET)) as run:
+        with reducing(run.members(2, secret=SECRET)):
+            for _ in range(5 * limits.REFUSALS_LOGGED_MAX):
+                with raw(run.master.address) as connection:
+                    connection.sendall(GREETING)
+                    assert is_dropped(connection)
+        lines = run.master.log.read_text().count("refused 127.0.0.1:")
+        assert 0 < lines <= 2 * limits.REFUSALS_LOGGED_MAX  # A new minute may have begun.

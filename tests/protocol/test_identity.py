@@ -1,0 +1,172 @@
+"""Keys of connections, as the machines see them: who may speak for whom, revocation, keys of links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zpccl.errors import AuthenticationFailed, Kicked
+from zpccl.protocol import events
+from zpccl.protocol.master import MasterMachine, MasterOptions
+from zpccl.protocol.messages import (
+    Hello,
+    Kick,
+    Leave,
+    Neighbour,
+    Neighbours,
+    Refusal,
+    Refused,
+    Welcome,
+    decode_master_message,
+    encode,
+)
+from zpccl.protocol.peer import State
+
+from .harness import RUN_ID, PeerBench, logs, pid, sent, token
+
+SEED = b"s" * 32
+
+
+class Master:
+    """A master whose connections have keys."""
+
+    def __init__(self, link_seed: bytes = SEED) -> None:
+        self.machine = MasterMachine(RUN_ID, options=MasterOptions(link_seed=link_seed))
+        self.now_ns = 1_000
+        self.log: list[str] = []
+
+    def handle(self, event: events.MasterEvent) -> list[tuple[Any, Any]]:
+        effects = self.machine.handle(event, self.now_ns)
+        self.machine.validate()
+        self.log += [line.text for line in logs(effects)]
+        return sent(effects)
+
+    def say(self, connection: str, identity: str, message: Any) -> list[tuple[Any, Any]]:
+        return self.handle(events.PeerMessageReceived(connection, message, "", identity))
+
+    def hello(self, name: str, on: str, identity: str, **changes: Any) -> list[tuple[Any, Any]]:
+        fields = {"token": token(name), "was_welcomed": False, **changes}
+        return self.say(on, identity, Hello(pid(name), group=0, name=name, addresses=(f"{name}:1",), **fields))
+
+    def register(self, name: str, identity: str) -> list[tuple[Any, Any]]:
+        """On a connection of the same name; waits until the master takes newcomers."""
+        said = self.hello(name, name, identity)
+        while pid(name) not in self.machine.registry.peers:
+            deadline_ns = self.machine.deadline_ns()
+            assert deadline_ns is not None
+            self.now_ns = max(self.now_ns, deadline_ns)
+            said += self.handle(events.Tick())
+        return said
+
+
+def to(connection: str, said: list[tuple[Any, Any]], kind: type) -> Any:
+    """The last message of a kind that was sent on a connection, or None."""
+    return next((m for c, m in reversed(said) if c == connection and isinstance(m, kind)), None)
+
+
+def test_an_id_belongs_to_the_key_that_registered_it() -> None:
+    """S7: even who has learned the token of a session cannot take it over with another key."""
+    master = Master()
+    master.register("a", "key of a")
+    said = master.hello("a", "elsewhere", "key of b", was_welcomed=True, connection=5)
+    assert to("elsewhere", said, Refused) == Refused(Refusal.UNKNOWN_SESSION, "wrong key")
+    assert to("elsewhere", said, Welcome) is None
+    assert master.machine.registry.peers[pid("a")].connection == "a"
+    assert any("without its key" in line for line in master.log)
+    assert to("again", master.hello("a", "again", "key of a", was_welcomed=True, connection=6), Welcome) is not None
+
+
+def test_a_connection_with_another_key_does_not_speak_for_a_peer() -> None:
+    """S7: libzmq lets clients choose their routing id, so one may come again with another key behind it."""
+    master = Master()
+    master.register("a", "key of a")
+    for message in (Leave(), Hello(pid("a"), token("a"), True, 0, "a", ())):
+        said = master.say("a", "key of b", message)
+        assert to("a", said, Refused).refusal is Refusal.MALFORMED
+    assert pid("a") in master.machine.registry.peers
+    master.say("a", "key of a", Leave())
+    assert pid("a") not in master.machine.registry.peers
+
+
+def test_peers_with_a_revoked_key_are_removed_and_the_others_told() -> None:
+    master = Master()
+    for name, identity in [("a", "one"), ("b", "two"), ("c", "two"), ("d", "three")]:
+        master.register(name, identity)
+    said = master.handle(events.KeysRevoked({"two": "bob", "four": "nobody"}))
+    assert set(master.machine.registry.peers) == {pid("a"), pid("d")}
+    for name in "bc":
+        kick = to(name, said, Kick)
+        assert "bob" in kick.reason and "no longer allowed" in kick.reason
+    for name in "ad":
+        assert to(name, said, Kick) is None
+        assert {n.peer_id for n in to(name, said, Neighbours).neighbours} == {pid("a"), pid("d")} - {pid(name)}
+
+
+def test_each_pair_has_a_key_that_no_third_knows() -> None:
+    master = Master()
+    said = [message for name in "abc" for message in master.register(name, "same")]
+    keys = {
+        (name, neighbour.peer_id): neighbour.link_key
+        for name in "abc"
+        for neighbour in to(name, said, Neighbours).neighbours
+    }
+    assert all(len(key) == 32 for key in keys.values())
+    assert keys["a", pid("b")] == keys["b", pid("a")]
+    assert len(set(keys.values())) == 3
+    again = Master()
+    more = [message for name in "abc" for message in again.register(name, "same")]
+    assert to("a", more, Neighbours) == to("a", said, Neighbours), "a restarted master gives the same keys"
+    other = Master(b"t" * 32)
+    others = [message for name in "abc" for message in other.register(name, "same")]
+    theirs = {n.link_key for n in to("a", others, Neighbours).neighbours}
+    assert theirs.isdisjoint(keys.values())
+
+
+def test_without_a_secret_links_have_no_keys() -> None:
+    master = Master(b"")
+    said = master.register("a", "") + master.register("b", "")
+    assert [n.link_key for n in to("a", said, Neighbours).neighbours] == [b""]
+
+
+def test_keys_of_links_do_not_show() -> None:
+    neighbour = Neighbour(pid("a"), "a", ("a:1",), True, b"K" * 32)
+    message = Neighbours((neighbour,))
+    assert decode_master_message(encode(message)) == message
+    assert "KKKK" not in repr(message) and "a:1" in repr(message)
+    assert "KKKK" not in repr(MasterOptions(link_seed=b"K" * 32))
+
+
+def test_a_refused_newcomer_is_told_why_at_once() -> None:
+    bench = PeerBench()
+    bench.handle(events.ConnectCalled(0, attempts=5))
+    effects = bench.handle(events.AuthenticationRefused("it has another secret"))
+    error = bench.error(effects)
+    assert isinstance(error, AuthenticationFailed) and "another secret" in str(error) and error.address
+    assert bench.machine.state is State.CLOSED
+
+
+@pytest.mark.parametrize("state", ["pending", "member"])
+def test_a_peer_of_the_run_is_not_ended_by_a_refusal(state: str) -> None:
+    """A refusal comes before anything is authenticated, so whoever sits on the path can forge it."""
+    bench = getattr(PeerBench(), state)()
+    bench.down()
+    assert bench.handle(events.AuthenticationRefused("it does not allow this key")) == []
+    assert bench.machine.state is not State.CLOSED
+    assert any("does not allow this key" in line.text for line in bench.logged)
+    assert bench.up(), "it says hello again"
+
+
+def test_a_removed_peer_is_told() -> None:
+    bench = PeerBench().member()
+    effects = bench.hear(Kick(6, "its key, bob, is no longer allowed"))
+    assert isinstance(bench.machine.error, Kicked) and "bob" in str(bench.machine.error)
+    assert bench.machine.state is State.CLOSED and effects is not None
+
+
+def test_only_neighbours_get_links() -> None:
+    bench = PeerBench().pending()
+    bench.hear(Neighbours((Neighbour(pid("b"), "b", (), False),)))
+    assert bench.machine.wants_link(pid("b")) and not bench.machine.wants_link(pid("c"))
+    bench.hear(Neighbours(()))
+    assert not bench.machine.wants_link(pid("b"))
