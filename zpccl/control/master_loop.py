@@ -85,7 +85,7 @@ class MasterLoop:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
         socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
-        socket.setsockopt(zmq.RCVHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+        socket.setsockopt(zmq.RCVHWM, limits.CONTROL_RECEIVED_MESSAGES_MAX)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
         socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
@@ -141,7 +141,10 @@ class MasterLoop:
 
     def _take_messages(self) -> list[MasterEvent]:
         batch: list[MasterEvent] = []
+        size = 0
         for _ in range(limits.POLL_EVENTS_MAX):
+            if size >= limits.CONTROL_BATCH_BYTES_MAX:
+                break
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -152,6 +155,7 @@ class MasterLoop:
                 if self._nameless_count == 1:  # Whoever sends such bytes may send many.
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
+            size += len(frames[-1].buffer)
             self._new_senders.append((routing_id, descriptor))
             batch.append(self._event_of(routing_id, frames))
         return batch
