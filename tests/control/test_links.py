@@ -1,57 +1,42 @@
-"""Link brokers against each other, and against hand-made sockets that have no key."""
+"""Link brokers of one process, and what strangers do to them."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
+from e2e.harness import HANG_SECONDS, until
 
-from zpccl.control.addresses import format_address, listen_on_first_free, parse_address
-from zpccl.control.handshake import (
-    HELLO_BYTES,
-    NONCE_BYTES,
-    SIGNAL_BYTES,
-    LinkHello,
-    Signal,
-    Transcript,
-    accepted,
-)
+from zpccl.control.addresses import listen_on_first_free, parse_address
+from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
 from zpccl.control.links import LinkBroker
 from zpccl.protocol.messages import Neighbour
 
-WAIT_S = 30
 RUN = b"r" * 16
-ALICE, BOB = b"a" * 16, b"b" * 16
-KEY = b"k" * 32
-COUNT = 2
 
 
-class Side:
-    """A broker and what it says."""
+class Broker:
+    """A broker that keeps what it reports."""
 
-    def __init__(self, peer_id: bytes) -> None:
-        self.peer_id = peer_id
-        self.links: queue.Queue[tuple[bytes, list[socket.socket]]] = queue.Queue()
-        self.failures: queue.Queue[tuple[bytes, str]] = queue.Queue()
+    def __init__(self, name: str, connections: int) -> None:
+        self.peer_id = name.encode().ljust(16, b".")
+        self.links: queue.SimpleQueue[tuple[bytes, list[socket.socket]]] = queue.SimpleQueue()
+        self.failures: queue.SimpleQueue[tuple[bytes, str]] = queue.SimpleQueue()
         self.broker = LinkBroker(
-            peer_id,
+            self.peer_id,
             listen_on_first_free("127.0.0.1", range(1)),
-            COUNT,
+            connections,
             None,
-            lambda *link: self.links.put(link),
-            lambda *failure: self.failures.put(failure),
-            requires_keys=True,
+            lambda peer, sockets: self.links.put((peer, sockets)),
+            lambda peer, reason: self.failures.put((peer, reason)),
         )
         self.broker.set_run(RUN)
-        self.address = self.broker.addresses[0]
 
-    def meet(self, peer_id: bytes, *addresses: str, dial: bool = False, key: bytes = KEY) -> None:
-        self.broker.open(Neighbour(peer_id, "other", addresses, dial, key))
+    def neighbour(self, *, dial: bool, addresses: tuple[str, ...] | None = None) -> Neighbour:
+        return Neighbour(self.peer_id, "name", self.broker.addresses if addresses is None else addresses, dial)
 
     def close(self) -> None:
         self.broker.close()
@@ -61,168 +46,103 @@ class Side:
 
 
 @pytest.fixture
-def alice() -> Iterator[Side]:
-    side = Side(ALICE)
-    yield side
-    side.close()
+def pair() -> Iterator[tuple[Broker, Broker]]:
+    one, other = Broker("one", 3), Broker("other", 5)
+    yield one, other
+    one.close()
+    other.close()
 
 
-@pytest.fixture
-def bob() -> Iterator[Side]:
-    side = Side(BOB)
-    yield side
-    side.close()
-
-
-def raw(address: str) -> socket.socket:
-    return socket.create_connection(parse_address(address), WAIT_S)
-
-
-def read(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        assert piece, "closed"
-        data += piece
-    return data
-
-
-def is_dropped(connection: socket.socket) -> bool:
-    """Waits for the other side to close, which must say nothing more."""
-    with contextlib.suppress(ConnectionError):
-        return connection.recv(1) == b""
-    return True
-
-
-def close_all(sockets: list[socket.socket]) -> None:
-    for connection in sockets:
+def talk(link: list[socket.socket], other: list[socket.socket]) -> None:
+    """Each connection is the same at both ends."""
+    assert len(link) == len(other)
+    for index, connection in enumerate(link):
+        connection.setblocking(True)
+        connection.sendall(bytes([index]))
+    for index, connection in enumerate(other):
+        connection.settimeout(HANG_SECONDS)
+        assert connection.recv(1) == bytes([index])
+    for connection in [*link, *other]:
         connection.close()
 
 
-class Recorder:
-    """Stands between a dialler and an acceptor, and keeps what the dialler says on each connection."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = format_address(*self._listener.getsockname())
-        self.said: list[bytes] = []
-        self._threads = [threading.Thread(target=self._relay) for _ in range(COUNT)]
-        for thread in self._threads:
-            thread.start()
-
-    def _relay(self) -> None:
-        incoming, _ = self._listener.accept()
-        with incoming, raw(self._target) as outgoing:
-            hello = read(incoming, HELLO_BYTES)
-            outgoing.sendall(hello)
-            incoming.sendall(read(outgoing, SIGNAL_BYTES))
-            commit = read(incoming, SIGNAL_BYTES)
-            outgoing.sendall(commit)
-            self.said.append(hello + commit)
-            incoming.sendall(read(outgoing, SIGNAL_BYTES))
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(WAIT_S)
-        self._listener.close()
+@pytest.mark.parametrize("dialler_first", [True, False])
+def test_a_link_has_the_connections_that_the_dialler_wants(pair: tuple[Broker, Broker], dialler_first: bool) -> None:
+    """Either side may hear of the other first."""
+    one, other = pair
+    opens = [(one, other.neighbour(dial=True)), (other, one.neighbour(dial=False))]
+    for broker, neighbour in opens if dialler_first else reversed(opens):
+        broker.broker.open(neighbour)
+    (their_id, theirs), (our_id, ours) = (b.links.get(timeout=HANG_SECONDS) for b in pair)
+    assert (their_id, our_id) == (other.peer_id, one.peer_id) and len(ours) == 3
+    talk(theirs, ours)
 
 
-def test_holders_of_the_key_of_the_pair_are_linked(alice: Side, bob: Side) -> None:
-    bob.meet(ALICE)
-    alice.meet(BOB, bob.address, dial=True)
-    (_, ours), (sender, theirs) = alice.links.get(timeout=WAIT_S), bob.links.get(timeout=WAIT_S)
-    assert sender == ALICE and len(ours) == len(theirs) == COUNT
-    for index in range(COUNT):
-        ours[index].send(bytes([index]))
-        theirs[index].settimeout(WAIT_S)
-        assert theirs[index].recv(10) == bytes([index]), "nothing of the handshake is left, and the order is the same"
-    close_all(ours + theirs)
+def test_the_right_address_is_found_among_wrong_ones(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    other.broker.open(one.neighbour(dial=False))
+    wrong = ("127.0.0.1:1", "nonsense", "a..b:5", "no.such.host.invalid:5", *one.broker.addresses)
+    one.broker.open(other.neighbour(dial=True, addresses=(*wrong, *other.broker.addresses)))
+    talk(one.links.get(timeout=HANG_SECONDS)[1], other.links.get(timeout=HANG_SECONDS)[1])
 
 
-def test_another_key_is_refused_by_the_dialler(alice: Side, bob: Side) -> None:
-    """The acceptor's proof comes first, so it is the dialler who finds out."""
-    bob.meet(ALICE, key=b"x" * 32)
-    alice.meet(BOB, bob.address, dial=True)
-    peer_id, reason = alice.failures.get(timeout=WAIT_S)
-    assert peer_id == BOB and "ACCEPT without the key" in reason
-    assert alice.links.empty() and bob.links.empty()
+@pytest.mark.parametrize("addresses", [(), ("127.0.0.1:1",), ("nonsense", "a..b:5")])
+def test_a_dial_that_fails_is_reported_and_may_be_repeated(
+    pair: tuple[Broker, Broker], addresses: tuple[str, ...]
+) -> None:
+    one, other = pair
+    for _ in range(2):
+        one.broker.open(other.neighbour(dial=True, addresses=addresses))
+        peer_id, reason = one.failures.get(timeout=HANG_SECONDS)
+        assert peer_id == other.peer_id and reason
+    assert one.links.empty()
 
 
-def test_an_impostor_at_one_address_does_not_hide_the_peer(alice: Side, bob: Side) -> None:
-    """S7, L2: who answers first without the key is passed over."""
-    bob.meet(ALICE)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def pretend() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                hello = LinkHello.decode(read(connection, HELLO_BYTES))
-                connection.sendall(Transcript(hello, bytes(NONCE_BYTES), b"x" * 32).encode(Signal.ACCEPT))
-                is_dropped(connection)
-
-        thread = threading.Thread(target=pretend)
-        thread.start()
-        alice.meet(BOB, format_address(*listener.getsockname()), bob.address, dial=True)
-        close_all(alice.links.get(timeout=WAIT_S)[1])
-        thread.join(WAIT_S)
+def test_another_run_is_refused(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    other.broker.set_run(b"x" * 16)
+    other.broker.open(one.neighbour(dial=False))
+    one.broker.open(other.neighbour(dial=True))
+    assert "refused" in one.failures.get(timeout=HANG_SECONDS)[1]
 
 
-def test_no_link_without_a_key_where_the_run_has_a_secret(alice: Side, bob: Side) -> None:
-    """It fails closed, on both sides."""
-    for side, dial in ((alice, True), (bob, False)):
-        side.meet(b"?" * 16, alice.address, dial=dial, key=b"")
-        assert "no key" in side.failures.get(timeout=WAIT_S)[1]
-
-
-def test_a_captured_handshake_is_refused(alice: Side, bob: Side, caplog: pytest.LogCaptureFixture) -> None:
-    """S7: also while the link that it was captured from stands no more, with its nonce and its places free again."""
-    recorder = Recorder(bob.address)
-    bob.meet(ALICE)
-    alice.meet(BOB, recorder.address, dial=True)
-    close_all(alice.links.get(timeout=WAIT_S)[1] + bob.links.get(timeout=WAIT_S)[1])
-    recorder.join()
-    assert len(recorder.said) == COUNT
-    with contextlib.ExitStack() as stack, caplog.at_level(logging.WARNING, "zpccl"):
-        connections = [stack.enter_context(raw(bob.address)) for _ in recorder.said]
-        for connection, said in zip(connections, recorder.said, strict=True):
-            connection.sendall(said)
-        for connection in connections:
-            assert read(connection, SIGNAL_BYTES)[4] == Signal.ACCEPT, "it gets so far, and no further"
-            assert is_dropped(connection)
-    bob.close()
-    assert bob.links.empty()
-    assert caplog.text.count("COMMIT without the key of this link") == COUNT
-
-
-def test_a_stranger_with_the_id_of_a_neighbour_is_refused(bob: Side, caplog: pytest.LogCaptureFixture) -> None:
-    """S7: knowing run and ids is not enough, nor is sending the acceptor's own proof back."""
-    bob.meet(ALICE)
-    hello = LinkHello(RUN, ALICE, BOB, b"n" * 16, 0, 1)
-    with raw(bob.address) as one, raw(bob.address) as other, caplog.at_level(logging.WARNING, "zpccl"):
-        for connection in (one, other):
+def test_a_link_of_which_one_connection_breaks_is_none(pair: tuple[Broker, Broker]) -> None:
+    """Its others are closed too, and the next try works."""
+    one, other = pair
+    other.broker.open(one.neighbour(dial=False))
+    address = parse_address(other.broker.addresses[0])
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(address, HANG_SECONDS)) for _ in range(2)]
+        for index, connection in enumerate(connections):
+            hello = LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, index, 3)
             connection.sendall(hello.encode())
-        accept = read(one, SIGNAL_BYTES)
-        one.sendall(accept[:4] + bytes([Signal.COMMIT]) + accept[5:])
-        nonce = read(other, SIGNAL_BYTES)[5 : 5 + NONCE_BYTES]
-        other.sendall(Transcript(hello, nonce, b"").encode(Signal.COMMIT))
-        assert is_dropped(one) and is_dropped(other)
-    bob.close()
-    assert bob.links.empty()
-    assert caplog.text.count("COMMIT without the key of this link") == 2
+            transcript = accepted(hello, connection.recv(SIGNAL_BYTES, socket.MSG_WAITALL), b"")
+            connection.sendall(transcript.encode(Signal.COMMIT))
+        connections[0].close()
+    one.broker.open(other.neighbour(dial=True))
+    talk(one.links.get(timeout=HANG_SECONDS)[1], other.links.get(timeout=HANG_SECONDS)[1])
+    assert other.links.empty()
 
 
-def test_who_is_a_neighbour_no_more_gets_no_link(alice: Side, bob: Side) -> None:
-    """S7: a peer that was removed between HELLO and COMMIT has the right key, and yet is refused."""
-    bob.meet(ALICE)
-    hello = LinkHello(RUN, ALICE, BOB, b"n" * 16, 0, 1)
-    with raw(bob.address) as connection:
-        connection.sendall(hello.encode())
-        transcript = accepted(hello, read(connection, SIGNAL_BYTES), KEY)
-        bob.broker.close_link(ALICE)
-        bob.meet(b"c" * 16, key=b"")  # Its failure is told after that.
-        bob.failures.get(timeout=WAIT_S)
-        connection.sendall(transcript.encode(Signal.COMMIT))
-        assert is_dropped(connection)
-    bob.close()
-    assert bob.links.empty()
+def test_closing_in_the_middle_leaks_nothing(pair: tuple[Broker, Broker]) -> None:
+    """Warnings about sockets that were not closed are errors here."""
+    for _ in range(20):
+        one, other = Broker("a", 8), Broker("b", 8)
+        other.broker.open(one.neighbour(dial=False))
+        one.broker.open(other.neighbour(dial=True))
+        one.broker.close_link(other.peer_id)
+        one.broker.open(other.neighbour(dial=True))
+        one.close()
+        other.close()
+
+
+def test_a_link_that_is_not_wanted_any_more_is_not_dialled(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        one.broker.open(other.neighbour(dial=True, addresses=(f"127.0.0.1:{silent.getsockname()[1]}",)))
+        connection, _ = silent.accept()
+        with connection:
+            one.broker.close_link(other.peer_id)
+            connection.settimeout(HANG_SECONDS)
+            until(lambda: not connection.recv(4096), "the end of the connection")
+    assert one.failures.empty() and one.links.empty()

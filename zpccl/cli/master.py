@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-level",
         choices=LEVELS,
-        default=os.environ.get("ZPCCL_LOG_LEVEL", "info").lower(),
+        default=os.environ.get("ZPCCL_LOG_LEVEL", "").lower() or "info",
         help="what to log to standard error (default %(default)s, or ZPCCL_LOG_LEVEL)",
     )
     return parser
@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 1 <= options.heartbeat_timeout <= 3600:
         parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
+    if options.log_level not in LEVELS:  # argparse does not check defaults.
+        parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
     try:
         keys = master_keys(secret_file=options.secret_file, allow_file=options.allow)
@@ -73,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: loop.stop())
     if options.allow is not None:
         signal.signal(signal.SIGHUP, lambda *_: loop.reload())
+    # Python runs handlers between its instructions: a signal just before the loop sleeps would not wake it.
+    signal.set_wakeup_fd(loop.wakeup_descriptor, warn_on_full_buffer=False)
     print(f"zpccl-master listens on {loop.address}", flush=True)
     if keys is not None and keys.allow_file is not None:
         logger.info("%d keys are allowed; the public key of this master is %s", len(keys.allowed), keys.public_text)
@@ -80,7 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
         logger.info("only holders of the secret can take part")
     elif not is_loopback(parse_address(loop.address)[0]):
         logger.warning("without a secret, whoever reaches %s can take part in the run", loop.address)
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        signal.set_wakeup_fd(-1)
     logger.info("stopped")
     return 0
 
