@@ -77,7 +77,7 @@ LINGER_MS = 500
 SECRET_FILE_BYTES_MAX = 4 * KIB
 ALLOWED_KEYS_MAX = 65_536
 """Public keys in an allow list."""
-REFUSALS_LOGGED_MAX = 20
+REFUSALS_LOGGED_MAX = 100
 """Lines of the log about strangers in an interval; the rest is counted."""
 REFUSALS_LOGGED_INTERVAL_NS = 60 * SECOND
 
