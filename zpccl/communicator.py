@@ -34,6 +34,7 @@ from zpccl.dataplane.tensors import TensorView, empty_like, view
 from zpccl.dataplane.transfer import StateTransfer
 from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, Result, TooFewPeers
 from zpccl.protocol import events
+from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.messages import CollectiveSpec, StateEntry, TopologyKind
 from zpccl.protocol.peer import PeerOptions, State
 from zpccl.shared_state import SharedState
@@ -247,7 +248,8 @@ class Communicator:
             self._outcome(loop, call)
 
     def _make_loop(self) -> PeerLoop:
-        peer_id, token = secrets.token_bytes(16), secrets.token_bytes(16)
+        identity = self._keys.identity if self._keys is not None else ""
+        peer_id, token = make_peer_id(identity, secrets.token_bytes(SALT_BYTES)), secrets.token_bytes(16)
 
         def options(addresses: tuple[str, ...]) -> PeerOptions:
             return PeerOptions(

@@ -75,7 +75,7 @@ LINGER_MS = 500
 
 # --- Secrets --------------------------------------------------------------------------------------------------------
 SECRET_FILE_BYTES_MAX = 4 * KIB
-ALLOWED_KEYS_MAX = 65_536
+ALLOWED_KEYS_MAX = 4096
 """Public keys in an allow list."""
 REFUSALS_LOGGED_MAX = 100
 """Lines of the log about strangers in an interval; the rest is counted."""

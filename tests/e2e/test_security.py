@@ -26,6 +26,7 @@ from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal
 from zpccl.control.keys import new_private_key, new_secret, peer_keys, public_key_of
 from zpccl.errors import Result
 from zpccl.observe.logs import log_to_stderr
+from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.messages import Hello, Kick, Refusal, Refused, Welcome, encode
 
 pytestmark = pytest.mark.e2e
@@ -394,7 +395,7 @@ def test_a_partner_cannot_pass_for_another(tmp_path: Path) -> None:
         peer_id, token = members[0].call(credentials)
         with reducing(members), dealer_with(run.master.address, partners.options("bob")) as impostor:
             impostor.send(encode(Hello(peer_id, token, True, 0, "alice", (), 100)))
-            assert receive(impostor) == Refused(Refusal.UNKNOWN_SESSION, "wrong key")
+            assert receive(impostor) == Refused(Refusal.MALFORMED, "its peer id belongs to another key")
 
 
 def test_a_removed_key_is_not_heard_on_its_old_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,27 +409,30 @@ def test_a_removed_key_is_not_heard_on_its_old_connection(tmp_path: Path, monkey
 
     monkeypatch.setattr(master_loop, "identity_of", identity_of)
 
-    def hello(name: bytes) -> bytes:
-        return encode(Hello(name * 16, b"t" * 16, False, 0, "bob", ("127.0.0.1:1",)))
+    def id_of_bob(number: int) -> bytes:
+        return make_peer_id(public_key_of(partners.keys["bob"]), bytes([number] * SALT_BYTES))
+
+    def hello(number: int) -> bytes:
+        return encode(Hello(id_of_bob(number), b"t" * 16, False, 0, "bob", ("127.0.0.1:1",)))
 
     with (
         zpccl.MasterNode("127.0.0.1:0", secret=partners.master, allow=partners.file) as master,
         dealer_with(master.address, partners.options("bob")) as bob,
     ):
-        bob.send(hello(b"1"))
+        bob.send(hello(1))
         assert isinstance(receive(bob), Welcome)
         partners.allow("alice")
         master.reload()
         until(lambda: isinstance(receive(bob), Kick), "the news of the removal")
         before = len(heard)
-        bob.send(hello(b"2"))
+        bob.send(hello(2))
         until(lambda: len(heard) > before, "the arrival of the message")
         partners.allow("alice", "bob")
         master.reload()
-        bob.send(hello(b"3"))
+        bob.send(hello(3))
         assert isinstance(receive(bob), Welcome)
         registered = {peer.peer_id for peer in master._loop.machine.registry.peers.values()}
-    assert registered == {b"3" * 16} and len(set(heard)) == 1
+    assert registered == {id_of_bob(3)} and len(set(heard)) == 1
 
 
 @contextlib.contextmanager

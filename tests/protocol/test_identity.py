@@ -8,6 +8,7 @@ import pytest
 
 from zpccl.errors import AuthenticationFailed, Kicked
 from zpccl.protocol import events
+from zpccl.protocol.identity import SALT_BYTES, is_peer_id_of, make_peer_id
 from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.messages import (
     Hello,
@@ -28,6 +29,10 @@ from .harness import RUN_ID, PeerBench, logs, pid, sent, token
 SEED = b"s" * 32
 
 
+def id_of(name: str, identity: str) -> bytes:
+    return make_peer_id(identity, pid(name)[:SALT_BYTES])
+
+
 class Master:
     """A master whose connections have keys."""
 
@@ -46,13 +51,13 @@ class Master:
         return self.handle(events.PeerMessageReceived(connection, message, "", identity))
 
     def hello(self, name: str, on: str, identity: str, **changes: Any) -> list[tuple[Any, Any]]:
-        fields = {"token": token(name), "was_welcomed": False, **changes}
-        return self.say(on, identity, Hello(pid(name), group=0, name=name, addresses=(f"{name}:1",), **fields))
+        fields = {"peer_id": id_of(name, identity), "token": token(name), "was_welcomed": False, **changes}
+        return self.say(on, identity, Hello(group=0, name=name, addresses=(f"{name}:1",), **fields))
 
     def register(self, name: str, identity: str) -> list[tuple[Any, Any]]:
         """On a connection of the same name; waits until the master takes newcomers."""
         said = self.hello(name, name, identity)
-        while pid(name) not in self.machine.registry.peers:
+        while id_of(name, identity) not in self.machine.registry.peers:
             deadline_ns = self.machine.deadline_ns()
             assert deadline_ns is not None
             self.now_ns = max(self.now_ns, deadline_ns)
@@ -65,15 +70,27 @@ def to(connection: str, said: list[tuple[Any, Any]], kind: type) -> Any:
     return next((m for c, m in reversed(said) if c == connection and isinstance(m, kind)), None)
 
 
+def test_ids_tell_whose_they_are() -> None:
+    one, other = id_of("a", "key of a"), id_of("b", "key of a")
+    assert one != other and len(one) == 16
+    assert is_peer_id_of(one, "key of a") and is_peer_id_of(other, "key of a")
+    assert not is_peer_id_of(one, "key of b") and not is_peer_id_of(bytes(16), "key of a")
+    assert not is_peer_id_of(one[:8] + other[8:], "key of a")
+    assert is_peer_id_of(bytes(16), "")
+
+
 def test_an_id_belongs_to_the_key_that_registered_it() -> None:
     """S7: even who has learned the token of a session cannot take it over with another key."""
     master = Master()
     master.register("a", "key of a")
-    said = master.hello("a", "elsewhere", "key of b", was_welcomed=True, connection=5)
-    assert to("elsewhere", said, Refused) == Refused(Refusal.UNKNOWN_SESSION, "wrong key")
-    assert to("elsewhere", said, Welcome) is None
-    assert master.machine.registry.peers[pid("a")].connection == "a"
-    assert any("without its key" in line for line in master.log)
+    a = id_of("a", "key of a")
+    for was_welcomed in (True, False):
+        for _ in range(3):
+            said = master.hello("a", "elsewhere", "key of b", peer_id=a, was_welcomed=was_welcomed, connection=5)
+            assert to("elsewhere", said, Refused).refusal is Refusal.MALFORMED
+            assert to("elsewhere", said, Welcome) is None
+    assert master.machine.registry.peers[a].connection == "a"
+    assert sum("belongs to another key" in line for line in master.log) == 1, "said once, and not for each message"
     assert to("again", master.hello("a", "again", "key of a", was_welcomed=True, connection=6), Welcome) is not None
 
 
@@ -81,26 +98,29 @@ def test_a_connection_with_another_key_does_not_speak_for_a_peer() -> None:
     """S7: libzmq lets clients choose their routing id, so one may come again with another key behind it."""
     master = Master()
     master.register("a", "key of a")
-    for message in (Leave(), Hello(pid("a"), token("a"), True, 0, "a", ())):
+    a, b = id_of("a", "key of a"), id_of("b", "key of b")
+    for message in (Leave(), Hello(a, token("a"), True, 0, "a", ()), Hello(b, token("b"), False, 0, "b", ())):
         said = master.say("a", "key of b", message)
         assert to("a", said, Refused).refusal is Refusal.MALFORMED
-    assert pid("a") in master.machine.registry.peers
+    assert list(master.machine.registry.peers) == [a]
     master.say("a", "key of a", Leave())
-    assert pid("a") not in master.machine.registry.peers
+    assert not master.machine.registry.peers
 
 
 def test_peers_with_a_revoked_key_are_removed_and_the_others_told() -> None:
     master = Master()
+    ids = {}
     for name, identity in [("a", "one"), ("b", "two"), ("c", "two"), ("d", "three")]:
         master.register(name, identity)
+        ids[name] = id_of(name, identity)
     said = master.handle(events.KeysRevoked({"two": "bob", "four": "nobody"}))
-    assert set(master.machine.registry.peers) == {pid("a"), pid("d")}
+    assert set(master.machine.registry.peers) == {ids["a"], ids["d"]}
     for name in "bc":
         kick = to(name, said, Kick)
         assert "bob" in kick.reason and "no longer allowed" in kick.reason
     for name in "ad":
         assert to(name, said, Kick) is None
-        assert {n.peer_id for n in to(name, said, Neighbours).neighbours} == {pid("a"), pid("d")} - {pid(name)}
+        assert {n.peer_id for n in to(name, said, Neighbours).neighbours} == {ids["a"], ids["d"]} - {ids[name]}
 
 
 def test_each_pair_has_a_key_that_no_third_knows() -> None:
@@ -112,7 +132,7 @@ def test_each_pair_has_a_key_that_no_third_knows() -> None:
         for neighbour in to(name, said, Neighbours).neighbours
     }
     assert all(len(key) == 32 for key in keys.values())
-    assert keys["a", pid("b")] == keys["b", pid("a")]
+    assert keys["a", id_of("b", "same")] == keys["b", id_of("a", "same")]
     assert len(set(keys.values())) == 3
     again = Master()
     more = [message for name in "abc" for message in again.register(name, "same")]

@@ -49,6 +49,11 @@ class PeerKeys:
     private: bytes = field(repr=False)
     master_public: bytes
 
+    @property
+    def identity(self) -> str:
+        """The text of the public key: what the master knows this peer's connections by."""
+        return public_text(z85.decode(self.public))
+
 
 @dataclass(frozen=True)
 class MasterKeys:

@@ -25,6 +25,7 @@ from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.election import validate_entries
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
+from zpccl.protocol.identity import is_peer_id_of
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
     Answer,
@@ -84,7 +85,10 @@ class MasterMachine:
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
         if isinstance(event, PeerMessageReceived):
-            self._on_message(event, now_ns)
+            if self._is_of_its_key(event):
+                self._on_message(event, now_ns)
+            else:
+                self._on_malformed(MalformedReceived(event.connection, "its peer id belongs to another key"))
         elif isinstance(event, ConnectionClosed):
             self._on_connection_closed(event.connection, now_ns)
         elif isinstance(event, MalformedReceived):
@@ -117,14 +121,19 @@ class MasterMachine:
 
     # --- Registration and messages ----------------------------------------------------------------------------------
 
+    def _is_of_its_key(self, event: PeerMessageReceived) -> bool:
+        """True if the key of a connection may speak for the peer that the connection and the message name."""
+        peer = self.registry.by_connection.get(event.connection)
+        named = [peer.peer_id] if peer is not None else []
+        if isinstance(event.message, Hello):
+            named.append(event.message.peer_id)
+        return all(is_peer_id_of(peer_id, event.identity) for peer_id in named)
+
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
-        if peer is not None and peer.identity != event.identity:
-            self._outbox.log(Level.WARNING, f"a connection passes for that of {peer.name}, with another key")
-            self._outbox.reply(event.connection, Refused(Refusal.MALFORMED, "this connection has another key"))
-        elif isinstance(message, Hello):
-            self._on_hello(event, peer, message, now_ns)
+        if isinstance(message, Hello):
+            self._on_hello(event.connection, peer, message, event.host, now_ns)
         elif peer is None:
             refused = Refused(Refusal.UNREGISTERED, "say hello first")
             self._outbox.reply(event.connection, refused)
@@ -137,17 +146,15 @@ class MasterMachine:
         else:
             self._outbox.send(peer, Refused(Refusal.MALFORMED, f"{type(message).__name__} before admission"))
 
-    def _on_hello(self, event: PeerMessageReceived, bound: Peer | None, hello: Hello, now_ns: int) -> None:
-        connection = event.connection
+    def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
         known = self.registry.peers.get(hello.peer_id)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
         if known is not None:
-            if known.token != hello.token or known.identity != event.identity:
-                proof = "token" if known.identity == event.identity else "key"
-                self._outbox.log(Level.WARNING, f"a connection claims to be {known.name} without its {proof}")
-                return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, f"wrong {proof}"))
+            if known.token != hello.token:
+                self._outbox.log(Level.WARNING, f"a connection claims to be {known.name} without its token")
+                return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
             if hello.connection < known.connection_count:
                 return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
             self.registry.bind(known, connection)
@@ -164,11 +171,10 @@ class MasterMachine:
             peer_id=hello.peer_id,
             group=hello.group,
             name=hello.name,
-            addresses=with_seen_address(hello.addresses, event.host),
+            addresses=with_seen_address(hello.addresses, host),
             token=hello.token,
             registered_ns=now_ns,
             connection=connection,
-            identity=event.identity,
             connection_count=hello.connection,
         )
         self.registry.add(peer)
@@ -288,9 +294,11 @@ class MasterMachine:
 
     def _on_keys_revoked(self, event: KeysRevoked, now_ns: int) -> None:
         for peer in list(self.registry.peers.values()):
-            if peer.identity in event.names:
-                reason = f"its key, {event.names[peer.identity]}, is no longer allowed"
-                self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
+            for identity, name in event.names.items():
+                if is_peer_id_of(peer.peer_id, identity):
+                    reason = f"its key, {name}, is no longer allowed"
+                    self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
+                    break
 
     def _on_tick(self, now_ns: int) -> None:
         for peer in list(self.registry.peers.values()):

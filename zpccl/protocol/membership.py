@@ -30,8 +30,6 @@ class Peer:
     token: bytes
     registered_ns: int
     connection: Hashable | None
-    identity: str = ""
-    """The key of its connections, "" in a run without a secret."""
     connection_count: int = 0
     """The number of its latest connection, as the peer counts them."""
     is_member: bool = False
