@@ -361,7 +361,8 @@ async def _ask_mechanism(address: str, on_answer: Callable[[str, str], object]) 
 
 def _peer_name(connection: socket.socket) -> str:
     try:
-        return format_address(*connection.getpeername()[:2])
+        host, port = connection.getpeername()[:2]
+        return format_address(host.removeprefix("::ffff:"), port)
     except OSError:
         return "an unknown address"
 

@@ -337,7 +337,7 @@ class PeerLoop:
             self._handle(item, now_ns)
 
     def _take_monitor_events(self, now_ns: int) -> list[events.PeerEvent]:
-        """What has become of connecting. Every try that fails ends with CONNECT_RETRIED, whatever came before."""
+        """What has become of connecting. A try without a handshake that fails ends with CONNECT_RETRIED."""
         found: list[events.PeerEvent] = []
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
@@ -346,6 +346,7 @@ class PeerLoop:
             if kind == zmq.EVENT_CONNECTED:
                 self._handshake_deadline_ns = now_ns + limits.REGISTRATION_TIMEOUT_NS
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connect_again_ns = None
                 found.append(events.ConnectionUp())
             elif kind == zmq.EVENT_DISCONNECTED:
                 found.append(events.ConnectionDown())
@@ -355,12 +356,7 @@ class PeerLoop:
                 self._failure = _REFUSED
             else:
                 self._failure = _NO_ZMQ
-                if kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                    self._connect_again_ns = now_ns + limits.RECONNECT_INTERVAL_MAX_NS
-                if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                    found.append(events.AuthenticationRefused(_KEY_REFUSED))
-                elif deadline_ns is None or deadline_ns - now_ns > _HANDSHAKE_LEFT_NS:
-                    self._ask_why()
+                found += self._on_handshake_failed(kind, deadline_ns, now_ns)
         if self._connect_again_ns is not None and now_ns >= self._connect_again_ns:
             self._connect_anew()
         if self._handshake_deadline_ns is not None and now_ns >= self._handshake_deadline_ns:
@@ -373,6 +369,18 @@ class PeerLoop:
         self._handshake_deadline_ns = self._connect_again_ns = None
         self._socket.disconnect(self._endpoint)
         self._socket.connect(self._endpoint)
+
+    def _on_handshake_failed(self, kind: int, deadline_ns: int | None, now_ns: int) -> list[events.PeerEvent]:
+        """Where there was no detail, libzmq tries again by itself and says so; else it gives up for good."""
+        if kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._connect_again_ns = now_ns + limits.RECONNECT_INTERVAL_MAX_NS
+        if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return [events.AuthenticationRefused(_KEY_REFUSED)]
+        if deadline_ns is None or deadline_ns - now_ns > _HANDSHAKE_LEFT_NS:
+            self._ask_why()
+        if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._is_asking:
+            return [events.ConnectionFailed(_NO_ZMQ)]
+        return []
 
     def _ask_why(self) -> None:
         """A master with another idea of secrets closes the connection; so does anything that is no master."""

@@ -157,7 +157,8 @@ def _address_of(descriptor: int) -> str:
         return ""
     try:
         with socket.socket(fileno=copy) as connection:
-            return format_address(*connection.getpeername()[:2])
+            host, port = connection.getpeername()[:2]
+            return format_address(host.removeprefix("::ffff:"), port)
     except OSError:  # No socket, or not connected any more.
         with contextlib.suppress(OSError):
             os.close(copy)
