@@ -103,6 +103,16 @@ def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest
         assert secret not in caplog.text
 
 
+def test_a_list_that_others_can_write_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "allow"
+    file.write_text("")
+    for mode, is_warned in [(0o600, False), (0o644, False), (0o664, True), (0o646, True)]:
+        file.chmod(mode)
+        caplog.clear()
+        read_allowed(file)
+        assert ("chmod 644" in caplog.text) == is_warned
+
+
 def test_what_does_not_go_together_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allow = tmp_path / "allow"
     allow.write_text("")

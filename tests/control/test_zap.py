@@ -142,6 +142,28 @@ def test_questions_that_are_not_about_this_server_are_refused(both: tuple[Master
         handler.close()
 
 
+def test_a_flood_of_questions_does_not_keep_the_master(
+    both: tuple[MasterKeys, PeerKeys], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1: the loop turns to the members between them, and no question is lost."""
+    monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 3)
+    with zmq.Context() as context:
+        handler = ZapHandler(context, both[0].allowed, RefusalLog(logger))
+        with context.socket(zmq.DEALER) as asker:
+            asker.connect(ENDPOINT)
+            for number in range(5):
+                asker.send_multipart([b"", b"1.0", b"%d" % number])
+            answers = []
+            for expected in (3, 5):
+                assert handler.socket.poll(WAIT_MS)
+                handler.serve(0)
+                while len(answers) < expected:
+                    answers.append(asker.recv_multipart()[2])
+                assert not asker.poll(0)
+        handler.close()
+    assert answers == [b"0", b"1", b"2", b"3", b"4"]
+
+
 def test_the_log_of_refusals_is_bounded_and_says_how_many_more(caplog: pytest.LogCaptureFixture) -> None:
     log = RefusalLog(logger)
     for _ in range(limits.REFUSALS_LOGGED_MAX + 5):

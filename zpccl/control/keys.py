@@ -189,6 +189,8 @@ def read_allowed(path: Path) -> dict[str, str]:
     """
     allowed: dict[str, str] = {}
     try:
+        if stat.S_IMODE(path.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            logger.warning("other users of this host can write to %s, and so let anybody in; chmod 644 it", path)
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror}") from error

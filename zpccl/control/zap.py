@@ -65,8 +65,8 @@ class ZapHandler:
             raise
 
     def serve(self, now_ns: int) -> None:
-        """Answers all questions that wait."""
-        while True:
+        """Answers the questions that wait, up to POLL_EVENTS_MAX at a time: strangers must not keep the master busy."""
+        for _ in range(limits.POLL_EVENTS_MAX):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
