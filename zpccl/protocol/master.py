@@ -96,7 +96,8 @@ class MasterMachine:
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
         deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns()]
-        for peer in self.registry.peers.values():
+        is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
+        for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
                 deadlines.append(peer.disconnected_ns + self.options.disconnect_grace_ns)
             elif peer.unlinked_ns is not None:

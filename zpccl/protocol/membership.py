@@ -10,6 +10,7 @@ link counts as up only while both ends say so.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
@@ -53,19 +54,26 @@ class Registry:
         self.by_connection: dict[Hashable, Peer] = {}
         self.order: list[Peer] = []  # Members, in ring order.
         self.epoch = 0
+        self._pending: dict[bytes, Peer] = {}  # In order of registration.
+        self._member_counts: dict[int, int] = {}  # By group.
 
     def members(self, group: int | None = None) -> list[Peer]:
         """Members in ring order, of one group or of all."""
         return [peer for peer in self.order if group is None or peer.group == group]
 
+    def member_count(self, group: int) -> int:
+        """How many members a group has."""
+        return self._member_counts.get(group, 0)
+
     def pending(self) -> list[Peer]:
         """Pending peers in order of registration."""
-        return [peer for peer in self.peers.values() if not peer.is_member]
+        return list(self._pending.values())
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
         assert peer.peer_id not in self.peers and peer.connection is not None
         self.peers[peer.peer_id] = peer
+        self._pending[peer.peer_id] = peer
         self.by_connection[peer.connection] = peer
 
     def bind(self, peer: Peer, connection: Hashable | None) -> None:
@@ -81,6 +89,8 @@ class Registry:
         for peer in peers:
             assert not peer.is_member and self.peers[peer.peer_id] is peer
             peer.is_member = True
+            del self._pending[peer.peer_id]
+            self._member_counts[peer.group] = self.member_count(peer.group) + 1
             self.order.append(peer)
         self.epoch += 1
 
@@ -88,8 +98,12 @@ class Registry:
         """Forgets a peer. A new epoch begins if it was a member."""
         del self.peers[peer.peer_id]
         self.bind(peer, None)
+        self._pending.pop(peer.peer_id, None)
         if peer.is_member:
             self.order.remove(peer)
+            self._member_counts[peer.group] -= 1
+            if not self._member_counts[peer.group]:
+                del self._member_counts[peer.group]
             self.epoch += 1
 
     def are_linked(self, one: Peer, other: Peer) -> bool:
@@ -116,6 +130,8 @@ class Registry:
         assert len(set(map(id, self.order))) == len(self.order)
         assert all(peer.is_member and self.peers.get(peer.peer_id) is peer for peer in self.order)
         assert {peer.peer_id for peer in self.peers.values() if peer.is_member} == {p.peer_id for p in self.order}
+        assert self.pending() == [peer for peer in self.peers.values() if not peer.is_member]
+        assert self._member_counts == collections.Counter(peer.group for peer in self.order)
         for connection, peer in self.by_connection.items():
             assert peer.connection == connection and self.peers.get(peer.peer_id) is peer
 
