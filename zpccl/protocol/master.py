@@ -34,7 +34,9 @@ from zpccl.protocol.messages import (
     Kick,
     Leave,
     Linked,
+    Neighbour,
     Neighbours,
+    NeighboursChanged,
     PeerMessage,
     Refusal,
     Refused,
@@ -74,6 +76,7 @@ class MasterMachine:
         self._outbox = Outbox()
         self._attempt_count = 0
         self._announced_epoch = 0
+        self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
         self.collectives = Collectives(self.registry, self._outbox, self._next_attempt_id, self.options.link_wait_ns)
@@ -111,6 +114,8 @@ class MasterMachine:
         self.rounds.validate()
         self.syncs.validate()
         assert self._announced_epoch == self.registry.epoch
+        for peer in self.registry.pending():
+            assert (peer.unlinked_ns is not None) == bool(self._unlinked(peer))
         assert not self.registry.pending() or self.registry.order or not self._connected_pending()
 
     # --- Registration and messages ----------------------------------------------------------------------------------
@@ -165,8 +170,10 @@ class MasterMachine:
         )
         self.registry.add(peer)
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}")
+        self._relinked.add(peer)
         self._welcome(peer)
-        self._announce_neighbours(peer.group)
+        itself = Neighbour(peer.peer_id, peer.name, peer.addresses, dial=False)  # Who came later dials.
+        self._announce_to_group(peer, NeighboursChanged(joined=(itself,)))
 
     def _welcome(self, peer: Peer) -> None:
         self._outbox.send(peer, Welcome(self.run_id, self.incarnation))
@@ -178,6 +185,7 @@ class MasterMachine:
         gone = peer.linked.difference(message.peers)
         peer.linked = frozenset(message.peers).intersection(self.registry.peers)
         peer.witnesses.clear()
+        self._relinked.update(self.registry.pending() if peer.is_member else (peer,))
         for other_id in peer.linked:
             self.registry.peers[other_id].witnesses.discard(peer.peer_id)
         for other_id in sorted(gone):
@@ -298,7 +306,7 @@ class MasterMachine:
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
         self._announce_epoch(now_ns)
-        self._announce_neighbours(peer.group)
+        self._announce_to_group(peer, NeighboursChanged(gone=(peer.peer_id,)))
 
     # --- Settling ---------------------------------------------------------------------------------------------------
 
@@ -309,14 +317,22 @@ class MasterMachine:
                 self._admit([peer], now_ns)
         self.rounds.evaluate(now_ns)
         self.syncs.evaluate()
-        for peer in self.registry.pending():
-            if not self._unlinked(peer):
+        for peer in self._relinked:
+            if peer.is_member or not self._is_unlinked(peer):
                 peer.unlinked_ns = None
             elif peer.unlinked_ns is None:
                 peer.unlinked_ns = now_ns
+        self._relinked.clear()
 
     def _connected_pending(self) -> list[Peer]:
         return [peer for peer in self.registry.pending() if peer.connection is not None]
+
+    def _is_unlinked(self, peer: Peer) -> bool:
+        """True if the peer lacks a link to a member of its group."""
+        return any(
+            other.group == peer.group and other is not peer and not self.registry.are_linked(peer, other)
+            for other in self.registry.order
+        )
 
     def _unlinked(self, peer: Peer) -> list[Peer]:
         members = self.registry.members(peer.group)
@@ -332,14 +348,15 @@ class MasterMachine:
         if self._announced_epoch == self.registry.epoch:
             return
         self._announced_epoch = self.registry.epoch
+        self._relinked.update(self.registry.pending())
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed()
 
-    def _announce_neighbours(self, group: int) -> None:
-        for peer in self.registry.peers.values():
-            if peer.group == group:
-                self._outbox.send(peer, Neighbours(self.registry.neighbours_of(peer)))
+    def _announce_to_group(self, peer: Peer, change: NeighboursChanged) -> None:
+        """Tells the others of a peer's group, pending ones too, that it came or went."""
+        others = (other for other in self.registry.peers.values() if other.group == peer.group and other is not peer)
+        self._outbox.broadcast(others, change)
 
     def _next_attempt_id(self) -> int:
         self._attempt_count += 1
