@@ -7,20 +7,22 @@ after the other, so the time of a round holds its work too; the CPU time of the 
 One round is one all-reduce of everybody: N votes, N plans, N reports, N decisions. A batch is a round of --batch
 collectives, whose votes a peer sends in one message, as `all_reduce_multiple_with_retry` does.
 
-ZeroMQ's own memory is that of a process which has nothing but a ROUTER socket with as many connections, over which the
-same messages went: `zmq_kib_per_peer`. What the master needs beyond it is `kib_per_peer`.
+`python_kib_per_peer` is the memory of Python's objects in a second master, in which they are counted, beside the
+buffers of ZeroMQ. `resident_kib_per_peer` is all by which the first one grew, with what both keep for later.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import resource
 import secrets
 import statistics
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,6 +42,7 @@ from common import (
     write_json,
 )
 
+import zpccl
 from zpccl import limits
 from zpccl.protocol.messages import (
     Answer,
@@ -195,56 +198,38 @@ class Crowd:
         self._context.term()
 
 
-class BareRouter:
-    """Nothing but a ROUTER socket, to be held by a `Worker`: what its connections need is what ZeroMQ needs."""
+class TracedMaster:
+    """A master that counts the memory of its Python objects, to be held by a `Worker`. ZeroMQ's own is not among it."""
 
     def __init__(self) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._master = zpccl.MasterNode("127.0.0.1:0")
+        self._master.run()
+        tracemalloc.start()
 
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self._port}"
+        return self._master.address
 
-    def exchange(self, count: int, rounds: int, reply_bytes: int) -> None:
-        """Takes one message of each of `count` peers and answers it, and so on."""
-        reply = bytes(reply_bytes)
-        for _ in range(rounds):
-            senders = [self._socket.recv_multipart()[0] for _ in range(count)]
-            for sender in senders:
-                self._socket.send_multipart((sender, reply))
+    def live_bytes(self) -> int:
+        """Bytes of all objects made since the beginning and still there."""
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
 
     def close(self) -> None:
-        """Closes the socket."""
-        self._socket.close()
-        self._context.term()
+        """Ends the master."""
+        self._master.interrupt()
 
 
-def zmq_bytes_per_peer(count: int) -> float:
-    """Resident bytes that a ROUTER needs for one of `count` connections which exchange messages as large as plans."""
-    worker = Worker("bare router", BareRouter)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, count + 8)
-    sockets: list[zmq.Socket[bytes]] = []
+def python_bytes_per_peer(count: int) -> float:
+    """Bytes that a master needs for one of `count` members, after some rounds, beyond what ZeroMQ needs."""
+    worker = Worker("traced master", TracedMaster)
     try:
-        address = worker.call("address")
-        empty_bytes = memory_bytes(worker.pid)
-        sockets += [LightPeer(context, number, address).socket for number in range(count)]
-        rounds = 4
-        worker.begin("exchange", count, rounds, 18 * count)
-        for _ in range(rounds):
-            for socket in sockets:
-                socket.send(bytes(64))
-            for socket in sockets:
-                socket.recv()
-        worker.result()
-        return (memory_bytes(worker.pid) - empty_bytes) / count
+        address, empty_bytes = worker.call("address"), worker.call("live_bytes")
+        with joined_crowd(address, count) as crowd:
+            for _ in range(2):
+                crowd.reduce(1)
+            return float(worker.call("live_bytes") - empty_bytes) / count
     finally:
-        for socket in sockets:
-            socket.close()
-        context.term()
         worker.close()
 
 
@@ -262,7 +247,7 @@ def joined_crowd(address: str, count: int) -> Iterator[Crowd]:
 def measure(count: int, rounds: int, batch: int) -> Row:
     """All rounds of one size of the crowd."""
     allow_descriptors(DESCRIPTORS_PER_PEER * count + SPARE_DESCRIPTORS)
-    zmq_bytes = zmq_bytes_per_peer(count)
+    python_bytes = python_bytes_per_peer(count)
     with running_master() as (address, pid):
         empty_bytes, empty_ns, began = memory_bytes(pid), process_cpu_ns(pid), time.monotonic()
         with joined_crowd(address, count) as crowd:
@@ -287,14 +272,14 @@ def measure(count: int, rounds: int, batch: int) -> Row:
         "master_cpu_us_per_message": statistics.median(cpu_seconds) * 1e6 / messages,
         "join_seconds": join_s,
         "join_master_cpu_seconds": join_cpu_s,
-        "zmq_kib_per_peer": zmq_bytes / 1024,
-        "kib_per_peer": (grown_bytes / count - zmq_bytes) / 1024,
+        "python_kib_per_peer": python_bytes / 1024,
+        "resident_kib_per_peer": grown_bytes / count / 1024,
         "cores": os.cpu_count(),
     }
 
 
 COLUMNS = ["peers", "batch", "median ms", "min ms", "max ms", "master CPU ms", "messages/s", "CPU us/message"]
-COLUMNS += ["join s", "join CPU s", "zmq KiB/peer", "KiB/peer"]
+COLUMNS += ["join s", "join CPU s", "KiB/peer", "resident KiB/peer"]
 
 
 def cells_of(row: Row) -> list[str]:
@@ -308,8 +293,8 @@ def cells_of(row: Row) -> list[str]:
         f"{row['master_cpu_us_per_message']:.1f}",
         f"{row['join_seconds']:.2f}",
         f"{row['join_master_cpu_seconds']:.2f}",
-        f"{row['zmq_kib_per_peer']:.1f}",
-        f"{row['kib_per_peer']:.1f}",
+        f"{row['python_kib_per_peer']:.1f}",
+        f"{row['resident_kib_per_peer']:.1f}",
     ]
 
 

@@ -182,16 +182,16 @@ class MasterMachine:
         self._outbox.send(peer, Neighbours(self.registry.neighbours_of(peer)))
 
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
-        gone = peer.linked.difference(message.peers)
-        peer.linked = frozenset(message.peers).intersection(self.registry.peers)
+        linked = self.registry.link_bits(message.peers)
+        gone = self.registry.peers_of_bits(peer.linked & ~linked)
+        peer.linked = linked
         peer.witnesses.clear()
         self._relinked.update(self.registry.pending() if peer.is_member else (peer,))
-        for other_id in peer.linked:
-            self.registry.peers[other_id].witnesses.discard(peer.peer_id)
-        for other_id in sorted(gone):
-            other = self.registry.peers.get(other_id)
+        for other in self.registry.peers_of_bits(linked):
+            other.witnesses.discard(peer.peer_id)
+        for other in gone:
             # Only members bear witness, and only of a link that both ends had.
-            if other is None or not peer.is_member or other.group != peer.group or peer.peer_id not in other.linked:
+            if not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses.add(peer.peer_id)
             if other.disconnected_ns is not None:

@@ -34,7 +34,10 @@ class Peer:
     """The number of its latest connection, as the peer counts them."""
     is_member: bool = False
     disconnected_ns: int | None = None
-    linked: frozenset[bytes] = frozenset()
+    slot: int = 0
+    """Its bit in `linked` of others; of nobody else while it is registered."""
+    linked: int = 0
+    """To whom it says that it has a link, one bit each: in a large group a set of ids for each peer is too much."""
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
     oldest_call_id: int = 0
@@ -54,6 +57,7 @@ class Registry:
         self.by_connection: dict[Hashable, Peer] = {}
         self.order: list[Peer] = []  # Members, in ring order.
         self.epoch = 0
+        self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
 
@@ -72,6 +76,8 @@ class Registry:
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
         assert peer.peer_id not in self.peers and peer.connection is not None
+        peer.slot = next((slot for slot, user in enumerate(self._slots) if user is None), len(self._slots))
+        self._slots[peer.slot : peer.slot + 1] = [peer]
         self.peers[peer.peer_id] = peer
         self._pending[peer.peer_id] = peer
         self.by_connection[peer.connection] = peer
@@ -99,6 +105,9 @@ class Registry:
         del self.peers[peer.peer_id]
         self.bind(peer, None)
         self._pending.pop(peer.peer_id, None)
+        self._slots[peer.slot] = None
+        for other in self.peers.values():
+            other.linked &= ~(1 << peer.slot)
         if peer.is_member:
             self.order.remove(peer)
             self._member_counts[peer.group] -= 1
@@ -108,7 +117,15 @@ class Registry:
 
     def are_linked(self, one: Peer, other: Peer) -> bool:
         """True if both ends say that their link is up."""
-        return other.peer_id in one.linked and one.peer_id in other.linked
+        return bool(one.linked >> other.slot & other.linked >> one.slot & 1)
+
+    def link_bits(self, peer_ids: Iterable[bytes]) -> int:
+        """The bits of peers, as `Peer.linked` has them; ids of strangers count for nothing."""
+        return sum(1 << peer.slot for peer in map(self.peers.get, set(peer_ids)) if peer is not None)
+
+    def peers_of_bits(self, bits: int) -> list[Peer]:
+        """The peers that have these bits."""
+        return [peer for peer in self._slots if peer is not None and bits >> peer.slot & 1]
 
     def member_list(self) -> Members:
         """The member list as a message."""
@@ -132,6 +149,10 @@ class Registry:
         assert {peer.peer_id for peer in self.peers.values() if peer.is_member} == {p.peer_id for p in self.order}
         assert self.pending() == [peer for peer in self.peers.values() if not peer.is_member]
         assert self._member_counts == collections.Counter(peer.group for peer in self.order)
+        assert [peer for peer in self.peers.values() if self._slots[peer.slot] is not peer] == []
+        assert len(self.peers) == sum(peer is not None for peer in self._slots)
+        used = sum(1 << peer.slot for peer in self.peers.values())
+        assert all(peer.linked & ~used == 0 for peer in self.peers.values())
         for connection, peer in self.by_connection.items():
             assert peer.connection == connection and self.peers.get(peer.peer_id) is peer
 
