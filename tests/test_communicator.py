@@ -19,6 +19,7 @@ from e2e.local import Run, failure, finish, local_run
 
 import zpccl
 from zpccl import limits
+from zpccl.control.peer_loop import PeerLoop
 from zpccl.errors import Result
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
 
@@ -423,14 +424,53 @@ def descriptors(arrays: list[np.ndarray[Any, Any]]) -> list[zpccl.ReduceOpDescri
     ]
 
 
-def test_many_reduces_with_a_bound_on_those_in_flight(trio: Run) -> None:
+@pytest.fixture
+def votes(monkeypatch: pytest.MonkeyPatch) -> dict[PeerLoop, list[int]]:
+    """How many calls each peer has made together, time by time."""
+    made: dict[PeerLoop, list[int]] = {}
+    call = PeerLoop.call
+
+    def counting(loop: PeerLoop, make_event: Any, pending: Any) -> None:
+        made.setdefault(loop, []).append(len(pending))
+        call(loop, make_event, pending)
+
+    monkeypatch.setattr(PeerLoop, "call", counting)
+    return made
+
+
+SMALL, LARGE = 100, limits.SMALL_TENSOR_BYTES // 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "voted"),
+    [
+        ([SMALL] * 100, [100]),
+        ([LARGE] * 10, [3, 3, 3, 1]),
+        ([SMALL, LARGE, LARGE, SMALL, LARGE, SMALL, LARGE, SMALL], [6, 2]),
+    ],
+    ids=["small", "large", "mixed"],
+)
+def test_many_reduces_with_a_bound_on_those_in_flight(
+    trio: Run, votes: dict[PeerLoop, list[int]], sizes: list[int], voted: list[int]
+) -> None:
     def reduce(comm: zpccl.Communicator) -> tuple[int, list[float]]:
-        arrays = [np.full(100, tag + 1, np.float32) for tag in range(10)]
+        arrays = [np.full(size, tag + 1, np.float32) for tag, size in enumerate(sizes)]
         info = comm.all_reduce_multiple_with_retry(descriptors(arrays), max_in_flight=3)
-        assert info.tx_bytes > 10 * 100
+        assert info.tx_bytes > sum(array.nbytes for array in arrays)
         return info.local_world_size, [float(array[0]) for array in arrays]
 
-    assert trio.all(reduce) == [(3, [3.0 * (tag + 1) for tag in range(10)])] * 3
+    assert trio.all(reduce) == [(3, [3.0 * (tag + 1) for tag in range(len(sizes))])] * 3
+    assert list(votes.values()) == [voted] * 3
+
+
+def test_a_window_leaves_room_for_other_calls(trio: Run, votes: dict[PeerLoop, list[int]]) -> None:
+    count = limits.CALLS_IN_FLIGHT_MAX // 2 + 1
+
+    def reduce(comm: zpccl.Communicator) -> int:
+        return comm.all_reduce_multiple_with_retry(descriptors([ones() for _ in range(count)])).local_world_size
+
+    assert trio.all(reduce) == [3] * 3
+    assert list(votes.values()) == [[count - 1, 1]] * 3
 
 
 def test_a_bad_descriptor_is_refused_before_the_first_begins(trio: Run) -> None:

@@ -281,6 +281,40 @@ def test_bench_memory_sees_the_workspace_of_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_bench_allreduce_times_a_batch_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    ended = run_tool(
+        "bench_allreduce.py", "--peers", "2", "--bytes", "4KiB", "--batch", "20", "--reps", "2", "--json", str(path)
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(path.read_text())
+    assert (row["system"], row["bytes"], row["batch"]) == ("zpccl", 4096, 20)
+    assert row["busbw_gbit"] == pytest.approx(20 * 4096 * 8 / 1e9 / row["seconds_median"])
+
+
+@pytest.mark.e2e
+def test_bench_master_writes_a_row_for_each_size(tmp_path: Path) -> None:
+    path = tmp_path / "master.json"
+    ended = run_tool("bench_master.py", "--peers", "2", "9", "--batch", "1", "3", "--rounds", "2", "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(path.read_text())
+    assert [(row["peers"], row["batch"]) for row in rows] == [(2, 1), (2, 3), (9, 1), (9, 3)]
+    for row in rows:
+        assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
+        assert row["master_cpu_seconds_median"] > 0
+        assert row["messages_per_second"] > 0
+        assert 0 < row["python_kib_per_peer"] < 100
+        assert row["resident_kib_per_peer"] > 0
+
+
+@pytest.mark.parametrize("count", ["1", "0", "1025", "many"])
+def test_bench_master_refuses_crowds_that_no_ring_can_hold(count: str) -> None:
+    ended = run_tool("bench_master.py", "--peers", count)
+    assert ended.returncode == 2
+    assert "is not a number of peers from 2 to 1024" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.e2e
 @pytest.mark.torch
 def test_gloo_is_measured_beside(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"

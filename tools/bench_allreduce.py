@@ -12,6 +12,8 @@ Small all-reduces are done several times in a row within one repetition, and the
            ways, as zpccl does. Less than 64 KiB a socket goes over fewer of them. It waits for nobody's data, so no
            all-reduce over TCP that is made like it can be faster.
 
+With --batch all times are of so many tensors together.
+
 `busbw_gbit` is the bus bandwidth, 2(N-1)/N x bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system
 time of one all-reduce, all processes together, zpccl's master included.
 """
@@ -64,11 +66,12 @@ def measure(
                 "system": system.name,
                 "peers": peers,
                 "bytes": size_bytes,
+                "batch": options.batch,
                 "connections": system.connections,
                 "dtype": options.dtype,
                 "quantize": quantize,
                 **seconds,
-                "busbw_gbit": bus_bandwidth_gbit(peers, size_bytes, seconds["seconds_median"]),
+                "busbw_gbit": bus_bandwidth_gbit(peers, size_bytes * options.batch, seconds["seconds_median"]),
                 "cpu_seconds": statistics.median(system.cpu_seconds),
                 "place": options.place if system.name == "zpccl" else "in" if system.name == "gloo" else "out",
                 "pinned": options.pin,
@@ -122,6 +125,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--place", choices=PLACES, default="out", help="where zpccl puts the result (default out)")
     parser.add_argument(
+        "--batch",
+        type=positive,
+        default=1,
+        help="tensors of the size in one all_reduce_multiple_with_retry; zpccl only (default 1: all_reduce)",
+    )
+    parser.add_argument(
         "--pin", action="store_true", help="keep each process on one CPU: less noise, but small all-reduces suffer"
     )
     add_output_arguments(parser)
@@ -131,6 +140,10 @@ def build_parser() -> argparse.ArgumentParser:
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Completes the options, or ends the program with what is wrong."""
     has_torch = importlib.util.find_spec("torch") is not None
+    if options.batch > 1:
+        if options.systems not in (None, ["zpccl"]) or options.place == "in_no_restore":
+            parser.error("--batch: only zpccl has batches, and they restore")
+        options.systems = ["zpccl"]
     if options.systems is None:
         options.systems = [system for system in SYSTEMS if has_torch or system != "gloo"]
         if not has_torch:

@@ -35,6 +35,8 @@ from common import (
     worst_error,
 )
 
+import zpccl
+
 SYSTEMS = ("zpccl", "gloo", "raw_tcp")
 PLACES = ("out", "in", "in_no_restore")
 """Where zpccl puts the result: in a second buffer, in the input's, in the input's which a failure leaves undefined."""
@@ -128,12 +130,26 @@ class ZpcclBench(Bench):
         place: of PLACES.
         rank: tells what this process contributes (its rank in the run may be another one).
         peers: processes.
+        batch: tensors of one all_reduce_multiple_with_retry; 1 means all_reduce.
     """
 
-    def __init__(self, address: str, connections: int, place: str, rank: int, peers: int) -> None:
+    def __init__(self, address: str, connections: int, place: str, rank: int, peers: int, batch: int = 1) -> None:
         super().__init__(rank, peers)
         self.peer = Peer(address, connections)
         self.place = place
+        self.batch = batch
+        self.descriptors: list[zpccl.ReduceOpDescriptor] = []
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes the tensors; those of a batch are pieces of one."""
+        self.descriptors = []
+        super().allocate(size_bytes * self.batch, dtype, quantize)
+        pieces = zip(np.split(self.send, self.batch), np.split(self.recv, self.batch), strict=True)
+        operand = zpccl.ReduceOperandDescriptor(zpccl.DataType.from_numpy_dtype(self.recv.dtype))
+        for tag, (send, recv) in enumerate(pieces):
+            how = zpccl.ReduceDescriptor(recv.size, zpccl.ReduceOp.SUM, tag, operand, quantization_options(quantize))
+            source = send if self.place == "out" else recv
+            self.descriptors.append(zpccl.ReduceOpDescriptor.from_numpy(source, recv, how))
 
     def join(self) -> None:
         """Connects and waits for the others."""
@@ -147,7 +163,10 @@ class ZpcclBench(Bench):
             super().reset()
 
     def once(self) -> None:
-        """One all-reduce."""
+        """One all-reduce, or one batch."""
+        if self.batch > 1:
+            self.peer.comm.all_reduce_multiple_with_retry(self.descriptors)
+            return
         self.peer.comm.all_reduce(
             self.send if self.place == "out" else self.recv,
             self.recv,
@@ -285,11 +304,12 @@ class System:
 
 
 @contextlib.contextmanager
-def start_zpccl(peers: int, connections: int, place: str, pinned: bool = False) -> Iterator[System]:
+def start_zpccl(peers: int, connections: int, place: str, pinned: bool = False, batch: int = 1) -> Iterator[System]:
     """A master and its peers."""
     with running_master() as (address, master_pid):
         workers = [
-            Worker(f"zpccl {rank}", ZpcclBench, address, connections, place, rank, peers) for rank in range(peers)
+            Worker(f"zpccl {rank}", ZpcclBench, address, connections, place, rank, peers, batch)
+            for rank in range(peers)
         ]
         try:
             if pinned:
@@ -335,7 +355,7 @@ def start_systems(
     """Starts what was asked for and can be had."""
     systems = []
     if "zpccl" in options.systems:
-        systems.append(stack.enter_context(start_zpccl(peers, connections, options.place, options.pin)))
+        systems.append(stack.enter_context(start_zpccl(peers, connections, options.place, options.pin, options.batch)))
     if "gloo" in options.systems:
         systems.append(stack.enter_context(start_gloo(peers, options.pin)))
     if "raw_tcp" in options.systems:

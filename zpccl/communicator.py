@@ -518,7 +518,8 @@ class Communicator:
 
         Args:
             descriptors: what to reduce; tags must differ.
-            max_in_flight: collectives that run at the same time.
+            max_in_flight: collectives that run at the same time. Tensors of less than 64 KiB do not count: voting for
+                each takes longer than reducing it, so all members vote for many of them at once.
 
         Returns:
             World size of the last, and bytes of all together.
@@ -536,8 +537,8 @@ class Communicator:
         prepared = [_Collective.of(descriptor).prepare()[0] for descriptor in descriptors]
         world_size = self.world_size
         tx_bytes = rx_bytes = 0
-        for begin in range(0, len(prepared), max_in_flight):
-            waiting = prepared[begin : begin + max_in_flight]
+        for window in _windows(prepared, max_in_flight):
+            waiting = window
             while waiting:
                 calls = [PendingCall(Future(), buffers=buffers) for buffers in waiting]
                 with self._giving_up(loop, calls):
@@ -614,6 +615,24 @@ def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:
         return events.ReduceCalled(tuple(zip(call_ids, specs, strict=True)))
 
     loop.call(make_event, calls)
+
+
+def _windows(prepared: Sequence[Buffers], max_in_flight: int) -> Iterator[list[Buffers]]:
+    """Splits collectives, in order, into those to begin together: the same on all members, whose arguments are.
+
+    A window leaves half of the calls that a peer may have to the user's other threads.
+    """
+    window: list[Buffers] = []
+    large_count = 0
+    for buffers in prepared:
+        is_large = buffers.send.nbytes >= limits.SMALL_TENSOR_BYTES
+        if (is_large and large_count == max_in_flight) or len(window) == limits.CALLS_IN_FLIGHT_MAX // 2:
+            yield window
+            window, large_count = [], 0
+        window.append(buffers)
+        large_count += is_large
+    if window:
+        yield window
 
 
 class _Collective:

@@ -37,6 +37,8 @@ ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
 """Answers kept for a peer that does not say that it got them. Those that a broken connection can have cost it are the
 latest, and no more than CALLS_IN_FLIGHT_MAX: it had no answer to any of them."""
 SPECS_PER_MESSAGE_MAX = 1024
+SMALL_TENSOR_BYTES = 64 * KIB
+"""A smaller tensor takes longer to vote for than to reduce: `max_in_flight` does not count it."""
 NAME_CHARS_MAX = 128
 KEY_CHARS_MAX = 1024
 STATE_ENTRIES_MAX = 65_536

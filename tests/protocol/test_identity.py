@@ -16,6 +16,7 @@ from zpccl.protocol.messages import (
     Leave,
     Neighbour,
     Neighbours,
+    NeighboursChanged,
     Refusal,
     Refused,
     Welcome,
@@ -70,6 +71,17 @@ def to(connection: str, said: list[tuple[Any, Any]], kind: type) -> Any:
     return next((m for c, m in reversed(said) if c == connection and isinstance(m, kind)), None)
 
 
+def all_to(connection: str, said: list[tuple[Any, Any]], kind: type) -> list[Any]:
+    """All messages of a kind that were sent on a connection."""
+    return [message for c, message in said if c == connection and isinstance(message, kind)]
+
+
+def neighbours_told(connection: str, said: list[tuple[Any, Any]]) -> tuple[Neighbour, ...]:
+    """Whom the peer of a connection was told of, at once or later."""
+    told = [n for message in all_to(connection, said, Neighbours) for n in message.neighbours]
+    return tuple(told + [n for message in all_to(connection, said, NeighboursChanged) for n in message.joined])
+
+
 def test_ids_tell_whose_they_are() -> None:
     one, other = id_of("a", "key of a"), id_of("b", "key of a")
     assert one != other and len(one) == 16
@@ -120,33 +132,32 @@ def test_peers_with_a_revoked_key_are_removed_and_the_others_told() -> None:
         assert "bob" in kick.reason and "no longer allowed" in kick.reason
     for name in "ad":
         assert to(name, said, Kick) is None
-        assert {n.peer_id for n in to(name, said, Neighbours).neighbours} == {ids["a"], ids["d"]} - {ids[name]}
+        gone = {peer_id for message in all_to(name, said, NeighboursChanged) for peer_id in message.gone}
+        assert gone == {ids["b"], ids["c"]}
 
 
 def test_each_pair_has_a_key_that_no_third_knows() -> None:
     master = Master()
     said = [message for name in "abc" for message in master.register(name, "same")]
     keys = {
-        (name, neighbour.peer_id): neighbour.link_key
-        for name in "abc"
-        for neighbour in to(name, said, Neighbours).neighbours
+        (name, neighbour.peer_id): neighbour.link_key for name in "abc" for neighbour in neighbours_told(name, said)
     }
     assert all(len(key) == 32 for key in keys.values())
     assert keys["a", id_of("b", "same")] == keys["b", id_of("a", "same")]
     assert len(set(keys.values())) == 3
     again = Master()
     more = [message for name in "abc" for message in again.register(name, "same")]
-    assert to("a", more, Neighbours) == to("a", said, Neighbours), "a restarted master gives the same keys"
+    assert neighbours_told("a", more) == neighbours_told("a", said), "a restarted master gives the same keys"
     other = Master(b"t" * 32)
     others = [message for name in "abc" for message in other.register(name, "same")]
-    theirs = {n.link_key for n in to("a", others, Neighbours).neighbours}
+    theirs = {n.link_key for n in neighbours_told("a", others)}
     assert theirs.isdisjoint(keys.values())
 
 
 def test_without_a_secret_links_have_no_keys() -> None:
     master = Master(b"")
     said = master.register("a", "") + master.register("b", "")
-    assert [n.link_key for n in to("a", said, Neighbours).neighbours] == [b""]
+    assert [n.link_key for n in neighbours_told("a", said)] == [b""]
 
 
 def test_keys_of_links_do_not_show() -> None:

@@ -65,8 +65,8 @@ def test_binding() -> None:
 def test_a_link_is_up_when_both_ends_say_so(a_says: bool, b_says: bool, linked: bool) -> None:
     a, b = peer("a"), peer("b")
     registry = registry_of(a, b)
-    a.linked = frozenset(pids("b")) if a_says else frozenset()
-    b.linked = frozenset(pids("a")) if b_says else frozenset()
+    a.linked = registry.link_bits(pids("bx")) if a_says else 0
+    b.linked = registry.link_bits(pids("aa")) if b_says else 0
     assert registry.are_linked(a, b) is registry.are_linked(b, a) is linked
 
 

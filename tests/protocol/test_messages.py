@@ -59,6 +59,7 @@ specs = st.builds(
 )
 entries = st.builds(m.StateEntry, keys, bytes_, naturals, st.booleans(), digests)
 faults = st.none() | ids
+neighbours = st.builds(m.Neighbour, ids, names, addresses, st.booleans())
 BUILDERS: dict[type, st.SearchStrategy[Any]] = {
     m.Hello: st.builds(m.Hello, ids, ids, st.booleans(), groups, names, addresses),
     m.Linked: st.builds(m.Linked, tuples(ids)),
@@ -75,7 +76,8 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = {
     m.Refused: st.builds(m.Refused, st.sampled_from(m.Refusal), texts),
     m.Kick: st.builds(m.Kick, st.integers(0, 12), texts),
     m.Members: st.builds(m.Members, naturals, tuples(st.builds(m.Member, ids, groups, names))),
-    m.Neighbours: st.builds(m.Neighbours, tuples(st.builds(m.Neighbour, ids, names, addresses, st.booleans()))),
+    m.Neighbours: st.builds(m.Neighbours, tuples(neighbours)),
+    m.NeighboursChanged: st.builds(m.NeighboursChanged, tuples(neighbours), tuples(ids)),
     m.Plan: st.builds(
         m.Plan, naturals, naturals, st.builds(m.Lane, tuples(ids)).map(lambda x: (x,)), st.integers(1, 2**24)
     ),

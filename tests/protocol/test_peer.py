@@ -49,6 +49,7 @@ from zpccl.protocol.messages import (
     Leave,
     Linked,
     Neighbours,
+    NeighboursChanged,
     Refusal,
     Refused,
     SyncFinished,
@@ -261,6 +262,22 @@ def test_neighbours_come_and_go() -> None:
     assert peer.handle(events.LinkUp(pid("c"))) == [Send(Linked(pids("bc")))]
     assert peer.hear(Neighbours((neighbour("c", dial=False),))) == [CloseLink(pid("b")), Send(Linked(pids("c")))]
     assert peer.hear(Neighbours(())) == [CloseLink(pid("c")), Send(Linked(()))]
+
+
+def test_neighbours_come_and_go_one_by_one() -> None:
+    """What is said twice counts once; the whole list, after a broken connection, counts as ever."""
+    peer = PeerBench().member("ab")
+    c, d = neighbour("c", dial=False), neighbour("d", dial=False)
+    assert peer.hear(NeighboursChanged(joined=(c, d))) == [OpenLink(c), OpenLink(d)]
+    assert peer.hear(NeighboursChanged(joined=(neighbour("a"), neighbour("b"), c))) == []
+    assert peer.handle(events.LinkUp(pid("c"))) == [Send(Linked(pids("bc")))]
+    assert peer.hear(NeighboursChanged(gone=pids("cd"))) == [
+        CloseLink(pid("c")),
+        Send(Linked(pids("b"))),
+        CloseLink(pid("d")),
+    ]
+    assert peer.hear(NeighboursChanged(gone=pids("ce"))) == []
+    assert peer.hear(Neighbours((c,))) == [CloseLink(pid("b")), Send(Linked(())), OpenLink(c)]
 
 
 def test_a_link_that_never_was_up_closes_in_silence() -> None:

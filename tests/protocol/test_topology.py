@@ -25,7 +25,8 @@ def test_missing_links() -> None:
     registry = Registry()
     for one in peers:
         registry.add(one)
-        one.linked = frozenset(pids(name for name in "abcd" if name != one.name))
+    for one in peers:
+        one.linked = registry.link_bits(pids(name for name in "abcd" if name != one.name))
     assert missing_links(registry, peers) == []
-    peers[1].linked = frozenset(pids("acd")) - frozenset(pids("cd"))
+    peers[1].linked = registry.link_bits(pids("a"))
     assert [one.name + other.name for one, other in missing_links(registry, peers)] == ["bc"]

@@ -24,11 +24,12 @@ import threading
 import time
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
 from zpccl.control.keys import MasterKeys, read_allowed
+from zpccl.control.waiter import Waiter
 from zpccl.control.zap import HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.protocol.effects import Broadcast, MasterEffect
@@ -41,7 +42,7 @@ from zpccl.protocol.events import (
     Tick,
 )
 from zpccl.protocol.master import MasterMachine, MasterOptions
-from zpccl.protocol.messages import Malformed, OtherVersion, decode_peer_message, encode
+from zpccl.protocol.messages import Hello, Malformed, OtherVersion, decode_peer_message, encode
 
 logger = logging.getLogger("zpccl.master")
 
@@ -125,16 +126,16 @@ class MasterLoop:
 
     def run(self) -> None:
         """Serves until `stop()`."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        poller.register(self._wakeup, zmq.POLLIN)
-        if self._zap is not None:
-            poller.register(self._zap.socket, zmq.POLLIN)
         try:
-            while not self._is_stopping:
-                poller.poll(poll_timeout_ms(self.machine.deadline_ns(), time.monotonic_ns()))
-                self._run_once(time.monotonic_ns())
+            with contextlib.closing(Waiter()) as waiter:
+                waiter.register(self._socket)
+                waiter.register(self._monitor)
+                waiter.register(self._wakeup)
+                if self._zap is not None:
+                    waiter.register(self._zap.socket)
+                while not self._is_stopping:
+                    waiter.wait(poll_timeout_ms(self.machine.deadline_ns(), time.monotonic_ns()))
+                    self._run_once(time.monotonic_ns())
         finally:
             self._close()
 
@@ -203,10 +204,11 @@ class MasterLoop:
             if size >= limits.CONTROL_BATCH_BYTES_MAX:
                 break
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                routing_id = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            routing_id, descriptor = frames[0].bytes, _descriptor_of(frames[-1])
+            frames = self._socket.recv_multipart(copy=False)
+            descriptor = _descriptor_of(frames[-1])
             if descriptor is None:
                 self._nameless_count += 1
                 if self._nameless_count == 1:  # Whoever sends such bytes may send many.
@@ -223,19 +225,23 @@ class MasterLoop:
         return batch
 
     def _event_of(self, routing_id: bytes, frames: list[zmq.Frame], identity: str) -> MasterEvent:
-        if len(frames) != 2:
-            return MalformedReceived(routing_id, f"{len(frames) - 1} frames where one is expected")
+        if len(frames) != 1:
+            return MalformedReceived(routing_id, f"{len(frames)} frames where one is expected")
         try:
-            message = decode_peer_message(frames[1].bytes)
+            message = decode_peer_message(frames[0].bytes)
         except (Malformed, OtherVersion) as error:
             return MalformedReceived(routing_id, error.message)
-        return PeerMessageReceived(routing_id, message, _host_of(frames[1]), identity)
+        host = _host_of(frames[0]) if isinstance(message, Hello) else ""
+        return PeerMessageReceived(routing_id, message, host, identity)
 
     def _drain_monitor(self, now_ns: int) -> list[bytes]:
         """Takes note of connections opened and closed; returns the closed ones that had sent something."""
         closed_descriptors: list[tuple[int, int]] = []
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
+        while True:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
             if self._watch is not None:
                 self._watch.take(event["event"], event["value"], now_ns)
             descriptor = event["value"]

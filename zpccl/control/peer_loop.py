@@ -23,21 +23,22 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
+from zpccl.control.waiter import Waiter
 from zpccl.dataplane.engine import Engine, LinkLost, MessageReceived, ReduceDone, ReducePlan
 from zpccl.dataplane.tensors import TensorView
 from zpccl.dataplane.transfer import StateTransfer
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import CollectiveSpec, Malformed, OtherVersion, decode_master_message, encode
+from zpccl.protocol.messages import CollectiveSpec, Malformed, Member, OtherVersion, decode_master_message, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
 
@@ -173,6 +174,7 @@ class PeerLoop:
         self._machine = PeerMachine(self.options)
         self._run_id = b""
         self.view = View()
+        self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
         self._context = zmq.Context()
         self._socket = self._open_socket(heartbeat_timeout_ns)
         self._monitor = self._socket.get_monitor_socket(
@@ -283,41 +285,51 @@ class PeerLoop:
     # --- In the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        for source in (self._socket, self._monitor, self._wakeup, self._engine.fileno()):
-            poller.register(source, zmq.POLLIN)
         try:
-            while self._machine.state is not State.CLOSED:
-                poller.poll(poll_timeout_ms(self._deadline_ns(), time.monotonic_ns()))
-                self._run_once(time.monotonic_ns())
+            with contextlib.closing(Waiter()) as waiter:
+                for source in (self._socket, self._monitor, self._wakeup, self._engine.fileno()):
+                    waiter.register(source)
+                while self._machine.state is not State.CLOSED:
+                    deadline_ns = self._deadline_ns()
+                    ready = waiter.wait(poll_timeout_ms(deadline_ns, time.monotonic_ns()))
+                    now_ns = time.monotonic_ns()
+                    self._run_once(ready, now_ns)
+                    if deadline_ns is not None and now_ns >= deadline_ns:
+                        self._on_deadline(now_ns)
         except BaseException as error:
             logger.critical("the peer's loop failed; this is a bug in zpccl", exc_info=True)
             self._machine.error = self._machine.error or InternalError(f"the peer's loop failed: {error!r}")
         finally:
             self._shut_down()
 
-    def _run_once(self, now_ns: int) -> None:
-        with contextlib.suppress(BlockingIOError):
+    def _run_once(self, ready: set[Any], now_ns: int) -> None:
+        if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-        with self._lock:
-            inbox, self._inbox = self._inbox, deque()
-        for item in inbox:
-            self._take(item, now_ns)
-        for event in self._take_monitor_events(
-            now_ns
-        ):  # After the inbox: connect() comes before the connection it makes.
-            self._handle(event, now_ns)
-        for _ in range(limits.POLL_EVENTS_MAX):
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            self._on_data(data, now_ns)
-        for engine_event in self._engine.poll():
-            self._on_engine_event(engine_event, now_ns)
-        deadline_ns = self._machine.deadline_ns()
-        if deadline_ns is not None and now_ns >= deadline_ns:
-            self._handle(events.Tick(), now_ns)
+            with self._lock:
+                inbox, self._inbox = self._inbox, deque()
+            for item in inbox:
+                self._take(item, now_ns)
+        if self._monitor in ready:  # After the inbox: connect() comes before the connection it makes.
+            for event in self._take_monitor_events(now_ns):
+                self._handle(event, now_ns)
+        if self._socket in ready:
+            for _ in range(limits.POLL_EVENTS_MAX):
+                try:
+                    data = self._socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._on_data(data, now_ns)
+        if self._engine.fileno() in ready:
+            for engine_event in self._engine.poll():
+                self._on_engine_event(engine_event, now_ns)
+
+    def _on_deadline(self, now_ns: int) -> None:
+        if self._connect_again_ns is not None and now_ns >= self._connect_again_ns:
+            self._connect_anew()
+        if self._handshake_deadline_ns is not None and now_ns >= self._handshake_deadline_ns:
+            self._connect_anew()
+            self._handle(events.ConnectionFailed(_NO_ZMQ), now_ns)
+        self._handle(events.Tick(), now_ns)
 
     def _take(self, item: _InboxItem, now_ns: int) -> None:
         if isinstance(item, _NewCalls):
@@ -339,8 +351,11 @@ class PeerLoop:
     def _take_monitor_events(self, now_ns: int) -> list[events.PeerEvent]:
         """What has become of connecting. A try without a handshake that fails ends with CONNECT_RETRIED."""
         found: list[events.PeerEvent] = []
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
+        while True:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return found
             kind = event["event"]
             deadline_ns, self._handshake_deadline_ns = self._handshake_deadline_ns, None
             if kind == zmq.EVENT_CONNECTED:
@@ -357,12 +372,6 @@ class PeerLoop:
             else:
                 self._failure = _NO_ZMQ
                 found += self._on_handshake_failed(kind, deadline_ns, now_ns)
-        if self._connect_again_ns is not None and now_ns >= self._connect_again_ns:
-            self._connect_anew()
-        if self._handshake_deadline_ns is not None and now_ns >= self._handshake_deadline_ns:
-            found.append(events.ConnectionFailed(_NO_ZMQ))
-            self._connect_anew()
-        return found
 
     def _connect_anew(self) -> None:
         """To libzmq, a server that talks without a greeting is a peer of ZMTP 1.0, for which it waits without end."""
@@ -429,11 +438,13 @@ class PeerLoop:
             self._handle(events.LinkFailed(event.peer, os.strerror(-event.status)), now_ns)
 
     def _handle(self, event: events.PeerEvent, now_ns: int) -> None:
-        self._perform(self._machine.handle(event, now_ns), now_ns)
         machine = self._machine
-        if machine.epoch != self.view.epoch or machine.state is not self.view.state:
+        todo = machine.handle(event, now_ns)
+        if machine.members is not self._viewed_members or machine.state is not self.view.state:
+            self._viewed_members = machine.members  # Before calls are answered: users see what their calls brought.
             members = tuple((member.peer_id, member.group, member.name) for member in machine.members)
             self.view = View(machine.state, machine.epoch, members)
+        self._perform(todo, now_ns)
         if machine.run_id != self._run_id:
             self._run_id = machine.run_id
             self._broker.set_run(machine.run_id)
@@ -463,10 +474,6 @@ class PeerLoop:
                 self._answer(effect, now_ns)
 
     def _answer(self, effect: effects.Resolve | effects.Reject, now_ns: int) -> None:
-        # The view must be new before the user goes on.
-        machine = self._machine
-        members = tuple((member.peer_id, member.group, member.name) for member in machine.members)
-        self.view = View(machine.state, machine.epoch, members)
         call = self._calls.pop(effect.call_id)
         if isinstance(effect, effects.Resolve):
             call.future.set_result(Outcome(effect.value, call.tx_bytes, call.rx_bytes))

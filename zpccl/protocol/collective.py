@@ -48,6 +48,8 @@ class Attempt:
     order: tuple[Peer, ...]
     calls: dict[Peer, int]
     plan: tuple[Lane, ...]
+    epoch: int = -1
+    """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
     reports: dict[Peer, Finished] = field(default_factory=dict)
 
 
@@ -63,23 +65,26 @@ class Collectives:
         self._link_wait_ns = link_wait_ns
         self.ballots: dict[tuple[int, int], Ballot] = {}  # By group and tag.
         self.attempts: dict[int, Attempt] = {}
+        self._attempt_at: dict[tuple[int, int], Attempt] = {}  # By group and tag.
 
     def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
         """A member votes. A vote that came before gets what has become of it."""
         if call_id in peer.answers:
             return self._outbox.send(peer, peer.answers[call_id])
-        running = self._attempt_of(peer, call_id)
-        if running is not None:
-            return self._send_plan(running, peer)
         key = (peer.group, spec.tag)
+        running = self._attempt_at.get(key)
+        if running is not None and running.calls.get(peer) == call_id:
+            return self._send_plan(running, peer)
         if key in self.ballots and self.ballots[key].calls.get(peer, (call_id,))[0] != call_id:
             reason = f"tag {spec.tag} is in use by another call of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
-        if any(peer in attempt.calls for attempt in self._attempts_at(key)):
+        if running is not None and peer in running.calls:
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
-        self.ballots.setdefault(key, Ballot()).calls[peer] = (call_id, spec)
-        self._count(key, now_ns)
+        ballot = self.ballots.setdefault(key, Ballot())
+        ballot.calls[peer] = (call_id, spec)
+        if len(ballot.calls) >= self._registry.member_count(peer.group):
+            self._count(key, now_ns)
 
     def finished(self, peer: Peer, report: Finished) -> None:
         """A participant's part is done or failed."""
@@ -89,7 +94,9 @@ class Collectives:
         if attempt is None or attempt.calls.get(peer) != report.call_id:
             return self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
         attempt.reports[peer] = report
-        self._decide(attempt)
+        is_waiting = len(attempt.reports) < len(attempt.order) and attempt.epoch == self._registry.epoch
+        if not report.ok or not is_waiting:
+            self._decide(attempt)
 
     def withdraw(self, peer: Peer, call_id: int) -> bool:
         """A member takes a vote back; a running attempt is aborted for all. False if the call is not one of ours."""
@@ -101,7 +108,7 @@ class Collectives:
                     del self.ballots[key]
                 self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
                 return True
-        attempt = self._attempt_of(peer, call_id)
+        attempt = next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
         if attempt is None:
             return False
         self._abort(attempt, Result.RANK_CONNECTION_LOST, f"{peer.name} withdrew from it", (peer,))
@@ -140,12 +147,6 @@ class Collectives:
     def refuse(self, group: int, tag: int, reason: str) -> None:
         """Ends the voting for a tag with INVALID_USAGE."""
         self._answer_all(self.ballots.pop((group, tag)), Result.INVALID_USAGE, reason)
-
-    def _attempts_at(self, key: tuple[int, int]) -> Iterable[Attempt]:
-        return (a for a in self.attempts.values() if (a.group, a.spec.tag) == key)
-
-    def _attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
-        return next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
 
     def _count(self, key: tuple[int, int], now_ns: int) -> None:
         """Looks whether the votes for one tag are complete, and goes on if they are."""
@@ -186,8 +187,10 @@ class Collectives:
             order=tuple(members),
             calls={peer: call_id for peer, (call_id, _) in ballot.calls.items()},
             plan=(Lane(tuple(peer.peer_id for peer in members)),),
+            epoch=self._registry.epoch,
         )
-        self.attempts[attempt.attempt_id] = attempt
+        assert key not in self._attempt_at, "its participants cannot have voted"
+        self.attempts[attempt.attempt_id] = self._attempt_at[key] = attempt
         for peer in attempt.order:
             self._send_plan(attempt, peer)
 
@@ -224,11 +227,11 @@ class Collectives:
         self, attempt: Attempt, *, committed: bool, result: int = 0, reason: str = "", blamed: tuple[str, ...] = ()
     ) -> None:
         del self.attempts[attempt.attempt_id]
+        del self._attempt_at[attempt.group, attempt.spec.tag]
+        world_size, text = len(attempt.order), reason[: limits.TEXT_CHARS_MAX]
         for peer in attempt.order:
             if self._registry.peers.get(peer.peer_id) is peer:
-                world_size = len(attempt.order)
                 call_id = attempt.calls[peer]
-                text = reason[: limits.TEXT_CHARS_MAX]
                 decision = Decision(call_id, attempt.attempt_id, committed, world_size, result, text, blamed)
                 self._outbox.answer(peer, decision)
 
@@ -243,6 +246,8 @@ class Collectives:
         """States what always holds."""
         for ballot in self.ballots.values():
             assert ballot.calls and all(self._registry.peers.get(p.peer_id) is p for p in ballot.calls)
+        assert self._attempt_at == {(a.group, a.spec.tag): a for a in self.attempts.values()}
+        assert len(self._attempt_at) == len(self.attempts)
         for attempt_id, attempt in self.attempts.items():
             assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
             survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]
@@ -251,6 +256,9 @@ class Collectives:
 
 def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:
     """The first argument in which specs differ, and a text for each of its values with the peers that gave it."""
+    specs = [spec for _, spec in calls.values()]
+    if all(spec == specs[0] for spec in specs):
+        return None
     for name in CollectiveSpec.__struct_fields__:
         voters: dict[int, list[str]] = {}
         for peer, (_, spec) in calls.items():

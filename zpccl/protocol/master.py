@@ -36,6 +36,7 @@ from zpccl.protocol.messages import (
     Leave,
     Linked,
     Neighbours,
+    NeighboursChanged,
     PeerMessage,
     Refusal,
     Refused,
@@ -76,6 +77,7 @@ class MasterMachine:
         self._outbox = Outbox()
         self._attempt_count = 0
         self._announced_epoch = 0
+        self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
         self.collectives = Collectives(self.registry, self._outbox, self._next_attempt_id, self.options.link_wait_ns)
@@ -103,7 +105,8 @@ class MasterMachine:
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
         deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns()]
-        for peer in self.registry.peers.values():
+        is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
+        for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
                 deadlines.append(peer.disconnected_ns + self.options.disconnect_grace_ns)
             elif peer.unlinked_ns is not None:
@@ -117,6 +120,8 @@ class MasterMachine:
         self.rounds.validate()
         self.syncs.validate()
         assert self._announced_epoch == self.registry.epoch
+        for peer in self.registry.pending():
+            assert (peer.unlinked_ns is not None) == bool(self._unlinked(peer))
         assert not self.registry.pending() or self.registry.order or not self._connected_pending()
 
     # --- Registration and messages ----------------------------------------------------------------------------------
@@ -179,8 +184,11 @@ class MasterMachine:
         )
         self.registry.add(peer)
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}")
+        self._relinked.add(peer)
         self._welcome(peer)
-        self._announce_neighbours(peer.group)
+        for other in self._others_of_group(peer):  # Who came later dials.
+            newcomer = self.registry.as_neighbour(peer, other, dial=False)
+            self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
 
     def _welcome(self, peer: Peer) -> None:
         self._outbox.send(peer, Welcome(self.run_id, self.incarnation))
@@ -189,15 +197,16 @@ class MasterMachine:
         self._outbox.send(peer, Neighbours(self.registry.neighbours_of(peer)))
 
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
-        gone = peer.linked.difference(message.peers)
-        peer.linked = frozenset(message.peers).intersection(self.registry.peers)
+        linked = self.registry.link_bits(message.peers)
+        gone = self.registry.peers_of_bits(peer.linked & ~linked)
+        peer.linked = linked
         peer.witnesses.clear()
-        for other_id in peer.linked:
-            self.registry.peers[other_id].witnesses.discard(peer.peer_id)
-        for other_id in sorted(gone):
-            other = self.registry.peers.get(other_id)
+        self._relinked.update(self.registry.pending() if peer.is_member else (peer,))
+        for other in self.registry.peers_of_bits(linked):
+            other.witnesses.discard(peer.peer_id)
+        for other in gone:
             # Only members bear witness, and only of a link that both ends had.
-            if other is None or not peer.is_member or other.group != peer.group or peer.peer_id not in other.linked:
+            if not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses.add(peer.peer_id)
             if other.disconnected_ns is not None:
@@ -320,7 +329,7 @@ class MasterMachine:
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
         self._announce_epoch(now_ns)
-        self._announce_neighbours(peer.group)
+        self._outbox.broadcast(self._others_of_group(peer), NeighboursChanged(gone=(peer.peer_id,)))
 
     # --- Settling ---------------------------------------------------------------------------------------------------
 
@@ -331,14 +340,22 @@ class MasterMachine:
                 self._admit([peer], now_ns)
         self.rounds.evaluate(now_ns)
         self.syncs.evaluate()
-        for peer in self.registry.pending():
-            if not self._unlinked(peer):
+        for peer in self._relinked:
+            if peer.is_member or not self._is_unlinked(peer):
                 peer.unlinked_ns = None
             elif peer.unlinked_ns is None:
                 peer.unlinked_ns = now_ns
+        self._relinked.clear()
 
     def _connected_pending(self) -> list[Peer]:
         return [peer for peer in self.registry.pending() if peer.connection is not None]
+
+    def _is_unlinked(self, peer: Peer) -> bool:
+        """True if the peer lacks a link to a member of its group."""
+        return any(
+            other.group == peer.group and other is not peer and not self.registry.are_linked(peer, other)
+            for other in self.registry.order
+        )
 
     def _unlinked(self, peer: Peer) -> list[Peer]:
         members = self.registry.members(peer.group)
@@ -354,14 +371,14 @@ class MasterMachine:
         if self._announced_epoch == self.registry.epoch:
             return
         self._announced_epoch = self.registry.epoch
+        self._relinked.update(self.registry.pending())
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed()
 
-    def _announce_neighbours(self, group: int) -> None:
-        for peer in self.registry.peers.values():
-            if peer.group == group:
-                self._outbox.send(peer, Neighbours(self.registry.neighbours_of(peer)))
+    def _others_of_group(self, peer: Peer) -> list[Peer]:
+        """All others of a peer's group, pending ones too."""
+        return [other for other in self.registry.peers.values() if other.group == peer.group and other is not peer]
 
     def _next_attempt_id(self) -> int:
         self._attempt_count += 1

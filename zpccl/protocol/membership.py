@@ -10,6 +10,7 @@ link counts as up only while both ends say so.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -34,7 +35,10 @@ class Peer:
     """The number of its latest connection, as the peer counts them."""
     is_member: bool = False
     disconnected_ns: int | None = None
-    linked: frozenset[bytes] = frozenset()
+    slot: int = 0
+    """Its bit in `linked` of others; of nobody else while it is registered."""
+    linked: int = 0
+    """To whom it says that it has a link, one bit each: in a large group a set of ids for each peer is too much."""
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
     oldest_call_id: int = 0
@@ -59,19 +63,29 @@ class Registry:
         self.by_connection: dict[Hashable, Peer] = {}
         self.order: list[Peer] = []  # Members, in ring order.
         self.epoch = 0
+        self._slots: list[Peer | None] = []
+        self._pending: dict[bytes, Peer] = {}  # In order of registration.
+        self._member_counts: dict[int, int] = {}  # By group.
 
     def members(self, group: int | None = None) -> list[Peer]:
         """Members in ring order, of one group or of all."""
         return [peer for peer in self.order if group is None or peer.group == group]
 
+    def member_count(self, group: int) -> int:
+        """How many members a group has."""
+        return self._member_counts.get(group, 0)
+
     def pending(self) -> list[Peer]:
         """Pending peers in order of registration."""
-        return [peer for peer in self.peers.values() if not peer.is_member]
+        return list(self._pending.values())
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
         assert peer.peer_id not in self.peers and peer.connection is not None
+        peer.slot = next((slot for slot, user in enumerate(self._slots) if user is None), len(self._slots))
+        self._slots[peer.slot : peer.slot + 1] = [peer]
         self.peers[peer.peer_id] = peer
+        self._pending[peer.peer_id] = peer
         self.by_connection[peer.connection] = peer
 
     def bind(self, peer: Peer, connection: Hashable | None) -> None:
@@ -87,6 +101,8 @@ class Registry:
         for peer in peers:
             assert not peer.is_member and self.peers[peer.peer_id] is peer
             peer.is_member = True
+            del self._pending[peer.peer_id]
+            self._member_counts[peer.group] = self.member_count(peer.group) + 1
             self.order.append(peer)
         self.epoch += 1
 
@@ -94,13 +110,28 @@ class Registry:
         """Forgets a peer. A new epoch begins if it was a member."""
         del self.peers[peer.peer_id]
         self.bind(peer, None)
+        self._pending.pop(peer.peer_id, None)
+        self._slots[peer.slot] = None
+        for other in self.peers.values():
+            other.linked &= ~(1 << peer.slot)
         if peer.is_member:
             self.order.remove(peer)
+            self._member_counts[peer.group] -= 1
+            if not self._member_counts[peer.group]:
+                del self._member_counts[peer.group]
             self.epoch += 1
 
     def are_linked(self, one: Peer, other: Peer) -> bool:
         """True if both ends say that their link is up."""
-        return other.peer_id in one.linked and one.peer_id in other.linked
+        return bool(one.linked >> other.slot & other.linked >> one.slot & 1)
+
+    def link_bits(self, peer_ids: Iterable[bytes]) -> int:
+        """The bits of peers, as `Peer.linked` has them; ids of strangers count for nothing."""
+        return sum(1 << peer.slot for peer in map(self.peers.get, set(peer_ids)) if peer is not None)
+
+    def peers_of_bits(self, bits: int) -> list[Peer]:
+        """The peers that have these bits."""
+        return [peer for peer in self._slots if peer is not None and bits >> peer.slot & 1]
 
     def member_list(self) -> Members:
         """The member list as a message."""
@@ -114,9 +145,12 @@ class Registry:
             if other is peer:
                 dials = False
             elif other.group == peer.group:
-                key = self._link_key(peer, other)
-                neighbours.append(Neighbour(other.peer_id, other.name, other.addresses, dials, key))
+                neighbours.append(self.as_neighbour(other, peer, dial=dials))
         return tuple(neighbours)
+
+    def as_neighbour(self, peer: Peer, receiver: Peer, *, dial: bool) -> Neighbour:
+        """What the receiver is told of a peer that it shall have a link to."""
+        return Neighbour(peer.peer_id, peer.name, peer.addresses, dial, self._link_key(peer, receiver))
 
     def _link_key(self, one: Peer, other: Peer) -> bytes:
         """The same for both, and known to no third: what one peer knows must not let it pass for another."""
@@ -130,6 +164,12 @@ class Registry:
         assert len(set(map(id, self.order))) == len(self.order)
         assert all(peer.is_member and self.peers.get(peer.peer_id) is peer for peer in self.order)
         assert {peer.peer_id for peer in self.peers.values() if peer.is_member} == {p.peer_id for p in self.order}
+        assert self.pending() == [peer for peer in self.peers.values() if not peer.is_member]
+        assert self._member_counts == collections.Counter(peer.group for peer in self.order)
+        assert [peer for peer in self.peers.values() if self._slots[peer.slot] is not peer] == []
+        assert len(self.peers) == sum(peer is not None for peer in self._slots)
+        used = sum(1 << peer.slot for peer in self.peers.values())
+        assert all(peer.linked & ~used == 0 for peer in self.peers.values())
         for connection, peer in self.by_connection.items():
             assert peer.connection == connection and self.peers.get(peer.peer_id) is peer
 

@@ -230,6 +230,13 @@ class Neighbours(_Message, tag="neighbours", frozen=True):
     neighbours: Annotated[tuple[Neighbour, ...], Meta(max_length=limits.PEERS_MAX)]
 
 
+class NeighboursChanged(_Message, tag="neighbours_changed", frozen=True):
+    """What has changed since the last Neighbours or NeighboursChanged on this connection."""
+
+    joined: Annotated[tuple[Neighbour, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    gone: PeerIds = ()
+
+
 class Lane(_Message, frozen=True):
     """A share of the tensor and the ring that reduces it. A plan has one lane with the whole tensor."""
 
@@ -288,7 +295,9 @@ class SyncPlan(_Message, tag="sync", frozen=True):
 
 
 PeerMessage: TypeAlias = Hello | Linked | Begin | Finished | TopologyVote | SyncOffer | SyncFinished | Withdraw | Leave
-MasterMessage: TypeAlias = Welcome | Refused | Kick | Members | Neighbours | Plan | Decision | Answer | SyncPlan
+MasterMessage: TypeAlias = (
+    Welcome | Refused | Kick | Members | Neighbours | NeighboursChanged | Plan | Decision | Answer | SyncPlan
+)
 Message: TypeAlias = PeerMessage | MasterMessage
 
 _encoder = msgspec.msgpack.Encoder()

@@ -71,6 +71,7 @@ from zpccl.protocol.messages import (
     Members,
     Neighbour,
     Neighbours,
+    NeighboursChanged,
     PeerMessage,
     Plan,
     Refusal,
@@ -300,7 +301,9 @@ class PeerMachine:
         elif isinstance(message, Members):
             self._on_members(message)
         elif isinstance(message, Neighbours):
-            self._on_neighbours(message, now_ns)
+            self._on_neighbours(message)
+        elif isinstance(message, NeighboursChanged):
+            self._on_neighbours_changed(message)
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         elif isinstance(message, Kick):
@@ -341,16 +344,21 @@ class PeerMachine:
 
     # --- Links ------------------------------------------------------------------------------------------------------
 
-    def _on_neighbours(self, message: Neighbours, now_ns: int) -> None:
-        wanted = {neighbour.peer_id: neighbour for neighbour in message.neighbours}
-        for peer_id in [peer_id for peer_id in self._links if peer_id not in wanted]:
-            was_up = self._links.pop(peer_id).is_up
-            self._effects.append(CloseLink(peer_id))
-            if was_up:
-                self._say_linked()
-        for peer_id, neighbour in wanted.items():
-            if peer_id not in self._links and peer_id != self.options.peer_id:
-                self._links[peer_id] = _Link(neighbour)
+    def _on_neighbours(self, message: Neighbours) -> None:
+        wanted = {neighbour.peer_id for neighbour in message.neighbours}
+        gone = tuple(peer_id for peer_id in self._links if peer_id not in wanted)
+        self._on_neighbours_changed(NeighboursChanged(message.neighbours, gone))
+
+    def _on_neighbours_changed(self, message: NeighboursChanged) -> None:
+        for peer_id in message.gone:
+            link = self._links.pop(peer_id, None)
+            if link is not None:
+                self._effects.append(CloseLink(peer_id))
+                if link.is_up:
+                    self._say_linked()
+        for neighbour in message.joined:
+            if neighbour.peer_id not in self._links and neighbour.peer_id != self.options.peer_id:
+                self._links[neighbour.peer_id] = _Link(neighbour)
                 self._effects.append(OpenLink(neighbour))
 
     def _on_link(self, event: events.LinkUp | events.LinkFailed, now_ns: int) -> None:

@@ -83,6 +83,9 @@ class Rounds:
 
     def evaluate(self, now_ns: int) -> None:
         """Answers the topology round that is complete, and refuses calls that wait for each other."""
+        if not self.calls:  # As after every event of a collective.
+            self._update_agreed_ns = None
+            return
         for peer in [peer for peer in self.calls if self._registry.peers.get(peer.peer_id) is not peer]:
             del self.calls[peer]
         self._refuse_conflicts()
@@ -151,6 +154,8 @@ class Rounds:
             self._outbox.answer(peer, Answer(call.call_id, result, value=value))
 
     def _refuse_conflicts(self) -> None:
+        if not self._collectives.ballots and len({call.function for call in self.calls.values()}) <= 1:
+            return
         for peer, call in list(self.calls.items()):
             rivals = [
                 other

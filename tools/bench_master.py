@@ -1,0 +1,339 @@
+"""Measures a master that coordinates many peers: time, CPU and memory of one vote round.
+
+The master is a real zpccl-master. The peers are light: each is a DEALER socket over loopback that speaks the protocol
+and moves no tensor; they say that they have links to all others. All live in this process, which works through them one
+after the other, so the time of a round holds its work too; the CPU time of the master does not.
+
+One round is one all-reduce of everybody: N votes, N plans, N reports, N decisions. A batch is a round of --batch
+collectives, whose votes a peer sends in one message, as `all_reduce_multiple_with_retry` does.
+
+`python_kib_per_peer` is the memory of Python's objects in a second master, in which they are counted, beside the
+buffers of ZeroMQ. `resident_kib_per_peer` is all by which the first one grew, with what both keep for later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import resource
+import secrets
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import zmq
+from common import (
+    Row,
+    Worker,
+    WorkerFailed,
+    add_output_arguments,
+    positive,
+    print_table,
+    process_cpu_ns,
+    run_tool,
+    running_master,
+    say,
+    spread,
+    write_json,
+)
+
+import zpccl
+from zpccl import limits
+from zpccl.protocol.messages import (
+    Answer,
+    Begin,
+    CollectiveCall,
+    CollectiveSpec,
+    Decision,
+    Finished,
+    Hello,
+    Linked,
+    MasterMessage,
+    PeerMessage,
+    Plan,
+    TopologyKind,
+    TopologyVote,
+    Welcome,
+    decode_master_message,
+    encode,
+)
+
+WAIT_MS = 120_000
+"""A master that does not answer for so long hangs."""
+SPARE_DESCRIPTORS = 256
+DESCRIPTORS_PER_PEER = 3
+"""The socket of ZeroMQ, its connection, and one to spare."""
+
+
+def memory_bytes(pid: int) -> int:
+    """What is resident of a process and belongs to it alone: not its program files."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        key, _, value = line.partition(":")
+        if key == "RssAnon":
+            return int(value.split()[0]) * 1024
+    raise WorkerFailed(f"process {pid} is gone")
+
+
+def allow_descriptors(count: int) -> None:
+    """Raises this process's limit of open descriptors, which its children inherit, as far as is allowed.
+
+    Raises:
+        WorkerFailed: fewer than `count` are allowed.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise WorkerFailed(f"{count} open descriptors are needed and {hard} allowed; see `ulimit -Hn`")
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+class LightPeer:
+    """One peer of the crowd."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], number: int, address: str) -> None:
+        self.peer_id = number.to_bytes(2, "big") + secrets.token_bytes(14)
+        self.name = f"peer-{number}"
+        self._next_call_id = 1
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        self.socket.connect(f"tcp://{address}")
+
+    def send(self, message: PeerMessage) -> None:
+        """Sends to the master."""
+        self.socket.send(encode(message))
+
+    def call_ids(self, count: int) -> range:
+        """New ids of calls."""
+        first, self._next_call_id = self._next_call_id, self._next_call_id + count
+        return range(first, self._next_call_id)
+
+    def receive(self, kind: type[MasterMessage]) -> MasterMessage:
+        """The next message of a kind. What the master says of neighbours and members is passed over.
+
+        Raises:
+            WorkerFailed: the master does not answer, or says what it should not.
+        """
+        while True:
+            try:
+                message = decode_master_message(self.socket.recv())
+            except zmq.Again as error:
+                raise WorkerFailed(f"{self.name} got no {kind.__name__}") from error
+            if isinstance(message, kind):
+                return message
+            if isinstance(message, (Plan, Decision, Answer)):
+                raise WorkerFailed(f"{self.name} got {message} where a {kind.__name__} was expected")
+
+
+class Crowd:
+    """All peers of a run.
+
+    Args:
+        address: of the master.
+        count: peers, 2 or more.
+    """
+
+    def __init__(self, address: str, count: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, count + 8)
+        self.peers: list[LightPeer] = []
+        self._address, self._count = address, count
+
+    def join(self) -> None:
+        """Registers all and has them admitted, as many at a time as the master lets wait."""
+        self._register(1)
+        while len(self.peers) < self._count:
+            members = list(self.peers)
+            self._register(min(limits.PENDING_PEERS_MAX, self._count - len(members)))
+            linked = Linked(tuple(peer.peer_id for peer in self.peers))
+            for peer in self.peers:
+                peer.send(linked)
+            for peer in members:
+                (call_id,) = peer.call_ids(1)
+                peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE))
+            admitted = {peer.receive(Answer).value for peer in members}  # type: ignore[union-attr]
+            if admitted != {len(self.peers) - len(members)}:
+                raise WorkerFailed(f"{admitted} peers were admitted")
+
+    def _register(self, count: int) -> None:
+        joiners = [LightPeer(self._context, len(self.peers) + i, self._address) for i in range(count)]
+        for peer in joiners:
+            peer.send(Hello(peer.peer_id, secrets.token_bytes(16), False, 0, peer.name, ("127.0.0.1:48149",), 1))
+        for peer in joiners:
+            peer.receive(Welcome)
+        self.peers += joiners
+
+    def reduce(self, batch: int) -> tuple[float, float]:
+        """One round; returns the seconds from the first and from the last vote to the last decision."""
+        specs = [CollectiveSpec(tag, 1024, 10, 0, 0, 0, 1) for tag in range(batch)]
+        first = time.monotonic()
+        for peer in self.peers:
+            call_ids = peer.call_ids(batch)
+            calls = tuple(CollectiveCall(*call) for call in zip(call_ids, specs, strict=True))
+            peer.send(Begin(call_ids[0], calls))
+        last = time.monotonic()
+        for peer in self.peers:
+            for _ in range(batch):
+                plan = peer.receive(Plan)
+                assert isinstance(plan, Plan)
+                peer.send(Finished(plan.call_id, plan.attempt_id, True, digest=1))
+        for peer in self.peers:
+            for _ in range(batch):
+                decision = peer.receive(Decision)
+                assert isinstance(decision, Decision)
+                if not decision.committed or decision.value != self._count:
+                    raise WorkerFailed(f"{peer.name} got {decision}")
+        now = time.monotonic()
+        return now - first, now - last
+
+    def close(self) -> None:
+        """Breaks all connections."""
+        for peer in self.peers:
+            peer.socket.close()
+        self._context.term()
+
+
+class TracedMaster:
+    """A master that counts the memory of its Python objects, to be held by a `Worker`. ZeroMQ's own is not among it."""
+
+    def __init__(self) -> None:
+        self._master = zpccl.MasterNode("127.0.0.1:0")
+        self._master.run()
+        tracemalloc.start()
+
+    def address(self) -> str:
+        """Where it listens."""
+        return self._master.address
+
+    def live_bytes(self) -> int:
+        """Bytes of all objects made since the beginning and still there."""
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    def close(self) -> None:
+        """Ends the master."""
+        self._master.interrupt()
+
+
+def python_bytes_per_peer(count: int) -> float:
+    """Bytes that a master needs for one of `count` members, after some rounds, beyond what ZeroMQ needs."""
+    worker = Worker("traced master", TracedMaster)
+    try:
+        address, empty_bytes = worker.call("address"), worker.call("live_bytes")
+        with joined_crowd(address, count) as crowd:
+            for _ in range(2):
+                crowd.reduce(1)
+            return float(worker.call("live_bytes") - empty_bytes) / count
+    finally:
+        worker.close()
+
+
+@contextlib.contextmanager
+def joined_crowd(address: str, count: int) -> Iterator[Crowd]:
+    """A crowd whose peers are all members."""
+    crowd = Crowd(address, count)
+    try:
+        crowd.join()
+        yield crowd
+    finally:
+        crowd.close()
+
+
+def measure(count: int, rounds: int, batch: int) -> Row:
+    """All rounds of one size of the crowd."""
+    allow_descriptors(DESCRIPTORS_PER_PEER * count + SPARE_DESCRIPTORS)
+    python_bytes = python_bytes_per_peer(count)
+    with running_master() as (address, pid):
+        empty_bytes, empty_ns, began = memory_bytes(pid), process_cpu_ns(pid), time.monotonic()
+        with joined_crowd(address, count) as crowd:
+            join_s, join_cpu_s = time.monotonic() - began, (process_cpu_ns(pid) - empty_ns) / 1e9
+            crowd.reduce(batch)  # Not measured: the first round of everything.
+            totals, seconds, cpu_seconds = [], [], []
+            for _ in range(rounds):
+                began_ns = process_cpu_ns(pid)
+                total, since_last_vote = crowd.reduce(batch)
+                cpu_seconds.append((process_cpu_ns(pid) - began_ns) / 1e9)
+                totals.append(total)
+                seconds.append(since_last_vote)
+            grown_bytes = memory_bytes(pid) - empty_bytes
+    messages = count * (1 + 3 * batch)
+    return {
+        "peers": count,
+        "batch": batch,
+        "rounds": rounds,
+        **spread(seconds, "seconds"),
+        **spread(cpu_seconds, "master_cpu_seconds"),
+        "messages_per_second": messages / statistics.median(totals),
+        "master_cpu_us_per_message": statistics.median(cpu_seconds) * 1e6 / messages,
+        "join_seconds": join_s,
+        "join_master_cpu_seconds": join_cpu_s,
+        "python_kib_per_peer": python_bytes / 1024,
+        "resident_kib_per_peer": grown_bytes / count / 1024,
+        "cores": os.cpu_count(),
+    }
+
+
+COLUMNS = ["peers", "batch", "median ms", "min ms", "max ms", "master CPU ms", "messages/s", "CPU us/message"]
+COLUMNS += ["join s", "join CPU s", "KiB/peer", "resident KiB/peer"]
+
+
+def cells_of(row: Row) -> list[str]:
+    """The row as text, in COLUMNS."""
+    return [
+        str(row["peers"]),
+        str(row["batch"]),
+        *(f"{row[f'seconds_{name}'] * 1e3:.2f}" for name in ("median", "min", "max")),
+        f"{row['master_cpu_seconds_median'] * 1e3:.2f}",
+        f"{row['messages_per_second']:.0f}",
+        f"{row['master_cpu_us_per_message']:.1f}",
+        f"{row['join_seconds']:.2f}",
+        f"{row['join_master_cpu_seconds']:.2f}",
+        f"{row['python_kib_per_peer']:.1f}",
+        f"{row['resident_kib_per_peer']:.1f}",
+    ]
+
+
+def crowd_size(text: str) -> int:
+    """A number of peers from the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: fewer than 2, or more than a ring can have.
+    """
+    if not text.isdigit() or not 2 <= int(text) <= limits.WORLD_SIZE_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of peers from 2 to {limits.WORLD_SIZE_MAX}")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--peers", type=crowd_size, nargs="+", default=[10, 100, 1000], help="of the run (default 10 100 1000)"
+    )
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1], help="collectives of a round (default 1)")
+    parser.add_argument("--rounds", type=positive, default=11, help="to measure (default 11)")
+    add_output_arguments(parser)
+    options = parser.parse_args(arguments)
+    if any(batch > limits.CALLS_IN_FLIGHT_MAX for batch in options.batch):
+        parser.error(f"--batch: more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
+
+    def play() -> int:
+        rows: list[Row] = []
+        for count in options.peers:
+            for batch in options.batch:
+                rows.append(measure(count, options.rounds, batch))
+                say("  ".join(cells_of(rows[-1])))
+        write_json(options.json, rows)
+        print_table("Vote rounds of the master", COLUMNS, [cells_of(row) for row in rows])
+        return 0
+
+    return run_tool(play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
