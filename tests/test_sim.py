@@ -321,7 +321,8 @@ def test_catches_connections_without_numbers(monkeypatch: pytest.MonkeyPatch) ->
         original(self, connection, bound, replace(hello, connection=0), *rest)
 
     monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
-    assert "S6" in promises_broken("flaky", range(200), steps=1500)
+    # Rare: one seed in a few hundred shows it.
+    assert any("S6" in promises_broken(profile, range(600), steps=1500) for profile in ("flaky", "chaos"))
 
 
 def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
