@@ -321,7 +321,7 @@ def test_catches_connections_without_numbers(monkeypatch: pytest.MonkeyPatch) ->
         original(self, connection, bound, replace(hello, connection=0), *rest)
 
     monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
-    assert "S6" in promises_broken("flaky", range(200), steps=1500)
+    assert "S6" in promises_broken("flaky", range(200, 400), steps=1500)
 
 
 def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
