@@ -295,7 +295,9 @@ def test_bench_allreduce_times_a_batch_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_bench_master_writes_a_row_for_each_size(tmp_path: Path) -> None:
     path = tmp_path / "master.json"
-    ended = run_tool("bench_master.py", "--peers", "2", "9", "--batch", "1", "3", "--rounds", "2", "--json", str(path))
+    ended = run_tool(
+        "bench_master.py", "--peers", "2", "9", "--batch", "1", "3", "--rounds", "2", "--memory", "--json", str(path)
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = json.loads(path.read_text())
     assert [(row["peers"], row["batch"]) for row in rows] == [(2, 1), (2, 3), (9, 1), (9, 3)]

@@ -7,8 +7,8 @@ after the other, so the time of a round holds its work too; the CPU time of the 
 One round is one all-reduce of everybody: N votes, N plans, N reports, N decisions. A batch is a round of --batch
 collectives, whose votes a peer sends in one message, as `all_reduce_multiple_with_retry` does.
 
-`python_kib_per_peer` is the memory of Python's objects in a second master, in which they are counted, beside the
-buffers of ZeroMQ. `resident_kib_per_peer` is all by which the first one grew, with what both keep for later.
+With --memory, `python_kib_per_peer` is the memory of Python's objects in a second master, in which they are
+counted; the buffers of ZeroMQ are not among them. `resident_kib_per_peer` is all by which the first master grew.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ from zpccl.protocol.messages import (
     MasterMessage,
     PeerMessage,
     Plan,
+    Refused,
     TopologyKind,
     TopologyVote,
     Welcome,
+    Withdraw,
     decode_master_message,
     encode,
 )
@@ -150,14 +152,19 @@ class Crowd:
         while len(self.peers) < self._count:
             members = list(self.peers)
             self._register(min(limits.PENDING_PEERS_MAX, self._count - len(members)))
-            linked = Linked(tuple(peer.peer_id for peer in self.peers))
-            for peer in self.peers:
+            linked, joiners = Linked(tuple(peer.peer_id for peer in self.peers)), self.peers[len(members) :]
+            for peer in members:
                 peer.send(linked)
+            for peer in joiners:
+                peer.send(linked)
+                peer.send(Withdraw(0))
+            for peer in joiners:
+                peer.receive(Refused)  # They have no calls to withdraw; but now the master has read of their links.
             for peer in members:
                 (call_id,) = peer.call_ids(1)
                 peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE))
             admitted = {peer.receive(Answer).value for peer in members}  # type: ignore[union-attr]
-            if admitted != {len(self.peers) - len(members)}:
+            if admitted != {len(joiners)}:
                 raise WorkerFailed(f"{admitted} peers were admitted")
 
     def _register(self, count: int) -> None:
@@ -244,10 +251,10 @@ def joined_crowd(address: str, count: int) -> Iterator[Crowd]:
         crowd.close()
 
 
-def measure(count: int, rounds: int, batch: int) -> Row:
+def measure(count: int, rounds: int, batch: int, memory: bool) -> Row:
     """All rounds of one size of the crowd."""
     allow_descriptors(DESCRIPTORS_PER_PEER * count + SPARE_DESCRIPTORS)
-    python_bytes = python_bytes_per_peer(count)
+    python_bytes = python_bytes_per_peer(count) if memory else None
     with running_master() as (address, pid):
         empty_bytes, empty_ns, began = memory_bytes(pid), process_cpu_ns(pid), time.monotonic()
         with joined_crowd(address, count) as crowd:
@@ -272,7 +279,7 @@ def measure(count: int, rounds: int, batch: int) -> Row:
         "master_cpu_us_per_message": statistics.median(cpu_seconds) * 1e6 / messages,
         "join_seconds": join_s,
         "join_master_cpu_seconds": join_cpu_s,
-        "python_kib_per_peer": python_bytes / 1024,
+        "python_kib_per_peer": None if python_bytes is None else python_bytes / 1024,
         "resident_kib_per_peer": grown_bytes / count / 1024,
         "cores": os.cpu_count(),
     }
@@ -293,7 +300,7 @@ def cells_of(row: Row) -> list[str]:
         f"{row['master_cpu_us_per_message']:.1f}",
         f"{row['join_seconds']:.2f}",
         f"{row['join_master_cpu_seconds']:.2f}",
-        f"{row['python_kib_per_peer']:.1f}",
+        "-" if row["python_kib_per_peer"] is None else f"{row['python_kib_per_peer']:.1f}",
         f"{row['resident_kib_per_peer']:.1f}",
     ]
 
@@ -317,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--batch", type=positive, nargs="+", default=[1], help="collectives of a round (default 1)")
     parser.add_argument("--rounds", type=positive, default=11, help="to measure (default 11)")
+    parser.add_argument("--memory", action="store_true", help="count the master's objects too, which takes longer")
     add_output_arguments(parser)
     options = parser.parse_args(arguments)
     if any(batch > limits.CALLS_IN_FLIGHT_MAX for batch in options.batch):
@@ -326,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows: list[Row] = []
         for count in options.peers:
             for batch in options.batch:
-                rows.append(measure(count, options.rounds, batch))
+                rows.append(measure(count, options.rounds, batch, options.memory))
                 say("  ".join(cells_of(rows[-1])))
         write_json(options.json, rows)
         print_table("Vote rounds of the master", COLUMNS, [cells_of(row) for row in rows])

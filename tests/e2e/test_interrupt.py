@@ -37,7 +37,7 @@ def blocked_reduce(peer: Peer) -> None:
 def blocked_wait(peer: Peer) -> None:
     peer.kept["array"] = send = array()
     handle = peer.comm.all_reduce_async(send, send, op=zpccl.ReduceOp.SUM)
-    peer.note_when_calling()
+    peer.note_when(lambda: handle._call.future._waiters, "waiting")  # The call itself is made already.
     handle.wait()
 
 
