@@ -16,10 +16,13 @@ class MasterNode:
 
     Args:
         listen_address: "host:port"; port 0 takes a free one.
+        recovery_grace: seconds that it waits, from its start on, for peers of an earlier master whose run it may take
+            over, before it admits the first peer of a new run. None: the default, 1 s.
     """
 
-    def __init__(self, listen_address: str) -> None:
+    def __init__(self, listen_address: str, *, recovery_grace: float | None = None) -> None:
         self._listen_address = listen_address
+        self._recovery_grace = recovery_grace
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -37,7 +40,7 @@ class MasterNode:
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already", function="MasterNode.run")
-        self._loop = MasterLoop(self._listen_address)
+        self._loop = MasterLoop(self._listen_address, recovery_grace=self._recovery_grace)
         self._thread = threading.Thread(target=self._loop.run, name="zpccl-master", daemon=False)
         self._thread.start()
 

@@ -35,6 +35,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="a silent host is lost after this time (default %(default)s)",
     )
     parser.add_argument(
+        "--recovery-grace",
+        metavar="SECONDS",
+        type=float,
+        default=limits.RECOVERY_GRACE_NS / limits.SECOND,
+        help="after a restart, wait so long for all peers of the run to report, and before a new run is begun "
+        "(default %(default)s)",
+    )
+    parser.add_argument(
         "--log-level",
         choices=LEVELS,
         default=os.environ.get("ZPCCL_LOG_LEVEL", "info").lower(),
@@ -49,12 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 1 <= options.heartbeat_timeout <= 3600:
         parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
+    if not 0 <= options.recovery_grace <= 3600:
+        parser.error("--recovery-grace must be between 0 and 3600 seconds")
     log_to_stderr(options.log_level)
     if os.environ.get("ZPCCL_SECRET"):
         print("zpccl-master: ZPCCL_SECRET is set, but this version cannot authenticate peers", file=sys.stderr)
         return 2
     try:
-        loop = MasterLoop(options.bind, heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND))
+        loop = MasterLoop(
+            options.bind,
+            heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND),
+            recovery_grace=options.recovery_grace,
+        )
     except PCCLError as error:
         print(f"zpccl-master: {error.message}", file=sys.stderr)
         return 2

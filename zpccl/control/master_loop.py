@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import time
+from dataclasses import replace
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -38,6 +39,8 @@ class MasterLoop:
         listen: "host:port" to listen on; port 0 takes a free one.
         options: times of the master.
         heartbeat_timeout_ns: a host that is silent for so long is lost.
+        recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
+            default of `options`.
 
     Raises:
         InvalidArgument: the address is malformed or not of this host.
@@ -49,9 +52,14 @@ class MasterLoop:
         listen: str,
         options: MasterOptions | None = None,
         heartbeat_timeout_ns: int = limits.HEARTBEAT_TIMEOUT_NS,
+        recovery_grace: float | None = None,
     ) -> None:
         host, port = parse_address(listen, what="listen address")
+        options = options or MasterOptions()
+        if recovery_grace is not None:
+            options = replace(options, recovery_grace_ns=int(recovery_grace * limits.SECOND))
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
+        self.machine.gather(time.monotonic_ns())
         self._context = zmq.Context()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_stopping = False

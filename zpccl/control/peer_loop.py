@@ -282,18 +282,23 @@ class PeerLoop:
         for event in self._take_monitor_events(
             now_ns
         ):  # After the inbox: connect() comes before the connection it makes.
+            if isinstance(event, events.ConnectionUp):  # What is here now came on an older connection: no master speaks
+                self._take_messages(now_ns)  # first. It counts before what another master may ask of us.
             self._handle(event, now_ns)
-        for _ in range(limits.POLL_EVENTS_MAX):
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            self._on_data(data, now_ns)
+        self._take_messages(now_ns, limits.POLL_EVENTS_MAX)
         for engine_event in self._engine.poll():
             self._on_engine_event(engine_event, now_ns)
         deadline_ns = self._machine.deadline_ns()
         if deadline_ns is not None and now_ns >= deadline_ns:
             self._handle(events.Tick(), now_ns)
+
+    def _take_messages(self, now_ns: int, count_max: int = limits.CONTROL_QUEUE_MESSAGES_MAX) -> None:
+        for _ in range(count_max):
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_data(data, now_ns)
 
     def _take(self, item: _InboxItem, now_ns: int) -> None:
         if isinstance(item, _NewCalls):

@@ -33,6 +33,8 @@ class Peer:
     """The number of its latest connection, as the peer counts them."""
     is_member: bool = False
     disconnected_ns: int | None = None
+    is_heard: bool = True
+    """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
     linked: frozenset[bytes] = frozenset()
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
@@ -48,11 +50,14 @@ class Peer:
 class Registry:
     """All peers of the run, the member list and its epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 0) -> None:
         self.peers: dict[bytes, Peer] = {}  # In order of registration.
         self.by_connection: dict[Hashable, Peer] = {}
         self.order: list[Peer] = []  # Members, in ring order.
-        self.epoch = 0
+        self.epoch = epoch
+        self.round = 0
+        self.round_value = 0
+        """The last round of topology votes that is complete, and its value."""
 
     def members(self, group: int | None = None) -> list[Peer]:
         """Members in ring order, of one group or of all."""
@@ -64,9 +69,10 @@ class Registry:
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
-        assert peer.peer_id not in self.peers and peer.connection is not None
+        assert peer.peer_id not in self.peers
         self.peers[peer.peer_id] = peer
-        self.by_connection[peer.connection] = peer
+        if peer.connection is not None:
+            self.by_connection[peer.connection] = peer
 
     def bind(self, peer: Peer, connection: Hashable | None) -> None:
         """Makes `connection` the one of `peer`; None after the old one broke."""
@@ -98,7 +104,8 @@ class Registry:
 
     def member_list(self) -> Members:
         """The member list as a message."""
-        return Members(self.epoch, tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order))
+        members = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order)
+        return Members(self.epoch, members, self.round, self.round_value)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
         """All others of the group, pending ones too. Of each pair the one that registered later dials."""
@@ -141,11 +148,11 @@ class Outbox:
         if connections:
             self._effects.append(Broadcast(connections, message))
 
-    def answer(self, peer: Peer, message: Answer | Decision) -> None:
-        """Sends the one answer to a call, and keeps it in case it gets lost."""
+    def answer(self, peer: Peer, message: Answer | Decision, kept: Decision | None = None) -> None:
+        """Sends the one answer to a call, and keeps it, or `kept`, in case it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
-        peer.answers[message.call_id] = message
+        peer.answers[message.call_id] = kept or message
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]
         self.send(peer, message)
