@@ -88,6 +88,7 @@ class MasterMachine:
         self.registry = Registry()
         self._gathering: Gathering | None = None
         self._history: History | None = None  # Of a run that was taken over.
+        self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
         self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._outbox = Outbox()
         self._attempt_count = 0
@@ -161,8 +162,8 @@ class MasterMachine:
         elif isinstance(message, Report):
             self._on_report(event, message, now_ns)
         elif peer is None:
-            refused = Refused(Refusal.UNREGISTERED, "say hello first")
-            self._outbox.reply(event.connection, refused)
+            if event.connection not in self._asked:  # Else it says all this again when its report is here.
+                self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Leave):
@@ -176,6 +177,13 @@ class MasterMachine:
         known = self.registry.peers.get(hello.peer_id)
         is_unknown = not known.is_heard if known is not None else bound is None
         if hello.was_welcomed and is_unknown and self._history is not None and hello.run_id == self.run_id:
+            if known is not None and known.token in (b"", hello.token):
+                if not known.token:  # The first sign of life: there is time for its report.
+                    known.token, known.disconnected_ns = hello.token, now_ns
+            elif known is not None:
+                return self._refuse_session(connection)
+            if len(self._asked) < limits.PEERS_MAX:
+                self._asked.add(connection)
             return self._ask_for_report(connection)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
@@ -327,6 +335,7 @@ class MasterMachine:
 
     def _on_connection_closed(self, connection: Hashable, now_ns: int) -> None:
         self._complained.discard(connection)
+        self._asked.discard(connection)
         if self._gathering is not None:
             return self._gathering.on_connection_closed(connection)
         peer = self.registry.by_connection.get(connection)
@@ -493,6 +502,7 @@ class MasterMachine:
     def _on_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
         """A peer reports when the run has been taken over already."""
         hello, history = report.hello, self._history
+        self._asked.discard(event.connection)
         known = self.registry.peers.get(hello.peer_id)
         bound = self.registry.by_connection.get(event.connection)
         if history is None or (known is not None and known.is_heard) or bound is not None:
@@ -517,7 +527,8 @@ class MasterMachine:
         assert history is not None
         peer = self.registry.peers.get(hello.peer_id)
         connection = event.connection
-        if hello.run_id != history.run_id:
+        is_other = peer is not None and peer.token not in (b"", hello.token)
+        if hello.run_id != history.run_id or is_other:
             self._refuse_session(connection)
             return None
         if peer is not None:

@@ -5,8 +5,8 @@
                            +---- unreachable, refused, removed, close() ------+--> CLOSED, with the error of all calls
 
 A broken connection changes no state: the shell connects again, and the peer says Hello and repeats what stands: the
-messages of every call that has no answer. So it does when another master has taken the run over. Before that one welcomes
-it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest incarnation they know.
+messages of every call that has no answer. So it does when another master has taken the run over. Before that one
+welcomes it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest incarnation.
 All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
 
 The peer keeps a link to every other peer of its group, as the master's Neighbours say. Who dials tries again, with

@@ -114,6 +114,8 @@ class Gathering:
             return True
         if not self.reports or not all(self._greeted.values()):
             return False
+        if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
+            return False  # Peers of another run come to this address: those of ours may be the later ones.
         newest = max((report for _, report in self.reports.values()), key=lambda report: report.epoch)
         theirs = [self.reports.get(member.peer_id) for member in newest.members]
         if not theirs or None in theirs:

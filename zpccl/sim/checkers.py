@@ -158,6 +158,7 @@ class History(Checker):
         self._members: dict[int, tuple[Member, ...]] = {0: ()}
         self._orders: dict[int, tuple[bytes, ...]] = {0: ()}
         self._epoch = 0
+        self._run_id = b""
         self._master_count = 0
         self._plans: dict[int, object] = {}
         self._newest_attempt_id = 0
@@ -185,6 +186,8 @@ class History(Checker):
             self._master_count = self.cluster.master_crash_count
             heard = [node.machine.epoch for node in self.cluster.live_nodes() if node.machine.state is State.MEMBER]
             self._epoch = min(self._epoch, max(heard, default=0))
+        if self._run_id != machine.run_id:  # Another run, of other peers.
+            self._run_id, self._epoch = machine.run_id, 0
         epoch = machine.registry.epoch
         order = tuple(peer.peer_id for peer in machine.registry.order)
         self.cluster.require(epoch >= self._epoch, "S3", f"epoch {epoch} after {self._epoch}")
@@ -248,6 +251,7 @@ class Causes(Checker):
         super().__init__(cluster)
         self._participants: dict[int, tuple[frozenset[bytes], int]] = {}
         self._members: dict[bytes, str] = {}
+        self._run_id = b""
         self._master_count = 0
 
     def on_master_message(self, connection: str, message: MasterMessage) -> None:
@@ -275,6 +279,9 @@ class Causes(Checker):
         if self._master_count != self.cluster.master_crash_count:  # Who was not told that it is a member is none.
             self._master_count = self.cluster.master_crash_count
             nodes = self.cluster.nodes
+            if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
+                self._members = {}  # All who knew of the run were away for too long.
+            self._run_id = machine.run_id
             self._members = {i: n for i, n in self._members.items() if nodes[i].machine.state is State.MEMBER}
         for peer_id in self._members.keys() - members.keys():
             since_ns = self.cluster.clock.now_ns
