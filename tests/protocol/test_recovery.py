@@ -127,7 +127,7 @@ def test_an_outcome_without_names_is_joined_with_the_plan_of_another() -> None:
     history.add(report_of("a", outcomes=(outcome(1, False, ""),)))
     history.add(report_of("b", attempts=(RunningAttempt(1, pids("ab"), (4, 5), spec()),)))
     assert history.calls_of(history.outcomes[1]) == {pid("a"): 4, pid("b"): 5}
-    assert history.take_attempts() == []
+    assert history.take_attempts(pids("ab")) == []
 
 
 names = st.sampled_from("abcd")
@@ -165,10 +165,10 @@ def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> N
         other.add(report)
     facts = [(h.epoch, h.members, h.round, h.round_value, h.incarnation, h.outcomes) for h in (one, other)]
     assert facts[0] == facts[1]
-    taken = [[item.running for item in history.take_attempts()] for history in (one, other)]
+    taken = [history.take_attempts(pids("ab")) for history in (one, other)]
     assert taken[0] == taken[1]
     assert not {item.attempt_id for item in taken[0]} & one.outcomes.keys()
-    assert one.take_attempts() == []
+    assert one.take_attempts(pids("ab")) == []
 
 
 # --- Gathering --------------------------------------------------------------------------------------------------------

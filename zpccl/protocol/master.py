@@ -560,21 +560,20 @@ class MasterMachine:
         assert history is not None
         for outcome in history.outcomes.values():
             self._settle_attempt(outcome, history.calls_of(outcome), now_ns)
-        for attempt in history.take_attempts():
-            reporter = peers[attempt.reporter]
+        for attempt in history.take_attempts(peers):
             calls = {
-                peers.get(peer_id) or _absent(peer_id, reporter.group): call_id
-                for peer_id, call_id in zip(attempt.running.order, attempt.running.calls, strict=False)
+                peers.get(peer_id) or _absent(peer_id): call_id
+                for peer_id, call_id in zip(attempt.order, attempt.calls, strict=False)
             }
-            self.collectives.restore(attempt.running.attempt_id, attempt.running.spec, calls)
-        for sync in history.take_syncs():
+            self.collectives.restore(attempt.attempt_id, attempt.spec, calls)
+        for sync in history.take_syncs(peers):
             reporter = peers[sync.reporter]
             calls = {
                 peers[peer_id]: call_id
                 for peer_id, call_id in zip(sync.running.order, sync.running.calls, strict=False)
                 if peer_id in peers
             }
-            holders = tuple(peers.get(peer_id) or _absent(peer_id, reporter.group) for peer_id in sync.running.holders)
+            holders = tuple(peers.get(peer_id) or _absent(peer_id) for peer_id in sync.running.holders)
             self.syncs.restore(sync.running, reporter, calls, holders)
         for group, last in history.take_last_syncs().items():
             completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
@@ -600,9 +599,9 @@ class MasterMachine:
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
 
-def _absent(peer_id: bytes, group: int) -> Peer:
+def _absent(peer_id: bytes) -> Peer:
     """Stands for a participant of an attempt who is gone."""
-    return Peer(peer_id, group, peer_id.hex()[:8], (), b"", 0, None)
+    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", 0, None)
 
 
 def with_seen_address(addresses: tuple[str, ...], host: str) -> tuple[str, ...]:

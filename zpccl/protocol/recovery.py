@@ -11,7 +11,7 @@ decided in it, on every connection, so who knows of a decision knows who had par
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -162,7 +162,7 @@ class History:
         self.round_value = 0
         self.outcomes: dict[int, Outcome] = {}
         self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
-        self._attempts: dict[int, Reported[RunningAttempt]] = {}
+        self._attempts: list[Reported[RunningAttempt]] = []
         self._syncs: list[Reported[RunningSync]] = []
         self._last_syncs: dict[int, Outcome] = {}
 
@@ -182,7 +182,7 @@ class History:
         reporter = report.hello.peer_id
         for attempt in report.attempts:
             self._calls[attempt.attempt_id] = dict(zip(attempt.order, attempt.calls, strict=False))
-            self._attempts.setdefault(attempt.attempt_id, Reported(attempt, reporter))
+            self._attempts.append(Reported(attempt, reporter))
         if report.sync is not None:
             self._calls[report.sync.attempt_id] = dict(zip(report.sync.order, report.sync.calls, strict=False))
             self._syncs.append(Reported(report.sync, reporter))
@@ -196,15 +196,16 @@ class History:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
-    def take_attempts(self) -> list[Reported[RunningAttempt]]:
-        """Attempts that nobody knows the end of, the oldest first; each is given once."""
-        taken, self._attempts = self._attempts, {}
-        return [taken[attempt_id] for attempt_id in sorted(taken) if attempt_id not in self.outcomes]
+    def take_attempts(self, present: Container[bytes]) -> list[RunningAttempt]:
+        """Attempts that nobody knows the end of, the oldest first, by the word of who takes part in the run."""
+        taken, self._attempts = self._attempts, []
+        found = {item.running.attempt_id: item.running for item in taken if item.reporter in present}
+        return [found[attempt_id] for attempt_id in sorted(found) if attempt_id not in self.outcomes]
 
-    def take_syncs(self) -> list[Reported[RunningSync]]:
-        """Syncs that nobody knows the end of, by the word of each who has the plan; each is given once."""
+    def take_syncs(self, present: Container[bytes]) -> list[Reported[RunningSync]]:
+        """Syncs that nobody knows the end of, by the word of each who has the plan and takes part in the run."""
         taken, self._syncs = self._syncs, []
-        return [sync for sync in taken if sync.running.attempt_id not in self.outcomes]
+        return [s for s in taken if s.running.attempt_id not in self.outcomes and s.reporter in present]
 
     def take_last_syncs(self) -> dict[int, Outcome]:
         """The last committed sync of each group, where it is news."""

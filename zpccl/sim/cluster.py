@@ -22,7 +22,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, Timer
 from zpccl.sim.dataplane import DataPlane, SharedState
-from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, TAKEOVER_NS, Faults, Incident, Injector
+from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, SLOW_GRACE_NS, TAKEOVER_NS, Faults, Incident, Injector
 from zpccl.sim.links import Links
 from zpccl.sim.network import Network
 from zpccl.sim.node import MasterNode, PeerNode
@@ -205,6 +205,8 @@ class Cluster:
             self._master_count += 1
             machine = self._make_master(self._rng.randbytes(16))
             machine.number(self._master_count << 20)  # Should a new run begin, its numbers are all new here.
+            if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
+                machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
             machine.gather(self.clock.now_ns)
             self.master.restart(machine)
             self.trace("master", "!!", "started")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zpccl.limits import HEARTBEAT_TIMEOUT_NS, RECOVERY_GRACE_NS, RECOVERY_WAIT_NS, SECOND, STALL_TIMEOUT_NS
+from zpccl.limits import HEARTBEAT_TIMEOUT_NS, RECOVERY_WAIT_NS, SECOND, STALL_TIMEOUT_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -99,7 +99,7 @@ CHAOS = Faults(
     corruption_chance=0.01,
     duplicate_chance=0.05,
 )
-HEADLESS = Faults("headless", joins=0.5, master_crashes=0.5, fails_nothing=True)
+HEADLESS = Faults("headless", joins=0.5, master_crashes=0.5, master_absence_ns_max=2 * SECOND, fails_nothing=True)
 REGICIDE = Faults(
     "regicide",
     joins=0.5,
@@ -122,7 +122,9 @@ PROFILES = {
 HEALED = replace(CALM, name="healed", joins=0.0)
 
 
-TAKEOVER_NS = RECOVERY_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
+SLOW_GRACE_NS = 3 * SECOND
+"""The grace period of masters where paths are slow: a report takes three times the way of a message."""
+TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
 """How long after the return of a master a fault may be noticed that happened before."""
 EFFECT_NS = 3 * SECOND
 """How long a fault is felt after all have noticed it."""
