@@ -239,6 +239,16 @@ def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -
     assert bench.machine.registry.round == 4
 
 
+def test_a_member_that_comes_too_late_has_been_removed(bench: TakeOver) -> None:
+    """Regicide, seed 4609: it was in the middle of a step when others had begun anew, and both hung."""
+    bench.report("p", "")
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.RECOVERY_WAIT_NS
+    bench.tick_at_deadline()
+    assert bench.names() == "p"
+    assert [message.refusal for _, message in bench.report("a", "a", 5)] == [Refusal.UNKNOWN_SESSION]
+    assert bench.names() == "p"
+
+
 def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench: TakeOver) -> None:
     """Regicide, seed 394: it was taken for gone since its first connection broke."""
     bench.report("a")

@@ -480,7 +480,7 @@ class MasterMachine:
             absent.is_member, absent.is_heard, absent.disconnected_ns = True, False, now_ns
             self.registry.add(absent)
             self.registry.order.append(absent)
-        history.adopted_epoch = history.epoch
+        history.adopt()
         self.registry.epoch = max(history.epoch + 1, self.incarnation << 32)
         self._outbox.log(
             Level.INFO,
@@ -538,7 +538,7 @@ class MasterMachine:
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
             return None
-        elif not report.members or report.epoch > history.adopted_epoch:
+        elif not report.members or history.would_admit(report):
             peer = self._register(connection, hello, event.host, now_ns)
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])

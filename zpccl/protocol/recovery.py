@@ -101,7 +101,8 @@ class Gathering:
     def deadline_ns(self) -> int | None:
         """When it is over at the latest; None while nobody is there."""
         if self._greeted_ns is not None:
-            is_complete = bool(self.reports) and all(self._greeted.values())
+            # Pending peers have seen members: there must be some, who know more.
+            is_complete = any(r.members for _, r in self.reports.values()) and all(self._greeted.values())
             return self._greeted_ns + (self._grace_ns if is_complete else max(self._grace_ns, self._wait_ns))
         return self._started_ns + self._grace_ns if self.held else None
 
@@ -149,7 +150,7 @@ class History:
     Attributes:
         incarnation, epoch, members, round, round_value: the newest that anybody knows.
         outcomes: how attempts ended, by attempt.
-        adopted_epoch: the epoch of the member list with which the master went on.
+        adopted_epoch, adopted: the epoch and the peers of the member list with which the master went on.
     """
 
     def __init__(self, run_id: bytes) -> None:
@@ -157,6 +158,7 @@ class History:
         self.incarnation = 0
         self.epoch = 0
         self.adopted_epoch = 0
+        self.adopted: frozenset[bytes] = frozenset()
         self.members: tuple[Member, ...] = ()
         self.round = 0
         self.round_value = 0
@@ -165,6 +167,11 @@ class History:
         self._attempts: list[Reported[RunningAttempt]] = []
         self._syncs: list[Reported[RunningSync]] = []
         self._last_syncs: dict[int, Outcome] = {}
+
+    def adopt(self) -> None:
+        """The master goes on with the list that is the newest now."""
+        self.adopted_epoch = self.epoch
+        self.adopted = frozenset(member.peer_id for member in self.members)
 
     def add(self, report: Report) -> None:
         """Takes note of one report. Only members know anything of the run."""
@@ -195,6 +202,11 @@ class History:
         if outcome.order:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
+
+    def would_admit(self, report: Report) -> bool:
+        """True for a newcomer that alone knows of its admission by the former master: to those who are members here."""
+        theirs = {member.peer_id for member in report.members}
+        return report.epoch > self.adopted_epoch and bool(self.adopted) and self.adopted <= theirs
 
     def take_attempts(self, present: Container[bytes]) -> list[RunningAttempt]:
         """Attempts that nobody knows the end of, the oldest first, by the word of who takes part in the run."""
