@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -20,6 +21,30 @@
 /* More than this waits in no kernel queue unsent, so that a slow connection holds up little but its own frame. */
 #define UNSENT_BYTES_MAX (512 << 10)
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
+
+/* True if both ends have the same address: they are on this host, and no network lies between them. */
+static bool is_local(int fd)
+{
+	struct sockaddr_storage own, other;
+	socklen_t own_length = sizeof own, other_length = sizeof other;
+	if (getsockname(fd, (struct sockaddr *)&own, &own_length) < 0 ||
+	    getpeername(fd, (struct sockaddr *)&other, &other_length) < 0 || own.ss_family != other.ss_family)
+		return false;
+	if (own.ss_family == AF_INET)
+		return ((struct sockaddr_in *)&own)->sin_addr.s_addr == ((struct sockaddr_in *)&other)->sin_addr.s_addr;
+	if (own.ss_family != AF_INET6)
+		return false;
+	const struct in6_addr *a = &((struct sockaddr_in6 *)&own)->sin6_addr;
+	return memcmp(a, &((struct sockaddr_in6 *)&other)->sin6_addr, sizeof *a) == 0;
+}
+
+/* Within a host nothing is gained by pacing, as BBR does it, and a third of the speed is lost. What an unprivileged
+ * process may choose is the system's to say; Reno is always allowed. */
+static void choose_congestion_control(int fd)
+{
+	if (is_local(fd) && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) < 0)
+		(void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
 
 int zp__sock_prepare(int fd)
 {
@@ -36,6 +61,7 @@ int zp__sock_prepare(int fd)
 	int on = 1, unsent = UNSENT_BYTES_MAX;
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+	choose_congestion_control(fd);
 	return 0;
 }
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import zpccl
 from e2e.harness import until
 from e2e.local import Run, failure, finish, local_run
+
+import zpccl
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.types import SharedStateSyncStrategy as Strategy

@@ -28,7 +28,9 @@ def main() -> None:
     master = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.1)
     master.run()
     results: dict[int, NDArray[np.float32]] = {}
-    threads = [threading.Thread(target=reduce_once, args=(master.address, peer, results), daemon=True) for peer in range(2)]
+    threads = [
+        threading.Thread(target=reduce_once, args=(master.address, peer, results), daemon=True) for peer in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -220,3 +220,17 @@ def test_a_program_ends_as_python_programs_do(run: Cluster) -> None:
             program.kill()
             program.communicate()
     harness.until(lambda: run.master.log.read_text().count(" left") == 2, "both to leave")
+
+
+def reduce_in_time(peer: Peer) -> None:
+    peer.kept["array"] = send = array()
+    peer.comm.all_reduce(send, send, op=zpccl.ReduceOp.SUM, timeout=0.1)
+
+
+def test_without_a_master_a_timeout_is_still_a_timeout(run: Cluster) -> None:
+    """L1, S2: the caller hears what it asked for, though the communicator had to leave for it."""
+    members = run.members(2)
+    run.master.freeze()
+    failure = members[0].fails(reduce_in_time)
+    assert failure.kind == "OperationTimeout"
+    assert members[0].call(untouched) and members[0].call(harness.state_of) == "closed"

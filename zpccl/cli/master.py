@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-level",
         choices=LEVELS,
-        default=os.environ.get("ZPCCL_LOG_LEVEL", "info").lower(),
+        default=os.environ.get("ZPCCL_LOG_LEVEL", "").lower() or "info",
         help="what to log to standard error (default %(default)s, or ZPCCL_LOG_LEVEL)",
     )
     return parser
@@ -59,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
     if not 0 <= options.recovery_grace <= 3600:
         parser.error("--recovery-grace must be between 0 and 3600 seconds")
+    if options.log_level not in LEVELS:  # argparse does not check defaults.
+        parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
     if os.environ.get("ZPCCL_SECRET"):
         print("zpccl-master: ZPCCL_SECRET is set, but this version cannot authenticate peers", file=sys.stderr)
@@ -74,10 +76,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.stop())
+    # Python runs handlers between its instructions: a signal just before the loop sleeps would not wake it.
+    signal.set_wakeup_fd(loop.wakeup_descriptor, warn_on_full_buffer=False)
     print(f"zpccl-master listens on {loop.address}", flush=True)
     if not is_loopback(parse_address(loop.address)[0]):
         logger.warning("without a secret, whoever reaches %s can take part in the run", loop.address)
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        signal.set_wakeup_fd(-1)
     logger.info("stopped")
     return 0
 

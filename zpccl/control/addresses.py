@@ -25,9 +25,16 @@ def parse_address(text: str, *, what: str = "address") -> tuple[str, int]:
         InvalidArgument: the text is not of this form.
     """
     match = _ADDRESS.match(str(text))
-    if match is None or int(match["port"]) > 65535:
+    if match is None or int(match["port"]) > 65535 or not _is_ipv6(match["v6"] or "::"):
         raise InvalidArgument(f'{what} {text!r} is not of the form "host:port" or "[ipv6]:port"')
     return match["v6"] or match["host"], int(match["port"])
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.IPv6Address(text) is not None
+    except ValueError:
+        return False
 
 
 def format_address(host: str, port: int) -> str:
@@ -71,10 +78,10 @@ def listen_on_first_free(host: str, ports: range) -> socket.socket:
     for port in ports:
         try:
             return _listen(host, port)
-        except PermissionError as error:
+        except (PermissionError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long.
             raise InvalidArgument(f"cannot listen on {format_address(host, port)}: {error}") from error
         except OSError as error:
-            if error.errno is None or isinstance(error, socket.gaierror) or error.errno in _NEVER:
+            if isinstance(error, socket.gaierror) or error.errno in _NEVER:
                 raise InvalidArgument(f"cannot listen on {host!r}: {error}") from error
     raise InvalidUsage(
         f"no free port from {ports.start} to {ports.stop - 1} to listen on; set listen= to another range"

@@ -1,7 +1,7 @@
 """The shell of the master: a ROUTER socket, a timer, a log.
 
 One thread, the one in `run()`, owns the sockets and the machine. `stop()` may be called from any thread and from a
-signal handler: it only writes to an eventfd.
+signal handler: it only writes to a pipe, under a lock that keeps the pipe from being closed meanwhile.
 
 Loss of a connection. libzmq's socket monitor tells which descriptor was closed, and each message tells which descriptor
 it came from. Descriptors are used again by later connections, so each ACCEPTED begins a new generation of its
@@ -11,10 +11,12 @@ say about the senders of these messages is then known. A connection's closing is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import secrets
+import threading
 import time
 from dataclasses import replace
 
@@ -42,6 +44,9 @@ class MasterLoop:
         recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
             default of `options`.
 
+    Attributes:
+        wakeup_descriptor: a byte written to it wakes the loop; for `signal.set_wakeup_fd`.
+
     Raises:
         InvalidArgument: the address is malformed or not of this host.
         InvalidUsage: the port is taken.
@@ -61,7 +66,9 @@ class MasterLoop:
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
         self.machine.gather(time.monotonic_ns())
         self._context = zmq.Context()
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe_lock = threading.RLock()  # A signal handler may find its own thread in stop().
+        self._is_ended = False
         self._is_stopping = False
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
@@ -73,7 +80,7 @@ class MasterLoop:
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            os.close(self._wakeup)
+            self._close_pipe()
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
             raise kind(f"cannot listen on {listen}: {error.strerror}") from error
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
@@ -86,7 +93,7 @@ class MasterLoop:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
         socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
-        socket.setsockopt(zmq.RCVHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+        socket.setsockopt(zmq.RCVHWM, limits.CONTROL_RECEIVED_MESSAGES_MAX)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
         socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
         socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
@@ -111,9 +118,14 @@ class MasterLoop:
     def stop(self) -> None:
         """Makes `run()` return. Safe from any thread and from signal handlers."""
         self._is_stopping = True
-        os.eventfd_write(self._wakeup, 1)
+        with self._pipe_lock:
+            if not self._is_ended:
+                with contextlib.suppress(BlockingIOError):  # Full: the loop will wake up.
+                    os.write(self.wakeup_descriptor, b"\0")
 
     def _run_once(self, now_ns: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup, limits.POLL_EVENTS_MAX)
         batch: list[MasterEvent] = []
         closed: list[bytes] = []
         while True:  # Until nothing closed after the messages were taken: what it said last may be "leave", and counts.
@@ -137,7 +149,10 @@ class MasterLoop:
 
     def _take_messages(self) -> list[MasterEvent]:
         batch: list[MasterEvent] = []
+        size = 0
         for _ in range(limits.POLL_EVENTS_MAX):
+            if size >= limits.CONTROL_BATCH_BYTES_MAX:
+                break
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -148,6 +163,7 @@ class MasterLoop:
                 if self._nameless_count == 1:  # Whoever sends such bytes may send many.
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
+            size += len(frames[-1].buffer)
             self._new_senders.append((routing_id, descriptor))
             batch.append(self._event_of(routing_id, frames))
         return batch
@@ -213,7 +229,13 @@ class MasterLoop:
         self._monitor.close(linger=0)
         self._socket.close(linger=limits.LINGER_MS)
         self._context.term()
-        os.close(self._wakeup)
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        with self._pipe_lock:
+            self._is_ended = True
+            os.close(self._wakeup)
+            os.close(self.wakeup_descriptor)
 
 
 def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:

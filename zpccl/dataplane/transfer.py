@@ -175,9 +175,10 @@ class StateTransfer:
         self._plan = plan
         if not plan.fetch:
             return
-        self._fetch = _Fetch(plan.attempt_id, plan.holders[0], plan.fetch)
+        fetch = self._fetch = _Fetch(plan.attempt_id, plan.holders[0], plan.fetch)
         for key in plan.fetch:
-            self._ask(self._fetch, ListRequest(key))
+            if self._fetch is fetch:  # Else it has failed.
+                self._ask(fetch, ListRequest(key))
 
     def _on_delivery(self, delivery: _Delivery) -> None:
         self.rx_bytes += len(delivery.body)
@@ -248,7 +249,7 @@ class StateTransfer:
         self._request_more(fetch)
 
     def _request_more(self, fetch: _Fetch) -> None:
-        while fetch.waiting and len(fetch.requested) < limits.STATE_REQUESTS_IN_FLIGHT:
+        while self._fetch is fetch and fetch.waiting and len(fetch.requested) < limits.STATE_REQUESTS_IN_FLIGHT:
             place = fetch.waiting.popleft()
             fetch.requested.add(place)
             self._ask(fetch, BlockRequest(*place))

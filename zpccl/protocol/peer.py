@@ -584,7 +584,7 @@ class PeerMachine:
         for call in self._take_calls():
             if call.attempt_id is not None:
                 self._end(call, call.attempt_id, commit=False)
-            self._effects.append(Reject(call.call_id, error))
+            self._effects.append(Reject(call.call_id, call.withdrawn or error))
         if self._connect_call is not None:
             self._effects.append(Reject(self._connect_call, error))
             self._connect_call = None

@@ -1,0 +1,111 @@
+"""Addresses as text, and where to listen."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zpccl.control.addresses import (
+    advertised_address,
+    format_address,
+    is_loopback,
+    listen_on_first_free,
+    parse_address,
+    parse_listen,
+    reachable_at,
+)
+from zpccl.errors import InvalidArgument, InvalidUsage
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:5", "127.0.0.1", 5),
+        ("[::1]:48148", "::1", 48148),
+        ("a-b.example:65535", "a-b.example", 65535),
+        ("h:0", "h", 0),
+    ],
+)
+def test_addresses_are_read_and_written(text: str, host: str, port: int) -> None:
+    assert parse_address(text) == (host, port)
+    assert format_address(host, port) == text
+
+
+@pytest.mark.parametrize("text", " :5 h h: h:x h:65536 ::1:5 [::1] h:5\t [h]:5 [:5]:5 [1.2.3.4]:5 h:5\n".split(" "))
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="of the form"):
+        parse_address(text)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        host, port = parse_address(text)
+    except InvalidArgument:
+        return
+    assert parse_address(format_address(host, port)) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "ports"),
+    [
+        (None, "", range(48149, 49149)),
+        ("", "", range(48149, 49149)),
+        ("h", "h", range(48149, 49149)),
+        ("h:5", "h", range(5, 6)),
+        (":5-9", "", range(5, 10)),
+        ("[::1]", "::1", range(48149, 49149)),
+        ("[::1]:7", "::1", range(7, 8)),
+    ],
+)
+def test_listen_options(text: str | None, host: str, ports: range) -> None:
+    assert parse_listen(text) == (host, ports)
+
+
+@pytest.mark.parametrize("text", ["h:", "h:x", "h:9-5", "h:5-70000", "h:-5", "h:5-"])
+def test_bad_listen_options(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="listen"):
+        parse_listen(text)
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "192.0.2.1", "example.org", "*"]))
+
+
+def test_the_first_free_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with listen_on_first_free("127.0.0.1", range(port, min(port + 100, 65536))) as listener:
+            assert listener.getsockname()[1] > port and not listener.getblocking()
+        with pytest.raises(InvalidUsage, match="no free port"):
+            listen_on_first_free("127.0.0.1", range(port, port + 1))
+
+
+@pytest.mark.parametrize("host", ["192.0.2.77", "no.such.host.invalid", "a..b"])
+def test_hosts_that_are_not_ours(host: str) -> None:
+    """RFC 5737: nobody has an address of 192.0.2.0/24 but by mistake."""
+    with pytest.raises(InvalidArgument, match="cannot listen"):
+        listen_on_first_free(host, range(48149, 48151))
+
+
+def test_where_a_listener_is_reached() -> None:
+    with listen_on_first_free("", range(1)) as listener:
+        port = listener.getsockname()[1]
+        addresses = reachable_at(listener, "example.org")
+        assert addresses[:2] == (f"example.org:{port}", f"127.0.0.1:{port}")
+        assert len(set(addresses)) == len(addresses)
+    with listen_on_first_free("127.0.0.1", range(1)) as listener:
+        assert reachable_at(listener, None) == (f"127.0.0.1:{listener.getsockname()[1]}",)
+
+
+def test_advertised_addresses() -> None:
+    assert advertised_address("h", 5) == "h:5"
+    assert advertised_address("h:6", 5) == "h:6"
+    assert advertised_address("[::1]", 5) == advertised_address("::1", 5) == "[::1]:5"
+    for text in ("a b", "h:", ":5", "h:70000"):
+        with pytest.raises(InvalidArgument, match="advertise"):
+            advertised_address(text, 5)

@@ -1,0 +1,126 @@
+"""zpccl-master as its users start it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zpccl
+from e2e.harness import HANG_SECONDS
+
+pytestmark = pytest.mark.e2e
+
+COMMAND = [str(Path(sys.executable).with_name("zpccl-master"))]
+
+
+@contextlib.contextmanager
+def master(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def ends(child: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = child.communicate(timeout=HANG_SECONDS)
+    return child.returncode, output, errors
+
+
+def line_of(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_says_where_it_listens_and_stops_cleanly(number: int) -> None:
+    with master("--bind", "127.0.0.1:0") as child:
+        found = re.fullmatch(r"zpccl-master listens on (127\.0\.0\.1:\d+)\n", line_of(child))
+        assert found and not found[1].endswith(":0")
+        with zpccl.Communicator(found[1]) as comm:
+            assert comm.world_size == 1
+            child.send_signal(number)
+            child.send_signal(number)
+            status, output, errors = ends(child)
+        assert (status, output) == (0, "")
+        assert "Traceback" not in errors and "WARNING" not in errors
+
+
+def test_help() -> None:
+    with master("--help") as child:
+        status, output, errors = ends(child)
+    assert (status, errors) == (0, "")
+    assert all(word in output for word in ("--bind", "--log-level", "--heartbeat-timeout", "0.0.0.0:48148"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--bind", "nonsense"], "nonsense"),
+        (["--bind", "127.0.0.1:99999"], "99999"),
+        (["--bind", "192.0.2.77:0"], "192.0.2.77"),  # RFC 5737: nobody's address.
+        (["--bind", "no.such.host.invalid:0"], "no.such.host.invalid"),
+        (["--bind", ""], "host:port"),
+        (["--log-level", "loud"], "loud"),
+        (["--heartbeat-timeout", "0"], "--heartbeat-timeout"),
+        (["--heartbeat-timeout", "nan"], "--heartbeat-timeout"),
+        (["--heartbeat-timeout", "x"], "--heartbeat-timeout"),
+        (["surplus"], "surplus"),
+    ],
+)
+def test_bad_arguments_are_said_in_a_line(arguments: list[str], text: str) -> None:
+    with master(*arguments) as child:
+        status, output, errors = ends(child)
+    assert (status, output) == (2, "")
+    assert text in errors.splitlines()[-1] and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("name", "value"), [("ZPCCL_SECRET", "s"), ("ZPCCL_LOG_LEVEL", "loud")])
+def test_a_bad_environment_is_said_in_a_line(name: str, value: str) -> None:
+    with master("--bind", "127.0.0.1:0", **{name: value}) as child:
+        status, _, errors = ends(child)
+    assert status == 2
+    assert name in errors.splitlines()[-1] and "Traceback" not in errors
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with master("--bind", address) as child:
+            status, output, errors = ends(child)
+    assert (status, output) == (2, "")
+    assert address in errors and "in use" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("bind", "warns"), [("0.0.0.0:0", True), ("[::1]:0", False), ("localhost:0", False)])
+def test_warns_beyond_loopback(bind: str, warns: bool) -> None:
+    with master("--bind", bind) as child:
+        address = line_of(child).split()[-1]
+        assert address.rpartition(":")[0] == bind.rpartition(":")[0]
+        with zpccl.Communicator(address.replace("0.0.0.0", "127.0.0.1")) as comm:
+            assert comm.world_size == 1
+        child.terminate()
+        status, _, errors = ends(child)
+    assert status == 0 and ("secret" in errors) is warns
+
+
+def test_module_runs_like_the_command() -> None:
+    done: Any = subprocess.run([sys.executable, "-m", "zpccl.cli.master", "--help"], capture_output=True, check=False)
+    assert done.returncode == 0 and b"--bind" in done.stdout

@@ -1,0 +1,36 @@
+"""What the engine sets on the sockets that it is given."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+
+from zpccl.dataplane.engine import Engine
+
+
+def test_connections_within_a_host_are_not_paced() -> None:
+    """A loopback connection leaves a pacing congestion control; it is non-blocking and closed on exec."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialled = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    with accepted, dialled.dup() as seen:
+        engine = Engine()
+        try:
+            engine.open_link(bytes(16), [dialled.detach()])
+            name = seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+            assert name in (b"cubic", b"reno")
+            assert fcntl.fcntl(seen, fcntl.F_GETFL) & socket.SOCK_NONBLOCK
+            assert seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        finally:
+            engine.close()
+
+
+def test_stream_sockets_that_are_not_tcp_work_too() -> None:
+    """Options of TCP are tried, not demanded."""
+    one, other = socket.socketpair()
+    with other:
+        engine = Engine()
+        try:
+            engine.open_link(bytes(16), [one.detach()])
+        finally:
+            engine.close()

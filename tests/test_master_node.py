@@ -1,0 +1,135 @@
+"""A master inside a process."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from e2e.harness import HANG_SECONDS, until
+
+import zpccl
+from zpccl.errors import Result
+
+pytestmark = pytest.mark.e2e
+
+
+def test_runs_beside_the_program_until_interrupted() -> None:
+    master = zpccl.MasterNode("127.0.0.1:0")
+    master.interrupt()  # It does not run: nothing to do.
+    master.run()
+    with zpccl.Communicator(master.address) as comm:
+        assert comm.world_size == 1
+        with pytest.raises(zpccl.InvalidUsage, match="already"):
+            master.run()
+    master.interrupt()
+    master.interrupt()
+    with pytest.raises(zpccl.MasterUnreachable):
+        zpccl.Communicator(master.address).connect(1)
+
+
+def test_the_same_port_again() -> None:
+    """A new run begins at the same address, in the same object too."""
+    with zpccl.MasterNode("127.0.0.1:0") as first:
+        address = first.address
+    for node in (first, zpccl.MasterNode(address)):
+        node._listen_address = address
+        with node, zpccl.Communicator(address) as comm:
+            assert comm.epoch == 1
+
+
+def test_a_port_that_is_taken() -> None:
+    with zpccl.MasterNode("127.0.0.1:0") as first:
+        second = zpccl.MasterNode(first.address)
+        with pytest.raises(zpccl.InvalidUsage, match="in use") as caught:
+            second.run()
+        assert caught.value.result == Result.INVALID_USAGE
+        second.interrupt()
+
+
+@pytest.mark.parametrize("address", ["", "x", "127.0.0.1", "127.0.0.1:99999", "192.0.2.77:0", None, 5])
+def test_bad_addresses(address: Any) -> None:
+    with pytest.raises(zpccl.InvalidArgument):
+        zpccl.MasterNode(address).run()
+
+
+def test_dropping_it_waits_for_its_end() -> None:
+    master = zpccl.MasterNode("127.0.0.1:0")
+    master.run()
+    loop = master._loop
+    assert loop is not None
+    dropped = threading.Event()
+
+    def drop() -> None:
+        nonlocal master
+        del master
+        gc.collect()
+        dropped.set()
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    with zpccl.Communicator(loop.address) as comm:  # It goes on meanwhile.
+        assert comm.world_size == 1 and not dropped.is_set()
+    loop.stop()
+    assert dropped.wait(HANG_SECONDS)
+    thread.join()
+    loop.stop()  # Harmless after its end: its descriptor may be another file's by now.
+
+
+def test_stop_after_the_end_writes_nowhere() -> None:
+    with zpccl.MasterNode("127.0.0.1:0") as master:
+        loop = master._loop
+    assert loop is not None
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.stop()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        for end in (ours, theirs):
+            with pytest.raises(BlockingIOError):
+                end.recv(1)
+
+
+PROGRAM = """
+import os, signal, sys, threading, zpccl
+master = zpccl.MasterNode("127.0.0.1:0")
+master.run()
+print(master.address, flush=True)
+def end():
+    sys.stdin.readline()
+    master.interrupt()
+threading.Thread(target=end).start()
+"""
+
+
+def test_the_process_lives_while_the_master_runs() -> None:
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        address = child.stdout.readline().strip()
+        with zpccl.Communicator(address) as comm:
+            assert comm.world_size == 1 and child.poll() is None
+        child.communicate("\n", timeout=HANG_SECONDS)
+        assert child.returncode == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_it_leaks_nothing() -> None:
+    import os
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with zpccl.MasterNode("127.0.0.1:0"):
+        pass
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(10):
+        with zpccl.MasterNode("127.0.0.1:0"):
+            pass
+    until(lambda: descriptors() <= before and threading.active_count() <= threads)
