@@ -75,7 +75,7 @@ class Demo:
 
     def _start_master(self) -> str:
         """Starts a master on a free port; returns its address."""
-        command = ["-m", "zpccl.cli.master", "--bind", "127.0.0.1:0"]
+        command = ["-m", "zpccl.cli.master", "--bind", "127.0.0.1:0", "--recovery-grace", "0.1"]
         with (self.folder / "master.txt").open("w") as log:
             master = self.stack.enter_context(child_process(command, stdout=subprocess.PIPE, stderr=log))
         assert master.stdout is not None

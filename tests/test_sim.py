@@ -212,14 +212,17 @@ def test_catches_an_epoch_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_catches_two_plans_of_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Outbox.send
+    original = Outbox.broadcast
 
-    def send(self: Outbox, peer: Any, message: Any) -> None:
-        if isinstance(message, Plan) and message.lanes[0].order[0] == peer.peer_id:
-            message = replace(message, lanes=(replace(message.lanes[0], order=message.lanes[0].order[::-1]),))
-        original(self, peer, message)
+    def broadcast(self: Outbox, peers: Any, message: Any) -> None:
+        for peer in peers:
+            if isinstance(message, Plan) and message.lanes[0].order[0] == peer.peer_id:
+                lane = replace(message.lanes[0], order=message.lanes[0].order[::-1])
+                original(self, [peer], replace(message, lanes=(lane,)))
+            else:
+                original(self, [peer], message)
 
-    monkeypatch.setattr(Outbox, "send", send)
+    monkeypatch.setattr(Outbox, "broadcast", broadcast)
     assert "S3" in promises_broken("calm")
 
 

@@ -242,6 +242,19 @@ def test_kill_peer_keeps_the_promises(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_kill_master_keeps_the_promises(tmp_path: Path) -> None:
+    """L3, S1, S5."""
+    path = tmp_path / "kill.json"
+    options = ["--peers", "2", "--bytes", "64KiB", "--kills", "1", "--absence", "0.1"]
+    ended = run_tool("kill_master.py", *options, "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(path.read_text())
+    assert (found["kills"], found["digests_equal"], found["revision_goes_on"]) == (1, True, True)
+    assert found["calls_that_saw_a_kill"] == 2
+    assert found["promises_kept"] is True
+
+
+@pytest.mark.e2e
 def test_bench_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     sizes = ["--peers", "2", "--bytes", "4KiB", "100KiB", "--connections", "2", "--reps", "2"]

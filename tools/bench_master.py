@@ -188,7 +188,8 @@ class Crowd:
             for _ in range(batch):
                 plan = peer.receive(Plan)
                 assert isinstance(plan, Plan)
-                peer.send(Finished(plan.call_id, plan.attempt_id, True, digest=1))
+                call_id = plan.calls[plan.lanes[0].order.index(peer.peer_id)]
+                peer.send(Finished(call_id, plan.attempt_id, True, digest=1))
         for peer in self.peers:
             for _ in range(batch):
                 decision = peer.receive(Decision)

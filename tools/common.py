@@ -314,6 +314,7 @@ def running_master() -> Iterator[tuple[str, int]]:
         WorkerFailed: it did not start.
     """
     command = [sys.executable, "-m", "zpccl.cli.master", "--bind", "127.0.0.1:0", "--log-level", "warning"]
+    command += ["--recovery-grace", "0.1"]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

@@ -25,7 +25,7 @@ def reduce_once(address: str, peer: int, results: dict[int, NDArray[np.float32]]
 
 
 def main() -> None:
-    master = zpccl.MasterNode("127.0.0.1:0")
+    master = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.1)
     master.run()
     results: dict[int, NDArray[np.float32]] = {}
     threads = [

@@ -19,7 +19,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -36,6 +36,13 @@ CALLS_IN_FLIGHT_MAX = 1024
 ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
 """Answers kept for a peer that does not say that it got them. Those that a broken connection can have cost it are the
 latest, and no more than CALLS_IN_FLIGHT_MAX: it had no answer to any of them."""
+OUTCOMES_KEPT_MAX = CALLS_IN_FLIGHT_MAX
+"""Ends of attempts that a peer remembers, for a master that takes the run over. What another peer has not heard of is
+the latest, and no more: it had no answer to any of its calls in them."""
+OUTCOME_CALLS_KEPT_MAX = 131_072
+"""Calls named in all outcomes that a peer remembers, so that its report fits into a message."""
+OUTCOME_TEXT_CHARS_MAX = 400
+"""Reasons in remembered outcomes are cut to this."""
 SPECS_PER_MESSAGE_MAX = 1024
 SMALL_TENSOR_BYTES = 64 * KIB
 """A smaller tensor takes longer to vote for than to reduce: `max_in_flight` does not count it."""
@@ -66,7 +73,15 @@ REGISTRATION_TIMEOUT_NS = 5 * SECOND
 CONNECT_TIMEOUT_NS = 3 * SECOND
 """One try to open a TCP connection."""
 RECONNECT_INTERVAL_NS = 100 * MS
-RECONNECT_INTERVAL_MAX_NS = 2 * SECOND
+RECONNECT_INTERVAL_MAX_NS = 500 * MS
+"""Well below RECOVERY_GRACE: peers are back before a master that takes over stops waiting for them."""
+RECOVERY_GRACE_NS = 1 * SECOND
+"""How long a new master waits for the reports of peers of an earlier one, from the first report on, and before it
+admits the first peer of a new run, from its start on."""
+INCARNATION_STEP_MAX = 4096
+"""The number of a master that takes over is higher than the last known one by a random step of this size at most."""
+RECOVERY_WAIT_NS = 4 * SECOND
+"""How long a master that took over waits for members that have not reported."""
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""
 LEAVE_TIMEOUT_NS = 2 * SECOND

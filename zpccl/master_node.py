@@ -21,16 +21,24 @@ class MasterNode:
         secret: text from `zpccl keygen`: the secret of the run, or the master's private key (ZPCCL_SECRET, or the file
             that ZPCCL_SECRET_FILE names). None of them lets everybody in who reaches the address.
         allow: file with the public keys of the peers, where the secret is a private key.
+        recovery_grace: seconds that it waits, from its start on, for peers of an earlier master whose run it may take
+            over, before it admits the first peer of a new run. None: the default, 1 s.
 
     Raises:
         InvalidArgument: the secret or the file is malformed.
     """
 
     def __init__(
-        self, listen_address: str, *, secret: str | None = None, allow: str | os.PathLike[str] | None = None
+        self,
+        listen_address: str,
+        *,
+        secret: str | None = None,
+        allow: str | os.PathLike[str] | None = None,
+        recovery_grace: float | None = None,
     ) -> None:
         self._listen_address = listen_address
         self._keys = master_keys(secret, allow_file=allow)
+        self._recovery_grace = recovery_grace
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -48,7 +56,7 @@ class MasterNode:
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already", function="MasterNode.run")
-        self._loop = MasterLoop(self._listen_address, keys=self._keys)
+        self._loop = MasterLoop(self._listen_address, keys=self._keys, recovery_grace=self._recovery_grace)
         self._thread = threading.Thread(target=self._loop.run, name="zpccl-master", daemon=False)
         self._thread.start()
 

@@ -300,7 +300,7 @@ class MasterProcess(Process):
     def __init__(self, directory: str, name: str, *arguments: str, bind: str = "127.0.0.1:0") -> None:
         ours, theirs = os.pipe()
         reading, writing = Connection(ours, writable=False), Connection(theirs, readable=False)
-        command = ["--bind", bind, "--log-level", "debug", *arguments]
+        command = ["--bind", bind, "--log-level", "debug", "--recovery-grace", "0.1", *arguments]
         super().__init__(_start_master, (command, writing), directory, name)
         self.process.start()
         writing.close()

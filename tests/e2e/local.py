@@ -18,7 +18,7 @@ class Run:
     """A master and members of its run, all in this process."""
 
     def __init__(self, size: int, groups: list[int] | None, options: dict[str, Any]) -> None:
-        self.master = zpccl.MasterNode("127.0.0.1:0")
+        self.master = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05)
         self.master.run()
         self.comms = [
             zpccl.Communicator(self.master.address, groups[i] if groups else 0, name=f"peer{i}", **options)

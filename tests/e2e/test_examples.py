@@ -49,7 +49,9 @@ class Run:
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
-        master = self.start(["-m", "zpccl.cli.master", "--bind", "127.0.0.1:0"], stdout=subprocess.PIPE)
+        master = self.start(
+            ["-m", "zpccl.cli.master", "--bind", "127.0.0.1:0", "--recovery-grace", "0.05"], stdout=subprocess.PIPE
+        )
         assert master.stdout is not None
         stack.callback(master.stdout.close)
         self.address = master.stdout.readline().split()[-1]

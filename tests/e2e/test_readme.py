@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
 def test_the_program_runs_and_all_peers_end_alike():
     """S5: two peers run the program to its end and hold equal weights: the average of their ranks."""
     (program,) = blocks("python")
-    command = [sys.executable, "-m", "zpccl.cli.master", "--bind", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "zpccl.cli.master", "--bind", "127.0.0.1:0", "--recovery-grace", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as master:
         try:
             address = master.stdout.readline().split()[-1]

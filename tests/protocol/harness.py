@@ -9,6 +9,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from zpccl import limits
 from zpccl.errors import PCCLError
 from zpccl.protocol import events
@@ -44,7 +46,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine, PeerOptions
 
 RUN_ID = b"run id of 16 byt"
-FIRST_ATTEMPT = (1 << 32) | 1
+FIRST_ATTEMPT = 1
 FRAME = limits.FRAME_BYTES_DEFAULT
 UPDATE, OPTIMIZE, PENDING = TopologyKind.UPDATE, TopologyKind.OPTIMIZE, TopologyKind.PENDING
 
@@ -86,8 +88,19 @@ def offer(call_id: int, revision: int, *entries: StateEntry, strategy: int = 0, 
 
 
 def sent(effects: Iterable[Any]) -> list[tuple[Hashable, Any]]:
-    """Who was sent what, in order, without log lines."""
-    return [(c, e.message) for e in effects if isinstance(e, Broadcast) for c in e.connections]
+    """Who was sent what, in order, without log lines, and without what is only for a master that takes over."""
+    return [(c, plain(e.message)) for e in effects if isinstance(e, Broadcast) for c in e.connections]
+
+
+def plain(message: Any) -> Any:
+    """A message of the master without what peers only remember for another master."""
+    if isinstance(message, Decision):
+        return msgspec.structs.replace(message, order=(), calls=())
+    if isinstance(message, Answer):
+        return msgspec.structs.replace(message, round=0, attempt_id=0, order=(), calls=())
+    if isinstance(message, Members):
+        return msgspec.structs.replace(message, round=0, round_value=0)
+    return message
 
 
 def logs(effects: Iterable[Any]) -> list[Log]:
@@ -212,7 +225,7 @@ class MasterBench:
 
     def vote(self, name: str, kind: TopologyKind, call_id: int, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` makes a topology call."""
-        return self.say(name, TopologyVote(oldest, call_id, kind))
+        return self.say(name, TopologyVote(oldest, call_id, kind, self.machine.registry.round))
 
     def fetched(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
         """Peer `name` reports on a sync."""
@@ -263,7 +276,9 @@ class MasterBench:
                 for peer in machine.registry.peers.values()
             },
             "open": {peer.name: sorted(peer.open_calls) for peer in machine.registry.peers.values()},
-            "answers": {peer.name: dict(peer.answers) for peer in machine.registry.peers.values()},
+            "answers": {
+                peer.name: {c: plain(a) for c, a in peer.answers.items()} for peer in machine.registry.peers.values()
+            },
             "ballots": {
                 key: ({p.name: c for p, c in ballot.calls.items()}, ballot.agreed_ns)
                 for key, ballot in machine.collectives.ballots.items()
@@ -289,7 +304,7 @@ class MasterBench:
 
 OPTIONS = PeerOptions(peer_id=pid("a"), token=token("a"), name="a", addresses=("a:1",), master="m:48148")
 HELLO = Hello(pid("a"), token("a"), False, 0, "a", ("a:1",), 1)
-HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",), 2)
+HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",), 2, RUN_ID)
 CONNECT = 1
 """The call id of connect()."""
 
@@ -402,19 +417,19 @@ class PeerBench:
         return error
 
 
-def plan_of(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> Plan:
-    """A plan with one lane over `names`."""
+def plan_of(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab", calls: tuple[int, ...] = ()) -> Plan:
+    """A plan with one lane over `names`, for the call of that number of each, or for `calls`."""
     from zpccl.protocol.messages import Lane
 
-    return Plan(call_id, attempt_id, (Lane(pids(names)),), FRAME)
+    return Plan(attempt_id, (Lane(pids(names)),), calls or (call_id,) * len(names), FRAME)
 
 
 def sync_plan(
-    call_id: int, revision: int, holders: str, *fetch: tuple[str, str], attempt_id: int = FIRST_ATTEMPT
+    call_id: int, revision: int, holders: str, *fetch: tuple[str, str], attempt_id: int = FIRST_ATTEMPT, **calls: int
 ) -> SyncPlan:
     """A sync plan; `fetch` has key and contents of each tensor to fetch."""
     from zpccl.protocol.messages import FetchEntry
 
-    return SyncPlan(
-        call_id, attempt_id, revision, pids(holders), tuple(FetchEntry(key, digest(text)) for key, text in fetch)
-    )
+    entries = tuple(FetchEntry(key, digest(text)) for key, text in fetch)
+    calls = calls or {"a": call_id, "b": call_id}
+    return SyncPlan(call_id, attempt_id, revision, pids(holders), entries, pids(calls), tuple(calls.values()))

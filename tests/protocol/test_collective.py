@@ -39,7 +39,7 @@ def test_from_votes_to_commit() -> None:
     """S1, S3: golden."""
     bench = bench_of("a", "b")
     assert bench.begin("a", 1) == []
-    assert bench.begin("b", 5) == [("a1", plan_of(1)), ("b1", plan_of(5))]
+    assert bench.begin("b", 5) == [("a1", plan_of(0, calls=(1, 5))), ("b1", plan_of(0, calls=(1, 5)))]
     assert bench.finish("a", 1) == []
     assert bench.finish("b", 5) == [("a1", committed(1)), ("b1", committed(5))]
     assert bench.snapshot()["attempts"] == bench.snapshot()["ballots"] == {}
@@ -57,8 +57,8 @@ def test_many_tags_in_any_order() -> None:
     bench = bench_of("a", "b")
     bench.begin("a", 1, spec(10), spec(20), spec(30))
     assert bench.begin("b", 1, spec(30)) == [
-        ("a1", plan_of(3, FIRST_ATTEMPT)),
-        ("b1", plan_of(1, FIRST_ATTEMPT)),
+        ("a1", plan_of(0, FIRST_ATTEMPT, calls=(3, 1))),
+        ("b1", plan_of(0, FIRST_ATTEMPT, calls=(3, 1))),
     ]
     bench.begin("b", 2, spec(10))
     bench.finish("a", 1, FIRST_ATTEMPT + 1)

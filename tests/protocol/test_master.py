@@ -52,7 +52,7 @@ from .harness import (
     token,
 )
 
-WELCOME = Welcome(RUN_ID, 1)
+WELCOME = Welcome(RUN_ID, 0)
 SECOND = limits.SECOND
 
 
@@ -327,7 +327,7 @@ def test_a_kick_can_be_read_however_many_members_there_are(bench: MasterBench) -
         for other in letters[: letters.index(name) + 1]:
             bench.handle(events.PeerMessageReceived(other, Linked(everybody)))
         for peer in list(bench.machine.registry.order):
-            bench.say(peer.name, TopologyVote(0, letters.index(name), UPDATE))
+            bench.vote(peer.name, UPDATE, letters.index(name))
     assert len(bench.machine.registry.order) == 50
     bench.register("j")
     ((_, kick), *_) = bench.tick_at_deadline()
@@ -552,8 +552,8 @@ def test_a_call_id_for_two_calls(bench: MasterBench) -> None:
     assert bench.names() == "b"
 
 
-@pytest.mark.parametrize("second", [TopologyVote(0, 1, UPDATE), TopologyVote(0, 1, PENDING), offer(1, 0)])
-@pytest.mark.parametrize("first", [Begin(0, (CollectiveCall(1, spec()),)), TopologyVote(0, 1, UPDATE), offer(1, 0)])
+@pytest.mark.parametrize("second", [TopologyVote(0, 1, UPDATE, 9), TopologyVote(0, 1, PENDING, 9), offer(1, 0)])
+@pytest.mark.parametrize("first", [Begin(0, (CollectiveCall(1, spec()),)), TopologyVote(0, 1, UPDATE, 9), offer(1, 0)])
 def test_a_call_id_for_two_kinds_of_calls(bench: MasterBench, first: Any, second: Any) -> None:
     bench.members("a", "b")
     bench.say("a", first)
@@ -632,7 +632,7 @@ def test_withdraw_of_a_call_whose_vote_was_lost(bench: MasterBench) -> None:
 
 def test_attempt_ids_of_a_later_master_are_higher() -> None:
     """S3."""
-    first, second = MasterMachine(RUN_ID, 1), MasterMachine(RUN_ID, 2)
+    first, second = MasterMachine(RUN_ID), MasterMachine(RUN_ID, 1)
     assert [first._next_attempt_id() for _ in range(3)] == [FIRST_ATTEMPT, FIRST_ATTEMPT + 1, FIRST_ATTEMPT + 2]
     assert second._next_attempt_id() > FIRST_ATTEMPT + 2
 

@@ -194,7 +194,7 @@ def test_another_version() -> None:
     peer = PeerBench().connecting()
     error = peer.error(peer.handle(events.OtherVersionReceived(9)))
     assert isinstance(error, VersionMismatch)
-    assert "it speaks protocol version 9, this peer 1" in str(error)
+    assert f"it speaks protocol version 9, this peer {limits.PROTOCOL_VERSION}" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -706,7 +706,8 @@ def test_syncs_are_said_again() -> None:
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
     assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
     peer.handle(events.FetchDone(FIRST_ATTEMPT))
-    assert peer.reconnect()[2:] == [Send(SyncFinished(10, FIRST_ATTEMPT, True))]
+    finished = SyncFinished(10, FIRST_ATTEMPT, True)
+    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES)), Send(finished)]
 
 
 def test_a_master_that_asks_who_we_are() -> None:

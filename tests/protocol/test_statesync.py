@@ -46,9 +46,9 @@ def test_from_offers_to_commit() -> None:
     assert bench.say("a", offer(1, 1, w("x"))) == []
     assert bench.say("c", offer(3, 0, w("old"))) == []
     assert bench.say("b", offer(2, 1, w("x"))) == [
-        ("a1", sync_plan(1, 1, "ab")),
-        ("b1", sync_plan(2, 1, "ab")),
-        ("c1", sync_plan(3, 1, "ab", ("w", "x"))),
+        ("a1", sync_plan(1, 1, "ab", a=1, b=2, c=3)),
+        ("b1", sync_plan(2, 1, "ab", a=1, b=2, c=3)),
+        ("c1", sync_plan(3, 1, "ab", ("w", "x"), a=1, b=2, c=3)),
     ]
     assert bench.fetched("c", 3) == [
         ("a1", committed(1, 1)),

@@ -48,6 +48,14 @@ def build_parser() -> argparse.ArgumentParser:
         "read again on SIGHUP, when peers that are gone from it are removed",
     )
     parser.add_argument(
+        "--recovery-grace",
+        metavar="SECONDS",
+        type=float,
+        default=limits.RECOVERY_GRACE_NS / limits.SECOND,
+        help="after a restart, wait so long for all peers of the run to report, and before a new run is begun "
+        "(default %(default)s)",
+    )
+    parser.add_argument(
         "--log-level",
         choices=LEVELS,
         default=os.environ.get("ZPCCL_LOG_LEVEL", "").lower() or "info",
@@ -62,12 +70,19 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 1 <= options.heartbeat_timeout <= 3600:
         parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
+    if not 0 <= options.recovery_grace <= 3600:
+        parser.error("--recovery-grace must be between 0 and 3600 seconds")
     if options.log_level not in LEVELS:  # argparse does not check defaults.
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
     try:
         keys = master_keys(secret_file=options.secret_file, allow_file=options.allow)
-        loop = MasterLoop(options.bind, heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND), keys=keys)
+        loop = MasterLoop(
+            options.bind,
+            heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND),
+            keys=keys,
+            recovery_grace=options.recovery_grace,
+        )
     except PCCLError as error:
         print(f"zpccl-master: {error.message}", file=sys.stderr)
         return 2

@@ -15,13 +15,13 @@ connection whose key was taken from the allow list cannot be closed from here; i
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import logging
 import os
 import secrets
 import threading
 import time
+from dataclasses import replace
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -55,6 +55,8 @@ class MasterLoop:
         options: times of the master.
         heartbeat_timeout_ns: a host that is silent for so long is lost.
         keys: who may connect; None lets everybody in.
+        recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
+            default of `options`.
 
     Attributes:
         wakeup_descriptor: a byte written to it wakes the loop; for `signal.set_wakeup_fd`.
@@ -70,12 +72,17 @@ class MasterLoop:
         options: MasterOptions | None = None,
         heartbeat_timeout_ns: int = limits.HEARTBEAT_TIMEOUT_NS,
         keys: MasterKeys | None = None,
+        recovery_grace: float | None = None,
     ) -> None:
         host, port = parse_address(listen, what="listen address")
         self._keys = keys
+        options = options or MasterOptions()
         if keys is not None:
-            options = dataclasses.replace(options or MasterOptions(), link_seed=keys.link_seed)
+            options = replace(options, link_seed=keys.link_seed)
+        if recovery_grace is not None:
+            options = replace(options, recovery_grace_ns=int(recovery_grace * limits.SECOND))
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
+        self.machine.gather(time.monotonic_ns())
         self._context = zmq.Context()
         self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pipe_lock = threading.RLock()  # A signal handler may find its own thread in stop().

@@ -311,14 +311,11 @@ class PeerLoop:
                 self._take(item, now_ns)
         if self._monitor in ready:  # After the inbox: connect() comes before the connection it makes.
             for event in self._take_monitor_events(now_ns):
+                if isinstance(event, events.ConnectionUp):  # What is here now came on an older connection: no master
+                    self._take_messages(now_ns)  # speaks first. It counts before what another master may ask of us.
                 self._handle(event, now_ns)
         if self._socket in ready:
-            for _ in range(limits.POLL_EVENTS_MAX):
-                try:
-                    data = self._socket.recv(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self._on_data(data, now_ns)
+            self._take_messages(now_ns, limits.POLL_EVENTS_MAX)
         if self._engine.fileno() in ready:
             for engine_event in self._engine.poll():
                 self._on_engine_event(engine_event, now_ns)
@@ -330,6 +327,14 @@ class PeerLoop:
             self._connect_anew()
             self._handle(events.ConnectionFailed(_NO_ZMQ), now_ns)
         self._handle(events.Tick(), now_ns)
+
+    def _take_messages(self, now_ns: int, count_max: int = limits.CONTROL_QUEUE_MESSAGES_MAX) -> None:
+        for _ in range(count_max):
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_data(data, now_ns)
 
     def _take(self, item: _InboxItem, now_ns: int) -> None:
         if isinstance(item, _NewCalls):

@@ -39,9 +39,11 @@ from zpccl.protocol.messages import (
     Decision,
     Finished,
     PeerMessage,
+    Plan,
     StateEntry,
     SyncFinished,
     SyncOffer,
+    SyncPlan,
     TopologyKind,
     TopologyVote,
 )
@@ -70,9 +72,9 @@ class Call:
         """The message that makes this call."""
         raise NotImplementedError
 
-    def standing(self, oldest_call_id: int) -> PeerMessage:
-        """The message to send again after a broken connection."""
-        return self.report if self.report is not None else self.vote(oldest_call_id)
+    def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
+        """What to say again after a broken connection."""
+        return (self.report,) if self.report is not None else (self.vote(oldest_call_id),)
 
 
 @dataclass(slots=True)
@@ -80,6 +82,14 @@ class ReduceCall(Call):
     """A collective."""
 
     spec: CollectiveSpec | None = None
+    plan: Plan | None = None
+
+    def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
+        """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
+        plan = self.plan
+        if plan is None or plan.attempt_id != attempt_id:
+            return []
+        return list(zip(plan.lanes[0].order, plan.calls, strict=False))
 
     def vote(self, oldest_call_id: int) -> Begin:
         """The message that makes this call."""
@@ -92,10 +102,11 @@ class TopologyCall(Call):
     """update_topology, optimize_topology or are_peers_pending."""
 
     kind: TopologyKind = TopologyKind.UPDATE
+    after_round: int = 0
 
     def vote(self, oldest_call_id: int) -> TopologyVote:
         """The message that makes this call."""
-        return TopologyVote(oldest_call_id, self.call_id, self.kind)
+        return TopologyVote(oldest_call_id, self.call_id, self.kind, self.after_round)
 
 
 @dataclass(slots=True)
@@ -105,10 +116,25 @@ class SyncCall(Call):
     strategy: int = 0
     revision: int = 0
     entries: tuple[StateEntry, ...] = ()
+    plan: SyncPlan | None = None
+
+    def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
+        """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
+        plan = self.plan
+        return (
+            list(zip(plan.order, plan.calls, strict=False))
+            if plan is not None and plan.attempt_id == attempt_id
+            else []
+        )
 
     def vote(self, oldest_call_id: int) -> SyncOffer:
         """The message that makes this call."""
         return SyncOffer(oldest_call_id, self.call_id, self.strategy, self.revision, self.entries)
+
+    def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
+        """What to say again: the offer too, from which a new master finds what others must fetch."""
+        offer = self.vote(oldest_call_id)
+        return (offer, self.report) if self.report is not None else (offer,)
 
 
 _ERRORS: dict[int, type[PCCLError]] = {
@@ -135,6 +161,8 @@ def error_of_decision(call: Call, decision: Decision) -> PCCLError:
     """The error that an aborted attempt stands for."""
     if decision.result == Result.INTERNAL_ERROR:
         return ResultMismatch(decision.reason)
+    if decision.result in _ERRORS:  # A sync that was refused, by the word of another who was.
+        return _ERRORS[decision.result](decision.reason)
     return call.withdrawn or PeerLost(decision.reason, peers=decision.peers)
 
 

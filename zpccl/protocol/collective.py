@@ -12,6 +12,9 @@ A collective is known by its tag within a group. Each attempt at it runs through
 A member that is lost while a collective is in voting is no longer waited for. One lost while it runs aborts it, unless
 all survivors had finished: then they all hold the same result, and it counts.
 
+A master that takes the run over goes on with the attempts that peers report. What it does not know yet may have been
+decided by the former master and be known to a member that has not reported: until all have, it decides nothing.
+
 Answers are kept per peer until the peer says that it got them (`oldest_call_id`), so every message may come twice.
 """
 
@@ -74,7 +77,7 @@ class Collectives:
         key = (peer.group, spec.tag)
         running = self._attempt_at.get(key)
         if running is not None and running.calls.get(peer) == call_id:
-            return self._send_plan(running, peer)
+            return self._send_plan(running, (peer,))
         if key in self.ballots and self.ballots[key].calls.get(peer, (call_id,))[0] != call_id:
             reason = f"tag {spec.tag} is in use by another call of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
@@ -108,7 +111,7 @@ class Collectives:
                     del self.ballots[key]
                 self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
                 return True
-        attempt = next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
+        attempt = self._attempt_of(peer, call_id)
         if attempt is None:
             return False
         self._abort(attempt, Result.RANK_CONNECTION_LOST, f"{peer.name} withdrew from it", (peer,))
@@ -147,6 +150,9 @@ class Collectives:
     def refuse(self, group: int, tag: int, reason: str) -> None:
         """Ends the voting for a tag with INVALID_USAGE."""
         self._answer_all(self.ballots.pop((group, tag)), Result.INVALID_USAGE, reason)
+
+    def _attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
+        return next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
 
     def _count(self, key: tuple[int, int], now_ns: int) -> None:
         """Looks whether the votes for one tag are complete, and goes on if they are."""
@@ -191,17 +197,68 @@ class Collectives:
         )
         assert key not in self._attempt_at, "its participants cannot have voted"
         self.attempts[attempt.attempt_id] = self._attempt_at[key] = attempt
-        for peer in attempt.order:
-            self._send_plan(attempt, peer)
+        self._send_plan(attempt, attempt.order)
 
-    def _send_plan(self, attempt: Attempt, peer: Peer) -> None:
-        plan = Plan(attempt.calls[peer], attempt.attempt_id, attempt.plan, limits.FRAME_BYTES_DEFAULT)
-        self._outbox.send(peer, plan)
+    def _send_plan(self, attempt: Attempt, peers: Iterable[Peer]) -> None:
+        calls = tuple(attempt.calls[peer] for peer in attempt.order)
+        self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, limits.FRAME_BYTES_DEFAULT))
+
+    # --- Taking over ------------------------------------------------------------------------------------------------
+
+    def restore(self, attempt_id: int, spec: CollectiveSpec, calls: dict[Peer, int]) -> None:
+        """Goes on with an attempt of a former master: `calls` in ring order, with those who are gone."""
+        if attempt_id in self.attempts:
+            return
+        present = [peer for peer in calls if self._registry.peers.get(peer.peer_id) is peer]
+        ahead = [p for p in present if calls[p] in p.answers or self._attempt_of(p, calls[p]) is not None]
+        for peer in ahead:
+            del calls[peer]
+        present = [peer for peer in present if peer in calls]
+        if not present:
+            return
+        lane = Lane(tuple(peer.peer_id for peer in calls))
+        attempt = Attempt(attempt_id, present[0].group, spec, tuple(calls), calls, (lane,))
+        for peer in present:
+            self.forget(peer, calls[peer])
+            peer.open_calls.setdefault(calls[peer], spec)
+        self.attempts[attempt_id] = attempt
+        self._attempt_at.setdefault((attempt.group, spec.tag), attempt)
+        if ahead:  # The votes of these count in a later attempt: nobody could finish this one.
+            return self._abort(attempt, Result.RANK_CONNECTION_LOST, "another master has begun it anew", ())
+        self._send_plan(attempt, present)
+        self._decide(attempt)
+
+    def forget(self, peer: Peer, call_id: int) -> None:
+        """A vote counts no more: its attempt was begun, or decided, by a former master."""
+        for key, ballot in list(self.ballots.items()):
+            if ballot.calls.get(peer, (None,))[0] == call_id:
+                del ballot.calls[peer]
+                ballot.agreed_ns = None
+                if not ballot.calls:
+                    del self.ballots[key]
+
+    def take(self, attempt_id: int) -> dict[Peer, int]:
+        """A former master has decided an attempt: who takes part. It runs no more."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None:
+            return {}
+        self._forget_attempt(attempt)
+        return attempt.calls
+
+    def _forget_attempt(self, attempt: Attempt) -> None:
+        del self.attempts[attempt.attempt_id]
+        key = (attempt.group, attempt.spec.tag)
+        if self._attempt_at.get(key) is attempt:
+            del self._attempt_at[key]
+
+    # --- Decisions --------------------------------------------------------------------------------------------------
 
     def _decide(self, attempt: Attempt) -> None:
         failed = [report for report in attempt.reports.values() if not report.ok]
         lost = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is not peer]
         survivors = [peer for peer in attempt.order if peer not in lost]
+        if not all(peer.is_heard for peer in survivors):
+            return  # One may know that it was decided otherwise.
         reports = [attempt.reports[peer] for peer in survivors if peer in attempt.reports]
         if failed:
             faults = {report.fault for report in failed} - {None}
@@ -226,14 +283,14 @@ class Collectives:
     def _end(
         self, attempt: Attempt, *, committed: bool, result: int = 0, reason: str = "", blamed: tuple[str, ...] = ()
     ) -> None:
-        del self.attempts[attempt.attempt_id]
-        del self._attempt_at[attempt.group, attempt.spec.tag]
-        world_size, text = len(attempt.order), reason[: limits.TEXT_CHARS_MAX]
-        for peer in attempt.order:
-            if self._registry.peers.get(peer.peer_id) is peer:
-                call_id = attempt.calls[peer]
-                decision = Decision(call_id, attempt.attempt_id, committed, world_size, result, text, blamed)
-                self._outbox.answer(peer, decision)
+        self._forget_attempt(attempt)
+        survivors = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is peer]
+        order = tuple(peer.peer_id for peer in survivors)
+        calls = tuple(attempt.calls[peer] for peer in survivors)
+        text = reason[: limits.TEXT_CHARS_MAX]
+        for peer, call_id in zip(survivors, calls, strict=True):
+            facts = (call_id, attempt.attempt_id, committed, len(attempt.order), result, text, blamed)
+            self._outbox.answer(peer, Decision(*facts), Decision(*facts, order, calls))
 
     def _answer_all(
         self, ballot: Ballot, result: Result, reason: str, name: str = "", values: tuple[str, ...] = ()
@@ -246,12 +303,13 @@ class Collectives:
         """States what always holds."""
         for ballot in self.ballots.values():
             assert ballot.calls and all(self._registry.peers.get(p.peer_id) is p for p in ballot.calls)
-        assert self._attempt_at == {(a.group, a.spec.tag): a for a in self.attempts.values()}
-        assert len(self._attempt_at) == len(self.attempts)
+        assert all(self.attempts.get(a.attempt_id) is a for a in self._attempt_at.values())
+        assert self._attempt_at.keys() == {(a.group, a.spec.tag) for a in self.attempts.values()}
         for attempt_id, attempt in self.attempts.items():
             assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
             survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]
-            assert survivors and any(peer not in attempt.reports for peer in survivors), "an undecided attempt"
+            is_open = any(peer not in attempt.reports or not peer.is_heard for peer in survivors)
+            assert survivors and is_open, "an undecided attempt"
 
 
 def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:

@@ -132,6 +132,11 @@ def choose_revision(
     return highest, not any(offered.get(peer) == highest for peer in completed_last)
 
 
+def entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tuple[FetchEntry, ...] | None:
+    """What a peer must fetch where `elected` won the election of `revision`; None if the two do not go together."""
+    return _entries_to_fetch(offer, elected, revision) if _shape(offer) == _shape(elected) else None
+
+
 def describe_shape_difference(expected: tuple[Shape, ...], found: tuple[Shape, ...]) -> str:
     """What makes a key set differ from the elected one, in words."""
     wanted, own = {shape[0]: shape for shape in expected}, {shape[0]: shape for shape in found}

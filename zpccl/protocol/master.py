@@ -12,6 +12,16 @@ Tick. Its parts share a registry of peers and an outbox:
 After every event the master settles: it tells members of a new epoch, then lets each part look at what has become
 complete. A peer is lost when its connection broke and it did not come back within the grace period, or at once when
 another peer lost its link to it too.
+
+A master that may be replacing another one gathers first: it asks peers of an earlier master for their reports, and lets
+newcomers wait. Once all members of the newest member list have reported, or the grace period is over, it adopts the
+run: the same members in a new epoch, a higher incarnation, what was running and what was decided. Members that have not
+reported then are waited for a while longer. A peer that reports says all that stands again when it is welcomed, so
+nothing else is kept of what is said before.
+
+    (start) --gather()--> gathering --reports--> adopting --> leading
+       |                      `----- nobody, but a newcomer ----^
+       `--------------------------------------------------------'
 """
 
 from __future__ import annotations
@@ -30,6 +40,7 @@ from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
     Answer,
     Begin,
+    Decision,
     Finished,
     Hello,
     Kick,
@@ -37,15 +48,18 @@ from zpccl.protocol.messages import (
     Linked,
     Neighbours,
     NeighboursChanged,
+    Outcome,
     PeerMessage,
     Refusal,
     Refused,
+    Report,
     SyncFinished,
     SyncOffer,
     TopologyVote,
     Welcome,
     Withdraw,
 )
+from zpccl.protocol.recovery import Gathering, History, choose_run
 from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
 from zpccl.protocol.statesync import StateSyncs
 
@@ -58,6 +72,8 @@ class MasterOptions:
     link_wait_ns: int = limits.LINK_WAIT_TIMEOUT_NS
     admission_wait_ns: int = limits.ADMISSION_WAIT_NS
     link_seed: bytes = field(default=b"", repr=False)
+    recovery_grace_ns: int = limits.RECOVERY_GRACE_NS
+    recovery_wait_ns: int = limits.RECOVERY_WAIT_NS
 
 
 class MasterMachine:
@@ -65,15 +81,18 @@ class MasterMachine:
 
     Args:
         run_id: 16 random bytes.
-        incarnation: number of this master among those of the run; attempt ids of a higher one are higher.
+        incarnation: number of this master among those of the run; attempt ids and epochs of a higher one are higher.
         options: its times.
     """
 
-    def __init__(self, run_id: bytes, incarnation: int = 1, options: MasterOptions | None = None) -> None:
+    def __init__(self, run_id: bytes, incarnation: int = 0, options: MasterOptions | None = None) -> None:
         self.run_id = run_id
-        self.incarnation = incarnation
         self.options = options or MasterOptions()
         self.registry = Registry(self.options.link_seed)
+        self._gathering: Gathering | None = None
+        self._history: History | None = None  # Of a run that was taken over.
+        self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
+        self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._outbox = Outbox()
         self._attempt_count = 0
         self._announced_epoch = 0
@@ -83,6 +102,23 @@ class MasterMachine:
         self.collectives = Collectives(self.registry, self._outbox, self._next_attempt_id, self.options.link_wait_ns)
         self.rounds = Rounds(self.registry, self._outbox, self.collectives, self._admit, self.options.admission_wait_ns)
         self.syncs = StateSyncs(self.registry, self._outbox, self.rounds, self._next_attempt_id)
+        self.number(incarnation)
+
+    def number(self, incarnation: int) -> None:
+        """Sets the incarnation of a master that leads no run yet, should it begin one. Epochs follow it."""
+        assert not self.registry.peers
+        self.incarnation = incarnation
+        self.registry.epoch = self._announced_epoch = incarnation << 32
+
+    @property
+    def is_gathering(self) -> bool:
+        """True until it knows which run it leads."""
+        return self._gathering is not None
+
+    def gather(self, now_ns: int) -> None:
+        """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
+        assert not self.registry.peers
+        self._gathering = Gathering(now_ns, self.options.recovery_grace_ns, self.options.recovery_wait_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -104,11 +140,13 @@ class MasterMachine:
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
+        if self._gathering is not None:
+            return self._gathering.deadline_ns()
         deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns()]
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
-                deadlines.append(peer.disconnected_ns + self.options.disconnect_grace_ns)
+                deadlines.append(peer.disconnected_ns + self._grace_ns(peer))
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -130,18 +168,23 @@ class MasterMachine:
         """True if the key of a connection may speak for the peer that the connection and the message name."""
         peer = self.registry.by_connection.get(event.connection)
         named = [peer.peer_id] if peer is not None else []
-        if isinstance(event.message, Hello):
-            named.append(event.message.peer_id)
+        if isinstance(event.message, (Hello, Report)):
+            hello = event.message.hello if isinstance(event.message, Report) else event.message
+            named.append(hello.peer_id)
         return all(is_peer_id_of(peer_id, event.identity) for peer_id in named)
 
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
+        if self._gathering is not None:
+            return self._on_early_message(self._gathering, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
         if isinstance(message, Hello):
             self._on_hello(event.connection, peer, message, event.host, now_ns)
+        elif isinstance(message, Report):
+            self._on_report(event, message, now_ns)
         elif peer is None:
-            refused = Refused(Refusal.UNREGISTERED, "say hello first")
-            self._outbox.reply(event.connection, refused)
+            if event.connection not in self._asked:  # Else it says all this again when its report is here.
+                self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Leave):
@@ -153,11 +196,21 @@ class MasterMachine:
 
     def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
         known = self.registry.peers.get(hello.peer_id)
+        is_unknown = not known.is_heard if known is not None else bound is None
+        if hello.was_welcomed and is_unknown and self._history is not None and hello.run_id == self.run_id:
+            if known is not None and known.token in (b"", hello.token):
+                if not known.token:  # The first sign of life: there is time for its report.
+                    known.token, known.disconnected_ns = hello.token, now_ns
+            elif known is not None:
+                return self._refuse_session(connection)
+            if len(self._asked) < limits.PEERS_MAX:
+                self._asked.add(connection)
+            return self._ask_for_report(connection)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
         if known is not None:
-            if known.token != hello.token:
+            if not known.is_heard or known.token != hello.token:
                 self._outbox.log(Level.WARNING, f"a connection claims to be {known.name} without its token")
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
             if hello.connection < known.connection_count:
@@ -168,10 +221,17 @@ class MasterMachine:
             known.witnesses.clear()
             return self._welcome(known)
         if hello.was_welcomed:
-            reason = "this master does not know the peer: it was removed, or the master was restarted"
-            return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, reason))
+            return self._refuse_session(connection)
         if len(self.registry.pending()) >= limits.PENDING_PEERS_MAX or len(self.registry.peers) >= limits.PEERS_MAX:
             return self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
+        peer = self._register(connection, hello, host, now_ns)
+        self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}")
+        self._welcome(peer)
+        for other in self._others_of_group(peer):  # Who came later dials.
+            newcomer = self.registry.as_neighbour(peer, other, dial=False)
+            self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
+
+    def _register(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> Peer:
         peer = Peer(
             peer_id=hello.peer_id,
             group=hello.group,
@@ -183,12 +243,12 @@ class MasterMachine:
             connection_count=hello.connection,
         )
         self.registry.add(peer)
-        self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}")
         self._relinked.add(peer)
-        self._welcome(peer)
-        for other in self._others_of_group(peer):  # Who came later dials.
-            newcomer = self.registry.as_neighbour(peer, other, dial=False)
-            self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
+        return peer
+
+    def _refuse_session(self, connection: Hashable) -> None:
+        reason = "this master does not know the peer: it was removed, or the master was restarted too late"
+        self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, reason))
 
     def _welcome(self, peer: Peer) -> None:
         self._outbox.send(peer, Welcome(self.run_id, self.incarnation))
@@ -224,7 +284,8 @@ class MasterMachine:
         elif isinstance(message, TopologyVote):
             self._forget_answers(peer, message.oldest_call_id)
             if self._accept_call(peer, message.call_id, message.kind, now_ns):
-                self.rounds.vote(peer, WaitingCall(message.call_id, FUNCTION_NAMES[message.kind]))
+                function = FUNCTION_NAMES[message.kind]
+                self.rounds.vote(peer, WaitingCall(message.call_id, function, after_round=message.after_round))
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
         elif isinstance(message, SyncFinished):
@@ -234,10 +295,13 @@ class MasterMachine:
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
         self._forget_answers(peer, offer.oldest_call_id)
-        if not self._accept_call(peer, offer.call_id, SYNC, now_ns) or self.syncs.is_running(peer, offer.call_id):
+        if not self._accept_call(peer, offer.call_id, SYNC, now_ns):
             return
         problem = validate_entries(offer.entries)
+        if self.syncs.is_running(peer, offer.call_id, None if problem else offer):
+            return
         if problem and offer.call_id not in peer.answers:
+            self.rounds.forget(peer, offer.call_id)  # It may have been offered well before.
             return self._outbox.answer(
                 peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
             )
@@ -245,6 +309,10 @@ class MasterMachine:
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
+        if not self._are_all_heard():  # One of those who are away may know that the call has succeeded.
+            if call_id in peer.open_calls:
+                self._withdrawals[peer.peer_id, call_id] = message
+            return
         if call_id in peer.answers:
             self._outbox.send(peer, peer.answers[call_id])
         elif call_id in peer.open_calls:
@@ -292,6 +360,9 @@ class MasterMachine:
 
     def _on_connection_closed(self, connection: Hashable, now_ns: int) -> None:
         self._complained.discard(connection)
+        self._asked.discard(connection)
+        if self._gathering is not None:
+            return self._gathering.on_connection_closed(connection)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
             return
@@ -312,19 +383,25 @@ class MasterMachine:
     def _on_tick(self, now_ns: int) -> None:
         for peer in list(self.registry.peers.values()):
             if peer.disconnected_ns is not None:
-                if now_ns - peer.disconnected_ns >= self.options.disconnect_grace_ns:
-                    self._lose(peer, "lost its connection to the master", now_ns)
+                if now_ns - peer.disconnected_ns >= self._grace_ns(peer):
+                    what = "lost its connection to the master" if peer.is_heard else "did not find the new master"
+                    self._lose(peer, what, now_ns)
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.collectives.tick(now_ns)
         self.rounds.tick(now_ns)
 
+    def _grace_ns(self, peer: Peer) -> int:
+        return self.options.disconnect_grace_ns if peer.is_heard else self.options.recovery_wait_ns
+
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> None:
         self._outbox.send(peer, Kick(result, reason[: limits.TEXT_CHARS_MAX]))
         self._lose(peer, f"removed: {reason}", now_ns)
 
     def _lose(self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING) -> None:
+        if self.registry.peers.get(peer.peer_id) is not peer:
+            return
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
@@ -334,6 +411,17 @@ class MasterMachine:
     # --- Settling ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ns: int) -> None:
+        if self._gathering is not None:
+            if not self._gathering.is_over(now_ns):
+                return
+            gathering, self._gathering = self._gathering, None
+            self._adopt(gathering, now_ns)
+        if self._withdrawals and self._are_all_heard():
+            withdrawals, self._withdrawals = self._withdrawals, {}
+            for (peer_id, _), message in withdrawals.items():
+                peer = self.registry.peers.get(peer_id)
+                if peer is not None:
+                    self._on_withdraw(peer, message)
         if not self.registry.order:
             for peer in self._connected_pending()[:1]:  # An empty run admits at once.
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
@@ -383,6 +471,181 @@ class MasterMachine:
     def _next_attempt_id(self) -> int:
         self._attempt_count += 1
         return (self.incarnation << 32) | self._attempt_count
+
+    # --- Taking a run over ------------------------------------------------------------------------------------------
+
+    def _are_all_heard(self) -> bool:
+        return all(peer.is_heard for peer in self.registry.order)
+
+    def _ask_for_report(self, connection: Hashable) -> None:
+        reason = "another master has taken the run over, and must know first what you know"
+        self._outbox.reply(connection, Refused(Refusal.REPORT, reason))
+
+    def _on_early_message(self, gathering: Gathering, event: PeerMessageReceived, now_ns: int) -> None:
+        """While reports are gathered. What stands is said again to a Welcome, so the rest may be dropped here."""
+        message, connection = event.message, event.connection
+        if isinstance(message, Hello):
+            if message.was_welcomed and not gathering.rebind(event, message):
+                gathering.on_greeted(connection, now_ns)
+                self._ask_for_report(connection)
+            elif message.was_welcomed:
+                pass  # Its report is here; it gets its Welcome with the others.
+            elif not gathering.hold(event):
+                self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
+        elif isinstance(message, Report):
+            if not gathering.add(event, message):
+                self._refuse_session(connection)
+        elif isinstance(message, Leave):
+            gathering.on_left(connection)
+        elif not gathering.knows(connection):
+            self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "say hello first"))
+
+    def _adopt(self, gathering: Gathering, now_ns: int) -> None:
+        """The reports are here: goes on with the run that they are of. Without any, a new run begins."""
+        chosen = choose_run([report for _, report in gathering.reports.values()])
+        if chosen is not None:
+            self._restore(gathering, chosen, now_ns)
+        for event in gathering.held.values():
+            assert isinstance(event.message, Hello)
+            self._on_hello(event.connection, None, event.message, event.host, now_ns)
+
+    def _restore(self, gathering: Gathering, run_id: bytes, now_ns: int) -> None:
+        # Numbers of an incarnation that hardly anybody heard of must not be given again: so they do not follow closely.
+        salt = int.from_bytes(self.run_id[:2], "big") % limits.INCARNATION_STEP_MAX
+        history = self._history = History(run_id)
+        for _, report in gathering.reports.values():
+            history.add(report)
+        self.run_id, self.incarnation = run_id, history.incarnation + 1 + salt
+        for member in history.members:
+            absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
+            absent.is_heard, absent.disconnected_ns = False, now_ns
+            self.registry.add(absent)
+            self.registry.admit([absent])
+        history.adopt()
+        self.registry.epoch = max(history.epoch + 1, self.incarnation << 32)
+        self._outbox.log(
+            Level.INFO,
+            f"taking over the run of {len(history.members)} members from {len(gathering.reports)} reports, as "
+            f"incarnation {self.incarnation}",
+        )
+        for event, report in gathering.reports.values():
+            self._accept_report(event, report, now_ns)
+        self._announced_epoch = self.registry.epoch
+        self._apply_round(history)  # Before the Welcomes: members that did not know of their admission vote after it.
+        for peer in list(self.registry.peers.values()):
+            if peer.is_heard:
+                self._welcome(peer)
+        self._apply_history(now_ns)
+        for peer_id in gathering.left:
+            if peer_id in self.registry.peers:
+                self._lose(self.registry.peers[peer_id], "left", now_ns, Level.INFO)
+        self._relinked.update(self.registry.pending())
+
+    def _on_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
+        """A peer reports when the run has been taken over already."""
+        hello, history = report.hello, self._history
+        self._asked.discard(event.connection)
+        known = self.registry.peers.get(hello.peer_id)
+        bound = self.registry.by_connection.get(event.connection)
+        if history is None or (known is not None and known.is_heard) or bound is not None:
+            return self._on_hello(event.connection, bound, hello, event.host, now_ns)
+        if hello.run_id != self.run_id or report.incarnation >= self.incarnation:
+            return self._refuse_session(event.connection)
+        peer = self._accept_report(event, report, now_ns)
+        if peer is None:
+            return
+        history.add(report)
+        self._apply_round(history)
+        self._welcome(peer)
+        for other in self._others_of_group(peer):  # Where it listens, and who dials, may be news to them.
+            self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
+        self._relinked.update(self.registry.pending())
+        self._apply_history(now_ns)
+        self._announce_epoch(now_ns)
+        self.collectives.on_members_changed(now_ns)
+        self.syncs.on_members_changed()
+
+    def _accept_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> Peer | None:
+        """Takes note of who reports: a member of the adopted list, a pending peer, or one who is neither."""
+        history, hello = self._history, report.hello
+        assert history is not None
+        peer = self.registry.peers.get(hello.peer_id)
+        connection = event.connection
+        is_other = peer is not None and peer.token not in (b"", hello.token)
+        if hello.run_id != history.run_id or is_other:
+            self._refuse_session(connection)
+            return None
+        if peer is not None:
+            peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
+            peer.connection_count, peer.is_heard, peer.disconnected_ns = hello.connection, True, None
+            self.registry.bind(peer, connection)
+        elif len(self.registry.peers) >= limits.PEERS_MAX:
+            self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
+            return None
+        elif not report.members or history.would_admit(report):
+            peer = self._register(connection, hello, event.host, now_ns)
+            if report.members:  # The last word of the former master, which nobody else has heard.
+                self.registry.admit([peer])
+        else:
+            self._refuse_session(connection)
+            return None
+        if connection is None:  # It broke again while others reported.
+            peer.disconnected_ns = now_ns
+        peer.oldest_call_id = report.oldest_call_id
+        return peer
+
+    def _apply_round(self, history: History) -> None:
+        if history.round > self.registry.round:
+            self.registry.round, self.registry.round_value = history.round, history.round_value
+
+    def _apply_history(self, now_ns: int) -> None:
+        """Brings what reports tell into force: what is decided first, then what still runs."""
+        history, peers = self._history, self.registry.peers
+        assert history is not None
+        for outcome in history.outcomes.values():
+            self._settle_attempt(outcome, history.calls_of(outcome), now_ns)
+        for attempt in history.take_attempts(peers):
+            calls = {
+                peers.get(peer_id) or _absent(peer_id): call_id
+                for peer_id, call_id in zip(attempt.order, attempt.calls, strict=False)
+            }
+            self.collectives.restore(attempt.attempt_id, attempt.spec, calls)
+        for sync in history.take_syncs(peers):
+            reporter = peers[sync.reporter]
+            calls = {
+                peers[peer_id]: call_id
+                for peer_id, call_id in zip(sync.running.order, sync.running.calls, strict=False)
+                if peer_id in peers
+            }
+            holders = tuple(peers.get(peer_id) or _absent(peer_id) for peer_id in sync.running.holders)
+            self.syncs.restore(sync.running, reporter, calls, holders)
+        for group, last in history.take_last_syncs().items():
+            completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
+            self.syncs.restore_last(group, last.value, completed)
+        self.rounds.answer_missed()
+
+    def _settle_attempt(self, outcome: Outcome, calls: dict[bytes, int], now_ns: int) -> None:
+        """A former master has decided an attempt: all who take part get that decision."""
+        running = self.collectives.take(outcome.attempt_id) or self.syncs.take(outcome.attempt_id)
+        if not outcome.committed or not outcome.order:
+            calls = {**{peer.peer_id: call_id for peer, call_id in running.items()}, **calls}
+        for peer_id, call_id in calls.items():
+            peer = self.registry.peers.get(peer_id)
+            if peer is None or not peer.is_heard or call_id in peer.answers or call_id < peer.oldest_call_id:
+                continue
+            self.collectives.forget(peer, call_id)
+            self.rounds.forget(peer, call_id)
+            facts = (outcome.attempt_id, outcome.committed, outcome.value, outcome.result, outcome.reason)
+            self._outbox.answer(peer, Decision(call_id, *facts, (), tuple(calls), tuple(calls.values())))
+        for peer in running:  # Restored, by their word, before this outcome was known.
+            if peer.peer_id not in calls and self.registry.peers.get(peer.peer_id) is peer:
+                reason = "the others finished an operation without it, as the former master had removed it"
+                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
+
+
+def _absent(peer_id: bytes) -> Peer:
+    """Stands for a participant of an attempt who is gone."""
+    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", 0, None)
 
 
 def with_seen_address(addresses: tuple[str, ...], host: str) -> tuple[str, ...]:

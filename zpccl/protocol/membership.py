@@ -39,6 +39,8 @@ class Peer:
     """Its bit in `linked` of others; of nobody else while it is registered."""
     linked: int = 0
     """To whom it says that it has a link, one bit each: in a large group a set of ids for each peer is too much."""
+    is_heard: bool = True
+    """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
     oldest_call_id: int = 0
@@ -55,14 +57,18 @@ class Registry:
 
     Args:
         link_seed: what the keys of links are derived from; empty in a run without a secret.
+        epoch: the first epoch, of a run that is taken over.
     """
 
-    def __init__(self, link_seed: bytes = b"") -> None:
+    def __init__(self, link_seed: bytes = b"", epoch: int = 0) -> None:
         self._link_seed = link_seed
         self.peers: dict[bytes, Peer] = {}  # In order of registration.
         self.by_connection: dict[Hashable, Peer] = {}
         self.order: list[Peer] = []  # Members, in ring order.
-        self.epoch = 0
+        self.epoch = epoch
+        self.round = 0
+        self.round_value = 0
+        """The last round of topology votes that is complete, and its value."""
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
@@ -81,12 +87,13 @@ class Registry:
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
-        assert peer.peer_id not in self.peers and peer.connection is not None
+        assert peer.peer_id not in self.peers
         peer.slot = next((slot for slot, user in enumerate(self._slots) if user is None), len(self._slots))
         self._slots[peer.slot : peer.slot + 1] = [peer]
         self.peers[peer.peer_id] = peer
         self._pending[peer.peer_id] = peer
-        self.by_connection[peer.connection] = peer
+        if peer.connection is not None:
+            self.by_connection[peer.connection] = peer
 
     def bind(self, peer: Peer, connection: Hashable | None) -> None:
         """Makes `connection` the one of `peer`; None after the old one broke."""
@@ -135,7 +142,8 @@ class Registry:
 
     def member_list(self) -> Members:
         """The member list as a message."""
-        return Members(self.epoch, tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order))
+        members = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order)
+        return Members(self.epoch, members, self.round, self.round_value)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
         """All others of the group, pending ones too. Of each pair the one that registered later dials."""
@@ -195,11 +203,11 @@ class Outbox:
         if connections:
             self._effects.append(Broadcast(connections, message))
 
-    def answer(self, peer: Peer, message: Answer | Decision) -> None:
-        """Sends the one answer to a call, and keeps it in case it gets lost."""
+    def answer(self, peer: Peer, message: Answer | Decision, kept: Decision | None = None) -> None:
+        """Sends the one answer to a call, and keeps it, or `kept`, in case it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
-        peer.answers[message.call_id] = message
+        peer.answers[message.call_id] = kept or message
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]
         self.send(peer, message)

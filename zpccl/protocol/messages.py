@@ -29,6 +29,7 @@ Address: TypeAlias = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX, pa
 Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=limits.ADDRESSES_PER_PEER_MAX)]
 PeerIds: TypeAlias = Annotated[tuple[PeerId, ...], Meta(max_length=limits.PEERS_MAX)]
 LinkKey: TypeAlias = Annotated[bytes, Meta(max_length=32)]
+CallIds: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PEERS_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
@@ -37,6 +38,14 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 # --- From peers to the master ---------------------------------------------------------------------------------------
+
+
+class Member(_Message, frozen=True):
+    """One member of the run."""
+
+    peer_id: PeerId
+    group: int
+    name: Name
 
 
 class Hello(_Message, tag="hello", frozen=True):
@@ -53,6 +62,8 @@ class Hello(_Message, tag="hello", frozen=True):
     """Where this peer listens for data connections, "host:port", the most likely first."""
     connection: Natural = 0
     """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer."""
+    run_id: PeerId = bytes(16)
+    """The run that welcomed the sender; zeros before that."""
 
 
 class Linked(_Message, tag="linked", frozen=True):
@@ -114,6 +125,8 @@ class TopologyVote(_Message, tag="topology", frozen=True):
     oldest_call_id: Natural
     call_id: Natural
     kind: TopologyKind
+    after_round: Natural = 0
+    """The last round of topology votes whose end the sender knows: this vote is for a later one."""
 
 
 class StateEntry(_Message, frozen=True):
@@ -159,6 +172,63 @@ class Leave(_Message, tag="leave", frozen=True):
     """The sender leaves the run."""
 
 
+class Outcome(_Message, frozen=True):
+    """What a peer knows of the end of an attempt."""
+
+    attempt_id: Natural
+    committed: bool
+    value: Natural
+    result: int
+    reason: Annotated[str, Meta(max_length=limits.OUTCOME_TEXT_CHARS_MAX)]
+    order: PeerIds
+    """Who gets this outcome, as far as the sender knows."""
+    calls: CallIds
+    """The call of each that it ends."""
+
+
+class RunningAttempt(_Message, frozen=True):
+    """An attempt of a collective that its sender began, and of which it does not know the end."""
+
+    attempt_id: Natural
+    order: PeerIds
+    calls: CallIds
+    spec: CollectiveSpec
+
+
+class RunningSync(_Message, frozen=True):
+    """A sync of which the sender has the plan but does not know the end."""
+
+    attempt_id: Natural
+    revision: Natural
+    holders: PeerIds
+    order: PeerIds
+    calls: CallIds
+    is_fetching: bool
+    """There was something to fetch; SyncFinished says whether it is here."""
+
+
+class Report(_Message, tag="report", frozen=True):
+    """All that a master which takes the run over must know from the sender, beside the calls that it makes again."""
+
+    hello: Hello
+    incarnation: Natural
+    """Of the master that welcomed the sender last."""
+    oldest_call_id: Natural
+    epoch: Natural
+    members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
+    """The member list of that epoch; empty from a pending peer."""
+    is_updating: bool
+    """The sender waits in update_topology: members may have been admitted of whom it has not heard."""
+    round: Natural
+    """The last round of topology votes of which the sender knows, and its value."""
+    round_value: int
+    last_sync: Outcome | None
+    """The last sync of the sender's group that was committed."""
+    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
+    attempts: Annotated[tuple[RunningAttempt, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
+    sync: RunningSync | None
+
+
 # --- From the master to peers ---------------------------------------------------------------------------------------
 
 
@@ -178,6 +248,8 @@ class Refusal(enum.IntEnum):
     UNKNOWN_SESSION = 2
     """The peer was removed, or the master is another one."""
     FULL = 3
+    REPORT = 4
+    """The master takes the run over from another one: it needs a Report first."""
 
 
 class Refused(_Message, tag="refused", frozen=True):
@@ -194,19 +266,14 @@ class Kick(_Message, tag="kick", frozen=True):
     reason: Text
 
 
-class Member(_Message, frozen=True):
-    """One member of the run."""
-
-    peer_id: PeerId
-    group: int
-    name: Name
-
-
 class Members(_Message, tag="members", frozen=True):
     """The member list of an epoch, each group in ring order."""
 
     epoch: Natural
     members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
+    round: Natural = 0
+    """The last round of topology votes that is complete, and its value: a newcomer votes after it."""
+    round_value: int = 0
 
 
 class Neighbour(_Message, frozen=True):
@@ -244,11 +311,12 @@ class Lane(_Message, frozen=True):
 
 
 class Plan(_Message, tag="plan", frozen=True):
-    """Starts an attempt."""
+    """Starts an attempt. All who take part get the same: what one knows of it suffices to go on with it."""
 
-    call_id: Natural
     attempt_id: Natural
     lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
+    calls: CallIds
+    """The call of each peer of the first lane's order that this attempt is for."""
     frame_bytes: Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 
 
@@ -263,6 +331,9 @@ class Decision(_Message, tag="decision", frozen=True):
     result: int = 0
     reason: Text = ""
     peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    order: PeerIds = ()
+    """Who gets this outcome, and for which call each: said where the receiver may not have got the plan."""
+    calls: CallIds = ()
 
 
 class Answer(_Message, tag="answer", frozen=True):
@@ -275,6 +346,12 @@ class Answer(_Message, tag="answer", frozen=True):
     field: Name = ""
     """The argument that differs, for calls whose arguments do."""
     values: Annotated[tuple[Text, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    round: Natural = 0
+    """The number of the round of topology votes that is complete with this."""
+    attempt_id: Natural = 0
+    """Of a sync that ends with its election, for those who are refused alike: its number, who they are, their calls."""
+    order: PeerIds = ()
+    calls: CallIds = ()
 
 
 class FetchEntry(_Message, frozen=True):
@@ -292,9 +369,14 @@ class SyncPlan(_Message, tag="sync", frozen=True):
     revision: Natural
     holders: PeerIds
     fetch: Annotated[tuple[FetchEntry, ...], Meta(max_length=limits.STATE_ENTRIES_MAX)]
+    order: PeerIds
+    """All who take part, and the call of each."""
+    calls: CallIds
 
 
-PeerMessage: TypeAlias = Hello | Linked | Begin | Finished | TopologyVote | SyncOffer | SyncFinished | Withdraw | Leave
+PeerMessage: TypeAlias = (
+    Hello | Linked | Begin | Finished | TopologyVote | SyncOffer | SyncFinished | Withdraw | Leave | Report
+)
 MasterMessage: TypeAlias = (
     Welcome | Refused | Kick | Members | Neighbours | NeighboursChanged | Plan | Decision | Answer | SyncPlan
 )

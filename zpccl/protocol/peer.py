@@ -4,9 +4,10 @@
                            |                     |                            |
                            +---- unreachable, refused, removed, close() ------+--> CLOSED, with the error of all calls
 
-A broken connection changes no state: the shell connects again, and the peer says Hello and repeats the standing message
-of every call that has no answer. All calls have ids that grow; ids of attempts grow as well, so the data plane can
-tell stale frames from early ones.
+A broken connection changes no state: the shell connects again, and the peer says Hello and repeats what stands: the
+messages of every call that has no answer. So it does when another master has taken the run over. Before that one
+welcomes it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest incarnation.
+All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
 
 The peer keeps a link to every other peer of its group, as the master's Neighbours say. Who dials tries again, with
 growing pauses, until the link is up or the neighbour is gone.
@@ -56,6 +57,7 @@ from zpccl.protocol.effects import (
     StartReduce,
     StartSync,
 )
+from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     Answer,
     Begin,
@@ -82,6 +84,9 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
+
+LEFT_BEHIND = "the others finished a collective without this peer"
+"""Why a peer leaves that is told of a commit without having the result."""
 
 
 class State(enum.Enum):
@@ -134,6 +139,7 @@ class PeerMachine:
         self.epoch = 0
         self.members: tuple[Member, ...] = ()
         self.run_id = b""
+        self.incarnation = 0
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
         self._connect_call: int | None = None
@@ -144,6 +150,7 @@ class PeerMachine:
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
         self._seen_attempt_id = 0
+        self._memory = Memory()
         self._effects: list[PeerEffect] = []
 
     # --- The view of the run ----------------------------------------------------------------------------------------
@@ -264,25 +271,39 @@ class PeerMachine:
 
     def _say_everything(self) -> None:
         """Says Hello on a new connection, and all that the master may not have heard."""
+        self._send(self._hello())
+        self._say_standing()
+
+    def _hello(self) -> Hello:
         options = self.options
-        was_welcomed = self.state is not State.CONNECTING
-        self._send(
-            Hello(
-                options.peer_id,
-                options.token,
-                was_welcomed,
-                options.group,
-                options.name,
-                options.addresses,
-                self._connection_count,
-            )
+        return Hello(
+            options.peer_id,
+            options.token,
+            self.state is not State.CONNECTING,
+            options.group,
+            options.name,
+            options.addresses,
+            self._connection_count,
+            self.run_id or bytes(16),
         )
-        if was_welcomed:
-            self._say_linked()
+
+    def _say_standing(self) -> None:
+        """Says which links are up, and again all that waits for an answer."""
+        self._say_linked()
         for call in self.calls.values():
-            self._send(call.standing(self._oldest_call_id()))
+            for message in call.standing(self._oldest_call_id()):
+                self._send(message)
             if call.withdrawn is not None:
                 self._send(Withdraw(call.call_id))
+
+    def _report_to_master(self) -> None:
+        """Tells a master that takes the run over what this peer knows of it. All that stands is said when it has."""
+        if self.state is State.CONNECTING:
+            return self._send(self._hello())
+        report = self._memory.report(
+            self._hello(), self.incarnation, self._oldest_call_id(), self.epoch, self.members, self.calls.values()
+        )
+        self._send(report)
 
     def _oldest_call_id(self) -> int:
         return min(self.calls, default=self._next_call_id)
@@ -314,15 +335,24 @@ class PeerMachine:
     def _on_welcome(self, message: Welcome) -> None:
         if not self._is_connected:
             return  # Read late, of a connection that is gone: the wait for the master goes on.
-        self._deadline_ns = None
         if self.state is State.CONNECTING:
-            self.run_id = message.run_id
+            self._deadline_ns = None
+            self.run_id, self.incarnation = message.run_id, message.incarnation
             self.state = State.PENDING
-            self._log(Level.INFO, "registered; waiting to be admitted")
+            return self._log(Level.INFO, "registered; waiting to be admitted")
+        if message.run_id != self.run_id or message.incarnation < self.incarnation:
+            return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
+        self._deadline_ns = None
+        if message.incarnation > self.incarnation:
+            self.incarnation = message.incarnation
+            self._log(Level.INFO, "another master has taken the run over")
+            self._say_standing()
 
     def _on_refused(self, message: Refused) -> None:
         if message.refusal is Refusal.UNREGISTERED:
             self._say_everything()
+        elif message.refusal is Refusal.REPORT:
+            self._report_to_master()
         elif message.refusal is Refusal.UNKNOWN_SESSION:
             self._close(Kicked(f"{message.reason}; connect again to take part", reason=message.reason))
         elif message.refusal is Refusal.FULL:
@@ -335,8 +365,10 @@ class PeerMachine:
             return
         self.epoch = message.epoch
         self.members = message.members
+        self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
             self.state = State.MEMBER
+            self._memory.round_answered = message.round
             self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")
             assert self._connect_call is not None
             self._effects.append(Resolve(self._connect_call, self.epoch))
@@ -357,9 +389,19 @@ class PeerMachine:
                 if link.is_up:
                     self._say_linked()
         for neighbour in message.joined:
-            if neighbour.peer_id not in self._links and neighbour.peer_id != self.options.peer_id:
-                self._links[neighbour.peer_id] = _Link(neighbour)
+            peer_id = neighbour.peer_id
+            if peer_id == self.options.peer_id:
+                continue
+            link = self._links.get(peer_id)
+            if link is None:
+                self._links[peer_id] = _Link(neighbour)
                 self._effects.append(OpenLink(neighbour))
+                continue
+            other_dials = link.neighbour.dial != neighbour.dial  # Another master may know another order of peers.
+            link.neighbour = neighbour
+            if other_dials and not link.is_up:
+                link.retry_ns = None
+                self._effects += [CloseLink(peer_id), OpenLink(neighbour)]
 
     def _on_link(self, event: events.LinkUp | events.LinkFailed, now_ns: int) -> None:
         link = self._links.get(event.peer_id)
@@ -413,7 +455,7 @@ class PeerMachine:
             return self._send(Begin(self._oldest_call_id(), calls))
         call: Call
         if isinstance(event, events.TopologyCalled):
-            call = TopologyCall(event.call_id, kind=event.kind)
+            call = TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)
         else:
             call = SyncCall(event.call_id, strategy=event.strategy, revision=event.revision, entries=event.entries)
         self.calls[call.call_id] = call
@@ -462,18 +504,20 @@ class PeerMachine:
         self._send(Withdraw(call.call_id))
 
     def _on_plan(self, plan: Plan) -> None:
-        call = self.calls.get(plan.call_id)
+        order = plan.lanes[0].order
+        own_call = dict(zip(order, plan.calls, strict=False)).get(self.options.peer_id, -1)
+        call = self.calls.get(own_call)
         is_wanted = isinstance(call, ReduceCall) and call.phase is Phase.VOTING
         if plan.attempt_id <= self._seen_attempt_id:
             if call is not None and is_wanted:
                 self._report_late(call, plan.attempt_id)
             return
         self._seen_attempt_id = plan.attempt_id
-        if call is None or not is_wanted:
+        if not isinstance(call, ReduceCall) or not is_wanted:
             self._effects.append(EndReduce(plan.attempt_id, commit=False))
             return
-        call.phase, call.attempt_id = Phase.RUNNING, plan.attempt_id
-        self._effects.append(StartReduce(call.call_id, plan.attempt_id, plan.lanes[0].order, plan.frame_bytes))
+        call.phase, call.attempt_id, call.plan = Phase.RUNNING, plan.attempt_id, plan
+        self._effects.append(StartReduce(call.call_id, plan.attempt_id, order, plan.frame_bytes))
 
     def _on_reduce_done(self, event: events.ReduceDone) -> None:
         call = self._call_of_attempt(event.attempt_id)
@@ -488,7 +532,7 @@ class PeerMachine:
         if plan.attempt_id <= self._seen_attempt_id:
             return self._report_late(call, plan.attempt_id)
         self._seen_attempt_id = plan.attempt_id
-        call.phase, call.attempt_id = Phase.RUNNING, plan.attempt_id
+        call.phase, call.attempt_id, call.plan = Phase.RUNNING, plan.attempt_id, plan
         self._effects.append(StartSync(plan))
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
@@ -514,9 +558,13 @@ class PeerMachine:
         return next((call for call in self.calls.values() if call.attempt_id == attempt_id), None)
 
     def _on_decision(self, decision: Decision) -> None:
-        call = self.calls.pop(decision.call_id, None)
+        call = self.calls.get(decision.call_id)
+        self._memory.on_decision(decision, call, {member.peer_id for member in self.members})
         if call is None:
             return  # Sent again; it is settled here.
+        if decision.committed and isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok):
+            return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
+        del self.calls[decision.call_id]
         self._seen_attempt_id = max(self._seen_attempt_id, decision.attempt_id)
         self._end(call, decision.attempt_id, decision.committed)
         if decision.committed:
@@ -526,11 +574,14 @@ class PeerMachine:
 
     def _on_answer(self, answer: Answer) -> None:
         call = self.calls.pop(answer.call_id, None)
+        self._memory.on_answer(answer)
         if call is None:
             return
         if call.attempt_id is not None:
             self._end(call, call.attempt_id, commit=False)
         if answer.result == Result.SUCCESS:
+            if isinstance(call, TopologyCall):
+                self._memory.on_round_answered(answer.round, answer.value)
             self._effects.append(Resolve(call.call_id, answer.value))
         else:
             self._effects.append(Reject(call.call_id, error_of_answer(call, answer)))

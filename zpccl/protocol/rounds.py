@@ -5,6 +5,9 @@ groups in scope, a sync the members of one group. Members in one scope that wait
 other for ever; so would a member that waits for another's vote on a collective while that one waits for it here. Such
 calls are refused, naming who called what. are_peers_pending() is the exception: collectives may run beside it.
 
+Rounds of topology votes are numbered. A vote says which round its sender knows to be complete; where a later one is, by
+the word of a peer that had its answer from a former master, the vote gets the value of that round.
+
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
 It waits for links that are being set up, for ADMISSION_WAIT at most; who is not ready then stays pending.
 """
@@ -37,6 +40,8 @@ class WaitingCall:
     call_id: int
     function: str
     offer: SyncOffer | None = None
+    after_round: int | None = None
+    """Of a topology vote: the last round that its sender knew to be complete."""
 
 
 class Rounds:
@@ -70,7 +75,22 @@ class Rounds:
                 self._outbox.answer(peer, Answer(call.call_id, Result.INVALID_USAGE, reason=reason))
             return False
         self.calls[peer] = call
-        return True
+        return not self.answer_missed()
+
+    def forget(self, peer: Peer, call_id: int) -> None:
+        """A call counts no more: a former master has answered it."""
+        if peer in self.calls and self.calls[peer].call_id == call_id:
+            del self.calls[peer]
+
+    def answer_missed(self) -> bool:
+        """Answers votes for a round that is complete already. True if there were any."""
+        number, value = self._registry.round, self._registry.round_value
+        votes = [(peer, call) for peer, call in self.calls.items() if call.after_round is not None]
+        missed = {peer: call for peer, call in votes if (call.after_round or 0) < number}
+        for peer, call in missed.items():
+            del self.calls[peer]
+            self._outbox.answer(peer, Answer(call.call_id, Result.SUCCESS, value=value, round=number))
+        return bool(missed)
 
     def withdraw(self, peer: Peer, call_id: int) -> bool:
         """A member takes a call back. False if it is not one of ours."""
@@ -98,9 +118,9 @@ class Rounds:
         if function == FUNCTION_NAMES[TopologyKind.UPDATE]:
             self._update(now_ns)
         elif function == PENDING:
-            self._answer_all(Result.SUCCESS, value=int(bool(self._registry.pending())))
+            self._answer_all(int(bool(self._registry.pending())))
         elif function == FUNCTION_NAMES[TopologyKind.OPTIMIZE]:
-            self._answer_all(Result.SUCCESS)
+            self._answer_all()
 
     def sync_offers(self, group: int) -> dict[Peer, SyncOffer] | None:
         """The offers of the group's members in ring order, once all have made one."""
@@ -134,11 +154,11 @@ class Rounds:
             return
         self._update_agreed_ns = None
         voters, self.calls = self.calls, {}
+        self._count_round(len(ready))
         if ready:
             self._outbox.log(Level.INFO, f"epoch {self._registry.epoch + 1}: admitting {names(ready)}")
             self._admit(ready, now_ns)
-        for peer, call in voters.items():
-            self._outbox.answer(peer, Answer(call.call_id, Result.SUCCESS, value=len(ready)))
+        self._succeed(voters)
 
     def _ready_joiners(self) -> list[Peer]:
         ready: list[Peer] = []
@@ -148,10 +168,19 @@ class Rounds:
                 ready.append(joiner)
         return ready
 
-    def _answer_all(self, result: Result, *, value: int = 0) -> None:
+    def _answer_all(self, value: int = 0) -> None:
         voters, self.calls = self.calls, {}
+        self._count_round(value)
+        self._succeed(voters)
+
+    def _count_round(self, value: int) -> None:
+        self._registry.round += 1
+        self._registry.round_value = value
+
+    def _succeed(self, voters: dict[Peer, WaitingCall]) -> None:
+        number, value = self._registry.round, self._registry.round_value
         for peer, call in voters.items():
-            self._outbox.answer(peer, Answer(call.call_id, result, value=value))
+            self._outbox.answer(peer, Answer(call.call_id, Result.SUCCESS, value=value, round=number))
 
     def _refuse_conflicts(self) -> None:
         if not self._collectives.ballots and len({call.function for call in self.calls.values()}) <= 1:

@@ -8,6 +8,10 @@
 Peers that fetch keep what they got aside until the sync is committed, so a sync that fails changes nobody's state.
 Peers that have nothing to fetch wait too: they may be asked for blocks. A bystander or fetcher that dies is no longer
 waited for; a holder that dies aborts the sync only while somebody fetches from it.
+
+A master that takes the run over goes on with the sync that peers report. Those who never got its plan offer again; what
+they must fetch then follows from their offer and that of the first holder, who won the election. Until all have
+reported nothing is decided, as with collectives.
 """
 
 from __future__ import annotations
@@ -18,10 +22,10 @@ from dataclasses import dataclass, field
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.election import elect
+from zpccl.protocol.election import elect, entries_to_fetch
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Answer, Decision, FetchEntry, SyncFinished, SyncPlan
-from zpccl.protocol.rounds import Rounds
+from zpccl.protocol.messages import Answer, Decision, FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
+from zpccl.protocol.rounds import SYNC, Rounds
 
 
 @dataclass(slots=True)
@@ -35,6 +39,10 @@ class Transfer:
     calls: dict[Peer, int]
     fetch: dict[Peer, tuple[FetchEntry, ...]]
     done: set[Peer] = field(default_factory=set)
+    failed: tuple[str, list[Peer]] | None = None
+    """Why a transfer failed, and the peers at fault."""
+    offers: dict[Peer, SyncOffer] = field(default_factory=dict)
+    """Of a sync that was taken over: offers made again."""
 
 
 class StateSyncs:
@@ -70,11 +78,23 @@ class StateSyncs:
                     f"group {group}: nobody continues revision {self.last_revision[group]}; the highest revision "
                     f"offered, {election.revision}, is taken",
                 )
-            for peer, (result, reason) in election.refused.items():
-                self._outbox.log(Level.WARNING, f"{peer.name} is refused in the sync: {reason}")
-                self._outbox.answer(peer, Answer(calls[peer], result, reason=reason[: limits.TEXT_CHARS_MAX]))
+            self._refuse(election.refused, calls, is_over=not election.fetch)
             if election.fetch:
                 self._start(group, election.revision, tuple(election.holders), calls, election.fetch)
+
+    def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int], *, is_over: bool) -> None:
+        """Answers the refused. Where nobody is left, each is told who gets the same answer, as of an attempt."""
+        alike: dict[tuple[Result, str], list[Peer]] = {}
+        for peer, why in refused.items():
+            alike.setdefault(why, []).append(peer)
+        for (result, reason), peers in alike.items():
+            self._outbox.log(Level.WARNING, f"refused in the sync: {names(peers)}: {reason}")
+            text = reason[: limits.TEXT_CHARS_MAX]
+            order = tuple(peer.peer_id for peer in peers)
+            calls_of_order = tuple(calls[peer] for peer in peers)
+            attempt = (self._next_attempt_id(), order, calls_of_order) if is_over else (0, (), ())
+            for peer in peers:
+                self._outbox.answer(peer, Answer(calls[peer], result, 0, text, "", (), 0, *attempt))
 
     def _start(
         self,
@@ -89,7 +109,7 @@ class StateSyncs:
             group=group,
             revision=revision,
             holders=holders,
-            calls={peer: calls[peer] for peer in fetch},
+            calls={peer: calls[peer] for peer in calls if peer in fetch},
             fetch=fetch,
             done={peer for peer, entries in fetch.items() if not entries},
         )
@@ -101,16 +121,73 @@ class StateSyncs:
     def _send_plan(self, transfer: Transfer, peer: Peer) -> None:
         holder_ids = tuple(holder.peer_id for holder in transfer.holders)
         call_id = transfer.calls[peer]
-        plan = SyncPlan(call_id, transfer.attempt_id, transfer.revision, holder_ids, transfer.fetch[peer])
-        self._outbox.send(peer, plan)
+        order = tuple(participant.peer_id for participant in transfer.calls)
+        calls = tuple(transfer.calls.values())
+        facts = (call_id, transfer.attempt_id, transfer.revision, holder_ids, transfer.fetch[peer], order, calls)
+        self._outbox.send(peer, SyncPlan(*facts))
 
-    def is_running(self, peer: Peer, call_id: int) -> bool:
+    def is_running(self, peer: Peer, call_id: int, offer: SyncOffer | None) -> bool:
         """True if the call is part of a running sync. Its plan is then sent again."""
         transfer = self.transfers.get(peer.group)
         if transfer is None or transfer.calls.get(peer) != call_id:
             return False
-        self._send_plan(transfer, peer)
+        if peer in transfer.fetch:
+            self._send_plan(transfer, peer)
+        if offer is not None and transfer.fetch.keys() != transfer.calls.keys():
+            transfer.offers[peer] = offer
+            self._plan_anew(transfer)
         return True
+
+    # --- Taking over ------------------------------------------------------------------------------------------------
+
+    def restore(self, sync: RunningSync, reporter: Peer, calls: dict[Peer, int], holders: tuple[Peer, ...]) -> None:
+        """Goes on with a sync of a former master, by the word of one who has its plan."""
+        transfer = self.transfers.get(reporter.group)
+        if transfer is None:
+            transfer = Transfer(sync.attempt_id, reporter.group, sync.revision, holders, calls, {})
+            self.transfers[reporter.group] = transfer
+            for peer, call_id in calls.items():
+                self._rounds.forget(peer, call_id)
+                peer.open_calls.setdefault(call_id, SYNC)
+        if transfer.attempt_id != sync.attempt_id or reporter not in transfer.calls:
+            return
+        transfer.fetch[reporter] = ()  # It has its plan, and does not heed another.
+        if not sync.is_fetching:
+            transfer.done.add(reporter)
+        self._decide(transfer)
+
+    def _plan_anew(self, transfer: Transfer) -> None:
+        """Finds what those must fetch who never got the plan, once the winner of the election has offered again."""
+        winner = transfer.offers.get(transfer.holders[0]) if transfer.holders else None
+        if winner is None:
+            return
+        for peer, offer in transfer.offers.items():
+            if peer in transfer.fetch:
+                continue
+            entries = entries_to_fetch(offer, winner, transfer.revision)
+            if entries is None:
+                transfer.failed = (f"{peer.name} offers another state than before", [peer])
+                return self._decide(transfer)
+            transfer.fetch[peer] = entries
+            if not entries:
+                transfer.done.add(peer)
+            self._send_plan(transfer, peer)
+        self._decide(transfer)
+
+    def take(self, attempt_id: int) -> dict[Peer, int]:
+        """A former master has decided a sync: who takes part. It runs no more."""
+        for group, transfer in self.transfers.items():
+            if transfer.attempt_id == attempt_id:
+                del self.transfers[group]
+                return transfer.calls
+        return {}
+
+    def restore_last(self, group: int, revision: int, completed: frozenset[Peer]) -> None:
+        """The last sync that a former master committed."""
+        self.last_revision[group] = revision
+        self._completed_last[group] = completed
+
+    # --- Decisions --------------------------------------------------------------------------------------------------
 
     def finished(self, peer: Peer, report: SyncFinished) -> None:
         """A peer has fetched all that it should, or could not."""
@@ -123,7 +200,8 @@ class StateSyncs:
             transfer.done.add(peer)
             return self._decide(transfer)
         fault = [holder for holder in transfer.holders if holder.peer_id == report.fault]
-        return self._abort(transfer, report.reason or "a transfer failed", fault)
+        transfer.failed = (report.reason or "a transfer failed", fault)
+        return self._decide(transfer)
 
     def withdraw(self, peer: Peer, call_id: int) -> bool:
         """A member gives a running sync up, which ends it for all. False if the call is not one of ours."""
@@ -141,7 +219,11 @@ class StateSyncs:
     def _decide(self, transfer: Transfer) -> None:
         survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
         lost = [peer for peer in transfer.holders if peer not in survivors]
-        if all(peer in transfer.done for peer in survivors):
+        if not all(peer.is_heard for peer in survivors):
+            return  # One may know that it was decided otherwise.
+        if transfer.failed is not None:
+            self._abort(transfer, *transfer.failed)
+        elif all(peer in transfer.done for peer in survivors):
             self._end(transfer, committed=True)
         elif lost:
             self._abort(transfer, f"lost {names(lost)}", lost)
@@ -156,22 +238,18 @@ class StateSyncs:
             self.last_revision[transfer.group] = transfer.revision
             self._completed_last[transfer.group] = frozenset(transfer.calls)
         result = Result.SUCCESS if committed else Result.RANK_CONNECTION_LOST
-        for peer, call_id in transfer.calls.items():
-            if self._registry.peers.get(peer.peer_id) is peer:
-                decision = Decision(
-                    call_id,
-                    transfer.attempt_id,
-                    committed,
-                    transfer.revision,
-                    result,
-                    reason[: limits.TEXT_CHARS_MAX],
-                    blamed,
-                )
-                self._outbox.answer(peer, decision)
+        survivors = {p: call_id for p, call_id in transfer.calls.items() if self._registry.peers.get(p.peer_id) is p}
+        order = tuple(peer.peer_id for peer in survivors)
+        calls = tuple(survivors.values())
+        text = reason[: limits.TEXT_CHARS_MAX]
+        for peer, call_id in survivors.items():
+            facts = (call_id, transfer.attempt_id, committed, transfer.revision, result, text, blamed)
+            self._outbox.answer(peer, Decision(*facts, order, calls))
 
     def validate(self) -> None:
         """States what always holds."""
         for group, transfer in self.transfers.items():
-            assert transfer.group == group and set(transfer.calls) == set(transfer.fetch)
+            assert transfer.group == group and set(transfer.fetch) <= set(transfer.calls)
             survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
-            assert survivors and not transfer.done.issuperset(survivors), "an undecided sync"
+            is_open = any(peer not in transfer.done or not peer.is_heard for peer in survivors)
+            assert survivors and is_open, "an undecided sync"

@@ -1,18 +1,33 @@
 """The real protocol in a fake world: a whole run, with all that can go wrong, from one seed."""
 
 from zpccl.sim.cluster import Cluster, Violation
-from zpccl.sim.faults import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, IMPATIENT, JOINERS, MUDDLED, PROFILES, Faults
+from zpccl.sim.faults import (
+    CALM,
+    CHAOS,
+    CHURN,
+    FLAKY_NETWORK,
+    HEADLESS,
+    HOSTILE,
+    IMPATIENT,
+    JOINERS,
+    MUDDLED,
+    PROFILES,
+    REGICIDE,
+    Faults,
+)
 
 __all__ = [
     "CALM",
     "CHAOS",
     "CHURN",
     "FLAKY_NETWORK",
+    "HEADLESS",
     "HOSTILE",
     "IMPATIENT",
     "JOINERS",
     "MUDDLED",
     "PROFILES",
+    "REGICIDE",
     "Cluster",
     "Faults",
     "Violation",

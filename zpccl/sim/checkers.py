@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import PCCLError
+from zpccl.errors import Kicked, NoSharedState, PCCLError, TooFewPeers
 from zpccl.protocol import effects
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Plan, SyncPlan
-from zpccl.protocol.peer import State
-from zpccl.sim.program import Collective, Outcome, Sync
+from zpccl.protocol.peer import LEFT_BEHIND, State
+from zpccl.sim.program import Collective, Connect, Outcome, Sync
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -54,29 +54,47 @@ class Agreement(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self.decisions: dict[int, bool] = {}
+        self.decisions: dict[int, dict[bool, set[int]]] = {}  # By attempt and outcome, the masters that decided so.
+        self._ended: dict[int, dict[bytes, bool]] = {}
         self._results: dict[int, int] = {}
 
     def on_master_message(self, connection: str, message: MasterMessage) -> None:
-        """All decisions on an attempt are the same."""
+        """All decisions of one master on an attempt are the same. Another may find that nobody has heard of them."""
         if isinstance(message, Decision):
-            first = self.decisions.setdefault(message.attempt_id, message.committed)
-            self.cluster.require(first == message.committed, "S1", f"attempt {message.attempt_id} is decided twice")
+            attempt_id, committed, master = message.attempt_id, message.committed, self.cluster.master_crash_count
+            decided = self.decisions.setdefault(attempt_id, {True: set(), False: set()})
+            decided[committed].add(master)
+            self.cluster.require(master not in decided[not committed], "S1", f"attempt {attempt_id} is decided twice")
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Who is still a member ends an attempt as decided; nobody commits what is not."""
         if not isinstance(effect, (effects.EndReduce, effects.EndSync)):
             return
-        decided = self.decisions.get(effect.attempt_id)
+        attempt_id, commit = effect.attempt_id, effect.commit
+        decided = {committed for committed, masters in self.decisions.get(attempt_id, {}).items() if masters}
         is_survivor = node.machine.state is State.MEMBER
         self.cluster.require(
-            effect.commit == decided if is_survivor and decided is not None else not effect.commit,
+            commit in decided if is_survivor and decided else not commit,
             "S1",
-            f"{node.name} ends attempt {effect.attempt_id} with commit={effect.commit}, decided was {decided}",
+            f"{node.name} ends attempt {attempt_id} with commit={commit}, decided was {decided}",
         )
+        if not is_survivor or not decided:
+            return
+        ended = self._ended.setdefault(attempt_id, {})
+        ended[node.peer_id] = commit
+        for other_id, other_commit in ended.items():
+            other = self.cluster.nodes[other_id]
+            has_survived = (
+                other.is_alive and other.machine.state is State.MEMBER and other_id in self.cluster.member_ids
+            )
+            same = other_commit == commit or not has_survived or node.peer_id not in self.cluster.member_ids
+            self.cluster.require(same, "S1", f"attempt {attempt_id} ends differently for {node.name} and {other.name}")
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Committed results are equal; who succeeds has committed."""
+        """Committed results are equal; who succeeds has committed. Only another master's word can leave one behind."""
+        is_left_behind = isinstance(outcome, Kicked) and outcome.reason.startswith(LEFT_BEHIND)
+        has_cause = self.cluster.master_crash_count > 0
+        self.cluster.require(has_cause or not is_left_behind, "S1", f"{node.name}: {outcome!r}")
         if not isinstance(call.request, Collective) or isinstance(outcome, PCCLError):
             return
         attempt_id = node.committed.get(call.call_id)
@@ -129,8 +147,7 @@ class InputSafety(Checker):
         )
 
     def _is_last(self, node: PeerNode, order: tuple[bytes, ...]) -> bool:
-        members = self.cluster.master.machine.registry.order
-        return not any(peer.peer_id in order for peer in members if peer.peer_id != node.peer_id)
+        return not any(peer_id in order for peer_id in self.cluster.member_ids if peer_id != node.peer_id)
 
 
 class History(Checker):
@@ -141,6 +158,8 @@ class History(Checker):
         self._members: dict[int, tuple[Member, ...]] = {0: ()}
         self._orders: dict[int, tuple[bytes, ...]] = {0: ()}
         self._epoch = 0
+        self._run_id = b""
+        self._master_count = 0
         self._plans: dict[int, object] = {}
         self._newest_attempt_id = 0
         self._epoch_of_peer: dict[bytes, int] = {}
@@ -161,6 +180,14 @@ class History(Checker):
 
     def on_master_step(self, machine: MasterMachine) -> None:
         """The member list changes only with the epoch."""
+        if machine.is_gathering:
+            return
+        if self._master_count != self.cluster.master_crash_count:  # What the former master told nobody is void.
+            self._master_count = self.cluster.master_crash_count
+            heard = [node.machine.epoch for node in self.cluster.live_nodes() if node.machine.state is State.MEMBER]
+            self._epoch = min(self._epoch, max(heard, default=0))
+        if self._run_id != machine.run_id:  # Another run, of other peers.
+            self._run_id, self._epoch = machine.run_id, 0
         epoch = machine.registry.epoch
         order = tuple(peer.peer_id for peer in machine.registry.order)
         self.cluster.require(epoch >= self._epoch, "S3", f"epoch {epoch} after {self._epoch}")
@@ -224,6 +251,8 @@ class Causes(Checker):
         super().__init__(cluster)
         self._participants: dict[int, tuple[frozenset[bytes], int]] = {}
         self._members: dict[bytes, str] = {}
+        self._run_id = b""
+        self._master_count = 0
 
     def on_master_message(self, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault among its participants."""
@@ -244,7 +273,16 @@ class Causes(Checker):
 
     def on_master_step(self, machine: MasterMachine) -> None:
         """A loss needs a fault of the member."""
+        if machine.is_gathering:
+            return
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
+        if self._master_count != self.cluster.master_crash_count:  # Who was not told that it is a member is none.
+            self._master_count = self.cluster.master_crash_count
+            nodes = self.cluster.nodes
+            if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
+                self._members = {}  # All who knew of the run were away for too long.
+            self._run_id = machine.run_id
+            self._members = {i: n for i, n in self._members.items() if nodes[i].machine.state is State.MEMBER}
         for peer_id in self._members.keys() - members.keys():
             since_ns = self.cluster.clock.now_ns
             is_stranger = peer_id not in self.cluster.nodes
@@ -255,6 +293,17 @@ class Causes(Checker):
             has_returned = connection is not None and connection.is_greeted and not connection.is_broken
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it came back")
         self._members = members
+
+
+class Patience(Checker):
+    """L3: the death of the master alone fails no call of a member."""
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """Some errors are what the calls themselves earn."""
+        if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
+            return
+        is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
+        self.cluster.require(is_earned, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
 
 
 class Bounds(Checker):
@@ -313,7 +362,7 @@ class Checkers(Checker):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self.progress = Progress(cluster)
-        kinds = (Agreement, InputSafety, History, Quiet, EqualState, Causes, Bounds)
+        kinds = (Agreement, InputSafety, History, Quiet, EqualState, Causes, Patience, Bounds)
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.progress]
 
     def on_master_message(self, connection: str, message: MasterMessage) -> None:
@@ -323,6 +372,8 @@ class Checkers(Checker):
 
     def on_master_step(self, machine: MasterMachine) -> None:
         """The master has handled an event."""
+        if not machine.is_gathering:
+            self.cluster.member_ids = {peer.peer_id: None for peer in machine.registry.order}
         for checker in self.all:
             checker.on_master_step(machine)
 

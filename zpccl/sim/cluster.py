@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from zpccl.limits import SECOND
 from zpccl.protocol import events
@@ -21,7 +22,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, Timer
 from zpccl.sim.dataplane import DataPlane, SharedState
-from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, Faults, Incident, Injector
+from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, SLOW_GRACE_NS, TAKEOVER_NS, Faults, Incident, Injector
 from zpccl.sim.links import Links
 from zpccl.sim.network import Network
 from zpccl.sim.node import MasterNode, PeerNode
@@ -71,6 +72,8 @@ class Cluster:
         self.make_peer = make_peer
         self.incidents: list[Incident] = []
         self.nodes: dict[bytes, PeerNode] = {}
+        self.member_ids: dict[bytes, None] = {}
+        """The members, by the last master that knew."""
         self.script = script or Script.draw(self.child_rng())
         self.checkers = Checkers(self)
         self.network = Network(self)
@@ -78,8 +81,12 @@ class Cluster:
         self.dataplane = DataPlane(self)
         self.strangers = Strangers(self)
         self.injector = Injector(self)
+        self._make_master = make_master
+        self._master_count = 0
+        self._felt_until_ns = 0  # Faults around a death of the master are felt for so long.
         self.master = MasterNode(self, make_master(self._rng.randbytes(16)))
         self.step_count = 0
+        self.master_crash_count = 0
         self._healed_ns = 0
         self._peer_count = peer_count
         self._is_started = False
@@ -181,9 +188,35 @@ class Cluster:
 
         self.clock.after(self._rng.randrange(SECOND), happen)
 
+    def crash_master(self, absence_ns: int) -> None:
+        """The master dies, and another one is started in its place. That alone is no cause for anything."""
+        if not self.master.is_alive:
+            return
+        self.trace("fault", "**", f"master killed for {absence_ns / SECOND:.3f} s")
+        self.master_crash_count += 1
+        self.master.crash()
+        self.network.lose_master()
+        before_ns, self._felt_until_ns = self.clock.now_ns, self.clock.now_ns + absence_ns + TAKEOVER_NS
+        for place, incident in enumerate(self.incidents):
+            if incident.over_ns >= before_ns:
+                self.incidents[place] = replace(incident, over_ns=incident.over_ns + absence_ns + TAKEOVER_NS)
+
+        def happen() -> None:
+            self._master_count += 1
+            machine = self._make_master(self._rng.randbytes(16))
+            machine.number(self._master_count << 20)  # Should a new run begin, its numbers are all new here.
+            if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
+                machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
+            machine.gather(self.clock.now_ns)
+            self.master.restart(machine)
+            self.trace("master", "!!", "started")
+
+        self.clock.after(absence_ns, happen)
+
     def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> None:
         """Enters a fault in the journal."""
         over_ns = self.clock.now_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)
+        over_ns += max(0, self._felt_until_ns - self.clock.now_ns)
         peers = frozenset(node.peer_id for node in nodes)
         self.incidents.append(Incident(self.clock.now_ns, over_ns, kind, peers))
         self.trace("fault", "**", f"{kind}: {', '.join(node.name for node in nodes)}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zpccl.limits import HEARTBEAT_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS
+from zpccl.limits import HEARTBEAT_TIMEOUT_NS, RECOVERY_WAIT_NS, SECOND, STALL_TIMEOUT_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -28,6 +28,10 @@ class Faults:
     connection_breaks: float = 0.0
     link_breaks: float = 0.0
     strangers: float = 0.0
+    master_crashes: float = 0.0
+    master_absence_ns_max: int = 5 * SECOND
+    fails_nothing: bool = False
+    """No call of a member may fail, whatever happens to the master."""
     spares_members: bool = False
     """Peers crash, leave and lose connections only until they are admitted."""
     silent_chance: float = 0.0
@@ -95,12 +99,33 @@ CHAOS = Faults(
     corruption_chance=0.01,
     duplicate_chance=0.05,
 )
+HEADLESS = Faults("headless", joins=0.5, master_crashes=0.5, master_absence_ns_max=2 * SECOND, fails_nothing=True)
+REGICIDE = Faults(
+    "regicide",
+    joins=0.5,
+    crashes=0.3,
+    leaves=0.1,
+    connection_breaks=0.5,
+    link_breaks=0.4,
+    master_crashes=0.4,
+    silent_chance=0.2,
+    refusal_chance=0.1,
+    flap_chance=0.1,
+    slow_chance=0.1,
+    withdraw_chance=0.05,
+    duplicate_chance=0.05,
+)
 PROFILES = {
-    profile.name: profile for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, CHAOS, CALM)
+    profile.name: profile
+    for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, CHAOS, CALM, HEADLESS, REGICIDE)
 }
 HEALED = replace(CALM, name="healed", joins=0.0)
 
 
+SLOW_GRACE_NS = 3 * SECOND
+"""The grace period of masters where paths are slow: a report takes three times the way of a message."""
+TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
+"""How long after the return of a master a fault may be noticed that happened before."""
 EFFECT_NS = 3 * SECOND
 """How long a fault is felt after all have noticed it."""
 NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
@@ -136,6 +161,7 @@ class Injector:
             (faults.connection_breaks, self._break_connection),
             (faults.link_breaks, self._break_link),
             (faults.strangers, self._stranger),
+            (faults.master_crashes, self._crash_master),
         ):
             if rate > 0:
                 self._schedule(rate, strike, self._era)
@@ -185,6 +211,9 @@ class Injector:
             nodes, is_silent = self._cluster.nodes, self._is_silent()
             self._cluster.note("link broken", nodes[one], nodes[other], is_silent=is_silent)
             self._cluster.links.break_link(one, other, is_silent=is_silent)
+
+    def _crash_master(self) -> None:
+        self._cluster.crash_master(self._rng.randrange(self._cluster.faults.master_absence_ns_max))
 
     def _stranger(self) -> None:
         self._cluster.strangers.visit()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zpccl.limits import HEARTBEAT_TIMEOUT_NS, MS
+from zpccl.limits import HEARTBEAT_TIMEOUT_NS, MS, RECONNECT_INTERVAL_NS
 from zpccl.protocol import events
 from zpccl.protocol.messages import (
     Hello,
@@ -83,11 +83,16 @@ class Network:
         self._count = 0
         self.connections: dict[str, Connection] = {}  # Those that the master may still send on.
 
-    def connect(self, node: PeerNode) -> None:
-        """Tries to connect a peer to the master: ConnectionUp or ConnectionFailed follows."""
+    def connect(self, node: PeerNode, pause_ns: int = 0) -> None:
+        """Tries to connect a peer to the master, after a pause: ConnectionUp or ConnectionFailed follows."""
 
         def happen() -> None:
             if not node.is_alive or node.connection is not None:
+                return
+            if not self._cluster.master.is_alive:
+                node.handle(events.ConnectionFailed("refused"))
+                if node.wants_connection():
+                    self.connect(node, RECONNECT_INTERVAL_NS)
                 return
             if self._rng.random() < self._cluster.faults.refusal_chance:
                 node.handle(events.ConnectionFailed("refused"))
@@ -106,7 +111,7 @@ class Network:
                 self._cluster.note("connection broken", node, is_silent=is_silent)
                 self.break_connection(node.connection, is_silent=is_silent)
 
-        self._cluster.clock.after(int(10 ** self._rng.uniform(0, 2) * MS), happen)
+        self._cluster.clock.after(pause_ns + int(10 ** self._rng.uniform(0, 2) * MS), happen)
 
     def open(self, node: PeerNode | None, name: str) -> Connection:
         """A new connection."""
@@ -160,6 +165,13 @@ class Network:
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._master_learns(connection))
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._peer_learns(connection))
 
+    def lose_master(self) -> None:
+        """The master is dead: every connection breaks, and what it has not read is lost."""
+        for connection in list(self.connections.values()):
+            self.break_connection(connection, is_silent=False)
+            connection.to_master.lose(0)
+        self.connections.clear()
+
     def close(self, connection: Connection) -> None:
         """The peer closes a connection: what it has sent arrives before the end does."""
         if not connection.is_broken:
@@ -170,8 +182,8 @@ class Network:
 
     def _master_learns(self, connection: Connection) -> None:
         connection.to_master.lose(0)
-        del self.connections[connection.name]
-        self._cluster.master.handle(events.ConnectionClosed(connection.name))
+        if self.connections.pop(connection.name, None) is not None:
+            self._cluster.master.handle(events.ConnectionClosed(connection.name))
 
     def _peer_learns(self, connection: Connection) -> None:
         if self._rng.random() < 0.5:

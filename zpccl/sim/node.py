@@ -48,10 +48,25 @@ class MasterNode:
     def __init__(self, cluster: Cluster, machine: MasterMachine) -> None:
         self._cluster = cluster
         self.machine = machine
+        self.is_alive = True
         self._timer: Timer | None = None
 
+    def crash(self) -> None:
+        """The process is killed; all that it knows is lost."""
+        self.is_alive = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def restart(self, machine: MasterMachine) -> None:
+        """A new process takes its place, at the same address."""
+        self.machine = machine
+        self.is_alive = True
+
     def handle(self, event: events.MasterEvent) -> None:
-        """Gives an event to the machine and performs the effects."""
+        """Gives an event to the machine and performs the effects. Nothing happens in a dead process."""
+        if not self.is_alive:
+            return
         cluster = self._cluster
         cluster.trace(self.name, "<-", event)
         done = self.machine.handle(event, cluster.clock.now_ns)

@@ -1,0 +1,459 @@
+"""A new master takes a run over from the reports of the peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.limits import SECOND
+from zpccl.protocol import events
+from zpccl.protocol.messages import (
+    Answer,
+    Decision,
+    Hello,
+    Kick,
+    Members,
+    Outcome,
+    Plan,
+    Refusal,
+    Refused,
+    Report,
+    RunningAttempt,
+    RunningSync,
+    SyncPlan,
+    TopologyVote,
+    Welcome,
+)
+from zpccl.protocol.recovery import History, choose_run
+
+from .harness import (
+    PENDING,
+    RUN_ID,
+    UPDATE,
+    MasterBench,
+    PeerBench,
+    entry,
+    member_list,
+    offer,
+    pid,
+    pids,
+    plan_of,
+    sent,
+    spec,
+    token,
+)
+
+OLD_RUN = b"the run of before"[:16]
+
+
+def hello_of(name: str, run_id: bytes = OLD_RUN, connection: int = 1) -> Hello:
+    return Hello(pid(name), token(name), True, 0, name, (f"{name}:1",), connection, run_id)
+
+
+def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> Report:
+    """What a peer knows: by default a member list and nothing else."""
+    hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
+    listed = member_list(epoch, members).members
+    blank = Report(hello, 0, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
+    return replace(blank, **facts)
+
+
+def outcome(attempt_id: int, committed: bool, names: str, *calls: int, value: int = 2) -> Outcome:
+    return Outcome(attempt_id, committed, value, 0 if committed else 6, "", pids(names), calls)
+
+
+class TakeOver(MasterBench):
+    """A master that has been started in place of another one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.machine.gather(self.now_ns)
+
+    def report(self, name: str, *arguments: Any, **facts: Any) -> list[Any]:
+        """A peer connects and reports; returns what is sent."""
+        self.connections[name] = f"{name}1"
+        report = report_of(name, *arguments, **facts)
+        assert [m.refusal for _, m in self.say(name, report.hello)] in ([Refusal.REPORT], [])
+        return self.say(name, report)
+
+
+@pytest.fixture
+def bench() -> TakeOver:
+    return TakeOver()
+
+
+# --- The pure part ----------------------------------------------------------------------------------------------------
+
+
+def test_no_reports_no_run() -> None:
+    assert choose_run([]) is None
+
+
+def test_the_run_of_most_reports_is_chosen() -> None:
+    """A peer that claims a high epoch of a run of its own changes nothing."""
+    reports = [report_of("a"), report_of("b"), report_of("x", "x", 2**60, run_id=RUN_ID)]
+    assert choose_run(reports) == OLD_RUN
+
+
+def test_the_newest_list_and_round_count() -> None:
+    history = History(OLD_RUN)
+    history.add(report_of("a", "abc", 7, round=3, round_value=1, incarnation=4))
+    history.add(report_of("b", "ab", 8, round=2, round_value=0, incarnation=5))
+    assert (history.epoch, len(history.members), history.round, history.round_value) == (8, 2, 3, 1)
+    assert history.incarnation == 5
+
+
+def test_pending_peers_know_nothing() -> None:
+    history = History(OLD_RUN)
+    history.add(report_of("p", "", outcomes=(outcome(1, True, "ab", 1, 1),), round=9))
+    assert (history.outcomes, history.round) == ({}, 0)
+
+
+def test_the_outcome_that_names_more_is_kept() -> None:
+    history = History(OLD_RUN)
+    history.add(report_of("a", outcomes=(outcome(1, False, ""),)))
+    history.add(report_of("b", outcomes=(outcome(1, False, "ab", 4, 5),)))
+    assert history.calls_of(history.outcomes[1]) == {pid("a"): 4, pid("b"): 5}
+
+
+def test_an_outcome_without_names_is_joined_with_the_plan_of_another() -> None:
+    history = History(OLD_RUN)
+    history.add(report_of("a", outcomes=(outcome(1, False, ""),)))
+    history.add(report_of("b", attempts=(RunningAttempt(1, pids("ab"), (4, 5), spec()),)))
+    assert history.calls_of(history.outcomes[1]) == {pid("a"): 4, pid("b"): 5}
+    assert history.take_attempts(pids("ab")) == []
+
+
+names = st.sampled_from("abcd")
+reports = st.builds(
+    lambda name, members, epoch, number, ended, running: report_of(
+        name,
+        "".join(sorted(members)),
+        epoch,
+        round=number,
+        round_value=number,
+        incarnation=number,
+        outcomes=tuple(outcome(i, i % 2 == 0, "ab", 1, 2) for i in sorted(ended)),
+        attempts=tuple(RunningAttempt(i, pids("ab"), (1, 2), spec()) for i in sorted(running)),
+    ),
+    names,
+    st.sets(names, max_size=4),
+    st.integers(1, 9),
+    st.integers(0, 9),
+    st.sets(st.integers(1, 6)),
+    st.sets(st.integers(1, 6)),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(reports, max_size=6), st.randoms(use_true_random=False))
+def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> None:
+    """S3: epochs differ where lists do, so which list is taken does not hang on who was first."""
+    some = list({(report.epoch, bool(report.members)): report for report in some}.values())
+    shuffled = list(some)
+    rng.shuffle(shuffled)
+    one, other = History(OLD_RUN), History(OLD_RUN)
+    for report in some:
+        one.add(report)
+    for report in shuffled:
+        other.add(report)
+    facts = [(h.epoch, h.members, h.round, h.round_value, h.incarnation, h.outcomes) for h in (one, other)]
+    assert facts[0] == facts[1]
+    taken = [history.take_attempts(pids("ab")) for history in (one, other)]
+    assert taken[0] == taken[1]
+    assert not {item.attempt_id for item in taken[0]} & one.outcomes.keys()
+    assert one.take_attempts(pids("ab")) == []
+
+
+# --- Gathering --------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
+    assert bench.hello("n") == []
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.RECOVERY_GRACE_NS
+    told = [message for _, message in bench.tick_at_deadline()]
+    assert Welcome(RUN_ID, 0) in told
+    assert bench.names() == "n"
+
+
+def test_an_idle_master_admits_at_once(bench: TakeOver) -> None:
+    bench.now_ns += limits.RECOVERY_GRACE_NS
+    bench.hello("n")
+    assert bench.names() == "n"
+
+
+def test_the_run_goes_on_when_all_members_have_reported(bench: TakeOver) -> None:
+    """L3, S3: same members in the same order, a higher epoch and incarnation, the same run."""
+    assert bench.report("b", "ba", 5) == []
+    told = bench.report("a", "ba", 5)
+    welcome = next(message for _, message in told if isinstance(message, Welcome))
+    assert welcome.run_id == OLD_RUN
+    assert welcome.incarnation >= 1
+    members = next(message for _, message in told if isinstance(message, Members))
+    assert members.epoch == welcome.incarnation << 32
+    assert bench.names() == "ba"
+
+
+def test_the_newest_list_wins(bench: TakeOver) -> None:
+    """L3: who is not in it was removed."""
+    bench.report("c", "abc", 5)
+    bench.report("a", "ab", 6)
+    told = bench.report("b", "abc", 5)
+    assert bench.names() == "ab"
+    assert ("c1", Refusal.UNKNOWN_SESSION) in [(c, m.refusal) for c, m in told if isinstance(m, Refused)]
+
+
+def test_members_that_do_not_report_are_waited_for_and_then_lost(bench: TakeOver) -> None:
+    bench.report("a", "abc")
+    bench.report("b", "abc")
+    bench.tick_at_deadline()
+    assert bench.names() == "abc"
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    assert bench.names() == "abc"
+    bench.tick(1)
+    assert bench.names() == "ab"
+
+
+def test_while_all_wait_in_update_topology_newcomers_may_know_more(bench: TakeOver) -> None:
+    """Headless, seed 168: of the members that were admitted last, only they knew; the rest went on without them."""
+    bench.report("a", "ab", is_updating=True)
+    assert bench.report("b", "ab", is_updating=True) == []
+    assert bench.names() == ""
+    bench.report("c", "abc", 6)
+    assert bench.names() == "abc"
+
+
+def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -> None:
+    """L3: its admission was the former master's last word; nobody heard it but the newcomer."""
+    bench.report("a", "ab", round=3)
+    bench.report("b", "ab", round=3)
+    assert bench.names() == "ab"
+    bench.report("c", "abc", 6, round=4, round_value=1)
+    assert bench.names() == "abc"
+    assert bench.machine.registry.round == 4
+
+
+def test_a_member_that_comes_too_late_has_been_removed(bench: TakeOver) -> None:
+    """Regicide, seed 4609: it was in the middle of a step when others had begun anew, and both hung."""
+    bench.report("p", "")
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.RECOVERY_WAIT_NS
+    bench.tick_at_deadline()
+    assert bench.names() == "p"
+    assert [message.refusal for _, message in bench.report("a", "a", 5)] == [Refusal.UNKNOWN_SESSION]
+    assert bench.names() == "p"
+
+
+def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench: TakeOver) -> None:
+    """Regicide, seed 394: it was taken for gone since its first connection broke."""
+    bench.report("a")
+    bench.disconnect("a")
+    bench.connections["a"] = "a2"
+    assert bench.say("a", hello_of("a", connection=2)) == []
+    bench.report("b")
+    assert bench.peer("a").connection == "a2"
+
+
+def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
+    """Regicide, seed 73: each was answered with "say everything again", and each answer by as many messages."""
+    bench.report("a", "ab")
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    bench.connections["b"] = "b1"
+    assert [message.refusal for _, message in bench.say("b", hello_of("b"))] == [Refusal.REPORT]
+    assert bench.begin("b", 1) == []
+    bench.say("b", report_of("b"))
+    assert bench.names() == "ab"
+
+
+def test_another_run_is_refused(bench: TakeOver) -> None:
+    bench.report("a", "ab")
+    assert bench.report("x", "x", 99, run_id=b"x" * 16) == []
+    assert bench.report("b", "ab") == []
+    told = bench.tick_at_deadline()
+    assert bench.names() == "ab"
+    assert [m.refusal for c, m in told if c == "x1"] == [Refusal.UNKNOWN_SESSION]
+
+
+def test_who_leaves_meanwhile_is_not_waited_for(bench: TakeOver) -> None:
+    bench.report("a", "abc")
+    bench.leave("a")
+    bench.report("b", "abc")
+    bench.report("c", "abc")
+    assert bench.names() == "bc"
+
+
+# --- What was under way -----------------------------------------------------------------------------------------------
+
+RUNNING = RunningAttempt(7, pids("ab"), (3, 4), spec())
+
+
+def test_one_participant_knows_for_all(bench: TakeOver) -> None:
+    """L3: b never got the plan, and gets it now; the attempt is the same one."""
+    bench.report("a", attempts=(RUNNING,))
+    told = bench.report("b")
+    assert ("b1", plan_of(0, 7, calls=(3, 4))) in told
+    bench.finish("a", 3, 7)
+    bench.finish("b", 4, 7)
+    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+
+
+def test_a_decision_that_one_has_heard_is_that_of_all(bench: TakeOver) -> None:
+    """S1: committed, though b has only its result."""
+    bench.report("a", outcomes=(outcome(7, True, "ab", 3, 4),), oldest_call_id=5)
+    bench.report("b", attempts=(RUNNING,), oldest_call_id=4)
+    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+    assert bench.verdict("a", 3) is None
+
+
+def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
+    """S1: a has failed, but c may have heard anything; then c is lost, and the attempt aborts."""
+    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
+    bench.report("a", "abc", attempts=(running,))
+    bench.report("b", "abc", attempts=(running,))
+    bench.tick_at_deadline()
+    bench.finish("a", 3, 7, ok=False, digest=0, reason="the link broke")
+    bench.finish("b", 4, 7)
+    assert bench.verdict("b", 4) is None
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    verdict = bench.verdict("b", 4)
+    assert isinstance(verdict, Decision)
+    assert not verdict.committed
+
+
+def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
+    """S1: c comes late and tells that the former master committed without b, which has no result."""
+    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
+    bench.report("a", "abc", attempts=(running,))
+    bench.report("b", "abc", attempts=(running,))
+    bench.tick_at_deadline()
+    told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
+    assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
+    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+
+
+def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
+    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
+    bench.report("a", "abc", attempts=(running,))
+    bench.report("b", "abc", attempts=(running,))
+    bench.tick_at_deadline()
+    assert bench.withdraw("a", 3) == []
+    bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5, value=3),), oldest_call_id=6)
+    assert bench.verdict("a", 3) == Decision(3, 7, True, 3)
+
+
+def test_a_round_that_one_has_heard_of_is_complete(bench: TakeOver) -> None:
+    """L3: a went on to its next call; b must not wait for it."""
+    bench.report("a", round=4, round_value=1)
+    bench.report("b", round=3)
+    assert bench.say("b", TopologyVote(1, 1, PENDING, 3)) == [("b1", Answer(1, Result.SUCCESS, 1))]
+    assert bench.say("b", TopologyVote(2, 2, UPDATE, 4)) == []
+
+
+def test_a_running_sync_goes_on(bench: TakeOver) -> None:
+    """S5, L3: the holder has its plan, b has not: what b must fetch follows from both offers."""
+    sync = RunningSync(7, 2, pids("a"), pids("ab"), (3, 4), False)
+    bench.report("a", sync=sync)
+    bench.report("b")
+    bench.say("a", offer(3, 2, entry("w", "new")))
+    told = bench.say("b", offer(4, 1, entry("w", "old")))
+    (plan,) = [message for c, message in told if c == "b1" and isinstance(message, SyncPlan)]
+    assert (plan.attempt_id, plan.revision, [e.key for e in plan.fetch]) == (7, 2, ["w"])
+    bench.fetched("b", 4, 7)
+    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+
+
+def test_an_offer_that_does_not_fit_ends_the_sync(bench: TakeOver) -> None:
+    bench.report("a", sync=RunningSync(7, 2, pids("a"), pids("ab"), (3, 4), False))
+    bench.report("b")
+    bench.say("a", offer(3, 2, entry("w", "new")))
+    bench.say("b", offer(4, 1, entry("other", "old")))
+    verdict = bench.verdict("a", 3)
+    assert isinstance(verdict, Decision)
+    assert not verdict.committed
+
+
+def test_the_revision_goes_on(bench: TakeOver) -> None:
+    """L3: no revision is lost."""
+    last = outcome(6, True, "ab", 1, 1, value=41)
+    bench.report("a", last_sync=last)
+    bench.report("b")
+    assert bench.machine.syncs.last_revision == {0: 41}
+
+
+def test_a_refusal_of_all_is_the_same_for_who_has_not_heard_it(bench: TakeOver) -> None:
+    """Headless, seed 375: nobody could send; one had heard that, the other waited in its sync for ever."""
+    refused = Outcome(7, False, 0, Result.NO_SHARED_STATE_AVAILABLE, "all receive", pids("ab"), (3, 4))
+    bench.report("a", outcomes=(refused,), oldest_call_id=4)
+    bench.report("b", oldest_call_id=4)
+    verdict = bench.verdict("b", 4)
+    assert verdict is not None
+    assert verdict.result == Result.NO_SHARED_STATE_AVAILABLE
+
+
+# --- The peer ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_reports_and_says_all_again_when_it_is_welcomed() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10, 7)
+    (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+    report = said.message
+    assert isinstance(report, Report)
+    assert report.attempts == (RunningAttempt(7, pids("ab"), (10, 10), spec()),)
+    assert (report.hello.run_id, report.epoch, report.oldest_call_id) == (RUN_ID, 2, 10)
+    assert [type(effect.message).__name__ for effect in peer.hear(Welcome(RUN_ID, 2))] == ["Linked", "Begin"]
+    assert peer.hear(Welcome(RUN_ID, 2)) == []
+
+
+def test_a_peer_remembers_ends_of_attempts() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10, 7)
+    peer.handle(events.ReduceDone(7, digest=9))
+    peer.hear(Decision(10, 7, True, 2))
+    (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+    assert said.message.outcomes == (outcome(7, True, "ab", 10, 10),)
+
+
+def test_an_older_master_is_not_obeyed() -> None:
+    """S3."""
+    peer = PeerBench().member()
+    peer.hear(Welcome(RUN_ID, 5))
+    peer.reconnect()
+    peer.hear(Welcome(RUN_ID, 4))
+    assert peer.machine.incarnation == 5
+    assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
+
+
+def test_a_commit_without_a_result_ends_the_membership() -> None:
+    """S1: it cannot give what it has not."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10, 7)
+    effects = peer.hear(Decision(10, 7, True, 2))
+    assert "without this peer" in str(peer.error(effects))
+
+
+def test_reports_fit_into_a_message() -> None:
+    calls = limits.OUTCOME_CALLS_KEPT_MAX * (18 + 9)
+    texts = limits.OUTCOMES_KEPT_MAX * (4 * limits.OUTCOME_TEXT_CHARS_MAX + 40)
+    assert calls + texts < limits.MESSAGE_BYTES_MAX
+
+
+def test_a_gathering_master_does_not_hold_more_than_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1."""
+    monkeypatch.setattr(limits, "PENDING_PEERS_MAX", 2)
+    bench = TakeOver()
+    for name in "klm":
+        told = bench.hello(name)
+    assert [message.refusal for _, message in told] == [Refusal.FULL]
+    assert 3 * SECOND > limits.RECOVERY_GRACE_NS
+    assert sent(bench.handle(events.PeerMessageReceived("z", TopologyVote(0, 0, UPDATE))))
+    assert Plan not in map(type, bench.said)

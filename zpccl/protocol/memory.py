@@ -1,0 +1,134 @@
+"""What a peer remembers of the run beside its own calls, for a master that takes it over.
+
+A master holds no more than its peers know together. What one of them has not heard of, another has: the ends of
+attempts, the number and value of the last round of topology votes, the last committed sync. Of ends, the latest are
+kept: a peer that has missed some has no answer to its calls in them, and has no more calls than are kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from zpccl import limits
+from zpccl.protocol.calls import Call, Phase, ReduceCall, SyncCall, TopologyCall
+from zpccl.protocol.messages import (
+    Answer,
+    Decision,
+    Hello,
+    Member,
+    Outcome,
+    Report,
+    RunningAttempt,
+    RunningSync,
+    TopologyKind,
+)
+
+
+class Memory:
+    """The memory of one peer.
+
+    Attributes:
+        round_answered: the last round of topology votes in which this peer had its answer, or was admitted.
+    """
+
+    def __init__(self) -> None:
+        self.round_answered = 0
+        self._round = 0
+        self._round_value = 0
+        self._outcomes: dict[int, Outcome] = {}  # By attempt, the oldest first.
+        self._call_count = 0
+        self._last_sync: Outcome | None = None
+
+    def on_round_heard(self, number: int, value: int) -> None:
+        """A round of topology votes is complete."""
+        if number > self._round:
+            self._round, self._round_value = number, value
+
+    def on_round_answered(self, number: int, value: int) -> None:
+        """A call of this peer has its answer by a round."""
+        self.on_round_heard(number, value)
+        self.round_answered = max(self.round_answered, number)
+
+    def on_decision(self, decision: Decision, call: Call | None, member_ids: Collection[bytes]) -> None:
+        """An attempt has ended, for `call` where it had no answer yet.
+
+        Who takes part is known from the plan, where this peer got it; the lost are no members any more.
+        """
+        order, calls = decision.order, decision.calls
+        if not order and isinstance(call, (ReduceCall, SyncCall)):
+            pairs = [pair for pair in call.participants(decision.attempt_id) if pair[0] in member_ids]
+            order, calls = tuple(peer_id for peer_id, _ in pairs), tuple(call_id for _, call_id in pairs)
+        outcome = Outcome(
+            decision.attempt_id,
+            decision.committed,
+            decision.value,
+            decision.result,
+            decision.reason[: limits.OUTCOME_TEXT_CHARS_MAX],
+            order,
+            calls,
+        )
+        self._keep(outcome)
+        is_newer = self._last_sync is None or outcome.attempt_id > self._last_sync.attempt_id
+        if isinstance(call, SyncCall) and outcome.committed and is_newer:
+            self._last_sync = outcome
+
+    def on_answer(self, answer: Answer) -> None:
+        """A call has ended without an attempt; of syncs, others may wait for the same answer."""
+        if answer.order:
+            reason = answer.reason[: limits.OUTCOME_TEXT_CHARS_MAX]
+            self._keep(Outcome(answer.attempt_id, False, 0, answer.result, reason, answer.order, answer.calls))
+
+    def _keep(self, outcome: Outcome) -> None:
+        known = self._outcomes.pop(outcome.attempt_id, None)
+        if known is not None:
+            self._call_count -= len(known.calls)
+            outcome = known if len(known.calls) >= len(outcome.calls) else outcome
+        self._outcomes[outcome.attempt_id] = outcome
+        self._call_count += len(outcome.calls)
+        while len(self._outcomes) > limits.OUTCOMES_KEPT_MAX or self._call_count > limits.OUTCOME_CALLS_KEPT_MAX:
+            self._call_count -= len(self._outcomes.pop(next(iter(self._outcomes))).calls)
+
+    def report(
+        self,
+        hello: Hello,
+        incarnation: int,
+        oldest_call_id: int,
+        epoch: int,
+        members: tuple[Member, ...],
+        calls: Iterable[Call],
+    ) -> Report:
+        """All that another master must know."""
+        attempts: list[RunningAttempt] = []
+        sync: RunningSync | None = None
+        is_updating = False
+        for call in calls:
+            is_updating = is_updating or (isinstance(call, TopologyCall) and call.kind is TopologyKind.UPDATE)
+            if call.phase is Phase.VOTING or call.attempt_id is None:
+                continue
+            if isinstance(call, ReduceCall) and call.plan is not None and call.spec is not None:
+                plan = call.plan
+                attempts.append(RunningAttempt(plan.attempt_id, plan.lanes[0].order, plan.calls, call.spec))
+            elif isinstance(call, SyncCall) and call.plan is not None:
+                of_sync = call.plan
+                sync = RunningSync(
+                    of_sync.attempt_id,
+                    of_sync.revision,
+                    of_sync.holders,
+                    of_sync.order,
+                    of_sync.calls,
+                    bool(of_sync.fetch),
+                )
+        return Report(
+            hello,
+            incarnation,
+            oldest_call_id,
+            epoch,
+            members,
+            is_updating,
+            self._round,
+            self._round_value,
+            self._last_sync,
+            tuple(self._outcomes.values()),
+            tuple(attempts),
+            sync,
+        )

@@ -1,0 +1,225 @@
+"""What a new master makes of the reports of an earlier master's peers.
+
+    Gathering   collects reports, and the Hellos of newcomers, until enough are there
+    choose_run  which run to go on with: that of most reports, where peers of several come to one address
+    History     the run as its reports tell it together; a pure value of them, whatever their order
+
+The newest member list that anybody knows is the one to go on with. Its epoch was announced before anything that was
+decided in it, on every connection, so who knows of a decision knows who had part in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import msgspec
+
+from zpccl import limits
+from zpccl.protocol.events import PeerMessageReceived
+from zpccl.protocol.messages import Hello, Member, Outcome, Report, RunningAttempt, RunningSync
+
+RunningT = TypeVar("RunningT", RunningAttempt, RunningSync)
+
+
+class Gathering:
+    """The reports that have come so far.
+
+    Args:
+        now_ns: when the master started.
+        grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
+        wait_ns: how long it waits for the reports of peers that were asked for one.
+    """
+
+    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int) -> None:
+        self._grace_ns = grace_ns
+        self._wait_ns = wait_ns
+        self._greeted_ns: int | None = None
+        self._started_ns = now_ns
+        self._greeted: dict[Hashable, bool] = {}  # Connections of earlier peers, and whether their report is here.
+        self.reports: dict[bytes, tuple[PeerMessageReceived, Report]] = {}  # By peer.
+        self.held: dict[Hashable, PeerMessageReceived] = {}  # The Hellos of newcomers, by connection.
+        self.left: dict[bytes, None] = {}
+
+    def on_greeted(self, connection: Hashable, now_ns: int) -> None:
+        """A peer of an earlier master has said Hello."""
+        self._greeted_ns = now_ns if self._greeted_ns is None else self._greeted_ns
+        if len(self._greeted) < limits.PEERS_MAX:
+            self._greeted.setdefault(connection, False)
+
+    def knows(self, connection: Hashable) -> bool:
+        """True if a connection has said Hello."""
+        return connection in self._greeted or connection in self.held
+
+    def hold(self, hello: PeerMessageReceived) -> bool:
+        """A newcomer waits. False if there are too many."""
+        if hello.connection not in self.held and len(self.held) >= limits.PENDING_PEERS_MAX:
+            return False
+        self.held[hello.connection] = hello
+        return True
+
+    def add(self, event: PeerMessageReceived, report: Report) -> bool:
+        """A report comes, perhaps again. False if it is not that of the peer which reported first, or one too many."""
+        peer_id = report.hello.peer_id
+        if peer_id in self.reports:
+            known = self.reports[peer_id][1].hello
+            if known.token != report.hello.token:
+                return False
+            if known.connection > report.hello.connection:
+                return True
+        elif len(self.reports) >= limits.PEERS_MAX:
+            return False
+        self.reports[peer_id] = (event, report)
+        self._greeted[event.connection] = True
+        return True
+
+    def rebind(self, event: PeerMessageReceived, hello: Hello) -> bool:
+        """True for a peer that has reported and comes back on a new connection: it can have heard nothing since."""
+        known = self.reports.get(hello.peer_id)
+        if known is None or known[1].hello.token != hello.token or known[1].hello.connection > hello.connection:
+            return False
+        self.reports[hello.peer_id] = (event, msgspec.structs.replace(known[1], hello=hello))
+        self._greeted[event.connection] = True
+        return True
+
+    def on_left(self, connection: Hashable) -> None:
+        """A peer leaves the run."""
+        for peer_id, (event, _) in self.reports.items():
+            if event.connection == connection:
+                self.left[peer_id] = None
+
+    def on_connection_closed(self, connection: Hashable) -> None:
+        """What was said on a connection still counts, but nobody waits there any more."""
+        self._greeted.pop(connection, None)
+        self.held.pop(connection, None)
+        for peer_id, (event, report) in self.reports.items():
+            if event.connection == connection:
+                self.reports[peer_id] = (replace(event, connection=None), report)
+
+    def deadline_ns(self) -> int | None:
+        """When it is over at the latest; None while nobody is there."""
+        if self._greeted_ns is not None:
+            # Pending peers have seen members: there must be some, who know more.
+            is_complete = any(r.members for _, r in self.reports.values()) and all(self._greeted.values())
+            return self._greeted_ns + (self._grace_ns if is_complete else max(self._grace_ns, self._wait_ns))
+        return self._started_ns + self._grace_ns if self.held else None
+
+    def is_over(self, now_ns: int) -> bool:
+        """True once all of the newest member list have reported, and no newer one can exist; or after the grace."""
+        if self._greeted_ns is not None and not self.reports and not self._greeted and not self.held:
+            self._greeted_ns = None  # They are gone again.
+        deadline_ns = self.deadline_ns()
+        if deadline_ns is not None and now_ns >= deadline_ns:
+            return True
+        if not self.reports or not all(self._greeted.values()):
+            return False
+        if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
+            return False  # Peers of another run come to this address: those of ours may be the later ones.
+        newest = max((report for _, report in self.reports.values()), key=lambda report: report.epoch)
+        theirs = [self.reports.get(member.peer_id) for member in newest.members]
+        if not theirs or None in theirs:
+            return False
+        # Where all wait in update_topology, newcomers may have been admitted of whom only they know.
+        return not all(found is not None and found[1].is_updating for found in theirs)
+
+
+def choose_run(reports: Iterable[Report]) -> bytes | None:
+    """The run that most of the reports are of; of several, the one with the highest epoch. None without reports."""
+    votes: Counter[bytes] = Counter()
+    epochs: dict[bytes, int] = {}
+    for report in reports:
+        run_id = report.hello.run_id
+        votes[run_id] += 1
+        epochs[run_id] = max(epochs.get(run_id, 0), report.epoch)
+    return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)
+
+
+@dataclass(frozen=True)
+class Reported(Generic[RunningT]):
+    """Something that runs, by the word of a peer."""
+
+    running: RunningT
+    reporter: bytes
+
+
+class History:
+    """A run as the reports of its peers tell it.
+
+    Attributes:
+        incarnation, epoch, members, round, round_value: the newest that anybody knows.
+        outcomes: how attempts ended, by attempt.
+        adopted_epoch, adopted: the epoch and the peers of the member list with which the master went on.
+    """
+
+    def __init__(self, run_id: bytes) -> None:
+        self.run_id = run_id
+        self.incarnation = 0
+        self.epoch = 0
+        self.adopted_epoch = 0
+        self.adopted: frozenset[bytes] = frozenset()
+        self.members: tuple[Member, ...] = ()
+        self.round = 0
+        self.round_value = 0
+        self.outcomes: dict[int, Outcome] = {}
+        self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
+        self._attempts: list[Reported[RunningAttempt]] = []
+        self._syncs: list[Reported[RunningSync]] = []
+        self._last_syncs: dict[int, Outcome] = {}
+
+    def adopt(self) -> None:
+        """The master goes on with the list that is the newest now."""
+        self.adopted_epoch = self.epoch
+        self.adopted = frozenset(member.peer_id for member in self.members)
+
+    def add(self, report: Report) -> None:
+        """Takes note of one report. Only members know anything of the run."""
+        self.incarnation = max(self.incarnation, report.incarnation)
+        if report.hello.run_id != self.run_id or not report.members:
+            return
+        if report.epoch > self.epoch:
+            self.epoch, self.members = report.epoch, report.members
+        if report.round > self.round:
+            self.round, self.round_value = report.round, report.round_value
+        for outcome in report.outcomes:
+            known = self.outcomes.get(outcome.attempt_id)
+            if known is None or len(known.calls) < len(outcome.calls):
+                self.outcomes[outcome.attempt_id] = outcome
+        reporter = report.hello.peer_id
+        for attempt in report.attempts:
+            self._calls[attempt.attempt_id] = dict(zip(attempt.order, attempt.calls, strict=False))
+            self._attempts.append(Reported(attempt, reporter))
+        if report.sync is not None:
+            self._calls[report.sync.attempt_id] = dict(zip(report.sync.order, report.sync.calls, strict=False))
+            self._syncs.append(Reported(report.sync, reporter))
+        last, group = report.last_sync, report.hello.group
+        if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
+            self._last_syncs[group] = last
+
+    def calls_of(self, outcome: Outcome) -> dict[bytes, int]:
+        """Whom an outcome concerns: by its own word, else by that of those for whom the attempt still runs."""
+        if outcome.order:
+            return dict(zip(outcome.order, outcome.calls, strict=False))
+        return self._calls.get(outcome.attempt_id, {})
+
+    def would_admit(self, report: Report) -> bool:
+        """True for a newcomer that alone knows of its admission by the former master: to those who are members here."""
+        theirs = {member.peer_id for member in report.members}
+        return report.epoch > self.adopted_epoch and bool(self.adopted) and self.adopted <= theirs
+
+    def take_attempts(self, present: Container[bytes]) -> list[RunningAttempt]:
+        """Attempts that nobody knows the end of, the oldest first, by the word of who takes part in the run."""
+        taken, self._attempts = self._attempts, []
+        found = {item.running.attempt_id: item.running for item in taken if item.reporter in present}
+        return [found[attempt_id] for attempt_id in sorted(found) if attempt_id not in self.outcomes]
+
+    def take_syncs(self, present: Container[bytes]) -> list[Reported[RunningSync]]:
+        """Syncs that nobody knows the end of, by the word of each who has the plan and takes part in the run."""
+        taken, self._syncs = self._syncs, []
+        return [s for s in taken if s.running.attempt_id not in self.outcomes and s.reporter in present]
+
+    def take_last_syncs(self) -> dict[int, Outcome]:
+        """The last committed sync of each group, where it is news."""
+        taken, self._last_syncs = self._last_syncs, {}
+        return taken
