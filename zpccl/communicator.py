@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -580,8 +581,7 @@ class Communicator:
 
     def _outcome(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> Outcome:
         """Waits for the answer of a call. A call whose time is up is withdrawn first, and its answer awaited."""
-        futures.wait([call.future], timeout)
-        if not call.future.done():
+        if not _wait(call.future, timeout):
             self._give_up(loop, [call], timed_out=True)
         error = call.future.exception()
         if error is not None:
@@ -607,6 +607,18 @@ class Communicator:
             loop.withdraw(call, timed_out=timed_out)
         if futures.wait([call.future for call in calls], limits.WITHDRAW_TIMEOUT_NS / limits.SECOND).not_done:
             loop.close()
+
+
+def _wait(future: Future[Outcome], timeout: float | None) -> bool:
+    """True once the future is done; False when the time is up. Wakes at times, for signals."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    interval = limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND
+    while not future.done():
+        left = interval if deadline is None else min(interval, deadline - time.monotonic())
+        if left <= 0:
+            return False
+        futures.wait([future], left)
+    return True
 
 
 def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:

@@ -88,6 +88,8 @@ LEAVE_TIMEOUT_NS = 2 * SECOND
 """How long close() waits for the master to take note."""
 WITHDRAW_TIMEOUT_NS = 5 * SECOND
 """How long an interrupted or timed-out call waits for the master's word on it."""
+SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
+"""How long a user's thread sleeps at a time: a signal that comes just before it sleeps is handled when it wakes."""
 LINGER_MS = 500
 
 # --- Secrets --------------------------------------------------------------------------------------------------------

@@ -156,12 +156,16 @@ class StateTransfer:
 
     def run(self) -> None:
         """Fetches and serves until the sync is over."""
+        idle_ns = 0
         while True:
             try:
-                item = self._mailbox.get(timeout=limits.STATE_STALL_TIMEOUT_NS / limits.SECOND)
+                item = self._mailbox.get(timeout=limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND)
             except queue.Empty:
-                self._fail("no block has come for too long")
+                idle_ns += limits.SIGNAL_CHECK_INTERVAL_NS
+                if idle_ns >= limits.STATE_STALL_TIMEOUT_NS:
+                    self._fail("no block has come for too long")
                 continue
+            idle_ns = 0
             if isinstance(item, _End):
                 if item.commit:
                     self._write()
