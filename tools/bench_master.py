@@ -52,6 +52,7 @@ from zpccl.protocol.messages import (
     Decision,
     Finished,
     Hello,
+    Kick,
     Linked,
     MasterMessage,
     PeerMessage,
@@ -128,7 +129,7 @@ class LightPeer:
                 raise WorkerFailed(f"{self.name} got no {kind.__name__}") from error
             if isinstance(message, kind):
                 return message
-            if isinstance(message, (Plan, Decision, Answer)):
+            if isinstance(message, (Plan, Decision, Answer, Kick)):
                 raise WorkerFailed(f"{self.name} got {message} where a {kind.__name__} was expected")
 
 
