@@ -289,5 +289,6 @@ def test_a_peer_of_another_version(run: Cluster, busy: list[Child]) -> None:
     """The newer peer is told by the older master; seen from the other side it is an older peer and a newer master."""
     failure = run.child().fails(connect_with_another_version, run.master.address)
     assert failure.kind == "VersionMismatch" and failure.result == Result.MASTER_CONNECTION_FAILED
-    assert "version 1" in failure.text and "2" in failure.text
-    until(lambda: "protocol version 2" in run.master.log.read_text(), "the master to say so")
+    ours, theirs = limits.PROTOCOL_VERSION, limits.PROTOCOL_VERSION + 1
+    assert f"version {ours}" in failure.text and str(theirs) in failure.text
+    until(lambda: f"protocol version {theirs}" in run.master.log.read_text(), "the master to say so")
