@@ -545,7 +545,7 @@ class Communicator:
                 with self._giving_up(loop, calls):
                     _begin(loop, calls)
                     for call in calls:  # An error of one must not leave the memory of another in use.
-                        call.future.exception()
+                        _wait(call.future, None)
                 waiting = []
                 for call in calls:
                     try:
