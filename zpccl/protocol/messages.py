@@ -10,7 +10,7 @@ Messages of peers are `PeerMessage`, those of the master `MasterMessage`. Both a
 from __future__ import annotations
 
 import enum
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -409,6 +409,17 @@ def encode(message: Message) -> bytes:
     return _PREFIX + _encoder.encode(message)
 
 
+_Decoded = TypeVar("_Decoded")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], data: bytes) -> _Decoded:
+    body = _body(data)
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(str(error)[: limits.MALFORMED_TEXT_CHARS_MAX]) from None
+
+
 def _body(data: bytes) -> memoryview:
     if len(data) > limits.MESSAGE_BYTES_MAX:
         raise Malformed(f"{len(data)} bytes; at most {limits.MESSAGE_BYTES_MAX} are allowed")
@@ -426,10 +437,7 @@ def decode_peer_message(data: bytes) -> PeerMessage:
         Malformed: the bytes are no such message.
         OtherVersion: they are of another protocol version.
     """
-    try:
-        return _peer_decoder.decode(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(str(error)[: limits.MALFORMED_TEXT_CHARS_MAX]) from None
+    return _decode(_peer_decoder, data)
 
 
 def decode_master_message(data: bytes) -> MasterMessage:
@@ -439,7 +447,4 @@ def decode_master_message(data: bytes) -> MasterMessage:
         Malformed: the bytes are no such message.
         OtherVersion: they are of another protocol version.
     """
-    try:
-        return _master_decoder.decode(_body(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(str(error)[: limits.MALFORMED_TEXT_CHARS_MAX]) from None
+    return _decode(_master_decoder, data)
