@@ -37,7 +37,8 @@ _context.set_forkserver_preload(["e2e.harness"])
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", seconds: float = HANG_SECONDS) -> Any:
-    """Waits until `condition()` is true, and returns its value."""
+    """Waits until `condition()` is true, and returns its value. It asks again and again: nothing tells of a change in
+    another process, such as a line in its log or a socket that it has closed."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
