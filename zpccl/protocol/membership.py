@@ -69,6 +69,8 @@ class Registry:
         self.round = 0
         self.round_value = 0
         """The last round of topology votes that is complete, and its value."""
+        self.base: tuple[bytes, ...] = ()
+        """Where the member list is not established: the members of the last one that is (see quorum.py)."""
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
@@ -143,7 +145,7 @@ class Registry:
     def member_list(self) -> Members:
         """The member list as a message."""
         members = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order)
-        return Members(self.epoch, members, self.round, self.round_value)
+        return Members(self.epoch, members, self.round, self.round_value, self.base)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
         """All others of the group, pending ones too. Of each pair the one that registered later dials."""
