@@ -93,6 +93,8 @@ QUORUM_WAIT_NS = 10 * SECOND
 """How long a master that took over waits for members that have not reported, where these may be at another master."""
 RECOVERY_WAIT_NS = 4 * SECOND
 """How long a master that took over waits for members that have not reported."""
+RUN_MEMORY_NS = 30 * SECOND
+"""How long a master that stepped down begins no new run: members of the old one may only be cut off."""
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""
 LEAVE_TIMEOUT_NS = 2 * SECOND

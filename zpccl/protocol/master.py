@@ -34,6 +34,8 @@ import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
@@ -127,14 +129,20 @@ class MasterMachine:
         self.registry.epoch = self._announced_epoch = incarnation << 32
 
     @property
+    def term(self) -> int:
+        """Grows whenever it forgets what it knew of a run."""
+        return self._term_count
+
+    @property
     def is_gathering(self) -> bool:
         """True until it knows which run it leads."""
         return self._gathering is not None
 
-    def gather(self, now_ns: int) -> None:
+    def gather(self, now_ns: int, begin_ns: int = 0) -> None:
         """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
         assert not self.registry.peers
-        self._gathering = Gathering(now_ns, self.options.recovery_grace_ns, self.options.recovery_wait_ns)
+        options = self.options
+        self._gathering = Gathering(now_ns, options.recovery_grace_ns, options.recovery_wait_ns, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -194,6 +202,8 @@ class MasterMachine:
             return self._on_early_message(self._gathering, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
+        if peer is not None:
+            peer.is_following = True
         if isinstance(message, Hello):
             self._on_hello(event.connection, peer, message, event.host, now_ns)
         elif isinstance(message, Report):
@@ -227,6 +237,8 @@ class MasterMachine:
             if len(self._asked) < limits.PEERS_MAX:
                 self._asked.add(connection)
             return self._ask_for_report(connection)
+        if known is not None and not known.token and not known.is_heard and not hello.was_welcomed:
+            return self._on_unaware(connection, hello, host, now_ns)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
@@ -251,6 +263,12 @@ class MasterMachine:
         for other in self._others_of_group(peer):  # Who came later dials.
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
             self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
+
+    def _on_unaware(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> None:
+        """A newcomer is a member, by the word of others, and has not heard of it: there is nothing to report."""
+        hello = replace(hello, run_id=self.run_id)
+        report = Report(hello, 0, 0, (), False, 0, 0, None, (), (), None)
+        self._on_report(PeerMessageReceived(connection, report, host), report, now_ns)
 
     def _register(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> Peer:
         peer = Peer(
@@ -428,10 +446,9 @@ class MasterMachine:
         self.rounds.tick(now_ns)
 
     def _grace_ns(self, peer: Peer) -> int:
-        if peer.is_heard:
-            return self.options.disconnect_grace_ns
-        wait_ns = self.options.recovery_wait_ns
-        return wait_ns if self._quorum is None else max(wait_ns, limits.QUORUM_WAIT_NS)
+        if self._quorum is not None and not (peer.is_heard and peer.is_following):
+            return max(self.options.recovery_wait_ns, limits.QUORUM_WAIT_NS)
+        return self.options.disconnect_grace_ns if peer.is_heard else self.options.recovery_wait_ns
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int, *, consents: bool = False) -> bool:
         """Removes a peer. False if the others may not go on without it."""
@@ -544,12 +561,17 @@ class MasterMachine:
         connections = list(self.registry.by_connection)
         self._forget_run()
         self.run_id = hashlib.blake2b(self._own_id + bytes([self._term_count % 256]), digest_size=16).digest()
-        self.number(self.incarnation + 1)
-        self.gather(now_ns)
+        self.number(self._incarnation_after(self.incarnation))
+        self.gather(now_ns, now_ns + limits.RUN_MEMORY_NS)
         assert self._gathering is not None
         for connection in connections:
             self._gathering.on_greeted(connection, now_ns)
             self._ask_for_report(connection)
+
+    def _incarnation_after(self, incarnation: int) -> int:
+        """Numbers of one that hardly anybody heard of must not be given again: so they do not follow closely."""
+        salt = (int.from_bytes(self._own_id[:2], "big") + self._term_count) % limits.INCARNATION_STEP_MAX
+        return min(incarnation + 1 + salt, limits.INCARNATION_MAX)
 
     def _turn_away(self, gathering: Gathering, now_ns: int) -> None:
         for connection, is_run_here in gathering.take_turned_away(now_ns):
@@ -595,13 +617,11 @@ class MasterMachine:
             self._on_hello(event.connection, None, event.message, event.host, now_ns)
 
     def _restore(self, gathering: Gathering, run_id: bytes, now_ns: int) -> None:
-        # Numbers of an incarnation that hardly anybody heard of must not be given again: so they do not follow closely.
-        salt = (int.from_bytes(self._own_id[:2], "big") + self._term_count) % limits.INCARNATION_STEP_MAX
         history = self._history = History(run_id)
         for _, report in gathering.reports.values():
             history.add(report)
         self.run_id = run_id
-        self.incarnation = min(history.incarnation + 1 + salt, limits.INCARNATION_MAX)
+        self.incarnation = self._incarnation_after(history.incarnation)
         if any(report.hello.master_count > 1 for _, report in gathering.reports.values()):
             self._quorum = Quorum([member.peer_id for member in history.members])
         for member in history.members:
@@ -667,6 +687,7 @@ class MasterMachine:
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
             peer.connection_count, peer.is_heard, peer.disconnected_ns = hello.connection, True, None
+            peer.is_following = False
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))

@@ -41,6 +41,8 @@ class Peer:
     """To whom it says that it has a link, one bit each: in a large group a set of ids for each peer is too much."""
     is_heard: bool = True
     """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
+    is_following: bool = True
+    """False from a report until the peer says anything else: before that it may go to another master."""
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
     oldest_call_id: int = 0

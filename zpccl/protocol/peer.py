@@ -238,11 +238,12 @@ class PeerMachine:
             return
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
+            self._go_on_ns = None
             self._connection_count += 1
             if self.state is State.CONNECTING:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
             else:
-                self._stay(now_ns)
+                self._stay_ns = self._end_of_stay(now_ns)
             self._say_everything()
         elif isinstance(event, events.ConnectionFailed):
             self._on_try_failed(f"nobody answers ({event.reason})")
@@ -258,11 +259,15 @@ class PeerMachine:
                 self._deadline_ns = None
                 return self._on_try_failed("the connection broke before it answered")
             self._log(Level.WARNING, "lost the connection to the master; connecting again")
-            if self._deadline_ns is None:  # Else no master has answered since it broke before.
-                self._deadline_ns = now_ns + self.options.master_timeout_ns
+            self._miss_master(now_ns)
         else:
             text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
             self._close(VersionMismatch(f"{self._address()}: {text}; install the same zpccl on both sides"))
+
+    def _miss_master(self, now_ns: int) -> None:
+        """Nobody leads the run: it is waited for, for so long since one did."""
+        if self._deadline_ns is None:
+            self._deadline_ns = now_ns + self.options.master_timeout_ns
 
     def _on_connect(self, event: events.ConnectCalled) -> None:
         if self.state is not State.NEW:
@@ -294,8 +299,8 @@ class PeerMachine:
     def _go_on_later(self, now_ns: int) -> None:
         """After a failure: turns to the next master, with a pause once all have failed. It may yet lead before that."""
         count = len(self.options.masters)
-        self._failures += 1
-        if count > 1 and self.state is not State.CLOSED:
+        if count > 1 and self.state is not State.CLOSED and self._go_on_ns is None:
+            self._failures += 1
             rounds = self._failures // count
             pause_ns = min(limits.RECONNECT_INTERVAL_NS << min(rounds, 8), limits.RECONNECT_INTERVAL_MAX_NS)
             self._go_on_ns = now_ns + (pause_ns if self._failures % count == 0 else 0)
@@ -311,12 +316,13 @@ class PeerMachine:
             self._deadline_ns = None
         self._effects.append(UseMaster(self._master))
 
-    def _stay(self, now_ns: int) -> None:
-        """Waits for a master to lead the run; longest at the first, so that all meet there if they can."""
-        if len(self.options.masters) > 1:
-            stay_ns = limits.MASTER_STAY_NS if self._master else limits.MASTER_STAY_FIRST_NS
-            salt = zlib.crc32(self.options.peer_id + self._connection_count.to_bytes(8, "big"))
-            self._stay_ns = now_ns + stay_ns + salt % limits.MASTER_STAY_SPREAD_NS
+    def _end_of_stay(self, now_ns: int) -> int | None:
+        """How long to wait for a master to lead the run: longest at the first, so that all meet there if they can."""
+        if len(self.options.masters) == 1:
+            return None
+        stay_ns = limits.MASTER_STAY_NS if self._master else limits.MASTER_STAY_FIRST_NS
+        salt = zlib.crc32(self.options.peer_id + self._connection_count.to_bytes(8, "big"))
+        return now_ns + stay_ns + salt % limits.MASTER_STAY_SPREAD_NS
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
         master = ",".join(self.options.masters)
@@ -413,14 +419,18 @@ class PeerMachine:
         has_others = len(self.options.masters) > 1
         if message.refusal is Refusal.UNREGISTERED:
             self._say_everything()
-        elif message.refusal in (Refusal.REPORT, Refusal.UNKNOWN_SESSION) and has_others and self._is_not_yet_member():
+        elif (
+            message.refusal in (Refusal.REPORT, Refusal.UNKNOWN_SESSION) and has_others and self.state is State.PENDING
+        ):
             self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
-            if self._stay_ns is None and self._is_connected:
-                self._stay(now_ns)
+            if self.state is State.MEMBER:
+                self._miss_master(now_ns)
+                self._stay_ns = self._stay_ns or self._end_of_stay(now_ns)
             self._report_to_master()
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_newest(message):
             self._log(Level.WARNING, f"{self._address()} is not the master of this run: {message.reason}")
+            self._on_try_failed(message.reason)
             self._go_on_later(now_ns)
         elif message.refusal is Refusal.UNKNOWN_SESSION:
             self._close(Kicked(f"{message.reason}; connect again to take part", reason=message.reason))
@@ -437,11 +447,8 @@ class PeerMachine:
         else:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
 
-    def _is_not_yet_member(self) -> bool:
-        return self.state in (State.CONNECTING, State.PENDING)
-
     def _is_newest(self, message: Refused) -> bool:
-        return message.run_id == self.run_id and message.incarnation >= self.incarnation
+        return self.state is State.MEMBER and message.run_id == self.run_id and message.incarnation >= self.incarnation
 
     def _start_over(self, now_ns: int) -> None:
         """The run that this peer waited for is not led here: it is a newcomer again, here first."""

@@ -35,9 +35,11 @@ class Gathering:
         now_ns: when the master started.
         grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
         wait_ns: how long it waits for the reports of peers that were asked for one.
+        begin_ns: before that, no new run is begun: members of one that lacks a quorum may come back.
     """
 
-    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int) -> None:
+    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int, begin_ns: int = 0) -> None:
+        self._begin_ns = begin_ns
         self._grace_ns = grace_ns
         self._wait_ns = wait_ns
         self._greeted_ns: int | None = None
@@ -144,7 +146,7 @@ class Gathering:
             hello = event.message
             if isinstance(hello, Hello) and hello.master_count > 1 and now_ns >= self._newcomer_due_ns(event):
                 del self.held[connection], self._held_ns[connection]
-                turned_away.append((connection, bool(self._greeted)))
+                turned_away.append((connection, bool(self._greeted) or now_ns < self._begin_ns))
         return turned_away
 
     def is_over(self, now_ns: int) -> bool:
@@ -157,12 +159,12 @@ class Gathering:
         is_late = due_ns is not None and now_ns >= due_ns
         if self.reports:
             return (is_late or self._are_all_here()) and self._has_quorum()
-        if is_late or not self._greeted:
+        if (is_late or not self._greeted) and now_ns >= self._begin_ns:
             waiting = [event for event in self.held.values() if now_ns >= self._newcomer_due_ns(event)]
             if any(isinstance(event.message, Hello) and event.message.may_begin for event in waiting):
                 return True
-            if not self._greeted and (is_late or not self.held):
-                self._greeted_ns = None  # They are gone again.
+        if not self._greeted and (is_late or not self.held):
+            self._greeted_ns = None  # They are gone again.
         return False
 
     def _are_all_here(self) -> bool:
@@ -185,6 +187,8 @@ class Gathering:
             return True
         newest = newest_of(reports)
         present = {report.hello.peer_id for report in reports}.union(self.left)
+        # Newcomers that have been admitted and do not know it yet are nowhere else.
+        present.update(event.message.peer_id for event in self.held.values() if isinstance(event.message, Hello))
         lists = ([member.peer_id for member in newest.members], newest.base)
         return all(is_quorum(present, members) for members in lists)
 
