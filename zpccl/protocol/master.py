@@ -142,7 +142,9 @@ class MasterMachine:
         """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
         assert not self.registry.peers
         options = self.options
-        self._gathering = Gathering(now_ns, options.recovery_grace_ns, options.recovery_wait_ns, begin_ns)
+        incarnation = self._incarnation_after(self.incarnation)
+        grace_ns, wait_ns = options.recovery_grace_ns, options.recovery_wait_ns
+        self._gathering = Gathering(now_ns, grace_ns, wait_ns, incarnation, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -223,10 +225,11 @@ class MasterMachine:
     def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
         if hello.master_count > 1 and self._quorum is None:
             self._quorum = Quorum([peer.peer_id for peer in self.registry.order])
-        if self._quorum is not None and hello.run_id == self.run_id and hello.incarnation > self.incarnation:
-            self._step_down(f"{hello.name} obeys a newer master", now_ns)
-            return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
         known = self.registry.peers.get(hello.peer_id)
+        is_ahead = hello.run_id == self.run_id and hello.promised > self.incarnation
+        if self._quorum is not None and is_ahead and known is not None:
+            self._step_down(f"{hello.name} has promised itself to a newer master", now_ns)
+            return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
         is_unknown = not known.is_heard if known is not None else bound is None
         if hello.was_welcomed and is_unknown and self._history is not None and hello.run_id == self.run_id:
             if known is not None and known.token in (b"", hello.token):
@@ -287,7 +290,8 @@ class MasterMachine:
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
-        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id, self.incarnation)
+        is_final = not self.registry.base
+        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id if is_final else bytes(16), self.incarnation)
         self._outbox.reply(connection, refused)
 
     def _welcome(self, peer: Peer) -> None:
@@ -440,6 +444,8 @@ class MasterMachine:
                     if self.registry is not registry:
                         return  # It has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
+                if not self._is_unlinked(peer):
+                    continue  # Whom it could not reach is gone, just now.
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.collectives.tick(now_ns)
@@ -586,7 +592,16 @@ class MasterMachine:
 
     def _ask_for_report(self, connection: Hashable) -> None:
         reason = "another master has taken the run over, and must know first what you know"
-        self._outbox.reply(connection, Refused(Refusal.REPORT, reason))
+        incarnation = self.incarnation if self._gathering is None else self._gathering.incarnation
+        self._outbox.reply(connection, Refused(Refusal.REPORT, reason, incarnation=incarnation))
+
+    def _outbid(self, gathering: Gathering, hello: Hello) -> bool:
+        """Another master may lead as what a peer has promised. True if this one now bids more, and asks all again."""
+        if hello.master_count == 1 or hello.promised < gathering.incarnation:
+            return False
+        for connection in gathering.raise_incarnation(self._incarnation_after(hello.promised)):
+            self._ask_for_report(connection)
+        return True
 
     def _on_early_message(self, gathering: Gathering, event: PeerMessageReceived, now_ns: int) -> None:
         """While reports are gathered. What stands is said again to a Welcome, so the rest may be dropped here."""
@@ -594,13 +609,17 @@ class MasterMachine:
         if isinstance(message, Hello):
             if message.was_welcomed and not gathering.rebind(event, message):
                 gathering.on_greeted(connection, now_ns)
-                self._ask_for_report(connection)
+                if not self._outbid(gathering, message):
+                    self._ask_for_report(connection)
             elif message.was_welcomed:
                 pass  # Its report is here; it gets its Welcome with the others.
             elif not gathering.hold(event, now_ns):
                 self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         elif isinstance(message, Report):
-            if not gathering.add(event, message, now_ns):
+            hello = message.hello
+            if hello.master_count > 1 and hello.promised != gathering.incarnation:  # It answers an earlier request.
+                self._outbid(gathering, hello)
+            elif not gathering.add(event, message, now_ns):
                 self._refuse_session(connection)
         elif isinstance(message, Leave):
             gathering.on_left(connection)
@@ -621,7 +640,7 @@ class MasterMachine:
         for _, report in gathering.reports.values():
             history.add(report)
         self.run_id = run_id
-        self.incarnation = self._incarnation_after(history.incarnation)
+        self.incarnation = max(gathering.incarnation, self._incarnation_after(history.incarnation))
         if any(report.hello.master_count > 1 for _, report in gathering.reports.values()):
             self._quorum = Quorum([member.peer_id for member in history.members])
         for member in history.members:

@@ -147,6 +147,9 @@ class StateSyncs:
             transfer = Transfer(sync.attempt_id, reporter.group, sync.revision, holders, calls, {})
             self.transfers[reporter.group] = transfer
             for peer, call_id in calls.items():
+                waiting = self._rounds.calls.get(peer)
+                if waiting is not None and waiting.call_id == call_id and waiting.offer is not None:
+                    transfer.offers[peer] = waiting.offer  # It never got the plan, and came before who did.
                 self._rounds.forget(peer, call_id)
                 peer.open_calls.setdefault(call_id, SYNC)
         if transfer.attempt_id != sync.attempt_id or reporter not in transfer.calls:
@@ -154,13 +157,13 @@ class StateSyncs:
         transfer.fetch[reporter] = ()  # It has its plan, and does not heed another.
         if not sync.is_fetching:
             transfer.done.add(reporter)
-        self._decide(transfer)
+        self._plan_anew(transfer)
 
     def _plan_anew(self, transfer: Transfer) -> None:
         """Finds what those must fetch who never got the plan, once the winner of the election has offered again."""
         winner = transfer.offers.get(transfer.holders[0]) if transfer.holders else None
         if winner is None:
-            return
+            return self._decide(transfer)
         for peer, offer in transfer.offers.items():
             if peer in transfer.fetch:
                 continue
