@@ -204,8 +204,6 @@ class MasterMachine:
             return self._on_early_message(self._gathering, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
-        if peer is not None:
-            peer.is_following = True
         if isinstance(message, Hello):
             self._on_hello(event.connection, peer, message, event.host, now_ns)
         elif isinstance(message, Report):
@@ -337,15 +335,20 @@ class MasterMachine:
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
         elif isinstance(message, Seen):
-            self._on_seen(peer, message)
+            self._on_seen(peer, message, now_ns)
 
-    def _on_seen(self, peer: Peer, message: Seen) -> None:
+    def _on_seen(self, peer: Peer, message: Seen, now_ns: int) -> None:
         """A member has a list. Once it is established, the members need not report those before it."""
-        if self._quorum is None or message.epoch != self.registry.epoch or not self.registry.base:
+        if self._quorum is None or message.epoch >> 32 != self.incarnation:
+            return
+        peer.is_following = True
+        if message.epoch != self.registry.epoch or not self.registry.base:
             return
         if self._quorum.add_seen(peer.peer_id):
             self.registry.base = ()
             self._outbox.broadcast(self.registry.order, Established(message.epoch))
+            self.collectives.on_members_changed(now_ns)
+            self.syncs.on_members_changed()
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
         self._forget_answers(peer, offer.oldest_call_id)
@@ -588,7 +591,7 @@ class MasterMachine:
             self._outbox.reply(connection, refused)
 
     def _are_all_heard(self) -> bool:
-        return all(peer.is_heard for peer in self.registry.order)
+        return self.registry.is_established and all(peer.is_heard for peer in self.registry.order)
 
     def _ask_for_report(self, connection: Hashable) -> None:
         reason = "another master has taken the run over, and must know first what you know"

@@ -178,7 +178,7 @@ class Withdraw(_Message, tag="withdraw", frozen=True):
 
 
 class Seen(_Message, tag="seen", frozen=True):
-    """The sender has the member list of an epoch. Said where the list names those who must know of it."""
+    """The sender has the member list of an epoch, and obeys the receiver. Said where there are several masters."""
 
     epoch: Natural
 
@@ -298,8 +298,7 @@ class Members(_Message, tag="members", frozen=True):
     """The last round of topology votes that is complete, and its value: a newcomer votes after it."""
     round_value: int = 0
     base: PeerIds = ()
-    """Where the run has several masters, until the list is established: the members of the last one that is. The
-    receiver answers with Seen."""
+    """Where the run has several masters, until the list is established: the members of the last one that is."""
 
 
 class Established(_Message, tag="established", frozen=True):

@@ -470,7 +470,7 @@ class PeerMachine:
             return
         self.epoch = message.epoch
         self.members, self._base = message.members, message.base
-        if message.base:
+        if len(self.options.masters) > 1:
             self._send(Seen(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):

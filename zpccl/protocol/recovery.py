@@ -38,7 +38,7 @@ class Gathering:
         grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
         wait_ns: how long it waits for the reports of peers that were asked for one.
         incarnation: as which it will lead the run.
-        begin_ns: before that, no new run is begun: members of one that lacks a quorum may come back.
+        begin_ns: before that, newcomers that know other masters begin no run: that of a quorum may come back.
     """
 
     def __init__(self, now_ns: int, grace_ns: int, wait_ns: int, incarnation: int, begin_ns: int = 0) -> None:
@@ -56,6 +56,7 @@ class Gathering:
 
     def on_greeted(self, connection: Hashable, now_ns: int) -> None:
         """A peer of an earlier master has said Hello."""
+        self._begin_ns = max(self._begin_ns, now_ns + limits.RUN_MEMORY_NS)
         self._greeted_ns = now_ns if self._greeted_ns is None else self._greeted_ns
         if len(self._greeted) < limits.PEERS_MAX:
             self._greeted.setdefault(connection, False)
@@ -171,13 +172,17 @@ class Gathering:
         is_late = due_ns is not None and now_ns >= due_ns
         if self.reports:
             return (is_late or self._are_all_here()) and self._has_quorum()
-        if (is_late or not self._greeted) and now_ns >= self._begin_ns:
-            waiting = [event for event in self.held.values() if now_ns >= self._newcomer_due_ns(event)]
-            if any(isinstance(event.message, Hello) and event.message.may_begin for event in waiting):
-                return True
+        if (is_late or not self._greeted) and any(self._may_begin(event, now_ns) for event in self.held.values()):
+            return True
         if not self._greeted and (is_late or not self.held):
             self._greeted_ns = None  # They are gone again.
         return False
+
+    def _may_begin(self, event: PeerMessageReceived, now_ns: int) -> bool:
+        hello = event.message
+        if not isinstance(hello, Hello) or not hello.may_begin or now_ns < self._newcomer_due_ns(event):
+            return False
+        return hello.master_count == 1 or now_ns >= self._begin_ns
 
     def _are_all_here(self) -> bool:
         if not all(self._greeted.values()):

@@ -59,6 +59,8 @@ class StateSyncs:
 
     def evaluate(self) -> None:
         """Begins the sync of every group whose members have all called for it."""
+        if not self._registry.is_established:
+            return
         for group in sorted({peer.group for peer, call in self._rounds.calls.items() if call.offer is not None}):
             offers = self._rounds.sync_offers(group)
             if offers is None or group in self.transfers:
@@ -222,7 +224,7 @@ class StateSyncs:
     def _decide(self, transfer: Transfer) -> None:
         survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
         lost = [peer for peer in transfer.holders if peer not in survivors]
-        if not all(peer.is_heard for peer in survivors):
+        if not all(peer.is_heard for peer in survivors) or not self._registry.is_established:
             return  # One may know that it was decided otherwise.
         if transfer.failed is not None:
             self._abort(transfer, *transfer.failed)
@@ -255,4 +257,4 @@ class StateSyncs:
             assert transfer.group == group and set(transfer.fetch) <= set(transfer.calls)
             survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
             is_open = any(peer not in transfer.done or not peer.is_heard for peer in survivors)
-            assert survivors and is_open, "an undecided sync"
+            assert not self._registry.is_established or (survivors and is_open), "an undecided sync"

@@ -352,8 +352,8 @@ class Progress(Checker):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._fresh_ns = 0
-        self._begun: dict[int, tuple[int, int]] = {}
-        self.groups_done: set[int] = set()
+        self._begun: dict[int, tuple[tuple[bytes, int], int]] = {}
+        self.groups_done: set[tuple[bytes, int]] = set()  # By run.
         self.committed_count = 0
         self.aborted_count = 0
         self.answered_count = 0
@@ -366,7 +366,7 @@ class Progress(Checker):
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Remembers when an attempt began, and that it ended."""
         if isinstance(effect, effects.StartReduce):
-            self._begun.setdefault(effect.attempt_id, (node.group, self.cluster.clock.now_ns))
+            self._begun.setdefault(effect.attempt_id, ((node.machine.run_id, node.group), self.cluster.clock.now_ns))
         elif isinstance(effect, effects.EndReduce):
             if effect.commit:
                 self.committed_count += 1
