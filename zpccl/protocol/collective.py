@@ -260,6 +260,8 @@ class Collectives:
         failed = [report for report in attempt.reports.values() if not report.ok]
         lost = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is not peer]
         survivors = [peer for peer in attempt.order if peer not in lost]
+        if not survivors:
+            return self._forget_attempt(attempt)
         if not all(peer.is_heard for peer in survivors) or not self._registry.is_established:
             return  # One may know that it was decided otherwise.
         reports = [attempt.reports[peer] for peer in survivors if peer in attempt.reports]
@@ -312,7 +314,7 @@ class Collectives:
             assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
             survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]
             is_open = any(peer not in attempt.reports or not peer.is_heard for peer in survivors)
-            assert not self._registry.is_established or (survivors and is_open), "an undecided attempt"
+            assert survivors and (is_open or not self._registry.is_established), "an undecided attempt"
 
 
 def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:

@@ -115,6 +115,7 @@ class MasterMachine:
         self._history: History | None = None  # Of a run that was taken over.
         self._quorum: Quorum | None = None  # Where peers know other masters.
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
+        self._dismissed: dict[Hashable, bytes] = {}  # Peers of the base that are told that they are members no more.
         self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._announced_epoch = 0
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
@@ -208,6 +209,9 @@ class MasterMachine:
             self._on_hello(event.connection, peer, message, event.host, now_ns)
         elif isinstance(message, Report):
             self._on_report(event, message, now_ns)
+        elif peer is None and isinstance(message, Leave) and event.connection in self._dismissed:
+            if self._quorum is not None and self._quorum.add_consent(self._dismissed.pop(event.connection)):
+                self._on_established(now_ns)
         elif peer is None:
             if event.connection not in self._asked:  # Else it says all this again when its report is here.
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
@@ -345,10 +349,13 @@ class MasterMachine:
         if message.epoch != self.registry.epoch or not self.registry.base:
             return
         if self._quorum.add_seen(peer.peer_id):
-            self.registry.base = ()
-            self._outbox.broadcast(self.registry.order, Established(message.epoch))
-            self.collectives.on_members_changed(now_ns)
-            self.syncs.on_members_changed()
+            self._on_established(now_ns)
+
+    def _on_established(self, now_ns: int) -> None:
+        self.registry.base = ()
+        self._outbox.broadcast(self.registry.order, Established(self.registry.epoch))
+        self.collectives.on_members_changed(now_ns)
+        self.syncs.on_members_changed()
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
         self._forget_answers(peer, offer.oldest_call_id)
@@ -418,6 +425,7 @@ class MasterMachine:
     def _on_connection_closed(self, connection: Hashable, now_ns: int) -> None:
         self._complained.discard(connection)
         self._asked.discard(connection)
+        self._dismissed.pop(connection, None)
         if self._gathering is not None:
             return self._gathering.on_connection_closed(connection)
         peer = self.registry.by_connection.get(connection)
@@ -481,14 +489,14 @@ class MasterMachine:
         """A peer takes part no more. `consents`: by its own will or the administrator's, so it does not elsewhere."""
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
-        if consents and self._quorum is not None:
-            self._quorum.add_consent(peer.peer_id)
-        elif not self._may_lose(peer):
+        if not consents and not self._may_lose(peer):
             return self._step_down(f"{peer.name} {reason}", now_ns)
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
         self._announce_epoch(now_ns)
+        if consents and peer.is_member and self._quorum is not None and self._quorum.add_consent(peer.peer_id):
+            self._on_established(now_ns)
         self._outbox.broadcast(self._others_of_group(peer), NeighboursChanged(gone=(peer.peer_id,)))
 
     # --- Settling ---------------------------------------------------------------------------------------------------
@@ -646,6 +654,9 @@ class MasterMachine:
         self.incarnation = max(gathering.incarnation, self._incarnation_after(history.incarnation))
         if any(report.hello.master_count > 1 for _, report in gathering.reports.values()):
             self._quorum = Quorum([member.peer_id for member in history.members])
+            for peer_id in gathering.left:
+                self._quorum.add_consent(peer_id)
+            self.registry.base = history.base
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
             absent.is_heard, absent.disconnected_ns = False, now_ns
@@ -718,6 +729,11 @@ class MasterMachine:
             peer = self._register(connection, hello, event.host, now_ns)
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])
+        elif connection is not None and hello.peer_id in self.registry.base:
+            # Its word counts until the list without it is established. So it must confirm that it goes on nowhere.
+            self._dismissed[connection] = hello.peer_id
+            self._outbox.reply(connection, Kick(Result.RANK_CONNECTION_LOST, "removed by the former master"))
+            return None
         else:
             self._refuse_session(connection)
             return None

@@ -393,7 +393,9 @@ class PeerMachine:
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         elif isinstance(message, Kick):
-            self._close(error_of_kick(message.result, message.reason))
+            # Where there are other masters, this one must know that the peer goes on at none of them.
+            error = error_of_kick(message.result, message.reason)
+            self._close(error, say_leave=len(self.options.masters) > 1)
         elif isinstance(message, Established):
             self._base = () if message.epoch == self.epoch else self._base
         else:

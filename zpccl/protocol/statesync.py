@@ -224,6 +224,9 @@ class StateSyncs:
     def _decide(self, transfer: Transfer) -> None:
         survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
         lost = [peer for peer in transfer.holders if peer not in survivors]
+        if not survivors:
+            del self.transfers[transfer.group]
+            return
         if not all(peer.is_heard for peer in survivors) or not self._registry.is_established:
             return  # One may know that it was decided otherwise.
         if transfer.failed is not None:
@@ -257,4 +260,4 @@ class StateSyncs:
             assert transfer.group == group and set(transfer.fetch) <= set(transfer.calls)
             survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
             is_open = any(peer not in transfer.done or not peer.is_heard for peer in survivors)
-            assert not self._registry.is_established or (survivors and is_open), "an undecided sync"
+            assert survivors and (is_open or not self._registry.is_established), "an undecided sync"
