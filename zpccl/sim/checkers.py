@@ -253,6 +253,7 @@ class Causes(Checker):
         self._members: dict[bytes, str] = {}
         self._run_id = b""
         self._reign = (0, 0, 1)
+        self._incarnations: dict[bytes, int] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault among its participants."""
@@ -276,6 +277,10 @@ class Causes(Checker):
         machine = master.machine
         if machine.is_gathering or master is not self.cluster.master:
             return
+        newest = self._incarnations.get(machine.run_id, 0)
+        if machine.incarnation < newest:
+            return  # It has been replaced, and does not know it yet.
+        self._incarnations[machine.run_id] = machine.incarnation
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
         if self._reign != master.reign:  # Who was not told that it is a member is none.
             self._reign = master.reign
