@@ -725,7 +725,7 @@ class MasterMachine:
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
             return None
-        elif not report.members or history.would_admit(report):
+        elif not report.members or history.would_admit(report, self.registry.round):
             peer = self._register(connection, hello, event.host, now_ns)
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])

@@ -295,12 +295,16 @@ class History:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
-    def would_admit(self, report: Report) -> bool:
-        """True for a newcomer that alone knows of its admission by the former master: to those who are members here."""
+    def would_admit(self, report: Report, round_here: int) -> bool:
+        """True for a newcomer that alone knows of its admission by the former master: to those who are members here.
+
+        Once they have completed that round anew, without it, they are elsewhere in their programs than it is.
+        """
         theirs = {member.peer_id for member in report.members}
         is_of_same_master = report.hello.incarnation == self.adopted_incarnation
         is_later = report.epoch > self.adopted_epoch
-        return is_of_same_master and is_later and bool(self.adopted) and self.adopted <= theirs
+        is_up_to_date = is_of_same_master and is_later and report.round > round_here
+        return is_up_to_date and bool(self.adopted) and self.adopted <= theirs
 
     def take_attempts(self, present: Container[bytes]) -> list[RunningAttempt]:
         """Attempts that nobody knows the end of, the oldest first, by the word of who takes part in the run."""

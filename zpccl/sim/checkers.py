@@ -275,8 +275,8 @@ class Causes(Checker):
     def on_master_step(self, master: MasterNode) -> None:
         """A loss needs a fault of the member."""
         machine = master.machine
-        if machine.is_gathering or master is not self.cluster.master:
-            return
+        if machine.is_gathering or machine.registry.base or master is not self.cluster.master:
+            return  # Who is admitted by a list that is not established may find that it was not.
         newest = self._incarnations.get(machine.run_id, 0)
         if machine.incarnation < newest:
             return  # It has been replaced, and does not know it yet.
