@@ -326,6 +326,34 @@ def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
     assert not verdict.committed
 
 
+def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
+    """S1: a and b have finished with different results. Nobody can tell whose is wrong when only b is left."""
+    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
+    bench.report("a", "abc", attempts=(running,))
+    bench.report("b", "abc", attempts=(running,))
+    bench.tick_at_deadline()
+    bench.finish("a", 3, 7, digest=1)
+    bench.finish("b", 4, 7, digest=2)
+    bench.leave("a")
+    assert bench.verdict("b", 4) is None
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    verdict = bench.verdict("b", 4)
+    assert isinstance(verdict, Decision)
+    assert verdict.result == Result.INTERNAL_ERROR
+
+
+def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
+    """S5: b could not fetch, but c may have heard anything: here, that a and c committed without b."""
+    bench.report("a", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), False))
+    bench.report("b", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), True))
+    bench.tick_at_deadline()
+    bench.fetched("b", 4, 7, ok=False, reason="the link broke")
+    assert bench.verdict("a", 3) is None
+    told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
+    assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
+    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+
+
 def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
     """S1: c comes late and tells that the former master committed without b, which has no result."""
     running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
@@ -366,6 +394,23 @@ def test_a_running_sync_goes_on(bench: TakeOver) -> None:
     assert (plan.attempt_id, plan.revision, [e.key for e in plan.fetch]) == (7, 2, ["w"])
     bench.fetched("b", 4, 7)
     assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+
+
+def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: TakeOver) -> None:
+    """L1, L3: b has no plan and offers; a, which has one, reports late. b does not offer again, and must not wait."""
+    bench.report("b")
+    bench.tick_at_deadline()
+    bench.say("b", offer(4, 1, entry("w", "old")))
+    bench.report("a", sync=RunningSync(7, 2, pids("a"), pids("ab"), (3, 4), False))
+    told = bench.say("a", offer(3, 2, entry("w", "new")))
+    assert [message.attempt_id for c, message in told if c == "b1" and isinstance(message, SyncPlan)] == [7]
+    bench.fetched("b", 4, 7)
+    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+    bench.say("b", offer(5, 3, entry("w", "next"), oldest=5))  # It counts once: the next sync is another one.
+    bench.say("a", offer(4, 3, entry("w", "next"), oldest=4))
+    verdict = bench.verdict("b", 5)
+    assert isinstance(verdict, Decision)
+    assert (verdict.committed, verdict.value) == (True, 3)
 
 
 def test_an_offer_that_does_not_fit_ends_the_sync(bench: TakeOver) -> None:

@@ -147,6 +147,9 @@ class StateSyncs:
             transfer = Transfer(sync.attempt_id, reporter.group, sync.revision, holders, calls, {})
             self.transfers[reporter.group] = transfer
             for peer, call_id in calls.items():
+                waiting = self._rounds.calls.get(peer)
+                if waiting is not None and waiting.call_id == call_id and waiting.offer is not None:
+                    transfer.offers[peer] = waiting.offer  # It never got the plan, and came before who did.
                 self._rounds.forget(peer, call_id)
                 peer.open_calls.setdefault(call_id, SYNC)
         if transfer.attempt_id != sync.attempt_id or reporter not in transfer.calls:
