@@ -477,11 +477,15 @@ def test_an_older_master_is_not_obeyed() -> None:
     assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
 
 
-def test_a_commit_without_a_result_ends_the_membership() -> None:
+@pytest.mark.parametrize("phase", ["voting", "running", "failed"])
+def test_a_commit_without_a_result_ends_the_membership(phase: str) -> None:
     """S1: it cannot give what it has not."""
     peer = PeerBench().member()
     peer.reduce(10)
-    peer.plan(10, 7)
+    if phase != "voting":
+        peer.plan(10, 7)
+    if phase == "failed":
+        peer.handle(events.ReduceDone(7, error="the link broke"))
     effects = peer.hear(Decision(10, 7, True, 2))
     assert "without this peer" in str(peer.error(effects))
 
