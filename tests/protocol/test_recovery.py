@@ -46,6 +46,7 @@ from .harness import (
     plan_of,
     sent,
     spec,
+    sync_plan,
     token,
 )
 
@@ -259,6 +260,36 @@ def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench:
     assert bench.peer("a").connection == "a2"
 
 
+def test_a_report_that_was_overtaken_by_a_later_one(bench: TakeOver) -> None:
+    """L3: the first connection broke, and what was said there is read last: nobody listens there."""
+    for number in (2, 1):
+        bench.connections["a"] = f"a{number}"
+        assert bench.say("a", report_of("a", hello=hello_of("a", connection=number))) == []
+    told = bench.report("b")
+    assert {c for c, _ in told} == {"a2", "b1"}
+
+
+def test_a_later_report_of_a_peer_counts(bench: TakeOver) -> None:
+    """L3: it comes back before the others are there."""
+    for number in (1, 2):
+        bench.connections["a"] = f"a{number}"
+        assert bench.say("a", report_of("a", hello=hello_of("a", connection=number))) == []
+    told = bench.report("b")
+    assert {c for c, _ in told} == {"a2", "b1"}
+
+
+def test_a_report_with_another_token_is_refused(bench: TakeOver) -> None:
+    """S7: the first to report is the peer; who comes later with its id must know its token."""
+    bench.report("a")
+    bench.connections["x"] = "x1"
+    stranger = replace(hello_of("a", connection=9), token=token("x"))
+    ((connection, refused),) = bench.say("x", report_of("a", hello=stranger))
+    assert (connection, refused.refusal) == ("x1", Refusal.UNKNOWN_SESSION)
+    told = bench.report("b")
+    assert {c for c, _ in told} == {"a1", "b1"}
+    assert bench.peer("a").token == token("a")
+
+
 def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
     """Regicide, seed 73: each was answered with "say everything again", and each answer by as many messages."""
     bench.report("a", "ab")
@@ -465,6 +496,30 @@ def test_a_peer_remembers_ends_of_attempts() -> None:
     peer.hear(Decision(10, 7, True, 2))
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
     assert said.message.outcomes == (outcome(7, True, "ab", 10, 10),)
+
+
+def test_a_peer_remembers_whom_an_outcome_concerns() -> None:
+    """L3: b can be told of it by another master only if a knows that it took part."""
+    told = Decision(10, 7, True, 2, order=pids("ab"), calls=(10, 11))
+    for first, second in ((told, Decision(10, 7, True, 2)), (Decision(10, 7, True, 2), told)):
+        peer = PeerBench().member()
+        peer.hear(first)
+        peer.hear(second)
+        (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+        assert said.message.outcomes == (outcome(7, True, "ab", 10, 11),)
+
+
+def test_a_sync_that_failed_is_not_the_last_one() -> None:
+    """S5: the next election goes on from the revision that all have."""
+    peer = PeerBench().member()
+    for call_id, revision, is_committed in ((10, 4, True), (11, 5, False)):
+        attempt_id = call_id - 3
+        peer.sync(call_id, revision)
+        peer.hear(sync_plan(call_id, revision, "b", ("w", "2"), attempt_id=attempt_id))
+        peer.handle(events.FetchDone(attempt_id))
+        peer.hear(Decision(call_id, attempt_id, is_committed, revision))
+    (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+    assert said.message.last_sync == outcome(7, True, "ab", 10, 10, value=4)
 
 
 def test_an_older_master_is_not_obeyed() -> None:
