@@ -240,6 +240,26 @@ def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -
     assert bench.machine.registry.round == 4
 
 
+def test_a_member_by_a_list_that_lacks_one_of_ours_is_none(bench: TakeOver) -> None:
+    """S3: the former master had removed b and told c alone. Here b is a member, so c cannot be one by that list."""
+    bench.report("a")
+    bench.report("b")
+    told = bench.report("c", "ac", 6)
+    assert [(c, message.refusal) for c, message in told] == [("c1", Refusal.UNKNOWN_SESSION)]
+    assert bench.names() == "ab"
+
+
+def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
+    """S3: nobody but c knows of the newest list, in which it was admitted."""
+    bench.connections["c"] = "c1"
+    bench.say("c", hello_of("c"))
+    bench.report("a")
+    bench.report("b")
+    assert bench.machine.is_gathering
+    bench.report("c", "abc", 6)
+    assert bench.names() == "abc"
+
+
 def test_a_member_that_comes_too_late_has_been_removed(bench: TakeOver) -> None:
     """Regicide, seed 4609: it was in the middle of a step when others had begun anew, and both hung."""
     bench.report("p", "")
