@@ -529,6 +529,16 @@ def test_a_peer_remembers_whom_an_outcome_concerns() -> None:
         assert said.message.outcomes == (outcome(7, True, "ab", 10, 11),)
 
 
+def test_a_peer_remembers_the_round_that_answered_it() -> None:
+    """L3: another master may hear of it from this peer only, and the next vote is for a later one."""
+    peer = PeerBench().member()
+    peer.topology(10)
+    peer.hear(Answer(10, Result.SUCCESS, value=1, round=4))
+    (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+    assert (said.message.round, said.message.round_value) == (4, 1)
+    assert [effect.message for effect in peer.topology(11)] == [TopologyVote(11, 11, UPDATE, 4)]
+
+
 def test_a_sync_that_failed_is_not_the_last_one() -> None:
     """S5: the next election goes on from the revision that all have."""
     peer = PeerBench().member()
