@@ -622,6 +622,18 @@ def test_answers_are_recalled_until_they_are_known(bench: MasterBench) -> None:
     assert bench.vote("b", PENDING, 5) == [("b1", answer)]
 
 
+def test_the_answer_to_the_oldest_open_call_is_kept(bench: MasterBench) -> None:
+    """S1: of two decisions a has heard the first only. Its vote again for the second must not begin a new attempt."""
+    bench.members("a", "b")
+    for name in "ab":
+        bench.begin(name, 5, spec(1), spec(2))
+    for name in "ab":
+        bench.finish(name, 5)
+        bench.finish(name, 6, FIRST_ATTEMPT + 1)
+    assert bench.begin("a", 6, spec(2), oldest=6) == [("a1", Decision(6, FIRST_ATTEMPT + 1, True, 2))]
+    assert list(bench.peer("a").answers) == [6]
+
+
 def test_withdraw_of_a_call_whose_vote_was_lost(bench: MasterBench) -> None:
     bench.members("a", "b")
     assert bench.withdraw("a", 5) == [("a1", Answer(5, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
