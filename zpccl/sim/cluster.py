@@ -236,8 +236,8 @@ class Cluster:
 
     def check_deadline(self, name: str, event: object, deadline_ns: int | None) -> None:
         """A machine that has had its Tick must not want another one at the same time."""
-        if isinstance(event, events.Tick) and deadline_ns is not None:
-            self.require(deadline_ns > self.clock.now_ns, "L1", f"{name} spins: its deadline stays in the past")
+        if isinstance(event, events.Tick) and deadline_ns is not None and deadline_ns <= self.clock.now_ns:
+            raise self.violation("L1", f"{name} spins: its deadline stays in the past")
 
     def rearm(self, timer: Timer | None, deadline_ns: int | None, tick: Callable[[], None]) -> Timer | None:
         """A timer for the deadline of a machine, in place of the one before."""
