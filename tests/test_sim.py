@@ -37,7 +37,6 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine
 from zpccl.protocol.rounds import Rounds
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PROFILES, Cluster, Violation
-from zpccl.sim.__main__ import main
 from zpccl.sim.clock import Clock
 from zpccl.sim.dataplane import Buffer, DataPlane
 from zpccl.sim.program import Script
@@ -486,51 +485,3 @@ def test_scripts_differ_between_seeds() -> None:
     assert {script.groups for script in scripts} == {1, 2}
     for name in ("is_batched", "asks_beside", "optimizes", "syncs_always", "newcomers_receive"):
         assert {getattr(script, name) for script in scripts} == {False, True}
-
-
-# --- The command ------------------------------------------------------------------------------------------------------
-
-
-def test_command_counts_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "3:6", "--steps", "200", "--faults", "churn"]) == 0
-    assert capsys.readouterr().out.startswith("3 seeds, 0 failed; ")
-
-
-def test_command_traces(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "3", "--peers", "2", "--steps", "200", "--trace"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any("Plan(" in line and "master ->" in line for line in lines)
-    assert any("Resolve(" in line for line in lines)
-
-
-def test_command_fails_and_says_how_to_replay(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
-    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm"]) == 1
-    out = capsys.readouterr().out
-    assert "seed 2 (calm) failed: Violation: L2" in out
-    assert "replay: python -m zpccl.sim --seed 2 --peers 0 --steps 200 --faults calm --trace" in out
-    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm", "--keep-going"]) == 1
-    assert "3 seeds, 3 failed" in capsys.readouterr().out
-
-
-def test_command_reports_a_crash_of_a_machine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def explode(self: Rounds, now_ns: int) -> None:
-        raise ZeroDivisionError("planted")
-
-    monkeypatch.setattr(Rounds, "evaluate", explode)
-    assert main(["--seed", "1", "--steps", "50"]) == 1
-    captured = capsys.readouterr()
-    assert "ZeroDivisionError: planted" in captured.out
-    assert "Traceback" in captured.err
-
-
-@pytest.mark.parametrize("arguments", [[], ["--seeds", "5:5"], ["--seeds", "x"], ["--seed", "1", "--steps", "0"]])
-def test_command_refuses_nonsense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    assert "usage:" in capsys.readouterr().err

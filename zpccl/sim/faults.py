@@ -53,6 +53,13 @@ class Faults:
     duplicate_chance: float = 0.0
     """That a control message comes twice."""
 
+    def hasten(self, factor: float) -> Faults:
+        """The same faults, closer together."""
+        return replace(self, **{name: getattr(self, name) * factor for name in RATES})
+
+
+RATES = ("joins", "crashes", "leaves", "connection_breaks", "link_breaks", "strangers", "master_crashes")
+"""The faults that come by themselves."""
 
 CALM = Faults("calm", joins=0.5)
 CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, silent_chance=0.2, slow_chance=0.1)

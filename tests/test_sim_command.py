@@ -1,0 +1,100 @@
+"""`python -m zpccl.sim`: many seeds, several processes, what it says of those that fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from zpccl.protocol.rounds import Rounds
+from zpccl.sim.__main__ import main
+
+THOUSAND_SEEDS_TIMEOUT_S = 100
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=THOUSAND_SEEDS_TIMEOUT_S, check=False
+    )
+
+
+def test_a_thousand_short_runs_keep_all_promises() -> None:
+    """S1 to S6, B1, L1 to L3: the faults of every profile, in quick succession."""
+    done = run_python("-m", "zpccl.sim", "--seeds", "1000", "--steps", "150", "--jobs", "0", "--keep-going")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("1000 seeds, 0 failed; ")
+
+
+PLANTED = """
+import sys
+from zpccl.protocol.rounds import Rounds
+from zpccl.sim.__main__ import main
+Rounds._ready_joiners = lambda self: []
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def failed_seeds(*arguments: str) -> list[int]:
+    done = run_python("-c", PLANTED, *arguments)
+    assert done.returncode == 1
+    return [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("seed ")]
+
+
+def test_processes_change_nothing() -> None:
+    """The same seeds fail, in the same order, however many processes run them."""
+    arguments = ["--seeds", "3:27", "--steps", "150", "--faults", "churn", "--keep-going"]
+    alone = failed_seeds(*arguments)
+    assert len(alone) > 10
+    assert alone == sorted(alone) == failed_seeds(*arguments, "--jobs", "3")
+
+
+def test_the_first_failing_seed_ends_the_run() -> None:
+    arguments = ["--seeds", "3:27", "--steps", "150", "--faults", "churn"]
+    assert len(failed_seeds(*arguments)) == 1
+    assert failed_seeds(*arguments) == failed_seeds(*arguments, "--jobs", "3")
+
+
+def test_command_counts_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3:6", "--steps", "200", "--faults", "churn"]) == 0
+    assert capsys.readouterr().out.startswith("3 seeds, 0 failed; ")
+
+
+def test_command_traces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--peers", "2", "--steps", "200", "--trace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("Plan(" in line and "master ->" in line for line in lines)
+    assert any("Resolve(" in line for line in lines)
+
+
+def test_command_fails_and_says_how_to_replay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm"]) == 1
+    out = capsys.readouterr().out
+    assert "seed 2 (calm) failed: Violation: L2" in out
+    assert "replay: python -m zpccl.sim --seed 2 --peers 0 --steps 200 --faults calm --trace" in out
+    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm", "--keep-going"]) == 1
+    assert "3 seeds, 3 failed" in capsys.readouterr().out
+
+
+def test_command_reports_a_crash_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explode(self: Rounds, now_ns: int) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Rounds, "evaluate", explode)
+    assert main(["--seed", "1", "--steps", "50"]) == 1
+    captured = capsys.readouterr()
+    assert "ZeroDivisionError: planted" in captured.out
+    assert "Traceback" in captured.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--seeds", "5:5"], ["--seeds", "x"], ["--seed", "1", "--steps", "0"]])
+def test_command_refuses_nonsense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "usage:" in capsys.readouterr().err
