@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zpccl.protocol.rounds import Rounds
 from zpccl.sim.__main__ import main
+from zpccl.sim.coverage import Coverage
+from zpccl.sim.faults import KINDS
+from zpccl.sim.runs import run_seed
 
 THOUSAND_SEEDS_TIMEOUT_S = 100
 
@@ -17,6 +23,12 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=THOUSAND_SEEDS_TIMEOUT_S, check=False
     )
+
+
+def lines_of(seed: int, **options: Any) -> list[str]:
+    lines: list[str] = []
+    run_seed(seed, tracer=lines.append, **options)
+    return lines
 
 
 def test_a_thousand_short_runs_keep_all_promises() -> None:
@@ -60,6 +72,50 @@ def test_command_counts_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("3 seeds, 0 failed; ")
 
 
+def test_coverage_counts_what_was_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that there is has a row or a column, reached or not; several processes count together what one does."""
+    file = tmp_path / "coverage.json"
+    assert main(["--seeds", "10", "--steps", "300", "--coverage", "--json", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(file.read_text())
+    assert found["seeds"] == 10
+    assert found["peer"]["Plan"]["reduce voting"] > 10
+    assert found["peer"]["Plan"]["new"] == 0
+    assert found["master"]["Begin"]["member"] > found["master"]["Begin"]["stranger"]
+    assert found["fault"].keys() == set(KINDS)
+    assert found["fault"]["crashes"]["pending"] > 0
+    assert any(line.startswith("Plan ") and " . " in line for line in lines)
+    assert any(line.startswith("crashes ") for line in lines)
+    done = run_python("-m", "zpccl.sim", "--seeds", "10", "--steps", "300", "--json", str(file), "--jobs", "2")
+    assert done.returncode == 0
+    assert json.loads(file.read_text()) == found
+
+
+def test_every_message_and_state_has_its_place_in_the_tables() -> None:
+    rows, columns = Coverage().axes("peer")
+    assert {"Plan", "Refused report", "Tick", "SyncCalled"} <= set(rows)
+    assert {"new", "idle", "reduce running", "sync reported", "update round", "closed"} <= set(columns)
+    rows, columns = Coverage().axes("master")
+    assert {"Hello", "Report", "ConnectionClosed"} <= set(rows)
+    assert {"master gathering", "stranger", "member"} <= set(columns)
+
+
+def test_faults_can_be_left_out() -> None:
+    """By kind; by number, which is the number of the same fault as long as all before it are there."""
+    whole = lines_of(11, faults="chaos", steps=500)
+    struck = [line for line in whole if " fault **" in line]
+    kinds = {line.split()[-1] for line in struck}
+    assert {"joins", "crashes"} <= kinds
+    calmer = lines_of(11, faults="chaos", steps=500, without=["crashes", "link_breaks"])
+    assert not any(line.endswith(("crashes", "link_breaks")) for line in calmer)
+    number = next(line.split()[3] for line in struck if line.endswith("crashes"))
+    skipped = lines_of(11, faults="chaos", steps=500, skip=[int(number.rstrip(":"))])
+    place = next(index for index, line in enumerate(whole) if f"** {number}" in line)
+    assert whole[:place] == skipped[:place]
+    assert whole[place:] != skipped[place:]
+    assert not any(f"** {number}" in line for line in skipped)
+
+
 def test_command_traces(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "3", "--peers", "2", "--steps", "200", "--trace"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -92,7 +148,18 @@ def test_command_reports_a_crash_of_a_machine(
     assert "Traceback" in captured.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["--seeds", "5:5"], ["--seeds", "x"], ["--seed", "1", "--steps", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--seeds", "5:5"],
+        ["--seeds", "x"],
+        ["--seed", "1", "--steps", "0"],
+        ["--seed", "1", "--without", "rain"],
+        ["--seed", "1", "--skip", "x"],
+        ["--seed", "1", "--jobs", "-1"],
+    ],
+)
 def test_command_refuses_nonsense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import multiprocessing
 import os
 import sys
@@ -11,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from zpccl.sim.faults import PROFILES
+from zpccl.sim.faults import KINDS, PROFILES
 from zpccl.sim.runs import AUTO, STEPS, Failure, Tally, replay_command, run_seeds
 
 SEEDS_PER_CHUNK_MAX = 200
@@ -27,6 +28,20 @@ def parse_seeds(text: str) -> range:
     return seeds
 
 
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Kinds of faults."""
+    kinds = tuple(text.split(","))
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such faults: {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    return kinds
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Numbers of faults."""
+    return tuple(int(number) for number in text.split(","))
+
+
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m zpccl.sim", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
@@ -37,6 +52,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--faults", choices=[AUTO, *PROFILES], default=AUTO, help="profile; auto (default): by the seed"
     )
+    parser.add_argument("--without", type=parse_kinds, default=(), metavar="KIND,...", help="faults that never strike")
+    parser.add_argument(
+        "--skip", type=parse_numbers, default=(), metavar="N,...", help="faults to leave out, by number"
+    )
+    parser.add_argument("--coverage", action="store_true", help="print what was reached")
+    parser.add_argument("--json", metavar="FILE", help="write what was reached to a file")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds; 0: one for each core")
     parser.add_argument("--trace", action="store_true", help="print a line for each event and effect")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
@@ -52,9 +73,9 @@ def split(seeds: range, jobs: int) -> list[range]:
     return [seeds[first : first + size] for first in range(0, len(seeds), size)]
 
 
-def run_chunks(seeds: range, jobs: int, keep_going: bool, how: dict[str, Any]) -> Iterator[Tally]:
+def run_chunks(seeds: range, jobs: int, how: dict[str, Any]) -> Iterator[Tally]:
     """What became of the seeds, chunk by chunk and in order, whichever process is faster."""
-    run = functools.partial(run_seeds, keep_going=keep_going, **how)
+    run = functools.partial(run_seeds, **how)
     chunks = split(seeds, jobs)
     if jobs == 1 or len(chunks) == 1:
         yield from map(run, chunks)
@@ -78,14 +99,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     seeds = options.seeds if options.seed is None else range(options.seed, options.seed + 1)
     jobs = options.jobs or len(os.sched_getaffinity(0))
-    how = {"peers": options.peers, "steps": options.steps, "faults": options.faults}
-    tracing = {"tracer": print} if options.trace else {}
-    if tracing:
-        jobs = 1  # Else lines of several seeds would mix.
+    how = {name: getattr(options, name) for name in ("peers", "steps", "faults", "without", "skip")}
+    search: dict[str, Any] = {"keep_going": options.keep_going, "covers": options.coverage or options.json is not None}
+    if options.trace:
+        search["tracer"], jobs = print, 1  # Else lines of several seeds would mix.
     tally = Tally()
     began = time.monotonic()
     try:
-        for part in run_chunks(seeds, jobs, options.keep_going, {**how, **tracing}):
+        for part in run_chunks(seeds, jobs, {**how, **search}):
             tally.add(part)
             for failure in part.failures:
                 report(failure, how)
@@ -99,6 +120,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if sys.stderr.isatty():
         print(file=sys.stderr)
+    if options.coverage:
+        print(*tally.coverage.lines(), sep="\n", end="\n\n")
+    if options.json is not None:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"seeds": tally.seeds, **tally.coverage.as_json()}, file, indent=1)
     print(summarize(tally, time.monotonic() - began))
     return 1 if tally.failures else 0
 

@@ -21,6 +21,7 @@ from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, Timer
+from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import DataPlane, SharedState
 from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, SLOW_GRACE_NS, TAKEOVER_NS, Faults, Incident, Injector
 from zpccl.sim.links import Links
@@ -52,6 +53,7 @@ class Cluster:
         script: what the users run; drawn from the seed where it is None.
         make_master, make_peer: the machines.
         tracer: is given every line of the trace.
+        coverage: is told what is reached.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class Cluster:
         make_master: Callable[[bytes], MasterMachine] = MasterMachine,
         make_peer: Callable[[PeerOptions], PeerMachine] = PeerMachine,
         tracer: Callable[[str], None] | None = None,
+        coverage: Coverage | None = None,
     ) -> None:
         self._rng = random.Random(seed)
         self._tracer = tracer
+        self.coverage = coverage
         self.clock = Clock()
         self.faults: Faults = CALM
         self.peers_max = 2 * peer_count

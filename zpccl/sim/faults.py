@@ -2,13 +2,17 @@
 
 Rates are per simulated second for the whole run, chances are per occasion. Every fault that can fail a collective is
 entered in the journal, with the peers that it concerns: a collective that aborts must find its cause there.
+
+Faults that strike are numbered in order. A run can be told to leave some of them out, and to have none of some kinds:
+so what a failure does not need can be taken away from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from zpccl.limits import HEARTBEAT_TIMEOUT_NS, RECOVERY_WAIT_NS, SECOND, STALL_TIMEOUT_NS
 
@@ -53,12 +57,20 @@ class Faults:
     duplicate_chance: float = 0.0
     """That a control message comes twice."""
 
+    def without(self, kinds: Iterable[str]) -> Faults:
+        """The same faults but for some kinds, which never strike."""
+        none: dict[str, Any] = dict.fromkeys(kinds, 0.0)
+        return replace(self, **none)
+
     def hasten(self, factor: float) -> Faults:
         """The same faults, closer together."""
-        return replace(self, **{name: getattr(self, name) * factor for name in RATES})
+        rates: dict[str, Any] = {kind: getattr(self, kind) * factor for kind in RATES}
+        return replace(self, **rates)
 
 
-RATES = ("joins", "crashes", "leaves", "connection_breaks", "link_breaks", "strangers", "master_crashes")
+KINDS = tuple(kind.name for kind in fields(Faults) if kind.type == "float")
+"""All kinds of faults."""
+RATES = tuple(kind for kind in KINDS if not kind.endswith("_chance"))
 """The faults that come by themselves."""
 
 CALM = Faults("calm", joins=0.5)
@@ -151,76 +163,96 @@ class Incident:
 
 
 class Injector:
-    """Makes the faults of a profile happen."""
+    """Makes the faults of a profile happen.
+
+    Attributes:
+        count: faults that have struck, or would have.
+        skip: the numbers of those that shall not.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._rng = cluster.child_rng()
+        self._rngs = {kind: cluster.child_rng() for kind in RATES}
         self._era = 0  # Timers of older eras do nothing.
+        self.count = 0
+        self.skip: frozenset[int] = frozenset()
 
     def start(self, faults: Faults) -> None:
         """Begins with a profile; the one before it ends."""
         self._era += 1
-        for rate, strike in (
-            (faults.joins, self._join),
-            (faults.crashes, self._crash),
-            (faults.leaves, self._leave),
-            (faults.connection_breaks, self._break_connection),
-            (faults.link_breaks, self._break_link),
-            (faults.strangers, self._stranger),
-            (faults.master_crashes, self._crash_master),
-        ):
-            if rate > 0:
-                self._schedule(rate, strike, self._era)
+        for kind in RATES:
+            if getattr(faults, kind) > 0:
+                self._schedule(kind, getattr(faults, kind), self._era)
 
-    def _schedule(self, rate: float, strike: Callable[[], None], era: int) -> None:
+    def strikes(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> bool:
+        """True if a fault of this kind shall strike now, at these processes; without any, at what they all need."""
+        self.count += 1
+        if self.count in self.skip:
+            return False
+        if self._cluster.coverage is not None:
+            for name in (kind, "silent_chance")[: 1 + is_silent]:
+                self._cluster.coverage.on_strike(self._cluster, name, nodes)
+        self._cluster.trace("fault", "**", f"{self.count}: {kind}")
+        return True
+
+    def _schedule(self, kind: str, rate: float, era: int) -> None:
+        rng = self._rngs[kind]
+        strike: Callable[[random.Random], None] = getattr(self, f"_strike_{kind}")
+
         def happen() -> None:
             if era == self._era:
-                strike()
-                self._schedule(rate, strike, era)
+                strike(random.Random(rng.getrandbits(64)))  # A source of its own: what is skipped moves nothing else.
+                self._schedule(kind, rate, era)
 
-        self._cluster.clock.after(int(self._rng.expovariate(rate) * SECOND), happen)
+        self._cluster.clock.after(int(rng.expovariate(rate) * SECOND), happen)
 
     def _victims(self) -> list[PeerNode]:
         return [node for node in self._cluster.live_nodes() if not self._cluster.spares(node)]
 
-    def _is_silent(self) -> bool:
-        return self._rng.random() < self._cluster.faults.silent_chance
+    def _is_silent(self, rng: random.Random) -> bool:
+        return rng.random() < self._cluster.faults.silent_chance
 
-    def _join(self) -> None:
-        if len(self._cluster.live_nodes()) < self._cluster.peers_max:
+    def _strike_joins(self, rng: random.Random) -> None:
+        if len(self._cluster.live_nodes()) < self._cluster.peers_max and self.strikes("joins"):
             self._cluster.spawn()
 
-    def _crash(self) -> None:
+    def _strike_crashes(self, rng: random.Random) -> None:
         victims = self._victims()
         if victims:
-            self._rng.choice(victims).crash(is_silent=self._is_silent())
+            victim, is_silent = rng.choice(victims), self._is_silent(rng)
+            if self.strikes("crashes", victim, is_silent=is_silent):
+                victim.crash(is_silent=is_silent)
 
-    def _leave(self) -> None:
+    def _strike_leaves(self, rng: random.Random) -> None:
         victims = self._victims()
         if victims:
-            self._rng.choice(victims).leave()
+            victim = rng.choice(victims)
+            if self.strikes("leaves", victim):
+                victim.leave()
 
-    def _break_connection(self) -> None:
+    def _strike_connection_breaks(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if node.connection is not None]
         if victims:
-            node = self._rng.choice(victims)
+            node, is_silent = rng.choice(victims), self._is_silent(rng)
             assert node.connection is not None
-            is_silent = self._is_silent()
-            self._cluster.note("connection broken", node, is_silent=is_silent)
-            self._cluster.network.break_connection(node.connection, is_silent=is_silent)
+            if self.strikes("connection_breaks", node, is_silent=is_silent):
+                self._cluster.note("connection broken", node, is_silent=is_silent)
+                self._cluster.network.break_connection(node.connection, is_silent=is_silent)
 
-    def _break_link(self) -> None:
+    def _strike_link_breaks(self, rng: random.Random) -> None:
         victims = {node.peer_id for node in self._victims()}
         pairs = [pair for pair in self._cluster.links.up() if not victims.isdisjoint(pair)]
         if pairs:
-            one, other = self._rng.choice(pairs)
-            nodes, is_silent = self._cluster.nodes, self._is_silent()
-            self._cluster.note("link broken", nodes[one], nodes[other], is_silent=is_silent)
-            self._cluster.links.break_link(one, other, is_silent=is_silent)
+            one, other = rng.choice(pairs)
+            nodes, is_silent = (self._cluster.nodes[one], self._cluster.nodes[other]), self._is_silent(rng)
+            if self.strikes("link_breaks", *nodes, is_silent=is_silent):
+                self._cluster.note("link broken", *nodes, is_silent=is_silent)
+                self._cluster.links.break_link(one, other, is_silent=is_silent)
 
-    def _crash_master(self) -> None:
-        self._cluster.crash_master(self._rng.randrange(self._cluster.faults.master_absence_ns_max))
+    def _strike_master_crashes(self, rng: random.Random) -> None:
+        if self._cluster.master.is_alive and self.strikes("master_crashes"):
+            self._cluster.crash_master(rng.randrange(self._cluster.faults.master_absence_ns_max))
 
-    def _stranger(self) -> None:
-        self._cluster.strangers.visit()
+    def _strike_strangers(self, rng: random.Random) -> None:
+        if self.strikes("strangers"):
+            self._cluster.strangers.visit()

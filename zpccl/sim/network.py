@@ -94,7 +94,8 @@ class Network:
                 if node.wants_connection():
                     self.connect(node, RECONNECT_INTERVAL_NS)
                 return
-            if self._rng.random() < self._cluster.faults.refusal_chance:
+            is_refused = self._rng.random() < self._cluster.faults.refusal_chance
+            if is_refused and self._cluster.injector.strikes("refusal_chance", node):
                 node.handle(events.ConnectionFailed("refused"))
                 if node.wants_connection():
                     self.connect(node)
@@ -106,7 +107,8 @@ class Network:
                     self.send_to_master(node.connection, message)
             node.handle(events.ConnectionUp())
             faults = self._cluster.faults
-            if self._rng.random() < faults.flap_chance and not self._cluster.spares(node):
+            flaps = self._rng.random() < faults.flap_chance and not self._cluster.spares(node)
+            if flaps and self._cluster.injector.strikes("flap_chance", node):
                 is_silent = self._rng.random() < faults.silent_chance
                 self._cluster.note("connection broken", node, is_silent=is_silent)
                 self.break_connection(node.connection, is_silent=is_silent)
@@ -130,7 +132,7 @@ class Network:
                 connection.node.backlog.append(message)
             return
         data = encode(message)
-        copies = self._copies()
+        copies = self._copies(connection)
 
         def deliver() -> None:
             connection.is_greeted = connection.is_greeted or isinstance(message, Hello)
@@ -145,7 +147,7 @@ class Network:
         connection = self.connections.get(str(name))
         if connection is None or connection.is_broken or connection.node is None:
             return
-        node, data, copies = connection.node, encode(message), self._copies()
+        node, data, copies = connection.node, encode(message), self._copies(connection)
 
         def deliver() -> None:
             for _ in range(copies):
@@ -202,5 +204,7 @@ class Network:
     def _delay_ns(self, connection: Connection) -> int:
         return connection.latency_ns + self._rng.randrange(20 * MS)
 
-    def _copies(self) -> int:
-        return 2 if self._rng.random() < self._cluster.faults.duplicate_chance else 1
+    def _copies(self, connection: Connection) -> int:
+        is_doubled = self._rng.random() < self._cluster.faults.duplicate_chance
+        nodes = () if connection.node is None else (connection.node,)
+        return 2 if is_doubled and self._cluster.injector.strikes("duplicate_chance", *nodes) else 1

@@ -69,6 +69,8 @@ class MasterNode:
             return
         cluster = self._cluster
         cluster.trace(self.name, "<-", event)
+        if cluster.coverage is not None:
+            cluster.coverage.on_master_event(self.machine, event)
         done = self.machine.handle(event, cluster.clock.now_ns)
         self.machine.validate()
         for effect in done:
@@ -106,7 +108,8 @@ class PeerNode:
         self.name = name
         self.group = group
         self.peer_id = self.rng.randbytes(16)
-        self.slowness = 10 if self.rng.random() < cluster.faults.slow_chance else 1
+        is_slow = self.rng.random() < cluster.faults.slow_chance and cluster.injector.strikes("slow_chance")
+        self.slowness = 10 if is_slow else 1
         options = PeerOptions(self.peer_id, self.rng.randbytes(16), name, group, (f"10.0.0.1:{len(cluster.nodes)}",))
         self.machine: PeerMachine = cluster.make_peer(options)
         self.shared_state = state
@@ -126,6 +129,10 @@ class PeerNode:
     def faults(self) -> Faults:
         """The faults of the moment."""
         return self._cluster.faults
+
+    def strikes(self, kind: str) -> bool:
+        """True if a fault of this kind shall strike this process now."""
+        return self._cluster.injector.strikes(kind, self)
 
     def note(self, kind: str) -> None:
         """Enters a fault of this peer in the journal."""
@@ -147,6 +154,8 @@ class PeerNode:
             return
         cluster = self._cluster
         cluster.trace(self.name, "<-", event)
+        if cluster.coverage is not None:
+            cluster.coverage.on_peer_event(self.machine, event)
         done = self.machine.handle(event, cluster.clock.now_ns)
         self.machine.validate()
         for effect in done:
@@ -263,8 +272,9 @@ class PeerNode:
 
         def happen() -> None:
             late = [call for call in calls if self.is_alive and call.call_id in self.calls]
-            if late:
-                self._cluster.note("withdrawn", self)
+            if not late or not self.strikes("withdraw_chance"):
+                return
+            self._cluster.note("withdrawn", self)
             for call in late:
                 self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
 

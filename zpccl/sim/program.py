@@ -156,7 +156,7 @@ class Loop:
     def step(self) -> Program:
         """One outer step."""
         script = self.script
-        if self.node.rng.random() < self.node.faults.muddle_chance:
+        if self.node.rng.random() < self.node.faults.muddle_chance and self.node.strikes("muddle_chance"):
             yield from self._muddle()
         if not self.is_new:
             if not script.asks_beside:
@@ -238,5 +238,6 @@ class Loop:
 
     def _spec(self, tag: int) -> CollectiveSpec:
         is_wrong = self.node.rng.random() < self.node.faults.mismatch_chance
-        count = COUNT + self.node.rng.randrange(1, 3) if is_wrong else COUNT
+        other_count = COUNT + self.node.rng.randrange(1, 3)
+        count = other_count if is_wrong and self.node.strikes("mismatch_chance") else COUNT
         return CollectiveSpec(tag, count, DataType.UINT64, ReduceOp.SUM, QuantizationAlgorithm.NONE, DataType.UINT8, 1)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from zpccl.limits import SECOND
 from zpccl.sim.cluster import Cluster, Violation
+from zpccl.sim.coverage import Coverage
 from zpccl.sim.faults import PROFILES, Faults
 
 STEPS = 1000
@@ -38,7 +39,10 @@ def run_seed(
     peers: int = 0,
     steps: int = STEPS,
     faults: str = AUTO,
+    without: Collection[str] = (),
+    skip: Collection[int] = (),
     tracer: Callable[[str], None] | None = None,
+    coverage: Coverage | None = None,
 ) -> Cluster:
     """Runs one seed: faults, then healing.
 
@@ -46,14 +50,18 @@ def run_seed(
         peers: how many start; 0 lets the seed choose 2 to 6, or 2 to 4 where there are few steps.
         steps: events before the healing.
         faults: name of a profile, or "auto".
+        without: kinds of faults that never strike.
+        skip: numbers of faults that are left out, in the order in which they would strike.
         tracer: is given every line of the trace.
+        coverage: is told what is reached.
 
     Raises:
         Violation: a promise is broken.
         AssertionError: a machine is in an impossible state.
     """
-    cluster = Cluster(seed, peers or choose_peers(seed, steps), tracer=tracer)
-    profile = choose_faults(faults, seed)
+    cluster = Cluster(seed, peers or choose_peers(seed, steps), tracer=tracer, coverage=coverage)
+    cluster.injector.skip = frozenset(skip)
+    profile = choose_faults(faults, seed).without(without)
     cluster.run(steps, profile if steps >= SHORT_STEPS else profile.hasten(SHORT_HASTE))
     cluster.heal()
     if not cluster.quiesces():
@@ -61,9 +69,22 @@ def run_seed(
     return cluster
 
 
-def replay_command(seed: int, *, peers: int = 0, steps: int = STEPS, faults: str = AUTO) -> str:
+def replay_command(
+    seed: int,
+    *,
+    peers: int = 0,
+    steps: int = STEPS,
+    faults: str = AUTO,
+    without: Collection[str] = (),
+    skip: Collection[int] = (),
+) -> str:
     """What shows a run again, line by line."""
-    return f"python -m zpccl.sim --seed {seed} --peers {peers} --steps {steps} --faults {faults} --trace"
+    command = f"python -m zpccl.sim --seed {seed} --peers {peers} --steps {steps} --faults {faults}"
+    if without:
+        command += f" --without {','.join(without)}"
+    if skip:
+        command += f" --skip {','.join(map(str, skip))}"
+    return f"{command} --trace"
 
 
 @dataclass(frozen=True)
@@ -84,22 +105,25 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What became of some seeds."""
+    """What became of some seeds, and what they reached, if that is asked for."""
 
     seeds: int = 0
     failures: list[Failure] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
+    coverage: Coverage = field(default_factory=Coverage)
 
     def add(self, other: Tally) -> None:
         """Adds those of another one, which come after these."""
         self.seeds += other.seeds
         self.failures += other.failures
         self.totals.update(other.totals)
+        self.coverage.add(other.coverage)
 
 
-def run_seeds(seeds: Iterable[int], *, keep_going: bool, **how: Any) -> Tally:
+def run_seeds(seeds: Iterable[int], *, keep_going: bool, covers: bool = False, **how: Any) -> Tally:
     """Runs some seeds, as run_seed does; up to the first that fails, unless it shall keep going."""
     tally = Tally()
+    coverage = tally.coverage if covers else None
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -108,7 +132,7 @@ def run_seeds(seeds: Iterable[int], *, keep_going: bool, **how: Any) -> Tally:
             if tally.seeds % SEEDS_PER_COLLECTION == 0:
                 gc.collect()
             try:
-                tally.totals.update(count_events(run_seed(seed, **how)))
+                tally.totals.update(count_events(run_seed(seed, coverage=coverage, **how)))
             except BrokenPipeError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
