@@ -39,6 +39,7 @@ from zpccl.protocol.rounds import Rounds
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PROFILES, Cluster, Violation
 from zpccl.sim.clock import Clock
 from zpccl.sim.dataplane import Buffer, DataPlane
+from zpccl.sim.node import PeerNode
 from zpccl.sim.program import Script
 from zpccl.sim.runs import replay_command, run_seed
 
@@ -480,8 +481,33 @@ def test_profiles_do_what_they_say() -> None:
     assert kinds.keys() >= set(expected)
 
 
+def test_random_programs_meet_all_that_may_come_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many of their calls succeed; others are refused by the peer, or by the master, for all the reasons there are."""
+    outcomes: Counter[tuple[str, str]] = Counter()
+    original = PeerNode._answer
+
+    def answer(self: PeerNode, call_id: int, outcome: Any) -> None:
+        request = type(self.calls[call_id].request).__name__
+        outcomes[request, "" if isinstance(outcome, int) else type(outcome).__name__] += 1
+        text = str(outcome)
+        outcomes["refusal", "crosswise"] += "wait for each other in different calls" in text
+        outcomes["refusal", "SEND_ONLY"] += "SEND_ONLY peers hold different contents" in text
+        original(self, call_id, outcome)
+
+    monkeypatch.setattr(PeerNode, "_answer", answer)
+    for seed in range(12):
+        run_seed(seed, faults="unruly", steps=1500)
+    for request in ("Collective", "Sync", "Topology"):
+        assert outcomes[request, ""] > 20
+        assert outcomes[request, "InvalidUsage"] > 20
+    expected = {("Collective", name) for name in ("CollectiveMismatch", "OperationTimeout", "TooFewPeers", "PeerLost")}
+    expected |= {("Sync", name) for name in ("NoSharedState", "InvalidArgument", "PendingAsyncOps")}
+    expected |= {("Connect", "InvalidUsage"), ("refusal", "crosswise"), ("refusal", "SEND_ONLY")}
+    assert {key for key in expected if not outcomes[key]} == set()
+
+
 def test_scripts_differ_between_seeds() -> None:
     scripts = {Script.draw(random.Random(seed)) for seed in range(100)}
-    assert {script.groups for script in scripts} == {1, 2}
-    for name in ("is_batched", "asks_beside", "optimizes", "syncs_always", "newcomers_receive"):
+    assert {script.groups for script in scripts} == {1, 2, 3}
+    for name in ("is_batched", "asks_beside", "optimizes", "syncs_always", "newcomers_receive", "drifts"):
         assert {getattr(script, name) for script in scripts} == {False, True}

@@ -285,7 +285,7 @@ class Causes(Checker):
             if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
                 self._members = {}  # All who knew of the run were away for too long.
             self._run_id = machine.run_id
-            self._members = {i: n for i, n in self._members.items() if nodes[i].machine.state is State.MEMBER}
+            self._members = {i: n for i, n in self._members.items() if i in nodes and is_member(nodes[i])}
         for peer_id in self._members.keys() - members.keys():
             since_ns = self.cluster.clock.now_ns
             is_stranger = peer_id not in self.cluster.nodes
@@ -296,6 +296,11 @@ class Causes(Checker):
             has_returned = connection is not None and connection.is_greeted and not connection.is_broken
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it came back")
         self._members = members
+
+
+def is_member(node: PeerNode) -> bool:
+    """True if a process takes itself for a member."""
+    return node.machine.state is State.MEMBER
 
 
 class Patience(Checker):

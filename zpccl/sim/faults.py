@@ -52,6 +52,8 @@ class Faults:
     """That a peer calls a collective with another count."""
     muddle_chance: float = 0.0
     """That a program makes a call which the others do not, at one step."""
+    wander_chance: float = 0.0
+    """That a process runs a program drawn at random."""
     corruption_chance: float = 0.0
     """That a peer computes a wrong result."""
     duplicate_chance: float = 0.0
@@ -100,6 +102,7 @@ JOINERS = Faults(
 )
 IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
 MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
+UNRULY = Faults("unruly", joins=0.5, crashes=0.1, leaves=0.1, wander_chance=1.0, slow_chance=0.1)
 HOSTILE = Faults("hostile", joins=0.3, crashes=0.1, strangers=2.0, corruption_chance=0.03, duplicate_chance=0.2)
 CHAOS = Faults(
     "chaos",
@@ -134,9 +137,23 @@ REGICIDE = Faults(
     withdraw_chance=0.05,
     duplicate_chance=0.05,
 )
+ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
 PROFILES = {
     profile.name: profile
-    for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, CHAOS, CALM, HEADLESS, REGICIDE)
+    for profile in (
+        CHURN,
+        FLAKY_NETWORK,
+        JOINERS,
+        IMPATIENT,
+        HOSTILE,
+        MUDDLED,
+        UNRULY,
+        CHAOS,
+        CALM,
+        HEADLESS,
+        REGICIDE,
+        ANARCHY,
+    )
 }
 HEALED = replace(CALM, name="healed", joins=0.0)
 

@@ -32,8 +32,8 @@ from zpccl.sim.program import (
     Sync,
     Together,
     Topology,
-    train,
 )
+from zpccl.sim.wander import live
 from zpccl.types import DataType
 
 if TYPE_CHECKING:
@@ -134,13 +134,21 @@ class PeerNode:
         """True if a fault of this kind shall strike this process now."""
         return self._cluster.injector.strikes(kind, self)
 
+    def now_ns(self) -> int:
+        """What the user's clock says."""
+        return self._cluster.clock.now_ns
+
+    def has_open(self, kind: type) -> bool:
+        """True while a call of this kind has no answer."""
+        return any(isinstance(call.request, kind) for call in self.calls.values())
+
     def note(self, kind: str) -> None:
         """Enters a fault of this peer in the journal."""
         self._cluster.note(kind, self)
 
     def start(self) -> None:
         """The process starts: its program runs."""
-        self._run(train(self, self._cluster.script), self._on_end)
+        self._run(live(self, self._cluster.script), self._on_end)
 
     def wants_connection(self) -> bool:
         """True while the shell tries to reach the master."""
@@ -241,14 +249,16 @@ class PeerNode:
             gather = Gathering(len(request.collectives), answer)
             calls = [self._open(one, gather.at(place)) for place, one in enumerate(request.collectives)]
             specs = tuple((call.call_id, one.spec) for call, one in zip(calls, request.collectives, strict=True))
-            self._limit(*calls)
+            self._limit(calls, request.timeout_ns)
             self.handle(events.ReduceCalled(specs))
         else:
             call = self._open(request, answer)
-            self._limit(call)
+            self._limit([call], 0 if isinstance(request, Connect) else request.timeout_ns)
             if isinstance(request, Connect):
+                is_first = self.machine.state is State.NEW
                 self.handle(events.ConnectCalled(call.call_id, request.attempts))
-                self._cluster.network.connect(self)
+                if is_first:
+                    self._cluster.network.connect(self)
             elif isinstance(request, Topology):
                 self.handle(events.TopologyCalled(call.call_id, request.kind))
             else:
@@ -265,21 +275,22 @@ class PeerNode:
         self.calls[call.call_id] = call
         return call
 
-    def _limit(self, *calls: UserCall) -> None:
+    def _limit(self, calls: list[UserCall], timeout_ns: int) -> None:
         """Gives calls a timeout, sometimes. A batch has one for all, or peers would wait for each other's rest."""
-        if self.rng.random() >= self.faults.withdraw_chance:
+        is_impatient = self.rng.random() < self.faults.withdraw_chance
+        if not timeout_ns and not is_impatient:
             return
 
         def happen() -> None:
             late = [call for call in calls if self.is_alive and call.call_id in self.calls]
-            if not late or not self.strikes("withdraw_chance"):
+            if not late or (not timeout_ns and not self.strikes("withdraw_chance")):
                 return
             self._cluster.note("withdrawn", self)
             for call in late:
                 self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
 
-        timeout_ns = 4 * SECOND if isinstance(calls[0].request, Connect) else SECOND
-        self._cluster.clock.after(self.rng.randrange(timeout_ns), happen)
+        patience_ns = self.rng.randrange(4 * SECOND if isinstance(calls[0].request, Connect) else SECOND)
+        self._cluster.clock.after(timeout_ns or patience_ns, happen)
 
     def _entries(self) -> tuple[StateEntry, ...]:
         return tuple(
