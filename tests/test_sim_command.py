@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from zpccl.protocol.collective import Collectives
+from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.rounds import Rounds
+from zpccl.sim import Violation
 from zpccl.sim.__main__ import main
 from zpccl.sim.coverage import Coverage
 from zpccl.sim.faults import KINDS
-from zpccl.sim.runs import run_seed
+from zpccl.sim.runs import Setup, run_seed, run_seeds
+from zpccl.sim.shrink import shrink
 
 THOUSAND_SEEDS_TIMEOUT_S = 100
 
@@ -48,7 +54,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def failed_seeds(*arguments: str) -> list[int]:
-    done = run_python("-c", PLANTED, *arguments)
+    done = run_python("-c", PLANTED, *arguments, "--no-shrink")
     assert done.returncode == 1
     return [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("seed ")]
 
@@ -116,6 +122,96 @@ def test_faults_can_be_left_out() -> None:
     assert not any(f"** {number}" in line for line in skipped)
 
 
+# --- Shrinking --------------------------------------------------------------------------------------------------------
+
+
+def never() -> bool:
+    return False
+
+
+def forget_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a fault: results are committed without being compared."""
+    original = Collectives.finished
+    monkeypatch.setattr(
+        Collectives, "finished", lambda self, peer, report: original(self, peer, replace(report, digest=0))
+    )
+
+
+def refuse_joiners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a fault: nobody is ever admitted."""
+    monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+
+
+def explode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants a fault: a machine crashes when a member withdraws a call."""
+
+    def explode(self: MasterMachine, peer: Any, message: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(MasterMachine, "_on_withdraw", explode)
+
+
+@pytest.mark.parametrize(
+    ("plant", "needed", "error"),
+    [
+        (forget_digests, {"corruption_chance"}, "Violation: S"),
+        (refuse_joiners, set(), "Violation: L2"),
+        (explode, {"withdraw_chance"}, "ZeroDivisionError: planted"),
+    ],
+)
+def test_shrinks_to_what_a_failure_needs(
+    plant: Callable[[pytest.MonkeyPatch], None], needed: set[str], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few peers, few faults of few kinds; and what is left fails in the same way, which its trace shows."""
+    plant(monkeypatch)
+    whole = Setup(faults="chaos", peers=5)
+    seed = run_seeds(range(100), whole, keep_going=False).failures[0].seed
+    found = shrink(seed, whole, never)
+    assert found is not None
+    small = found.setup
+    assert small.peers <= 3
+    assert small.steps < 500
+    assert found.error.startswith(error)
+    assert needed.isdisjoint(small.without)
+    lines: list[str] = []
+    cluster = small.build(seed, lines.append)
+    with pytest.raises((Violation, ZeroDivisionError)) as caught:
+        small.run(seed, cluster)
+    assert found.error == f"{type(caught.value).__name__}: {caught.value}"
+    assert list(found.trace) == lines[-len(found.trace) :]
+    struck = [kind for number, kind in enumerate(cluster.injector.struck, 1) if number not in small.skip]
+    assert needed <= set(struck)
+    assert len(struck) <= 5
+    assert f"{len(struck)} faults" in found.summary
+
+
+def test_shrinking_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_joiners(monkeypatch)
+    found = shrink(3, Setup(faults="chaos"), lambda: True)
+    assert found is not None
+    assert found.setup == Setup(faults="chaos").settle(3)
+
+
+def test_what_does_not_fail_is_not_shrunk() -> None:
+    assert shrink(3, Setup(faults="calm", steps=200), never) is None
+
+
+def test_command_shrinks_and_its_replay_fails_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse_joiners(monkeypatch)
+    assert main(["--seeds", "3:5", "--faults", "chaos"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("shrunken, in ") and ": Violation: L2: " in line for line in lines)
+    replay = [line for line in lines if line.startswith("replay: ")][1]
+    assert "--peers 2" in replay
+    assert main(replay.split()[4:]) == 1
+    assert "seed 3 (chaos) failed: Violation: L2: " in capsys.readouterr().out
+
+
+# --- The command line -------------------------------------------------------------------------------------------------
+
+
 def test_command_traces(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "3", "--peers", "2", "--steps", "200", "--trace"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -126,12 +222,12 @@ def test_command_traces(capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_fails_and_says_how_to_replay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
-    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm"]) == 1
+    refuse_joiners(monkeypatch)
+    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm", "--no-shrink"]) == 1
     out = capsys.readouterr().out
     assert "seed 2 (calm) failed: Violation: L2" in out
     assert "replay: python -m zpccl.sim --seed 2 --peers 0 --steps 200 --faults calm --trace" in out
-    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm", "--keep-going"]) == 1
+    assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm", "--keep-going", "--no-shrink"]) == 1
     assert "3 seeds, 3 failed" in capsys.readouterr().out
 
 
@@ -142,7 +238,7 @@ def test_command_reports_a_crash_of_a_machine(
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(Rounds, "evaluate", explode)
-    assert main(["--seed", "1", "--steps", "50"]) == 1
+    assert main(["--seed", "1", "--steps", "50", "--no-shrink"]) == 1
     captured = capsys.readouterr()
     assert "ZeroDivisionError: planted" in captured.out
     assert "Traceback" in captured.err

@@ -9,14 +9,19 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 from zpccl.sim.faults import KINDS, PROFILES
-from zpccl.sim.runs import AUTO, STEPS, Failure, Tally, replay_command, run_seeds
+from zpccl.sim.runs import AUTO, STEPS, Failure, Setup, Tally, run_seeds
+from zpccl.sim.shrink import shrink
 
 SEEDS_PER_CHUNK_MAX = 200
 """What a process runs at a time: enough to make handing over cheap, few enough to see progress."""
+SHRUNKEN_MAX = 3
+"""Failures that are shrunk; of more, most have the same cause."""
+SHRINK_TIMEOUT_S = 30
+"""How long one failure is shrunk."""
 
 
 def parse_seeds(text: str) -> range:
@@ -56,14 +61,16 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--skip", type=parse_numbers, default=(), metavar="N,...", help="faults to leave out, by number"
     )
+    parser.add_argument("--haste", type=int, default=0, help="how many times closer together faults come")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for less that fails in the same way")
     parser.add_argument("--coverage", action="store_true", help="print what was reached")
     parser.add_argument("--json", metavar="FILE", help="write what was reached to a file")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds; 0: one for each core")
     parser.add_argument("--trace", action="store_true", help="print a line for each event and effect")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     options = parser.parse_args(arguments)
-    if options.peers < 0 or options.steps < 1 or options.jobs < 0:
-        parser.error("--peers and --jobs must not be negative, --steps must be positive")
+    if min(options.peers, options.jobs, options.haste) < 0 or options.steps < 1:
+        parser.error("--peers, --jobs and --haste must not be negative, --steps must be positive")
     return options
 
 
@@ -73,9 +80,8 @@ def split(seeds: range, jobs: int) -> list[range]:
     return [seeds[first : first + size] for first in range(0, len(seeds), size)]
 
 
-def run_chunks(seeds: range, jobs: int, how: dict[str, Any]) -> Iterator[Tally]:
+def run_chunks(seeds: range, jobs: int, run: Callable[[range], Tally]) -> Iterator[Tally]:
     """What became of the seeds, chunk by chunk and in order, whichever process is faster."""
-    run = functools.partial(run_seeds, **how)
     chunks = split(seeds, jobs)
     if jobs == 1 or len(chunks) == 1:
         yield from map(run, chunks)
@@ -87,29 +93,41 @@ def run_chunks(seeds: range, jobs: int, how: dict[str, Any]) -> Iterator[Tally]:
         yield from pool.imap(run, chunks)
 
 
-def report(failure: Failure, how: dict[str, Any]) -> None:
-    """Says what failed, and how to see it again."""
+def report(failure: Failure, setup: Setup, seconds: int) -> None:
+    """Says what failed, and how to see it again: as it was, and with all taken away that it does not need."""
     if failure.details:
         print(failure.details, file=sys.stderr)
     print(f"\nseed {failure.seed} ({failure.profile}) failed: {failure.error}")
-    print(f"replay: {replay_command(failure.seed, **how)}", flush=True)
+    print(f"replay: {setup.replay_command(failure.seed)}", flush=True)
+    if not seconds:
+        return
+    end = time.monotonic() + seconds
+    found = shrink(failure.seed, setup, lambda: time.monotonic() > end)
+    if found is None:
+        return print("run again, it does not fail in the same way: so it depends on more than its seed", flush=True)
+    print(f"shrunken, in {found.runs} runs, to {found.summary}: {found.error}")
+    print(f"replay: {found.setup.replay_command(failure.seed)}")
+    print(f"the last {len(found.trace)} lines:", *found.trace, sep="\n  ", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     seeds = options.seeds if options.seed is None else range(options.seed, options.seed + 1)
     jobs = options.jobs or len(os.sched_getaffinity(0))
-    how = {name: getattr(options, name) for name in ("peers", "steps", "faults", "without", "skip")}
-    search: dict[str, Any] = {"keep_going": options.keep_going, "covers": options.coverage or options.json is not None}
+    setup = Setup(**{kind.name: getattr(options, kind.name) for kind in fields(Setup)})
+    covers = options.coverage or options.json is not None
+    run = functools.partial(run_seeds, setup=setup, keep_going=options.keep_going, covers=covers)
     if options.trace:
-        search["tracer"], jobs = print, 1  # Else lines of several seeds would mix.
+        run, jobs = functools.partial(run, tracer=print), 1  # Else lines of several seeds would mix.
+    shrinks_left = 0 if options.trace or options.no_shrink else SHRUNKEN_MAX
     tally = Tally()
     began = time.monotonic()
     try:
-        for part in run_chunks(seeds, jobs, {**how, **search}):
+        for part in run_chunks(seeds, jobs, run):
             tally.add(part)
             for failure in part.failures:
-                report(failure, how)
+                report(failure, setup, SHRINK_TIMEOUT_S if shrinks_left else 0)
+                shrinks_left = max(0, shrinks_left - 1)
             if sys.stderr.isatty():
                 text = f"\r{tally.seeds}/{len(seeds)} seeds, {len(tally.failures)} failed"
                 print(text, end="", file=sys.stderr, flush=True)

@@ -183,7 +183,7 @@ class Injector:
     """Makes the faults of a profile happen.
 
     Attributes:
-        count: faults that have struck, or would have.
+        struck: the kinds of all faults that have struck, or would have: number 1 comes first.
         skip: the numbers of those that shall not.
     """
 
@@ -191,7 +191,7 @@ class Injector:
         self._cluster = cluster
         self._rngs = {kind: cluster.child_rng() for kind in RATES}
         self._era = 0  # Timers of older eras do nothing.
-        self.count = 0
+        self.struck: list[str] = []
         self.skip: frozenset[int] = frozenset()
 
     def start(self, faults: Faults) -> None:
@@ -203,13 +203,13 @@ class Injector:
 
     def strikes(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> bool:
         """True if a fault of this kind shall strike now, at these processes; without any, at what they all need."""
-        self.count += 1
-        if self.count in self.skip:
+        self.struck.append(kind)
+        if len(self.struck) in self.skip:
             return False
         if self._cluster.coverage is not None:
             for name in (kind, "silent_chance")[: 1 + is_silent]:
                 self._cluster.coverage.on_strike(self._cluster, name, nodes)
-        self._cluster.trace("fault", "**", f"{self.count}: {kind}")
+        self._cluster.trace("fault", "**", f"{len(self.struck)}: {kind}")
         return True
 
     def _schedule(self, kind: str, rate: float, era: int) -> None:

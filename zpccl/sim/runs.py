@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zpccl.limits import SECOND
@@ -28,63 +28,87 @@ def choose_faults(name: str, seed: int) -> Faults:
     return PROFILES[name] if name != AUTO else list(PROFILES.values())[seed % len(PROFILES)]
 
 
-def choose_peers(seed: int, steps: int) -> int:
-    """How many peers start."""
-    return 2 + seed // len(PROFILES) % (5 if steps >= SHORT_STEPS else 3)
+@dataclass(frozen=True)
+class Setup:
+    """How seeds are run.
 
-
-def run_seed(
-    seed: int,
-    *,
-    peers: int = 0,
-    steps: int = STEPS,
-    faults: str = AUTO,
-    without: Collection[str] = (),
-    skip: Collection[int] = (),
-    tracer: Callable[[str], None] | None = None,
-    coverage: Coverage | None = None,
-) -> Cluster:
-    """Runs one seed: faults, then healing.
-
-    Args:
+    Attributes:
         peers: how many start; 0 lets the seed choose 2 to 6, or 2 to 4 where there are few steps.
         steps: events before the healing.
         faults: name of a profile, or "auto".
         without: kinds of faults that never strike.
         skip: numbers of faults that are left out, in the order in which they would strike.
+        haste: how many times closer together faults come; 0: 1, or 3 where there are few steps.
+    """
+
+    peers: int = 0
+    steps: int = STEPS
+    faults: str = AUTO
+    without: tuple[str, ...] = ()
+    skip: tuple[int, ...] = ()
+    haste: int = 0
+
+    def settle(self, seed: int) -> Setup:
+        """The same for one seed, with nothing left to choose."""
+        is_short = self.steps < SHORT_STEPS
+        return replace(
+            self,
+            peers=self.peers or 2 + seed // len(PROFILES) % (3 if is_short else 5),
+            faults=choose_faults(self.faults, seed).name,
+            haste=self.haste or (SHORT_HASTE if is_short else 1),
+        )
+
+    def build(
+        self, seed: int, tracer: Callable[[str], None] | None = None, coverage: Coverage | None = None
+    ) -> Cluster:
+        """The cluster of a seed, before anything happens."""
+        cluster = Cluster(seed, self.settle(seed).peers, tracer=tracer, coverage=coverage)
+        cluster.injector.skip = frozenset(self.skip)
+        return cluster
+
+    def run(self, seed: int, cluster: Cluster) -> None:
+        """Faults, then healing, as run_seed says."""
+        settled = self.settle(seed)
+        cluster.run(self.steps, PROFILES[settled.faults].without(self.without).hasten(settled.haste))
+        cluster.heal()
+        if not cluster.quiesces():
+            raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
+
+    def replay_command(self, seed: int) -> str:
+        """What shows a run again, line by line."""
+        command = f"python -m zpccl.sim --seed {seed} --peers {self.peers} --steps {self.steps} --faults {self.faults}"
+        if self.haste:
+            command += f" --haste {self.haste}"
+        if self.without:
+            command += f" --without {','.join(self.without)}"
+        if self.skip:
+            command += f" --skip {','.join(map(str, self.skip))}"
+        return f"{command} --trace"
+
+
+def run_seed(
+    seed: int, *, tracer: Callable[[str], None] | None = None, coverage: Coverage | None = None, **how: Any
+) -> Cluster:
+    """Runs one seed: faults, then healing.
+
+    Args:
         tracer: is given every line of the trace.
         coverage: is told what is reached.
+        how: fields of Setup.
 
     Raises:
         Violation: a promise is broken.
         AssertionError: a machine is in an impossible state.
     """
-    cluster = Cluster(seed, peers or choose_peers(seed, steps), tracer=tracer, coverage=coverage)
-    cluster.injector.skip = frozenset(skip)
-    profile = choose_faults(faults, seed).without(without)
-    cluster.run(steps, profile if steps >= SHORT_STEPS else profile.hasten(SHORT_HASTE))
-    cluster.heal()
-    if not cluster.quiesces():
-        raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
+    setup = Setup(**how)
+    cluster = setup.build(seed, tracer, coverage)
+    setup.run(seed, cluster)
     return cluster
 
 
-def replay_command(
-    seed: int,
-    *,
-    peers: int = 0,
-    steps: int = STEPS,
-    faults: str = AUTO,
-    without: Collection[str] = (),
-    skip: Collection[int] = (),
-) -> str:
-    """What shows a run again, line by line."""
-    command = f"python -m zpccl.sim --seed {seed} --peers {peers} --steps {steps} --faults {faults}"
-    if without:
-        command += f" --without {','.join(without)}"
-    if skip:
-        command += f" --skip {','.join(map(str, skip))}"
-    return f"{command} --trace"
+def replay_command(seed: int, **how: Any) -> str:
+    """What shows the run of a seed again, line by line; `how` are fields of Setup."""
+    return Setup(**how).replay_command(seed)
 
 
 @dataclass(frozen=True)
@@ -120,7 +144,14 @@ class Tally:
         self.coverage.add(other.coverage)
 
 
-def run_seeds(seeds: Iterable[int], *, keep_going: bool, covers: bool = False, **how: Any) -> Tally:
+def run_seeds(
+    seeds: Iterable[int],
+    setup: Setup,
+    *,
+    keep_going: bool,
+    covers: bool = False,
+    tracer: Callable[[str], None] | None = None,
+) -> Tally:
     """Runs some seeds, as run_seed does; up to the first that fails, unless it shall keep going."""
     tally = Tally()
     coverage = tally.coverage if covers else None
@@ -132,12 +163,14 @@ def run_seeds(seeds: Iterable[int], *, keep_going: bool, covers: bool = False, *
             if tally.seeds % SEEDS_PER_COLLECTION == 0:
                 gc.collect()
             try:
-                tally.totals.update(count_events(run_seed(seed, coverage=coverage, **how)))
+                cluster = setup.build(seed, tracer, coverage)
+                setup.run(seed, cluster)
+                tally.totals.update(count_events(cluster))
             except BrokenPipeError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
                 details = "" if isinstance(error, Violation) else traceback.format_exc()
-                profile = choose_faults(how["faults"], seed).name
+                profile = setup.settle(seed).faults
                 tally.failures.append(Failure(seed, profile, f"{type(error).__name__}: {error}", details))
                 if not keep_going:
                     break
