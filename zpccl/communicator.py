@@ -22,13 +22,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from zpccl import limits
-from zpccl.control.addresses import (
-    advertised_address,
-    format_address,
-    listen_on_first_free,
-    parse_address,
-    parse_listen,
-)
+from zpccl.control.addresses import advertised_address, listen_on_first_free, parse_listen, parse_masters
 from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import Buffers, Outcome, PeerLoop, PendingCall
 from zpccl.dataplane.tensors import TensorView, empty_like, view
@@ -130,7 +124,8 @@ class Communicator:
     """Takes part in a run.
 
     Args:
-        address: of the master, "host:port"; ZPCCL_MASTER if left out.
+        address: of the master, "host:port"; ZPCCL_MASTER if left out. Several, "a:48148,b:48148", name standbys: the
+            first leads; when it is gone, a quorum of the members moves to another. The same list for all peers.
         peer_group: peers of one group reduce and share state among themselves; 0 to 2**32 - 1.
         p2p_connection_pool_size: TCP connections to each other peer; 0 means the default. Same as `connections`.
         connections: TCP connections to each other peer, 1 to 64 (ZPCCL_CONNECTIONS).
@@ -169,10 +164,7 @@ class Communicator:
         self._pid = os.getpid()
         self._keys = peer_keys(secret, master_key)
         text = address or os.environ.get("ZPCCL_MASTER") or f"127.0.0.1:{limits.MASTER_PORT}"
-        host, port = parse_address(text, what="master address")
-        if port == 0:
-            raise InvalidArgument(f"master address {text!r} has no port")
-        self._address = format_address(host, port)
+        self._masters = parse_masters(text)
         if not _is_int(peer_group) or not 0 <= peer_group <= limits.PEER_GROUP_MAX:
             raise InvalidArgument(f"peer_group {peer_group!r} is not an integer from 0 to {limits.PEER_GROUP_MAX}")
         self._group = int(peer_group)
@@ -259,13 +251,13 @@ class Communicator:
                 name=self._name,
                 group=self._group,
                 addresses=addresses,
-                master=self._address,
+                masters=self._masters,
                 master_timeout_ns=self._master_timeout_ns,
             )
 
         return PeerLoop(
             options,
-            f"tcp://{self._address}",
+            tuple(f"tcp://{address}" for address in self._masters),
             listen_on_first_free(*self._listen),
             self._connections,
             self._advertise,

@@ -19,7 +19,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -80,8 +80,21 @@ RECOVERY_GRACE_NS = 1 * SECOND
 admits the first peer of a new run, from its start on."""
 INCARNATION_STEP_MAX = 4096
 """The number of a master that takes over is higher than the last known one by a random step of this size at most."""
+INCARNATION_MAX = 2**31
+MASTERS_MAX = 16
+"""Masters in the address list of a peer."""
+MASTER_STAY_FIRST_NS = 4 * SECOND
+"""How long a peer waits at the first master of its list until that one leads the run; then it tries the next."""
+MASTER_STAY_NS = 2 * SECOND
+"""The same, at each other master. Both are longer by a random part of MASTER_STAY_SPREAD, lest two peers miss each
+other for ever, and one after the other shorter than QUORUM_WAIT."""
+MASTER_STAY_SPREAD_NS = 500 * MS
+QUORUM_WAIT_NS = 10 * SECOND
+"""How long a master that took over waits for members that have not reported, where these may be at another master."""
 RECOVERY_WAIT_NS = 4 * SECOND
 """How long a master that took over waits for members that have not reported."""
+RUN_MEMORY_NS = 30 * SECOND
+"""How long a master that stepped down begins no new run: members of the old one may only be cut off."""
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""
 LEAVE_TIMEOUT_NS = 2 * SECOND

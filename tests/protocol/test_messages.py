@@ -60,7 +60,12 @@ specs = st.builds(
 entries = st.builds(m.StateEntry, keys, bytes_, naturals, st.booleans(), digests)
 faults = st.none() | ids
 neighbours = st.builds(m.Neighbour, ids, names, addresses, st.booleans())
-hellos = st.builds(m.Hello, ids, ids, st.booleans(), groups, names, addresses, naturals, ids)
+incarnations = st.integers(0, limits.INCARNATION_MAX)
+hellos = st.builds(
+    m.Hello,
+    *(ids, ids, st.booleans(), groups, names, addresses, naturals, ids, incarnations),
+    *(st.integers(1, limits.MASTERS_MAX), st.booleans()),
+)
 members = tuples(st.builds(m.Member, ids, groups, names))
 outcomes = st.builds(
     m.Outcome, naturals, st.booleans(), naturals, st.integers(0, 12), texts, tuples(ids), tuples(naturals)
@@ -78,20 +83,23 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = {
     ),
     m.SyncFinished: st.builds(m.SyncFinished, naturals, naturals, st.booleans(), faults, texts),
     m.Withdraw: st.builds(m.Withdraw, naturals),
+    m.Seen: st.builds(m.Seen, naturals),
     m.Leave: st.builds(m.Leave),
     m.Report: st.builds(
         m.Report,
         hellos,
-        *(naturals, naturals, naturals, members, st.booleans(), naturals, naturals),
+        *(naturals, naturals, members, st.booleans(), naturals, naturals),
         st.none() | outcomes,
         tuples(outcomes),
         tuples(attempts),
         st.none() | syncs,
+        tuples(ids),
     ),
-    m.Welcome: st.builds(m.Welcome, ids, naturals),
-    m.Refused: st.builds(m.Refused, st.sampled_from(m.Refusal), texts),
+    m.Welcome: st.builds(m.Welcome, ids, incarnations),
+    m.Refused: st.builds(m.Refused, st.sampled_from(m.Refusal), texts, ids, incarnations),
     m.Kick: st.builds(m.Kick, st.integers(0, 12), texts),
-    m.Members: st.builds(m.Members, naturals, tuples(st.builds(m.Member, ids, groups, names))),
+    m.Members: st.builds(m.Members, naturals, members, naturals, naturals, tuples(ids)),
+    m.Established: st.builds(m.Established, naturals),
     m.Neighbours: st.builds(m.Neighbours, tuples(neighbours)),
     m.NeighboursChanged: st.builds(m.NeighboursChanged, tuples(neighbours), tuples(ids)),
     m.Plan: st.builds(
@@ -143,12 +151,12 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: who changes the encoding must change PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x02\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x02\x92\xa8withdraw\x05"
-    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x02\x95\xa8topology\x03\x04\x02\x00"
+    assert m.encode(m.Leave()) == b"zp\x03\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x03\x92\xa8withdraw\x05"
+    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x03\x95\xa8topology\x03\x04\x02\x00"
     assert m.encode(HELLO).hex() == (
-        "7a7002" "99" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
-        "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000"
+        "7a7003" "9c" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "01" "c3"
     )  # fmt: skip
 
 

@@ -59,8 +59,9 @@ def hello_of(name: str, run_id: bytes = OLD_RUN, connection: int = 1) -> Hello:
 def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> Report:
     """What a peer knows: by default a member list and nothing else."""
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
+    hello = replace(hello, incarnation=facts.pop("incarnation", hello.incarnation))
     listed = member_list(epoch, members).members
-    blank = Report(hello, 0, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
+    blank = Report(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
     return replace(blank, **facts)
 
 

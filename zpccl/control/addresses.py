@@ -42,6 +42,25 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def parse_masters(text: str) -> tuple[str, ...]:
+    """The addresses of a list "host:port,host:port", the first one first.
+
+    Raises:
+        InvalidArgument: it is malformed, too long, or names an address twice.
+    """
+    addresses = []
+    for part in str(text).split(","):
+        host, port = parse_address(part.strip(), what="master address")
+        if port == 0:
+            raise InvalidArgument(f"master address {part!r} has no port")
+        addresses.append(format_address(host, port))
+    if len(addresses) > limits.MASTERS_MAX:
+        raise InvalidArgument(f"{len(addresses)} masters; at most {limits.MASTERS_MAX} are allowed")
+    if len(set(addresses)) < len(addresses):
+        raise InvalidArgument(f"the list of masters {text!r} names one twice")
+    return tuple(addresses)
+
+
 def is_loopback(host: str) -> bool:
     """True if only this host can reach `host`."""
     try:

@@ -1,5 +1,7 @@
 """The shell of a peer: one thread between the user's calls, the master, the data plane and the link broker.
 
+Each master gets a DEALER socket of its own, one at a time, so that nothing of an old one comes after UseMaster.
+
 Ownership. The thread owns the DEALER socket, its monitor, the machine, the table of calls, and the data plane's event
 queue; it alone opens and closes links and starts and ends attempts. Users' threads put calls into the inbox under the
 lock and wait on the `Future` of each; the broker's thread puts links and failures there too. An eventfd wakes the
@@ -120,6 +122,7 @@ class _NewLink:
 class _Greeted:
     """What a server answered that closed a connection during the handshake: its mechanism, or "" and why not."""
 
+    endpoint: str
     mechanism: str
     reason: str
 
@@ -132,7 +135,7 @@ class PeerLoop:
 
     Args:
         options: who the peer is. Its addresses are filled in from the listener.
-        endpoint: of the master, for ZeroMQ ("tcp://host:port").
+        endpoints: of the masters, for ZeroMQ ("tcp://host:port").
         listener: a listening socket; the loop owns it from now on.
         connection_count: TCP connections of each link.
         advertise: an address at which others reach this peer, or None.
@@ -143,7 +146,7 @@ class PeerLoop:
     def __init__(
         self,
         options: Callable[[tuple[str, ...]], PeerOptions],
-        endpoint: str,
+        endpoints: tuple[str, ...],
         listener: socket.socket,
         connection_count: int,
         advertise: str | None,
@@ -176,22 +179,19 @@ class PeerLoop:
         self.view = View()
         self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
         self._context = zmq.Context()
-        self._socket = self._open_socket(heartbeat_timeout_ns)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_CONNECTED
-            | zmq.EVENT_CONNECT_RETRIED
-            | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_DISCONNECTED
-            | _HANDSHAKE_FAILED
-        )
-        self._endpoint = endpoint
+        self._waiter = Waiter()
+        self._endpoints = endpoints
+        self._endpoint = endpoints[0]
+        self._heartbeat_timeout_ns = heartbeat_timeout_ns
+        self._socket, self._monitor = self._open_socket()
         self._handshake_deadline_ns: int | None = None  # Of a TCP connection that has not become one of ZeroMQ.
         self._connect_again_ns: int | None = None  # libzmq gives up where a handshake broke the protocol.
         self._is_asking = False  # Why a handshake failed.
         self._failure = _REFUSED
         self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
 
-    def _open_socket(self, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
+    def _open_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """A socket for one master, and its monitor."""
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, limits.LINGER_MS)
         dealer.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
@@ -202,12 +202,28 @@ class PeerLoop:
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
         dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
         dealer.setsockopt(zmq.IPV6, 1)
-        set_heartbeat(dealer, heartbeat_timeout_ns)
+        set_heartbeat(dealer, self._heartbeat_timeout_ns)
         if self._keys is not None:
             dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.master_public)
             dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
             dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.private)
-        return dealer
+        monitor = dealer.get_monitor_socket(
+            zmq.EVENT_CONNECTED
+            | zmq.EVENT_CONNECT_RETRIED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
+            | _HANDSHAKE_FAILED
+        )
+        self._waiter.register(dealer)
+        self._waiter.register(monitor)
+        return dealer, monitor
+
+    def _close_socket(self) -> None:
+        for source in (self._socket, self._monitor):
+            self._waiter.unregister(source)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=limits.LINGER_MS)
 
     # --- For users' threads -----------------------------------------------------------------------------------------
 
@@ -286,16 +302,15 @@ class PeerLoop:
 
     def _run(self) -> None:
         try:
-            with contextlib.closing(Waiter()) as waiter:
-                for source in (self._socket, self._monitor, self._wakeup, self._engine.fileno()):
-                    waiter.register(source)
-                while self._machine.state is not State.CLOSED:
-                    deadline_ns = self._deadline_ns()
-                    ready = waiter.wait(poll_timeout_ms(deadline_ns, time.monotonic_ns()))
-                    now_ns = time.monotonic_ns()
-                    self._run_once(ready, now_ns)
-                    if deadline_ns is not None and now_ns >= deadline_ns:
-                        self._on_deadline(now_ns)
+            for descriptor in (self._wakeup, self._engine.fileno()):
+                self._waiter.register(descriptor)
+            while self._machine.state is not State.CLOSED:
+                deadline_ns = self._deadline_ns()
+                ready = self._waiter.wait(poll_timeout_ms(deadline_ns, time.monotonic_ns()))
+                now_ns = time.monotonic_ns()
+                self._run_once(ready, now_ns)
+                if deadline_ns is not None and now_ns >= deadline_ns:
+                    self._on_deadline(now_ns)
         except BaseException as error:
             logger.critical("the peer's loop failed; this is a bug in zpccl", exc_info=True)
             self._machine.error = self._machine.error or InternalError(f"the peer's loop failed: {error!r}")
@@ -310,7 +325,10 @@ class PeerLoop:
             for item in inbox:
                 self._take(item, now_ns)
         if self._monitor in ready:  # After the inbox: connect() comes before the connection it makes.
+            monitor = self._monitor
             for event in self._take_monitor_events(now_ns):
+                if self._monitor is not monitor:
+                    break  # The rest is about a master that was left.
                 if isinstance(event, events.ConnectionUp):  # What is here now came on an older connection: no master
                     self._take_messages(now_ns)  # speaks first. It counts before what another master may ask of us.
                 self._handle(event, now_ns)
@@ -384,6 +402,18 @@ class PeerLoop:
         self._socket.disconnect(self._endpoint)
         self._socket.connect(self._endpoint)
 
+    def _use_master(self, index: int) -> None:
+        """Leaves the master for another one."""
+        self._close_socket()
+        self._handshake_deadline_ns = self._connect_again_ns = None
+        self._is_asking, self._failure = False, _REFUSED
+        self._endpoint = self._endpoints[index]
+        self._socket, self._monitor = self._open_socket()
+        try:
+            self._socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            self._post(events.ConnectionFailed(str(error.strerror)))
+
     def _on_handshake_failed(self, kind: int, deadline_ns: int | None, now_ns: int) -> list[events.PeerEvent]:
         """Where there was no detail, libzmq tries again by itself and says so; else it gives up for good."""
         if kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
@@ -400,11 +430,14 @@ class PeerLoop:
         """A master with another idea of secrets closes the connection; so does anything that is no master."""
         if self._machine.state is State.CONNECTING and not self._is_asking:
             self._is_asking = True
+            endpoint = self._endpoint
             self._broker.ask_mechanism(
-                self._endpoint.removeprefix("tcp://"), lambda name, reason: self._post(_Greeted(name, reason))
+                endpoint.removeprefix("tcp://"), lambda name, reason: self._post(_Greeted(endpoint, name, reason))
             )
 
     def _on_greeted(self, answer: _Greeted, now_ns: int) -> None:
+        if answer.endpoint != self._endpoint:
+            return
         self._is_asking = False
         if answer.mechanism == "CURVE":
             reason = _NEEDS_SECRET if self._keys is None else _OTHER_SECRET
@@ -459,6 +492,8 @@ class PeerLoop:
             if isinstance(effect, effects.Send):
                 with contextlib.suppress(zmq.Again):  # The master is away; all is said again when it is back.
                     self._socket.send(encode(effect.message), zmq.NOBLOCK)
+            elif isinstance(effect, effects.UseMaster):
+                self._use_master(effect.index)
             elif isinstance(effect, effects.StartReduce):
                 self._start_reduce(effect, now_ns)
             elif isinstance(effect, effects.EndReduce):
@@ -597,9 +632,8 @@ class PeerLoop:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
         self._refuse(calls)
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=limits.LINGER_MS)
+        self._close_socket()
+        self._waiter.close()
         self._context.term()
         os.close(self._wakeup)
 

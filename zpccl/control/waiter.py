@@ -41,6 +41,13 @@ class Waiter:
         self._sources[descriptor] = source
         self._epoll.register(descriptor, select.EPOLLIN)
 
+    def unregister(self, source: Source) -> None:
+        """Forgets a source, before it is closed."""
+        descriptor = source if isinstance(source, int) else int(source.getsockopt(zmq.FD))
+        self._sockets = [socket for socket in self._sockets if socket is not source]
+        del self._sources[descriptor]
+        self._epoll.unregister(descriptor)
+
     def wait(self, timeout_ms: int | None) -> set[Any]:
         """Waits until a source is readable, for `timeout_ms` at most; None waits without end.
 

@@ -52,6 +52,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class UseMaster:
+    """Drop the connection to the master, and connect to another one of the list. Nothing more comes of the old one."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartReduce:
     """Start the data plane on the buffers of a call: `order` is the ring."""
 
@@ -122,5 +129,5 @@ class Reject:
 
 
 PeerEffect: TypeAlias = (
-    Send | StartReduce | EndReduce | StartSync | EndSync | OpenLink | CloseLink | Resolve | Reject | Log
+    Send | UseMaster | StartReduce | EndReduce | StartSync | EndSync | OpenLink | CloseLink | Resolve | Reject | Log
 )

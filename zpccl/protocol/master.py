@@ -20,14 +20,21 @@ reported then are waited for a while longer. A peer that reports says all that s
 nothing else is kept of what is said before.
 
     (start) --gather()--> gathering --reports--> adopting --> leading
-       |                      `----- nobody, but a newcomer ----^
-       `--------------------------------------------------------'
+       |                      `----- nobody, but a newcomer ----^ |
+       |                      ^------- the rest is no quorum -----'
+       `--------------------------------------------------------^
+
+Where peers know several masters, one that would lose members goes on only if the rest is a quorum (quorum.py). Else
+another master may lead the lost ones: this one then forgets everything and gathers again, like one just started.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -41,6 +48,7 @@ from zpccl.protocol.messages import (
     Answer,
     Begin,
     Decision,
+    Established,
     Finished,
     Hello,
     Kick,
@@ -53,12 +61,14 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     Report,
+    Seen,
     SyncFinished,
     SyncOffer,
     TopologyVote,
     Welcome,
     Withdraw,
 )
+from zpccl.protocol.quorum import Quorum
 from zpccl.protocol.recovery import Gathering, History, choose_run
 from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
 from zpccl.protocol.statesync import StateSyncs
@@ -86,23 +96,31 @@ class MasterMachine:
     """
 
     def __init__(self, run_id: bytes, incarnation: int = 0, options: MasterOptions | None = None) -> None:
-        self.run_id = run_id
+        self._own_id = self.run_id = run_id
         self.options = options or MasterOptions()
-        self.registry = Registry(self.options.link_seed)
-        self._gathering: Gathering | None = None
-        self._history: History | None = None  # Of a run that was taken over.
-        self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
-        self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._outbox = Outbox()
         self._attempt_count = 0
-        self._announced_epoch = 0
-        self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
+        self._term_count = 0
+        self._gathering: Gathering | None = None
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
-        self.collectives = Collectives(self.registry, self._outbox, self._next_attempt_id, self.options.link_wait_ns)
-        self.rounds = Rounds(self.registry, self._outbox, self.collectives, self._admit, self.options.admission_wait_ns)
-        self.syncs = StateSyncs(self.registry, self._outbox, self.rounds, self._next_attempt_id)
+        self._forget_run()
         self.number(incarnation)
+
+    def _forget_run(self) -> None:
+        """Knows nothing of any run any more."""
+        options = self.options
+        self._term_count += 1
+        self.registry = Registry(options.link_seed)
+        self._history: History | None = None  # Of a run that was taken over.
+        self._quorum: Quorum | None = None  # Where peers know other masters.
+        self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
+        self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
+        self._announced_epoch = 0
+        self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
+        self.collectives = Collectives(self.registry, self._outbox, self._next_attempt_id, options.link_wait_ns)
+        self.rounds = Rounds(self.registry, self._outbox, self.collectives, self._admit, options.admission_wait_ns)
+        self.syncs = StateSyncs(self.registry, self._outbox, self.rounds, self._next_attempt_id)
 
     def number(self, incarnation: int) -> None:
         """Sets the incarnation of a master that leads no run yet, should it begin one. Epochs follow it."""
@@ -111,14 +129,20 @@ class MasterMachine:
         self.registry.epoch = self._announced_epoch = incarnation << 32
 
     @property
+    def term(self) -> int:
+        """Grows whenever it forgets what it knew of a run."""
+        return self._term_count
+
+    @property
     def is_gathering(self) -> bool:
         """True until it knows which run it leads."""
         return self._gathering is not None
 
-    def gather(self, now_ns: int) -> None:
+    def gather(self, now_ns: int, begin_ns: int = 0) -> None:
         """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
         assert not self.registry.peers
-        self._gathering = Gathering(now_ns, self.options.recovery_grace_ns, self.options.recovery_wait_ns)
+        options = self.options
+        self._gathering = Gathering(now_ns, options.recovery_grace_ns, options.recovery_wait_ns, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -178,6 +202,8 @@ class MasterMachine:
             return self._on_early_message(self._gathering, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
+        if peer is not None:
+            peer.is_following = True
         if isinstance(message, Hello):
             self._on_hello(event.connection, peer, message, event.host, now_ns)
         elif isinstance(message, Report):
@@ -188,13 +214,18 @@ class MasterMachine:
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Leave):
-            self._lose(peer, "left", now_ns, Level.INFO)
+            self._lose(peer, "left", now_ns, Level.INFO, consents=True)
         elif peer.is_member:
             self._on_call(peer, message, now_ns)
         else:
             self._outbox.send(peer, Refused(Refusal.MALFORMED, f"{type(message).__name__} before admission"))
 
     def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
+        if hello.master_count > 1 and self._quorum is None:
+            self._quorum = Quorum([peer.peer_id for peer in self.registry.order])
+        if self._quorum is not None and hello.run_id == self.run_id and hello.incarnation > self.incarnation:
+            self._step_down(f"{hello.name} obeys a newer master", now_ns)
+            return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
         known = self.registry.peers.get(hello.peer_id)
         is_unknown = not known.is_heard if known is not None else bound is None
         if hello.was_welcomed and is_unknown and self._history is not None and hello.run_id == self.run_id:
@@ -206,6 +237,8 @@ class MasterMachine:
             if len(self._asked) < limits.PEERS_MAX:
                 self._asked.add(connection)
             return self._ask_for_report(connection)
+        if known is not None and not known.token and not known.is_heard and not hello.was_welcomed:
+            return self._on_unaware(connection, hello, host, now_ns)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
@@ -231,6 +264,12 @@ class MasterMachine:
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
             self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
 
+    def _on_unaware(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> None:
+        """A newcomer is a member, by the word of others, and has not heard of it: there is nothing to report."""
+        hello = replace(hello, run_id=self.run_id)
+        report = Report(hello, 0, 0, (), False, 0, 0, None, (), (), None)
+        self._on_report(PeerMessageReceived(connection, report, host), report, now_ns)
+
     def _register(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> Peer:
         peer = Peer(
             peer_id=hello.peer_id,
@@ -248,7 +287,8 @@ class MasterMachine:
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
-        self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, reason))
+        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id, self.incarnation)
+        self._outbox.reply(connection, refused)
 
     def _welcome(self, peer: Peer) -> None:
         self._outbox.send(peer, Welcome(self.run_id, self.incarnation))
@@ -292,6 +332,16 @@ class MasterMachine:
             self.syncs.finished(peer, message)
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
+        elif isinstance(message, Seen):
+            self._on_seen(peer, message)
+
+    def _on_seen(self, peer: Peer, message: Seen) -> None:
+        """A member has a list. Once it is established, the members need not report those before it."""
+        if self._quorum is None or message.epoch != self.registry.epoch or not self.registry.base:
+            return
+        if self._quorum.add_seen(peer.peer_id):
+            self.registry.base = ()
+            self._outbox.broadcast(self.registry.order, Established(message.epoch))
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
         self._forget_answers(peer, offer.oldest_call_id)
@@ -377,15 +427,18 @@ class MasterMachine:
             for identity, name in event.names.items():
                 if is_peer_id_of(peer.peer_id, identity):
                     reason = f"its key, {name}, is no longer allowed"
-                    self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
+                    self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns, consents=True)
                     break
 
     def _on_tick(self, now_ns: int) -> None:
+        registry = self.registry
         for peer in list(self.registry.peers.values()):
             if peer.disconnected_ns is not None:
                 if now_ns - peer.disconnected_ns >= self._grace_ns(peer):
                     what = "lost its connection to the master" if peer.is_heard else "did not find the new master"
                     self._lose(peer, what, now_ns)
+                    if self.registry is not registry:
+                        return  # It has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
@@ -393,15 +446,36 @@ class MasterMachine:
         self.rounds.tick(now_ns)
 
     def _grace_ns(self, peer: Peer) -> int:
+        if self._quorum is not None and not (peer.is_heard and peer.is_following):
+            return max(self.options.recovery_wait_ns, limits.QUORUM_WAIT_NS)
         return self.options.disconnect_grace_ns if peer.is_heard else self.options.recovery_wait_ns
 
-    def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> None:
+    def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int, *, consents: bool = False) -> bool:
+        """Removes a peer. False if the others may not go on without it."""
+        if not consents and not self._may_lose(peer):
+            self._outbox.log(Level.WARNING, f"{peer.name} is not removed, the others are no quorum: {reason}")
+            return False
         self._outbox.send(peer, Kick(result, reason[: limits.TEXT_CHARS_MAX]))
-        self._lose(peer, f"removed: {reason}", now_ns)
+        self._lose(peer, f"removed: {reason}", now_ns, consents=consents)
+        return True
 
-    def _lose(self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING) -> None:
+    def _may_lose(self, peer: Peer) -> bool:
+        """True if those who are connected, without `peer`, may go on."""
+        if self._quorum is None or not peer.is_member:
+            return True
+        rest = [p.peer_id for p in self.registry.order if p.connection is not None and p is not peer]
+        return self._quorum.may_go_on(rest)
+
+    def _lose(
+        self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, consents: bool = False
+    ) -> None:
+        """A peer takes part no more. `consents`: by its own will or the administrator's, so it does not elsewhere."""
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
+        if consents and self._quorum is not None:
+            self._quorum.add_consent(peer.peer_id)
+        elif not self._may_lose(peer):
+            return self._step_down(f"{peer.name} {reason}", now_ns)
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
@@ -413,7 +487,7 @@ class MasterMachine:
     def _settle(self, now_ns: int) -> None:
         if self._gathering is not None:
             if not self._gathering.is_over(now_ns):
-                return
+                return self._turn_away(self._gathering, now_ns)
             gathering, self._gathering = self._gathering, None
             self._adopt(gathering, now_ns)
         if self._withdrawals and self._are_all_heard():
@@ -460,9 +534,16 @@ class MasterMachine:
             return
         self._announced_epoch = self.registry.epoch
         self._relinked.update(self.registry.pending())
+        self._propose()
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed()
+
+    def _propose(self, base: tuple[bytes, ...] = ()) -> None:
+        """The member list is a new one."""
+        if self._quorum is not None:
+            self._quorum.propose([peer.peer_id for peer in self.registry.order], base)
+            self.registry.base = tuple(sorted(self._quorum.base))
 
     def _others_of_group(self, peer: Peer) -> list[Peer]:
         """All others of a peer's group, pending ones too."""
@@ -473,6 +554,32 @@ class MasterMachine:
         return (self.incarnation << 32) | self._attempt_count
 
     # --- Taking a run over ------------------------------------------------------------------------------------------
+
+    def _step_down(self, reason: str, now_ns: int) -> None:
+        """Another master may lead the run. Those who are still here report anew, to this one or to another."""
+        self._outbox.log(Level.WARNING, f"stepping down, as those who are left may be no quorum: {reason}")
+        connections = list(self.registry.by_connection)
+        self._forget_run()
+        self.run_id = hashlib.blake2b(self._own_id + bytes([self._term_count % 256]), digest_size=16).digest()
+        self.number(self._incarnation_after(self.incarnation))
+        self.gather(now_ns, now_ns + limits.RUN_MEMORY_NS)
+        assert self._gathering is not None
+        for connection in connections:
+            self._gathering.on_greeted(connection, now_ns)
+            self._ask_for_report(connection)
+
+    def _incarnation_after(self, incarnation: int) -> int:
+        """Numbers of one that hardly anybody heard of must not be given again: so they do not follow closely."""
+        salt = (int.from_bytes(self._own_id[:2], "big") + self._term_count) % limits.INCARNATION_STEP_MAX
+        return min(incarnation + 1 + salt, limits.INCARNATION_MAX)
+
+    def _turn_away(self, gathering: Gathering, now_ns: int) -> None:
+        for connection, is_run_here in gathering.take_turned_away(now_ns):
+            if is_run_here:
+                refused = Refused(Refusal.NO_QUORUM, "too few members of the run have found this master")
+            else:
+                refused = Refused(Refusal.NO_RUN, "no run is here")
+            self._outbox.reply(connection, refused)
 
     def _are_all_heard(self) -> bool:
         return all(peer.is_heard for peer in self.registry.order)
@@ -490,10 +597,10 @@ class MasterMachine:
                 self._ask_for_report(connection)
             elif message.was_welcomed:
                 pass  # Its report is here; it gets its Welcome with the others.
-            elif not gathering.hold(event):
+            elif not gathering.hold(event, now_ns):
                 self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         elif isinstance(message, Report):
-            if not gathering.add(event, message):
+            if not gathering.add(event, message, now_ns):
                 self._refuse_session(connection)
         elif isinstance(message, Leave):
             gathering.on_left(connection)
@@ -510,12 +617,13 @@ class MasterMachine:
             self._on_hello(event.connection, None, event.message, event.host, now_ns)
 
     def _restore(self, gathering: Gathering, run_id: bytes, now_ns: int) -> None:
-        # Numbers of an incarnation that hardly anybody heard of must not be given again: so they do not follow closely.
-        salt = int.from_bytes(self.run_id[:2], "big") % limits.INCARNATION_STEP_MAX
         history = self._history = History(run_id)
         for _, report in gathering.reports.values():
             history.add(report)
-        self.run_id, self.incarnation = run_id, history.incarnation + 1 + salt
+        self.run_id = run_id
+        self.incarnation = self._incarnation_after(history.incarnation)
+        if any(report.hello.master_count > 1 for _, report in gathering.reports.values()):
+            self._quorum = Quorum([member.peer_id for member in history.members])
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
             absent.is_heard, absent.disconnected_ns = False, now_ns
@@ -531,6 +639,7 @@ class MasterMachine:
         for event, report in gathering.reports.values():
             self._accept_report(event, report, now_ns)
         self._announced_epoch = self.registry.epoch
+        self._propose(history.base)
         self._apply_round(history)  # Before the Welcomes: members that did not know of their admission vote after it.
         for peer in list(self.registry.peers.values()):
             if peer.is_heard:
@@ -538,7 +647,7 @@ class MasterMachine:
         self._apply_history(now_ns)
         for peer_id in gathering.left:
             if peer_id in self.registry.peers:
-                self._lose(self.registry.peers[peer_id], "left", now_ns, Level.INFO)
+                self._lose(self.registry.peers[peer_id], "left", now_ns, Level.INFO, consents=True)
         self._relinked.update(self.registry.pending())
 
     def _on_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
@@ -549,7 +658,7 @@ class MasterMachine:
         bound = self.registry.by_connection.get(event.connection)
         if history is None or (known is not None and known.is_heard) or bound is not None:
             return self._on_hello(event.connection, bound, hello, event.host, now_ns)
-        if hello.run_id != self.run_id or report.incarnation >= self.incarnation:
+        if hello.run_id != self.run_id or hello.incarnation >= self.incarnation:
             return self._refuse_session(event.connection)
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
@@ -578,6 +687,7 @@ class MasterMachine:
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
             peer.connection_count, peer.is_heard, peer.disconnected_ns = hello.connection, True, None
+            peer.is_following = False
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
@@ -640,7 +750,7 @@ class MasterMachine:
         for peer in running:  # Restored, by their word, before this outcome was known.
             if peer.peer_id not in calls and self.registry.peers.get(peer.peer_id) is peer:
                 reason = "the others finished an operation without it, as the former master had removed it"
-                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
+                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
 
 
 def _absent(peer_id: bytes) -> Peer:

@@ -40,6 +40,8 @@ class Peer:
     """To whom it says that it has a link, one bit each: in a large group a set of ids for each peer is too much."""
     is_heard: bool = True
     """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
+    is_following: bool = True
+    """False from a report until the peer says anything else: before that it may go to another master."""
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
     oldest_call_id: int = 0
@@ -68,6 +70,8 @@ class Registry:
         self.round = 0
         self.round_value = 0
         """The last round of topology votes that is complete, and its value."""
+        self.base: tuple[bytes, ...] = ()
+        """Where the member list is not established: the members of the last one that is (see quorum.py)."""
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
@@ -142,7 +146,7 @@ class Registry:
     def member_list(self) -> Members:
         """The member list as a message."""
         members = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order)
-        return Members(self.epoch, members, self.round, self.round_value)
+        return Members(self.epoch, members, self.round, self.round_value, self.base)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
         """All others of the group, pending ones too. Of each pair the one that registered later dials."""

@@ -91,10 +91,10 @@ class Memory:
     def report(
         self,
         hello: Hello,
-        incarnation: int,
         oldest_call_id: int,
         epoch: int,
         members: tuple[Member, ...],
+        base: tuple[bytes, ...],
         calls: Iterable[Call],
     ) -> Report:
         """All that another master must know."""
@@ -120,7 +120,6 @@ class Memory:
                 )
         return Report(
             hello,
-            incarnation,
             oldest_call_id,
             epoch,
             members,
@@ -131,4 +130,5 @@ class Memory:
             tuple(self._outcomes.values()),
             tuple(attempts),
             sync,
+            base,
         )

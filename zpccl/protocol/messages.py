@@ -23,6 +23,7 @@ MAGIC = b"zp"
 PeerId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Token: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
+Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=limits.INCARNATION_MAX)]
 Name: TypeAlias = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Text: TypeAlias = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 Address: TypeAlias = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX, pattern=r"\A[\x21-\x7e]*\Z")]
@@ -64,6 +65,12 @@ class Hello(_Message, tag="hello", frozen=True):
     """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer."""
     run_id: PeerId = bytes(16)
     """The run that welcomed the sender; zeros before that."""
+    incarnation: Incarnation = 0
+    """Of the master that welcomed the sender last."""
+    master_count: Annotated[int, Meta(ge=1, le=limits.MASTERS_MAX)] = 1
+    """The masters that the sender was named: with several, only one that a quorum of the members reaches leads."""
+    may_begin: bool = True
+    """Of a newcomer: no other master of its list leads a run, so this one may begin one."""
 
 
 class Linked(_Message, tag="linked", frozen=True):
@@ -168,6 +175,12 @@ class Withdraw(_Message, tag="withdraw", frozen=True):
     call_id: Natural
 
 
+class Seen(_Message, tag="seen", frozen=True):
+    """The sender has the member list of an epoch. Said where the list names those who must know of it."""
+
+    epoch: Natural
+
+
 class Leave(_Message, tag="leave", frozen=True):
     """The sender leaves the run."""
 
@@ -211,8 +224,6 @@ class Report(_Message, tag="report", frozen=True):
     """All that a master which takes the run over must know from the sender, beside the calls that it makes again."""
 
     hello: Hello
-    incarnation: Natural
-    """Of the master that welcomed the sender last."""
     oldest_call_id: Natural
     epoch: Natural
     members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
@@ -227,6 +238,8 @@ class Report(_Message, tag="report", frozen=True):
     outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
     attempts: Annotated[tuple[RunningAttempt, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     sync: RunningSync | None
+    base: PeerIds = ()
+    """As in Members: empty where the list is established, as far as the sender knows."""
 
 
 # --- From the master to peers ---------------------------------------------------------------------------------------
@@ -236,7 +249,7 @@ class Welcome(_Message, tag="welcome", frozen=True):
     """The sender of Hello is registered: pending, or still what it was before its connection broke."""
 
     run_id: PeerId
-    incarnation: Natural
+    incarnation: Incarnation
 
 
 class Refusal(enum.IntEnum):
@@ -250,6 +263,10 @@ class Refusal(enum.IntEnum):
     FULL = 3
     REPORT = 4
     """The master takes the run over from another one: it needs a Report first."""
+    NO_RUN = 5
+    """To a newcomer: this master leads no run, and knows of none. Another one may."""
+    NO_QUORUM = 6
+    """To a newcomer: members of a run are here, but too few to go on with it."""
 
 
 class Refused(_Message, tag="refused", frozen=True):
@@ -257,6 +274,9 @@ class Refused(_Message, tag="refused", frozen=True):
 
     refusal: Refusal
     reason: Text
+    run_id: PeerId = bytes(16)
+    """The run that the sender leads, and as which of its masters: where these are newer, the refusal is final."""
+    incarnation: Incarnation = 0
 
 
 class Kick(_Message, tag="kick", frozen=True):
@@ -274,6 +294,15 @@ class Members(_Message, tag="members", frozen=True):
     round: Natural = 0
     """The last round of topology votes that is complete, and its value: a newcomer votes after it."""
     round_value: int = 0
+    base: PeerIds = ()
+    """Where the run has several masters, until the list is established: the members of the last one that is. The
+    receiver answers with Seen."""
+
+
+class Established(_Message, tag="established", frozen=True):
+    """A quorum of the members, and of those before them, has the member list of an epoch."""
+
+    epoch: Natural
 
 
 class Neighbour(_Message, frozen=True):
@@ -375,10 +404,20 @@ class SyncPlan(_Message, tag="sync", frozen=True):
 
 
 PeerMessage: TypeAlias = (
-    Hello | Linked | Begin | Finished | TopologyVote | SyncOffer | SyncFinished | Withdraw | Leave | Report
+    Hello | Linked | Begin | Finished | TopologyVote | SyncOffer | SyncFinished | Withdraw | Seen | Leave | Report
 )
 MasterMessage: TypeAlias = (
-    Welcome | Refused | Kick | Members | Neighbours | NeighboursChanged | Plan | Decision | Answer | SyncPlan
+    Welcome
+    | Refused
+    | Kick
+    | Members
+    | Established
+    | Neighbours
+    | NeighboursChanged
+    | Plan
+    | Decision
+    | Answer
+    | SyncPlan
 )
 Message: TypeAlias = PeerMessage | MasterMessage
 

@@ -9,6 +9,10 @@ messages of every call that has no answer. So it does when another master has ta
 welcomes it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest incarnation.
 All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
 
+Where the list of masters names several, a peer goes from one to the next: when one does not answer, or when it answers
+but does not lead the run within some time, as too few members have come to it. A newcomer asks all of them whether they
+lead a run; only the first may begin one, when all have said that they do not.
+
 The peer keeps a link to every other peer of its group, as the master's Neighbours say. Who dials tries again, with
 growing pauses, until the link is up or the neighbour is gone.
 """
@@ -16,6 +20,7 @@ growing pauses, until the link is up or the neighbour is gone.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -56,6 +61,7 @@ from zpccl.protocol.effects import (
     Send,
     StartReduce,
     StartSync,
+    UseMaster,
 )
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
@@ -63,6 +69,7 @@ from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
     Decision,
+    Established,
     Finished,
     Hello,
     Kick,
@@ -78,6 +85,7 @@ from zpccl.protocol.messages import (
     Plan,
     Refusal,
     Refused,
+    Seen,
     SyncFinished,
     SyncPlan,
     TopologyKind,
@@ -108,8 +116,8 @@ class PeerOptions:
     name: str
     group: int = 0
     addresses: tuple[str, ...] = ()
-    master: str = ""
-    """The address of the master, for error messages."""
+    masters: tuple[str, ...] = ("",)
+    """The addresses of the masters, for error messages. Connections go to the first until UseMaster."""
     registration_timeout_ns: int = limits.REGISTRATION_TIMEOUT_NS
     master_timeout_ns: int = limits.MASTER_TIMEOUT_NS
 
@@ -142,8 +150,15 @@ class PeerMachine:
         self.incarnation = 0
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
+        self._base: tuple[bytes, ...] = ()
         self._connect_call: int | None = None
+        self._tries = 0
         self._tries_left = 0
+        self._master = 0
+        self._without_run: set[int] = set()  # Masters that have told this newcomer so, since the first one did.
+        self._failures = 0  # Tries since a master led the run.
+        self._stay_ns: int | None = None  # How long to wait here until this master leads the run.
+        self._go_on_ns: int | None = None  # When to turn to the next master.
         self._is_connected = False
         self._connection_count = 0
         self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
@@ -166,7 +181,10 @@ class PeerMachine:
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
         retries = [link.retry_ns for link in self._links.values() if link.retry_ns is not None]
-        return min(retries + ([] if self._deadline_ns is None else [self._deadline_ns]), default=None)
+        return min(retries + [d for d in self._deadlines() if d is not None], default=None)
+
+    def _deadlines(self) -> tuple[int | None, ...]:
+        return self._deadline_ns, self._stay_ns, self._go_on_ns
 
     def validate(self) -> None:
         """States what always holds between events."""
@@ -225,27 +243,36 @@ class PeerMachine:
             return
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
+            self._go_on_ns = None
             self._connection_count += 1
             if self.state is State.CONNECTING:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
+            else:
+                self._stay_ns = self._end_of_stay(now_ns)
             self._say_everything()
         elif isinstance(event, events.ConnectionFailed):
             self._on_try_failed(f"nobody answers ({event.reason})")
+            self._go_on_later(now_ns)
         elif isinstance(event, events.AuthenticationRefused):
-            self._on_authentication_refused(event)
+            self._on_authentication_refused(event, now_ns)
         elif isinstance(event, events.ConnectionDown):
             if not self._is_connected:
                 return  # It never stood: that was a ConnectionFailed.
             self._is_connected = False
+            self._stay_ns = None
             if self.state is State.CONNECTING:
                 self._deadline_ns = None
                 return self._on_try_failed("the connection broke before it answered")
             self._log(Level.WARNING, "lost the connection to the master; connecting again")
-            if self._deadline_ns is None:  # Else no master has answered since it broke before.
-                self._deadline_ns = now_ns + self.options.master_timeout_ns
+            self._miss_master(now_ns)
         else:
             text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
-            self._close(VersionMismatch(f"{self.options.master}: {text}; install the same zpccl on both sides"))
+            self._close(VersionMismatch(f"{self._address()}: {text}; install the same zpccl on both sides"))
+
+    def _miss_master(self, now_ns: int) -> None:
+        """Nobody leads the run: it is waited for, for so long since one did."""
+        if self._deadline_ns is None:
+            self._deadline_ns = now_ns + self.options.master_timeout_ns
 
     def _on_connect(self, event: events.ConnectCalled) -> None:
         if self.state is not State.NEW:
@@ -254,23 +281,56 @@ class PeerMachine:
         self.state = State.CONNECTING
         self._connect_call = event.call_id
         self._next_call_id = event.call_id + 1
-        self._tries_left = event.attempts
+        self._tries = self._tries_left = event.attempts * len(self.options.masters)
 
     def _on_try_failed(self, reason: str) -> None:
         if self.state is State.CONNECTING:
+            self._without_run.discard(self._master)
             self._tries_left -= 1
             if self._tries_left <= 0:
                 self._close(self._unreachable(reason))
 
-    def _on_authentication_refused(self, event: events.AuthenticationRefused) -> None:
-        master = self.options.master
+    def _on_authentication_refused(self, event: events.AuthenticationRefused, now_ns: int) -> None:
+        master = self._address()
         if self.state is State.CONNECTING:
             return self._close(AuthenticationFailed(f"{master}: {event.reason}", address=master))
         # The refusal itself is not authenticated, so it may be forged: a peer of the run waits for its master.
         self._log(Level.WARNING, f"{master} refuses this peer: {event.reason}; trying again")
+        self._go_on_later(now_ns)
+
+    def _address(self) -> str:
+        return self.options.masters[self._master]
+
+    def _go_on_later(self, now_ns: int) -> None:
+        """After a failure: turns to the next master, with a pause once all have failed. It may yet lead before that."""
+        count = len(self.options.masters)
+        if count > 1 and self.state is not State.CLOSED and self._go_on_ns is None:
+            self._failures += 1
+            rounds = self._failures // count
+            pause_ns = min(limits.RECONNECT_INTERVAL_NS << min(rounds, 8), limits.RECONNECT_INTERVAL_MAX_NS)
+            self._go_on_ns = now_ns + (pause_ns if self._failures % count == 0 else 0)
+
+    def _go_on(self) -> None:
+        """Turns to the next master, where there are several."""
+        self._stay_ns = self._go_on_ns = None
+        if len(self.options.masters) == 1 or self.state is State.CLOSED:
+            return
+        self._master = (self._master + 1) % len(self.options.masters)
+        self._is_connected = False
+        if self.state is State.CONNECTING:
+            self._deadline_ns = None
+        self._effects.append(UseMaster(self._master))
+
+    def _end_of_stay(self, now_ns: int) -> int | None:
+        """How long to wait for a master to lead the run: longest at the first, so that all meet there if they can."""
+        if len(self.options.masters) == 1:
+            return None
+        stay_ns = limits.MASTER_STAY_NS if self._master else limits.MASTER_STAY_FIRST_NS
+        salt = zlib.crc32(self.options.peer_id + self._connection_count.to_bytes(8, "big"))
+        return now_ns + stay_ns + salt % limits.MASTER_STAY_SPREAD_NS
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
-        master = self.options.master
+        master = ",".join(self.options.masters)
         text = f"no master at {master}: {reason}; is zpccl-master running there, and does a firewall let it through?"
         return MasterUnreachable(text, address=master)
 
@@ -290,6 +350,9 @@ class PeerMachine:
             options.addresses,
             self._connection_count,
             self.run_id or bytes(16),
+            self.incarnation,
+            len(options.masters),
+            len(options.masters) == 1 or (self._master == 0 and len(self._without_run) == len(options.masters)),
         )
 
     def _say_standing(self) -> None:
@@ -306,7 +369,7 @@ class PeerMachine:
         if self.state is State.CONNECTING:
             return self._send(self._hello())
         report = self._memory.report(
-            self._hello(), self.incarnation, self._oldest_call_id(), self.epoch, self.members, self.calls.values()
+            self._hello(), self._oldest_call_id(), self.epoch, self.members, self._base, self.calls.values()
         )
         self._send(report)
 
@@ -334,42 +397,81 @@ class PeerMachine:
             self._on_welcome(message)
         elif isinstance(message, Kick):
             self._close(error_of_kick(message.result, message.reason))
+        elif isinstance(message, Established):
+            self._base = () if message.epoch == self.epoch else self._base
         else:
-            self._on_refused(message)
+            self._on_refused(message, now_ns)
 
     def _on_welcome(self, message: Welcome) -> None:
         if not self._is_connected:
             return  # Read late, of a connection that is gone: the wait for the master goes on.
         if self.state is State.CONNECTING:
-            self._deadline_ns = None
+            self._deadline_ns = self._go_on_ns = None
+            self._failures = 0
             self.run_id, self.incarnation = message.run_id, message.incarnation
             self.state = State.PENDING
             return self._log(Level.INFO, "registered; waiting to be admitted")
         if message.run_id != self.run_id or message.incarnation < self.incarnation:
             return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
-        self._deadline_ns = None
+        self._deadline_ns = self._stay_ns = self._go_on_ns = None
+        self._failures = 0
         if message.incarnation > self.incarnation:
             self.incarnation = message.incarnation
             self._log(Level.INFO, "another master has taken the run over")
             self._say_standing()
 
-    def _on_refused(self, message: Refused) -> None:
+    def _on_refused(self, message: Refused, now_ns: int) -> None:
+        has_others = len(self.options.masters) > 1
         if message.refusal is Refusal.UNREGISTERED:
             self._say_everything()
+        elif (
+            message.refusal in (Refusal.REPORT, Refusal.UNKNOWN_SESSION) and has_others and self.state is State.PENDING
+        ):
+            self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
+            if self.state is State.MEMBER:
+                self._miss_master(now_ns)
+                self._stay_ns = self._stay_ns or self._end_of_stay(now_ns)
             self._report_to_master()
+        elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_newest(message):
+            self._log(Level.WARNING, f"{self._address()} is not the master of this run: {message.reason}")
+            self._on_try_failed(message.reason)
+            self._go_on_later(now_ns)
         elif message.refusal is Refusal.UNKNOWN_SESSION:
             self._close(Kicked(f"{message.reason}; connect again to take part", reason=message.reason))
         elif message.refusal is Refusal.FULL:
             self._close(self._unreachable(message.reason))
+        elif message.refusal is Refusal.NO_RUN:
+            if self._master == 0:
+                self._without_run.clear()
+            self._without_run.add(self._master)
+            self._go_on()
+        elif message.refusal is Refusal.NO_QUORUM:
+            self._on_try_failed(message.reason)
+            self._go_on_later(now_ns)
         else:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
+
+    def _is_newest(self, message: Refused) -> bool:
+        return self.state is State.MEMBER and message.run_id == self.run_id and message.incarnation >= self.incarnation
+
+    def _start_over(self, now_ns: int) -> None:
+        """The run that this peer waited for is not led here: it is a newcomer again, here first."""
+        self.state, self.run_id, self.incarnation = State.CONNECTING, b"", 0
+        self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
+        self._links.clear()
+        self._without_run.clear()
+        self._tries_left, self._stay_ns = self._tries, None
+        self._deadline_ns = now_ns + self.options.registration_timeout_ns
+        self._send(self._hello())
 
     def _on_members(self, message: Members) -> None:
         if message.epoch < self.epoch:
             return
         self.epoch = message.epoch
-        self.members = message.members
+        self.members, self._base = message.members, message.base
+        if message.base:
+            self._send(Seen(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
             self.state = State.MEMBER
@@ -437,10 +539,23 @@ class PeerMachine:
                 self._effects.append(OpenLink(link.neighbour))
         if self._deadline_ns is not None and now_ns >= self._deadline_ns:
             if self.state is State.CONNECTING:
-                self._close(self._unreachable("something listens, but it does not answer as a master"))
+                self._on_silent_master(now_ns)
             else:
                 seconds = self.options.master_timeout_ns // limits.SECOND
                 self._close(self._unreachable(f"it has been away for {seconds} s"))
+        if self._stay_ns is not None and now_ns >= self._stay_ns:
+            self._log(Level.INFO, f"{self._address()} does not lead the run")
+            self._go_on()
+        elif self._go_on_ns is not None and now_ns >= self._go_on_ns:
+            self._go_on()
+
+    def _on_silent_master(self, now_ns: int) -> None:
+        reason = "something listens, but it does not answer as a master"
+        self._deadline_ns = None
+        if len(self.options.masters) == 1:
+            return self._close(self._unreachable(reason))
+        self._on_try_failed(reason)
+        self._go_on_later(now_ns)
 
     # --- Calls ------------------------------------------------------------------------------------------------------
 
@@ -619,7 +734,7 @@ class PeerMachine:
             self._connect_call = None
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
-        self._deadline_ns = None
+        self._deadline_ns = self._stay_ns = self._go_on_ns = None
 
     def _take_calls(self) -> Iterable[Call]:
         calls, self.calls = self.calls, {}

@@ -6,6 +6,9 @@
 
 The newest member list that anybody knows is the one to go on with. Its epoch was announced before anything that was
 decided in it, on every connection, so who knows of a decision knows who had part in it.
+
+Where peers know several masters, they may be elsewhere, and come and go: only the reports of those who are connected
+count, and no grace period ends the wait for a quorum of the newest list (quorum.py).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import msgspec
 from zpccl import limits
 from zpccl.protocol.events import PeerMessageReceived
 from zpccl.protocol.messages import Hello, Member, Outcome, Report, RunningAttempt, RunningSync
+from zpccl.protocol.quorum import is_quorum
 
 RunningT = TypeVar("RunningT", RunningAttempt, RunningSync)
 
@@ -31,15 +35,18 @@ class Gathering:
         now_ns: when the master started.
         grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
         wait_ns: how long it waits for the reports of peers that were asked for one.
+        begin_ns: before that, no new run is begun: members of one that lacks a quorum may come back.
     """
 
-    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int) -> None:
+    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int, begin_ns: int = 0) -> None:
+        self._begin_ns = begin_ns
         self._grace_ns = grace_ns
         self._wait_ns = wait_ns
         self._greeted_ns: int | None = None
-        self._started_ns = now_ns
+        self._started_ns = self._looked_ns = now_ns
         self._greeted: dict[Hashable, bool] = {}  # Connections of earlier peers, and whether their report is here.
         self.reports: dict[bytes, tuple[PeerMessageReceived, Report]] = {}  # By peer.
+        self._held_ns: dict[Hashable, int] = {}
         self.held: dict[Hashable, PeerMessageReceived] = {}  # The Hellos of newcomers, by connection.
         self.left: dict[bytes, None] = {}
 
@@ -53,14 +60,15 @@ class Gathering:
         """True if a connection has said Hello."""
         return connection in self._greeted or connection in self.held
 
-    def hold(self, hello: PeerMessageReceived) -> bool:
+    def hold(self, hello: PeerMessageReceived, now_ns: int) -> bool:
         """A newcomer waits. False if there are too many."""
         if hello.connection not in self.held and len(self.held) >= limits.PENDING_PEERS_MAX:
             return False
         self.held[hello.connection] = hello
+        self._held_ns.setdefault(hello.connection, now_ns)
         return True
 
-    def add(self, event: PeerMessageReceived, report: Report) -> bool:
+    def add(self, event: PeerMessageReceived, report: Report, now_ns: int) -> bool:
         """A report comes, perhaps again. False if it is not that of the peer which reported first, or one too many."""
         peer_id = report.hello.peer_id
         if peer_id in self.reports:
@@ -71,14 +79,21 @@ class Gathering:
                 return True
         elif len(self.reports) >= limits.PEERS_MAX:
             return False
+        self.on_greeted(event.connection, now_ns)
         self.reports[peer_id] = (event, report)
         self._greeted[event.connection] = True
         return True
 
     def rebind(self, event: PeerMessageReceived, hello: Hello) -> bool:
-        """True for a peer that has reported and comes back on a new connection: it can have heard nothing since."""
+        """True for a peer that has reported and comes back on a new connection: it can have heard nothing since.
+
+        Where there are other masters it can.
+        """
         known = self.reports.get(hello.peer_id)
         if known is None or known[1].hello.token != hello.token or known[1].hello.connection > hello.connection:
+            return False
+        if hello.master_count > 1:
+            del self.reports[hello.peer_id]
             return False
         self.reports[hello.peer_id] = (event, msgspec.structs.replace(known[1], hello=hello))
         self._greeted[event.connection] = True
@@ -91,38 +106,96 @@ class Gathering:
                 self.left[peer_id] = None
 
     def on_connection_closed(self, connection: Hashable) -> None:
-        """What was said on a connection still counts, but nobody waits there any more."""
+        """Nobody waits there any more. What was said still counts, unless the peer may be at another master now."""
         self._greeted.pop(connection, None)
         self.held.pop(connection, None)
-        for peer_id, (event, report) in self.reports.items():
-            if event.connection == connection:
+        self._held_ns.pop(connection, None)
+        for peer_id, (event, report) in list(self.reports.items()):
+            if event.connection == connection and report.hello.master_count > 1:
+                del self.reports[peer_id]
+            elif event.connection == connection:
                 self.reports[peer_id] = (replace(event, connection=None), report)
 
     def deadline_ns(self) -> int | None:
-        """When it is over at the latest; None while nobody is there."""
-        if self._greeted_ns is not None:
-            # Pending peers have seen members: there must be some, who know more.
-            is_complete = any(r.members for _, r in self.reports.values()) and all(self._greeted.values())
-            return self._greeted_ns + (self._grace_ns if is_complete else max(self._grace_ns, self._wait_ns))
-        return self._started_ns + self._grace_ns if self.held else None
+        """When it must be looked at again; None while only an event can change anything."""
+        due = [self._reports_due_ns(), *(self._newcomer_due_ns(hello) for hello in self.held.values())]
+        return min((due_ns for due_ns in due if due_ns is not None and due_ns > self._looked_ns), default=None)
+
+    def _reports_due_ns(self) -> int | None:
+        """How long reports are waited for; None while nobody has any."""
+        if self._greeted_ns is None:
+            return None
+        # Pending peers have seen members: there must be some, who know more.
+        is_complete = any(r.members for _, r in self.reports.values()) and all(self._greeted.values())
+        return self._greeted_ns + (self._grace_ns if is_complete else max(self._grace_ns, self._wait_ns))
+
+    def _newcomer_due_ns(self, event: PeerMessageReceived) -> int:
+        """How long a newcomer waits for members of an earlier run."""
+        due_ns, hello = self._started_ns + self._grace_ns, event.message
+        assert isinstance(hello, Hello)
+        if hello.master_count > 1 and (hello.may_begin or self._greeted):  # Some may be on their way from elsewhere.
+            due_ns = max(due_ns, self._held_ns[event.connection] + self._grace_ns)
+        elif hello.master_count == 1:
+            due_ns = max(due_ns, self._reports_due_ns() or 0)
+        return due_ns
+
+    def take_turned_away(self, now_ns: int) -> list[tuple[Hashable, bool]]:
+        """Newcomers that know other masters and have waited in vain, and whether members of a run are here."""
+        turned_away = []
+        for connection, event in list(self.held.items()):
+            hello = event.message
+            if isinstance(hello, Hello) and hello.master_count > 1 and now_ns >= self._newcomer_due_ns(event):
+                del self.held[connection], self._held_ns[connection]
+                turned_away.append((connection, bool(self._greeted) or now_ns < self._begin_ns))
+        return turned_away
 
     def is_over(self, now_ns: int) -> bool:
-        """True once all of the newest member list have reported, and no newer one can exist; or after the grace."""
-        if self._greeted_ns is not None and not self.reports and not self._greeted and not self.held:
+        """True once all of the newest member list have reported, and no newer one can exist; or after the grace.
+
+        Without any reports, once a newcomer may begin a run.
+        """
+        self._looked_ns = now_ns
+        due_ns = self._reports_due_ns()
+        is_late = due_ns is not None and now_ns >= due_ns
+        if self.reports:
+            return (is_late or self._are_all_here()) and self._has_quorum()
+        if (is_late or not self._greeted) and now_ns >= self._begin_ns:
+            waiting = [event for event in self.held.values() if now_ns >= self._newcomer_due_ns(event)]
+            if any(isinstance(event.message, Hello) and event.message.may_begin for event in waiting):
+                return True
+        if not self._greeted and (is_late or not self.held):
             self._greeted_ns = None  # They are gone again.
-        deadline_ns = self.deadline_ns()
-        if deadline_ns is not None and now_ns >= deadline_ns:
-            return True
-        if not self.reports or not all(self._greeted.values()):
+        return False
+
+    def _are_all_here(self) -> bool:
+        if not all(self._greeted.values()):
             return False
         if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
             return False  # Peers of another run come to this address: those of ours may be the later ones.
-        newest = max((report for _, report in self.reports.values()), key=lambda report: report.epoch)
+        newest = newest_of(report for _, report in self.reports.values())
         theirs = [self.reports.get(member.peer_id) for member in newest.members]
         if not theirs or None in theirs:
             return False
         # Where all wait in update_topology, newcomers may have been admitted of whom only they know.
         return not all(found is not None and found[1].is_updating for found in theirs)
+
+    def _has_quorum(self) -> bool:
+        """True if those who have reported may go on with the run, whoever else there is."""
+        chosen = choose_run(report for _, report in self.reports.values())
+        reports = [report for _, report in self.reports.values() if report.hello.run_id == chosen]
+        if all(report.hello.master_count == 1 for report in reports):
+            return True
+        newest = newest_of(reports)
+        present = {report.hello.peer_id for report in reports}.union(self.left)
+        # Newcomers that have been admitted and do not know it yet are nowhere else.
+        present.update(event.message.peer_id for event in self.held.values() if isinstance(event.message, Hello))
+        lists = ([member.peer_id for member in newest.members], newest.base)
+        return all(is_quorum(present, members) for members in lists)
+
+
+def newest_of(reports: Iterable[Report]) -> Report:
+    """The report with the newest member list; of those who have it, one that knows it to be established."""
+    return max(reports, key=lambda report: (report.epoch, not report.base))
 
 
 def choose_run(reports: Iterable[Report]) -> bytes | None:
@@ -148,7 +221,7 @@ class History:
     """A run as the reports of its peers tell it.
 
     Attributes:
-        incarnation, epoch, members, round, round_value: the newest that anybody knows.
+        incarnation, epoch, members, base, round, round_value: the newest that anybody knows.
         outcomes: how attempts ended, by attempt.
         adopted_epoch, adopted: the epoch and the peers of the member list with which the master went on.
     """
@@ -160,6 +233,7 @@ class History:
         self.adopted_epoch = 0
         self.adopted: frozenset[bytes] = frozenset()
         self.members: tuple[Member, ...] = ()
+        self.base: tuple[bytes, ...] = ()
         self.round = 0
         self.round_value = 0
         self.outcomes: dict[int, Outcome] = {}
@@ -175,11 +249,11 @@ class History:
 
     def add(self, report: Report) -> None:
         """Takes note of one report. Only members know anything of the run."""
-        self.incarnation = max(self.incarnation, report.incarnation)
+        self.incarnation = max(self.incarnation, report.hello.incarnation)
         if report.hello.run_id != self.run_id or not report.members:
             return
-        if report.epoch > self.epoch:
-            self.epoch, self.members = report.epoch, report.members
+        if report.epoch > self.epoch or (report.epoch == self.epoch and not report.base):
+            self.epoch, self.members, self.base = report.epoch, report.members, report.base
         if report.round > self.round:
             self.round, self.round_value = report.round, report.round_value
         for outcome in report.outcomes:

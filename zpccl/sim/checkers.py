@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from zpccl import limits
 from zpccl.errors import Kicked, NoSharedState, PCCLError, TooFewPeers
 from zpccl.protocol import effects
-from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Plan, SyncPlan
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.program import Collective, Connect, Outcome, Sync
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerNode, UserCall
+    from zpccl.sim.node import MasterNode, PeerNode, UserCall
 
 ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: programs here make few calls, so more would be a leak."""
@@ -31,10 +30,10 @@ class Checker:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """The master sends a message."""
 
-    def on_master_step(self, machine: MasterMachine) -> None:
+    def on_master_step(self, master: MasterNode) -> None:
         """The master has handled an event."""
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
@@ -55,17 +54,19 @@ class Agreement(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self.decisions: dict[int, dict[bool, set[int]]] = {}  # By attempt and outcome, the masters that decided so.
+        self.decisions: dict[
+            int, dict[bool, set[tuple[int, int, int]]]
+        ] = {}  # By attempt and outcome, the masters that decided so.
         self._ended: dict[int, dict[bytes, bool]] = {}
         self._results: dict[int, int] = {}
 
-    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """All decisions of one master on an attempt are the same. Another may find that nobody has heard of them."""
         if isinstance(message, Decision):
-            attempt_id, committed, master = message.attempt_id, message.committed, self.cluster.master_crash_count
+            attempt_id, committed, reign = message.attempt_id, message.committed, master.reign
             decided = self.decisions.setdefault(attempt_id, {True: set(), False: set()})
-            decided[committed].add(master)
-            self.cluster.require(master not in decided[not committed], "S1", f"attempt {attempt_id} is decided twice")
+            decided[committed].add(reign)
+            self.cluster.require(reign not in decided[not committed], "S1", f"attempt {attempt_id} is decided twice")
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Who is still a member ends an attempt as decided; nobody commits what is not."""
@@ -94,7 +95,7 @@ class Agreement(Checker):
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
         """Committed results are equal; who succeeds has committed. Only another master's word can leave one behind."""
         is_left_behind = isinstance(outcome, Kicked) and outcome.reason.startswith(LEFT_BEHIND)
-        has_cause = self.cluster.master_crash_count > 0
+        has_cause = self.cluster.master_crash_count > 0 or len(self.cluster.masters) > 1
         self.cluster.require(has_cause or not is_left_behind, "S1", f"{node.name}: {outcome!r}")
         if not isinstance(call.request, Collective) or isinstance(outcome, PCCLError):
             return
@@ -114,7 +115,7 @@ class InputSafety(Checker):
         self._inputs: dict[int, dict[bytes, int]] = {}
         self._orders: dict[int, tuple[bytes, ...]] = {}
 
-    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Remembers who takes part."""
         if isinstance(message, Plan):
             self._orders[message.attempt_id] = message.lanes[0].order
@@ -158,14 +159,12 @@ class History(Checker):
         super().__init__(cluster)
         self._members: dict[int, tuple[Member, ...]] = {0: ()}
         self._orders: dict[int, tuple[bytes, ...]] = {0: ()}
-        self._epoch = 0
-        self._run_id = b""
-        self._master_count = 0
+        self._epochs: dict[tuple[int, int, int], int] = {}  # By reign, with the attempts of the same.
+        self._newest_attempt_ids: dict[tuple[int, int, int], int] = {}
         self._plans: dict[int, object] = {}
-        self._newest_attempt_id = 0
         self._epoch_of_peer: dict[bytes, int] = {}
 
-    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Compares what is sent with what was sent before."""
         require = self.cluster.require
         if isinstance(message, Members):
@@ -175,25 +174,26 @@ class History(Checker):
             attempt_id = message.attempt_id
             facts = message.lanes if isinstance(message, Plan) else (message.revision, message.holders)
             if attempt_id not in self._plans:
-                require(attempt_id > self._newest_attempt_id, "S3", f"attempt {attempt_id} is not the newest")
-                self._newest_attempt_id = attempt_id
+                newest = self._newest_attempt_ids.get(master.reign, 0)
+                require(attempt_id > newest, "S3", f"attempt {attempt_id} is not the newest")
+                self._newest_attempt_ids[master.reign] = attempt_id
             require(self._plans.setdefault(attempt_id, facts) == facts, "S3", f"attempt {attempt_id} has two plans")
 
-    def on_master_step(self, machine: MasterMachine) -> None:
-        """The member list changes only with the epoch."""
+    def on_master_step(self, master: MasterNode) -> None:
+        """The member list changes only with the epoch. A master that takes over goes on above what peers have heard."""
+        machine = master.machine
         if machine.is_gathering:
             return
-        if self._master_count != self.cluster.master_crash_count:  # What the former master told nobody is void.
-            self._master_count = self.cluster.master_crash_count
-            heard = [node.machine.epoch for node in self.cluster.live_nodes() if node.machine.state is State.MEMBER]
-            self._epoch = min(self._epoch, max(heard, default=0))
-        if self._run_id != machine.run_id:  # Another run, of other peers.
-            self._run_id, self._epoch = machine.run_id, 0
         epoch = machine.registry.epoch
+        earlier = self._epochs.get(master.reign)
+        if earlier is None:
+            of_run = [node.machine for node in self.cluster.live_nodes() if node.machine.run_id == machine.run_id]
+            led = [peer.epoch for peer in of_run if peer.incarnation < machine.incarnation]
+            earlier = max(led, default=0)
         order = tuple([peer.peer_id for peer in machine.registry.order])
-        if epoch < self._epoch:
-            raise self.cluster.violation("S3", f"epoch {epoch} after {self._epoch}")
-        self._epoch = epoch
+        if epoch < earlier:
+            raise self.cluster.violation("S3", f"epoch {epoch} after {earlier}")
+        self._epochs[master.reign] = epoch
         if self._orders.setdefault(epoch, order) != order:
             raise self.cluster.violation("S3", f"epoch {epoch} changes its members")
 
@@ -255,9 +255,9 @@ class Causes(Checker):
         self._participants: dict[int, tuple[frozenset[bytes], int]] = {}
         self._members: dict[bytes, str] = {}
         self._run_id = b""
-        self._master_count = 0
+        self._reign = (0, 0, 1)
 
-    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault among its participants."""
         if isinstance(message, Plan):
             known = (frozenset(message.lanes[0].order), self.cluster.clock.now_ns)
@@ -274,13 +274,14 @@ class Causes(Checker):
                 has_cause, "S6", f"attempt {message.attempt_id} aborts without a cause: {message.reason}"
             )
 
-    def on_master_step(self, machine: MasterMachine) -> None:
+    def on_master_step(self, master: MasterNode) -> None:
         """A loss needs a fault of the member."""
-        if machine.is_gathering:
+        machine = master.machine
+        if machine.is_gathering or master is not self.cluster.master:
             return
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
-        if self._master_count != self.cluster.master_crash_count:  # Who was not told that it is a member is none.
-            self._master_count = self.cluster.master_crash_count
+        if self._reign != master.reign:  # Who was not told that it is a member is none.
+            self._reign = master.reign
             nodes = self.cluster.nodes
             if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
                 self._members = {}  # All who knew of the run were away for too long.
@@ -293,7 +294,8 @@ class Causes(Checker):
             self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a cause")
             node = self.cluster.nodes.get(peer_id)
             connection = node.connection if node is not None and node.is_alive else None
-            has_returned = connection is not None and connection.is_greeted and not connection.is_broken
+            is_here = connection is not None and connection.is_greeted and not connection.is_broken
+            has_returned = is_here and connection is not None and connection.master is master
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it came back")
         self._members = members
 
@@ -301,6 +303,30 @@ class Causes(Checker):
 def is_member(node: PeerNode) -> bool:
     """True if a process takes itself for a member."""
     return node.machine.state is State.MEMBER
+
+
+class Leadership(Checker):
+    """S3: once a member list of one master is established, none of an earlier master of the run is."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._incarnations: dict[bytes, int] = {}  # The highest one of an established list, by run.
+        self._epochs: dict[bytes, set[int]] = {}
+
+    def on_master_step(self, master: MasterNode) -> None:
+        """Looks for lists that were not established before."""
+        registry, machine = master.machine.registry, master.machine
+        if len(self.cluster.masters) == 1:
+            return  # It needs nobody's word, so a list may be established of which nobody ever hears.
+        epochs = self._epochs.setdefault(machine.run_id, {0})
+        if machine.is_gathering or registry.base or registry.epoch in epochs:
+            return
+        epochs.add(registry.epoch)
+        newest = self._incarnations.get(machine.run_id, 0)
+        self.cluster.require(
+            machine.incarnation >= newest, "S3", f"{master.name} leads as {machine.incarnation}, another as {newest}"
+        )
+        self._incarnations[machine.run_id] = machine.incarnation
 
 
 class Patience(Checker):
@@ -317,8 +343,9 @@ class Patience(Checker):
 class Bounds(Checker):
     """B1: what the master keeps for a peer is bounded, and does not grow with time."""
 
-    def on_master_step(self, machine: MasterMachine) -> None:
+    def on_master_step(self, master: MasterNode) -> None:
         """Counts."""
+        machine = master.machine
         for peer in machine.registry.peers.values():
             if len(peer.answers) > ANSWERS_KEPT_MAX:
                 raise self.cluster.violation("B1", f"{len(peer.answers)} answers are kept for {peer.name}")
@@ -371,7 +398,7 @@ class Checkers(Checker):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self.progress = Progress(cluster)
-        kinds = (Agreement, InputSafety, History, Quiet, EqualState, Causes, Patience, Bounds)
+        kinds = (Agreement, InputSafety, History, Leadership, Quiet, EqualState, Causes, Patience, Bounds)
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.progress]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}
 
@@ -379,17 +406,18 @@ class Checkers(Checker):
         """What those do who care: most checkers look at a few things only, and this is called at every step."""
         return [getattr(c, name) for c in self.all if getattr(type(c), name) is not getattr(Checker, name)]
 
-    def on_master_message(self, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """The master sends a message."""
         for check in self._watching["on_master_message"]:
-            check(connection, message)
+            check(master, connection, message)
 
-    def on_master_step(self, machine: MasterMachine) -> None:
+    def on_master_step(self, master: MasterNode) -> None:
         """The master has handled an event."""
-        if not machine.is_gathering:
+        machine = master.machine
+        if not machine.is_gathering and master is self.cluster.master:
             self.cluster.member_ids = {peer.peer_id: None for peer in machine.registry.order}
         for check in self._watching["on_master_step"]:
-            check(machine)
+            check(master)
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """A peer is about to perform an effect."""

@@ -23,7 +23,18 @@ from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, Timer
 from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import DataPlane, SharedState
-from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, SLOW_GRACE_NS, TAKEOVER_NS, Faults, Incident, Injector
+from zpccl.sim.faults import (
+    CALM,
+    EFFECT_NS,
+    HEALED,
+    MOVE_NS,
+    NOTICE_NS,
+    SLOW_GRACE_NS,
+    TAKEOVER_NS,
+    Faults,
+    Incident,
+    Injector,
+)
 from zpccl.sim.links import Links
 from zpccl.sim.network import Network
 from zpccl.sim.node import MasterNode, PeerNode
@@ -45,12 +56,13 @@ class Violation(AssertionError):
 
 
 class Cluster:
-    """A master, peers, and the world between them.
+    """Masters, peers, and the world between them.
 
     Args:
         seed: of all randomness.
         peer_count: peers that start at once; up to twice as many may join.
         script: what the users run; drawn from the seed where it is None.
+        masters: in the list that peers are given.
         make_master, make_peer: the machines.
         tracer: is given every line of the trace.
         coverage: is told what is reached.
@@ -62,6 +74,7 @@ class Cluster:
         peer_count: int = 4,
         *,
         script: Script | None = None,
+        masters: int = 1,
         make_master: Callable[[bytes], MasterMachine] = MasterMachine,
         make_peer: Callable[[PeerOptions], PeerMachine] = PeerMachine,
         tracer: Callable[[str], None] | None = None,
@@ -86,9 +99,12 @@ class Cluster:
         self.strangers = Strangers(self)
         self.injector = Injector(self)
         self._make_master = make_master
-        self._master_count = 0
+        self._master_count = int(masters == 1)
         self._felt_until_ns = 0  # Faults around a death of the master are felt for so long.
-        self.master = MasterNode(self, make_master(self._rng.randbytes(16)))
+        self.masters = [MasterNode(self, index, make_master(self._rng.randbytes(16))) for index in range(masters)]
+        if masters > 1:
+            for master in self.masters:
+                self._prepare(master.machine)
         self.step_count = 0
         self.master_crash_count = 0
         self._healed_ns = 0
@@ -112,10 +128,17 @@ class Cluster:
         for _ in range(steps):
             self._step()
 
+    @property
+    def master(self) -> MasterNode:
+        """The one that leads; of several, which do not know of each other, the latest. The first where none does."""
+        leading = [node for node in self.masters if node.is_alive and not node.machine.is_gathering]
+        return max(leading, key=lambda node: node.machine.incarnation, default=self.masters[0])
+
     def heal(self) -> None:
         """Ends all faults: from now on everything can connect to everything. Two peers at least are there."""
         self.faults = HEALED
         self.injector.start(HEALED)
+        self.network.heal()
         for node in self.live_nodes():
             node.slowness = 1
         while sum(node.group == 0 for node in self.live_nodes()) < 2:
@@ -192,34 +215,40 @@ class Cluster:
 
         self.clock.after(self._rng.randrange(SECOND), happen)
 
-    def crash_master(self, absence_ns: int) -> None:
-        """The master dies, and another one is started in its place. That alone is no cause for anything."""
-        if not self.master.is_alive:
+    def crash_master(self, master: MasterNode, absence_ns: int) -> None:
+        """A master dies, and another one is started in its place. That alone is no cause for anything."""
+        if not master.is_alive:
             return
-        self.trace("fault", "**", f"master killed for {absence_ns / SECOND:.3f} s")
+        self.trace("fault", "**", f"{master.name} killed for {absence_ns / SECOND:.3f} s")
         self.master_crash_count += 1
-        self.master.crash()
-        self.network.lose_master()
-        before_ns, self._felt_until_ns = self.clock.now_ns, self.clock.now_ns + absence_ns + TAKEOVER_NS
+        master.crash()
+        self.network.lose_master(master)
+        felt_ns = absence_ns + TAKEOVER_NS + (MOVE_NS if len(self.masters) > 1 else 0)
+        before_ns, self._felt_until_ns = self.clock.now_ns, self.clock.now_ns + felt_ns
         for place, incident in enumerate(self.incidents):
             if incident.over_ns >= before_ns:
-                self.incidents[place] = replace(incident, over_ns=incident.over_ns + absence_ns + TAKEOVER_NS)
+                self.incidents[place] = replace(incident, over_ns=incident.over_ns + felt_ns)
 
         def happen() -> None:
-            self._master_count += 1
             machine = self._make_master(self._rng.randbytes(16))
-            machine.number(self._master_count << 20)  # Should a new run begin, its numbers are all new here.
-            if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
-                machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
-            machine.gather(self.clock.now_ns)
-            self.master.restart(machine)
-            self.trace("master", "!!", "started")
+            self._prepare(machine)
+            master.restart(machine)
+            self.trace(master.name, "!!", "started")
 
         self.clock.after(absence_ns, happen)
 
-    def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> None:
+    def _prepare(self, machine: MasterMachine) -> None:
+        """A master is about to start."""
+        machine.number(self._master_count << 20)  # Should a new run begin, its numbers are all new here.
+        self._master_count += 1
+        if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
+            machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
+        machine.gather(self.clock.now_ns)
+
+    def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False, duration_ns: int = 0) -> None:
         """Enters a fault in the journal."""
-        over_ns = self.clock.now_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)
+        over_ns = self.clock.now_ns + duration_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)
+        over_ns += TAKEOVER_NS + MOVE_NS if len(self.masters) > 1 else 0
         over_ns += max(0, self._felt_until_ns - self.clock.now_ns)
         peers = frozenset(node.peer_id for node in nodes)
         self.incidents.append(Incident(self.clock.now_ns, over_ns, kind, peers))

@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from zpccl.limits import HEARTBEAT_TIMEOUT_NS, RECOVERY_WAIT_NS, SECOND, STALL_TIMEOUT_NS
+from zpccl.limits import (
+    HEARTBEAT_TIMEOUT_NS,
+    MASTER_STAY_FIRST_NS,
+    MASTER_STAY_NS,
+    QUORUM_WAIT_NS,
+    RECOVERY_WAIT_NS,
+    SECOND,
+    STALL_TIMEOUT_NS,
+)
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -34,6 +42,10 @@ class Faults:
     strangers: float = 0.0
     master_crashes: float = 0.0
     master_absence_ns_max: int = 5 * SECOND
+    masters: int = 1
+    """In the list that peers are given; the others are standbys."""
+    partitions: float = 0.0
+    """Some peers cannot reach some masters, for a while."""
     fails_nothing: bool = False
     """No call of a member may fail, whatever happens to the master."""
     spares_members: bool = False
@@ -138,23 +150,27 @@ REGICIDE = Faults(
     duplicate_chance=0.05,
 )
 ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        CHURN,
-        FLAKY_NETWORK,
-        JOINERS,
-        IMPATIENT,
-        HOSTILE,
-        MUDDLED,
-        UNRULY,
-        CHAOS,
-        CALM,
-        HEADLESS,
-        REGICIDE,
-        ANARCHY,
-    )
-}
+STANDBY = Faults("standby", joins=0.5, master_crashes=0.5, masters=2, fails_nothing=True)
+SPLIT = Faults(
+    "split",
+    joins=0.4,
+    crashes=0.1,
+    leaves=0.1,
+    connection_breaks=0.3,
+    link_breaks=0.2,
+    master_crashes=0.15,
+    masters=3,
+    partitions=0.3,
+    silent_chance=0.2,
+    flap_chance=0.05,
+    slow_chance=0.1,
+    withdraw_chance=0.05,
+)
+_ALL = (
+    *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
+    *(STANDBY, SPLIT),
+)
+PROFILES = {profile.name: profile for profile in _ALL}
 HEALED = replace(CALM, name="healed", joins=0.0)
 
 
@@ -162,6 +178,8 @@ SLOW_GRACE_NS = 3 * SECOND
 """The grace period of masters where paths are slow: a report takes three times the way of a message."""
 TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
 """How long after the return of a master a fault may be noticed that happened before."""
+MOVE_NS = QUORUM_WAIT_NS + 2 * (MASTER_STAY_FIRST_NS + MASTER_STAY_NS)
+"""How much longer, where peers may have to find each other at another master."""
 EFFECT_NS = 3 * SECOND
 """How long a fault is felt after all have noticed it."""
 NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
@@ -267,8 +285,38 @@ class Injector:
                 self._cluster.links.break_link(one, other, is_silent=is_silent)
 
     def _strike_master_crashes(self, rng: random.Random) -> None:
-        if self._cluster.master.is_alive and self.strikes("master_crashes"):
-            self._cluster.crash_master(rng.randrange(self._cluster.faults.master_absence_ns_max))
+        cluster = self._cluster
+        is_leader_hit = rng.random() < 0.7
+        master = cluster.master if is_leader_hit else rng.choice(cluster.masters)
+        absence_ns = rng.randrange(cluster.faults.master_absence_ns_max)
+        if master.is_alive and self.strikes("master_crashes"):
+            cluster.crash_master(master, absence_ns)
+
+    def _strike_partitions(self, rng: random.Random) -> None:
+        """Half of the time every peer is left with one master only: two masters are reached by disjoint parts."""
+        cluster = self._cluster
+        nodes, masters = cluster.live_nodes(), cluster.masters
+        if rng.random() < 0.5:
+            side_of = {node: rng.choice(masters) for node in nodes}
+            cuts = [([n for n in nodes if side_of[n] is not master], master) for master in masters]
+        else:
+            cuts = [([node for node in nodes if rng.random() < 0.5], rng.choice(masters))]
+        duration_ns, is_silent = int(rng.uniform(0.5, 20) * SECOND), self._is_silent(rng)
+        hit = {node.peer_id: node for cut_off, _ in cuts for node in cut_off}
+        if not hit or not self.strikes("partitions", *hit.values(), is_silent=is_silent):
+            return
+        for node in hit.values():
+            cluster.note("cut off from masters", node, is_silent=is_silent, duration_ns=duration_ns)
+        era = self._era
+        for cut_off, master in cuts:
+            cluster.network.cut(cut_off, master, is_silent=is_silent)
+
+        def happen() -> None:
+            if era == self._era:
+                for cut_off, master in cuts:
+                    cluster.network.join(cut_off, master)
+
+        cluster.clock.after(duration_ns, happen)
 
     def _strike_strangers(self, rng: random.Random) -> None:
         if self.strikes("strangers"):

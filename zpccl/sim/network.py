@@ -1,4 +1,4 @@
-"""The control network: connections between peers and the master, as ROUTER and DEALER sockets give them.
+"""The control network: connections between peers and masters, as ROUTER and DEALER sockets give them.
 
 Messages on one connection come in order, each after a random delay; connections know nothing of each other, so what
 was sent on an old one may come after the first message of a new one. When a connection breaks, the tail of what is in
@@ -28,7 +28,7 @@ from zpccl.sim.clock import Timer
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerNode
+    from zpccl.sim.node import MasterNode, PeerNode
 
 
 class Stream:
@@ -66,6 +66,7 @@ class Connection:
     name: str
     number: int
     node: PeerNode | None
+    master: MasterNode
     latency_ns: int
     to_master: Stream
     to_peer: Stream
@@ -75,21 +76,24 @@ class Connection:
 
 
 class Network:
-    """All connections to the master."""
+    """All connections to masters."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = cluster.child_rng()
         self._count = 0
         self.connections: dict[str, Connection] = {}  # Those that the master may still send on.
+        self._cut: dict[tuple[bytes, int], int] = {}  # Paths that are cut, and how many times: peer and master.
 
     def connect(self, node: PeerNode, pause_ns: int = 0) -> None:
         """Tries to connect a peer to the master, after a pause: ConnectionUp or ConnectionFailed follows."""
 
+        master, use_count = self._cluster.masters[node.master_index], node.use_count
+
         def happen() -> None:
-            if not node.is_alive or node.connection is not None:
+            if not node.wants_connection() or node.connection is not None or node.use_count != use_count:
                 return
-            if not self._cluster.master.is_alive:
+            if not master.is_alive or (node.peer_id, master.index) in self._cut:
                 node.handle(events.ConnectionFailed("refused"))
                 if node.wants_connection():
                     self.connect(node, RECONNECT_INTERVAL_NS)
@@ -115,13 +119,46 @@ class Network:
 
         self._cluster.clock.after(pause_ns + int(10 ** self._rng.uniform(0, 2) * MS), happen)
 
+    def use_master(self, node: PeerNode, index: int) -> None:
+        """A peer closes its connection, if it has one, and connects to another master, with a new socket."""
+        if node.connection is not None:
+            self.close(node.connection)
+            node.connection = None
+        node.backlog.clear()
+        node.master_index = index
+        node.use_count += 1
+        self.connect(node)
+
+    def cut(self, nodes: list[PeerNode], master: MasterNode, *, is_silent: bool) -> None:
+        """Cuts the paths between peers and a master until `join`; connections break."""
+        for node in nodes:
+            key = (node.peer_id, master.index)
+            self._cut[key] = self._cut.get(key, 0) + 1
+            if node.connection is not None and node.connection.master is master:
+                self.break_connection(node.connection, is_silent=is_silent)
+
+    def join(self, nodes: list[PeerNode], master: MasterNode) -> None:
+        """Takes a cut back."""
+        for node in nodes:
+            key = (node.peer_id, master.index)
+            self._cut[key] = self._cut.get(key, 1) - 1
+            if self._cut[key] <= 0:
+                del self._cut[key]
+
+    def heal(self) -> None:
+        """No path is cut any more."""
+        self._cut.clear()
+
     def open(self, node: PeerNode | None, name: str) -> Connection:
         """A new connection."""
         self._count += 1
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
         latency_ns = int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS)
         latency_ns = min(latency_ns * (node.slowness if node is not None else 1), 1000 * MS)
-        connection = Connection(name, self._count, node, latency_ns, Stream(self._cluster), Stream(self._cluster))
+        master = self._cluster.masters[node.master_index if node is not None else 0]
+        connection = Connection(
+            name, self._count, node, master, latency_ns, Stream(self._cluster), Stream(self._cluster)
+        )
         self.connections[name] = connection
         return connection
 
@@ -138,7 +175,7 @@ class Network:
             connection.is_greeted = connection.is_greeted or isinstance(message, Hello)
             for _ in range(copies):
                 event = events.PeerMessageReceived(connection.name, decode_peer_message(data), "10.0.0.1")
-                self._cluster.master.handle(event)
+                connection.master.handle(event)
 
         connection.to_master.send(self._delay_ns(connection), deliver)
 
@@ -167,12 +204,13 @@ class Network:
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._master_learns(connection))
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._peer_learns(connection))
 
-    def lose_master(self) -> None:
-        """The master is dead: every connection breaks, and what it has not read is lost."""
+    def lose_master(self, master: MasterNode) -> None:
+        """A master is dead: every connection to it breaks, and what it has not read is lost."""
         for connection in list(self.connections.values()):
-            self.break_connection(connection, is_silent=False)
-            connection.to_master.lose(0)
-        self.connections.clear()
+            if connection.master is master:
+                self.break_connection(connection, is_silent=False)
+                connection.to_master.lose(0)
+                del self.connections[connection.name]
 
     def close(self, connection: Connection) -> None:
         """The peer closes a connection: what it has sent arrives before the end does."""
@@ -185,7 +223,7 @@ class Network:
     def _master_learns(self, connection: Connection) -> None:
         connection.to_master.lose(0)
         if self.connections.pop(connection.name, None) is not None:
-            self._cluster.master.handle(events.ConnectionClosed(connection.name))
+            connection.master.handle(events.ConnectionClosed(connection.name))
 
     def _peer_learns(self, connection: Connection) -> None:
         if self._rng.random() < 0.5:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zpccl import limits
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects, events
 from zpccl.protocol.master import MasterMachine
@@ -40,20 +41,35 @@ if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
 
 
+MASTER_TIMEOUT_NS = 20 * SECOND
+"""Where there are several masters: a run that has lost its quorum for good must end before a simulated run does."""
+
+
 class MasterNode:
-    """The process of the master."""
+    """The process of a master, and those that are started in its place.
 
-    name = "master"
+    Attributes:
+        index: its place in the list that all peers are given.
+    """
 
-    def __init__(self, cluster: Cluster, machine: MasterMachine) -> None:
+    def __init__(self, cluster: Cluster, index: int, machine: MasterMachine) -> None:
         self._cluster = cluster
+        self.index = index
+        self.name = f"master{index}" if index else "master"
         self.machine = machine
         self.is_alive = True
+        self._crash_count = 0
         self._timer: Timer | None = None
+
+    @property
+    def reign(self) -> tuple[int, int, int]:
+        """Another one whenever it has forgotten what it knew."""
+        return self.index, self._crash_count, self.machine.term
 
     def crash(self) -> None:
         """The process is killed; all that it knows is lost."""
         self.is_alive = False
+        self._crash_count += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -77,9 +93,9 @@ class MasterNode:
             cluster.trace(self.name, "->", effect)
             if isinstance(effect, effects.Broadcast):
                 for connection in effect.connections:
-                    cluster.checkers.on_master_message(str(connection), effect.message)
+                    cluster.checkers.on_master_message(self, str(connection), effect.message)
                     cluster.network.send_to_peer(connection, effect.message)
-        cluster.checkers.on_master_step(self.machine)
+        cluster.checkers.on_master_step(self)
         deadline_ns = self.machine.deadline_ns()
         cluster.check_deadline(self.name, event, deadline_ns)
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
@@ -110,7 +126,16 @@ class PeerNode:
         self.peer_id = self.rng.randbytes(16)
         is_slow = self.rng.random() < cluster.faults.slow_chance and cluster.injector.strikes("slow_chance")
         self.slowness = 10 if is_slow else 1
-        options = PeerOptions(self.peer_id, self.rng.randbytes(16), name, group, (f"10.0.0.1:{len(cluster.nodes)}",))
+        options = PeerOptions(
+            self.peer_id,
+            self.rng.randbytes(16),
+            name,
+            group,
+            (f"10.0.0.1:{len(cluster.nodes)}",),
+            tuple(master.name for master in cluster.masters),
+            master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
+        )
+        self.master_index = self.use_count = 0
         self.machine: PeerMachine = cluster.make_peer(options)
         self.shared_state = state
         self.connection: Connection | None = None
@@ -182,6 +207,8 @@ class PeerNode:
                 cluster.network.send_to_master(self.connection, effect.message)
             else:
                 self.backlog.append(effect.message)
+        elif isinstance(effect, effects.UseMaster):
+            cluster.network.use_master(self, effect.index)
         elif isinstance(effect, effects.StartReduce):
             self._start_reduce(effect)
         elif isinstance(effect, effects.EndReduce):

@@ -62,7 +62,9 @@ class Setup:
         self, seed: int, tracer: Callable[[str], None] | None = None, coverage: Coverage | None = None
     ) -> Cluster:
         """The cluster of a seed, before anything happens."""
-        cluster = Cluster(seed, self.settle(seed).peers, tracer=tracer, coverage=coverage)
+        settled = self.settle(seed)
+        masters = PROFILES[settled.faults].masters
+        cluster = Cluster(seed, settled.peers, masters=masters, tracer=tracer, coverage=coverage)
         cluster.injector.skip = frozenset(self.skip)
         return cluster
 

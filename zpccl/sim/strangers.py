@@ -57,7 +57,7 @@ class Strangers:
         return Hello(peer_id, self._rng.randbytes(16), was_welcomed, group, f"stranger{self._count}", ("10.9.9.9:1",))
 
     def _garbage(self, connection: Connection) -> None:
-        self._cluster.master.handle(events.MalformedReceived(connection.name, "no message"))
+        connection.master.handle(events.MalformedReceived(connection.name, "no message"))
 
     def _delay_ns(self) -> int:
         return self._rng.randrange(50 * MS)

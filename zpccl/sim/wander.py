@@ -147,6 +147,8 @@ class Wanderer:
         state.revision = max(0, state.revision + own.choice((-1, 1, 1, 1, 2)))
         state.values["params"] = rng.getrandbits(64)
         state.values["local"] = own.getrandbits(64)
+        if own.random() < 0.3:
+            state.values["momentum"] = own.getrandbits(64)
         if own.random() < 0.1:
             yield from insist_on_refusal(Connect())
         elif own.random() < 0.2:
