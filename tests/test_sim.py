@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
+from zpccl.limits import MS, SECOND
 from zpccl.protocol import events
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Broadcast, EndReduce, EndSync, Resolve
@@ -37,7 +38,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine
 from zpccl.protocol.rounds import Rounds
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PROFILES, Cluster, Violation
-from zpccl.sim.clock import Clock
+from zpccl.sim.clock import Clock, LocalClock
 from zpccl.sim.dataplane import Buffer, DataPlane
 from zpccl.sim.node import PeerNode
 from zpccl.sim.program import Script
@@ -424,6 +425,62 @@ def test_clock_runs_timers_in_order() -> None:
     assert clock.next_ns() is None
 
 
+def test_clocks_of_processes_differ_and_agree_with_their_timers() -> None:
+    """A timer for a moment of a process's clock goes off in the first nanosecond at which that clock shows it."""
+    rng = random.Random(5)
+    world = Clock()
+    drifts = []
+    for _ in range(300):
+        local = LocalClock.draw(world, rng)
+        drifts.append(local.drift_ppm)
+        begin_ns = local.now_ns()
+        due_ns = begin_ns + rng.randrange(1, 10**10)
+        at_ns = local.world_ns(due_ns)
+        assert at_ns is not None
+        assert at_ns > world.now_ns
+        world.now_ns = at_ns - 1
+        assert local.now_ns() < due_ns
+        world.now_ns = at_ns
+        assert local.now_ns() >= due_ns
+        assert local.world_ns(None) is None
+    assert min(drifts) < -9000 < 9000 < max(drifts)
+
+
+@pytest.mark.parametrize(("to_master", "to_peer"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("seconds", [2, 20])
+def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, seconds: int) -> None:
+    """It comes late and in order, or is lost where the path stalls until an end has waited for too long."""
+    cluster = Cluster(3, peer_count=1, script=SIMPLE)
+    while cluster.run(steps=1) is None and not cluster.master.machine.registry.order:
+        pass
+    (node,) = cluster.live_nodes()
+    connection = node.connection
+    assert connection is not None
+    network, began_ns = cluster.network, cluster.clock.now_ns
+    cluster.note("stalled", node, is_silent=True, duration_ns=seconds * SECOND)
+    network.stall(node, seconds * SECOND, to_master=to_master, to_peer=to_peer)
+    came: dict[str, list[int]] = {"to_master": [], "to_peer": []}
+    for name, times in came.items():
+        for _ in range(3):
+            getattr(connection, name).send(MS, lambda times=times: times.append(cluster.clock.now_ns))
+    connected: list[int] = []
+    while cluster.clock.now_ns < began_ns + 25 * SECOND:
+        cluster.run(steps=1)
+        if node.connection is not None and node.connection is not connection and not connected:
+            connected.append(cluster.clock.now_ns)
+    is_lost = seconds * SECOND > limits.HEARTBEAT_TIMEOUT_NS
+    for name, is_held in (("to_master", to_master), ("to_peer", to_peer)):
+        if not is_held:
+            assert all(time_ns < began_ns + SECOND for time_ns in came[name])
+        elif is_lost:
+            assert came[name] == []
+        else:
+            assert [time_ns >= began_ns + seconds * SECOND for time_ns in came[name]] == [True] * 3
+    assert connection.is_broken == is_lost
+    assert all(time_ns >= began_ns + seconds * SECOND for time_ns in connected)  # Not over a path that stalls.
+    assert bool(connected) == is_lost
+
+
 def test_a_connection_keeps_order_and_loses_only_its_tail() -> None:
     rng = random.Random(5)
     lost = 0
@@ -477,7 +534,7 @@ def test_profiles_do_what_they_say() -> None:
         cluster = Cluster(seed, peer_count=5)
         cluster.run(steps=2500, faults=faults)
         kinds.update(incident.kind for incident in cluster.incidents)
-    expected = "crashed|left|connection broken|link broken|withdrawn|wrong result|muddled".split("|")
+    expected = "crashed|left|connection broken|link broken|withdrawn|wrong result|muddled|stalled".split("|")
     assert kinds.keys() >= set(expected)
 
 

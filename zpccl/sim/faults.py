@@ -44,6 +44,8 @@ class Faults:
     master_absence_ns_max: int = 5 * SECOND
     masters: int = 1
     """In the list that peers are given; the others are standbys."""
+    stalls: float = 0.0
+    """What some peers send, or are sent, or both, is held until it comes after all, or is lost with its connection."""
     partitions: float = 0.0
     """Some peers cannot reach some masters, for a while."""
     fails_nothing: bool = False
@@ -58,6 +60,8 @@ class Faults:
     """That a new connection to the master breaks at once, and that its messages take long."""
     slow_chance: float = 0.0
     """That a peer is slow all its life."""
+    skew_chance: float = 0.5
+    """That the clock of a process began at another time, and runs up to one part in a hundred fast or slow."""
     withdraw_chance: float = 0.0
     """That a call has a short timeout."""
     mismatch_chance: float = 0.0
@@ -93,6 +97,7 @@ FLAKY_NETWORK = Faults(
     "flaky",
     joins=0.2,
     connection_breaks=1.0,
+    stalls=0.3,
     link_breaks=1.0,
     silent_chance=0.2,
     refusal_chance=0.15,
@@ -105,6 +110,7 @@ JOINERS = Faults(
     crashes=0.8,
     leaves=0.2,
     connection_breaks=1.0,
+    stalls=0.5,
     link_breaks=1.0,
     strangers=0.5,
     spares_members=True,
@@ -122,6 +128,7 @@ CHAOS = Faults(
     crashes=0.3,
     leaves=0.1,
     connection_breaks=0.6,
+    stalls=0.2,
     link_breaks=0.6,
     strangers=0.3,
     silent_chance=0.2,
@@ -140,6 +147,7 @@ REGICIDE = Faults(
     crashes=0.3,
     leaves=0.1,
     connection_breaks=0.5,
+    stalls=0.15,
     link_breaks=0.4,
     master_crashes=0.4,
     silent_chance=0.2,
@@ -157,6 +165,7 @@ SPLIT = Faults(
     crashes=0.1,
     leaves=0.1,
     connection_breaks=0.3,
+    stalls=0.15,
     link_breaks=0.2,
     master_crashes=0.15,
     masters=3,
@@ -205,12 +214,12 @@ class Injector:
         skip: the numbers of those that shall not.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, skip: Iterable[int]) -> None:
         self._cluster = cluster
         self._rngs = {kind: cluster.child_rng() for kind in RATES}
         self._era = 0  # Timers of older eras do nothing.
         self.struck: list[str] = []
-        self.skip: frozenset[int] = frozenset()
+        self.skip = frozenset(skip)
 
     def start(self, faults: Faults) -> None:
         """Begins with a profile; the one before it ends."""
@@ -291,6 +300,18 @@ class Injector:
         absence_ns = rng.randrange(cluster.faults.master_absence_ns_max)
         if master.is_alive and self.strikes("master_crashes"):
             cluster.crash_master(master, absence_ns)
+
+    def _strike_stalls(self, rng: random.Random) -> None:
+        victims = [node for node in self._victims() if node.connection is not None]
+        if not victims:
+            return
+        nodes = rng.sample(victims, rng.randint(1, len(victims)))
+        to_master, to_peer = rng.choice(((True, False), (False, True), (True, True)))
+        duration_ns = int(10 ** rng.uniform(-1, 1.2) * SECOND)
+        if self.strikes("stalls", *nodes):
+            for node in nodes:
+                self._cluster.note("stalled", node, is_silent=True, duration_ns=duration_ns)
+                self._cluster.network.stall(node, duration_ns, to_master=to_master, to_peer=to_peer)
 
     def _strike_partitions(self, rng: random.Random) -> None:
         """Half of the time every peer is left with one master only: two masters are reached by disjoint parts."""

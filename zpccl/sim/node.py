@@ -16,7 +16,7 @@ from zpccl.protocol import effects, events
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import PeerMessage, StateEntry
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
-from zpccl.sim.clock import Timer
+from zpccl.sim.clock import LocalClock, Timer
 from zpccl.sim.dataplane import SharedState, digest_of
 from zpccl.sim.faults import Faults
 from zpccl.sim.network import Connection
@@ -57,6 +57,7 @@ class MasterNode:
         self.index = index
         self.name = f"master{index}" if index else "master"
         self.machine = machine
+        self.clock = cluster.draw_clock()
         self.is_alive = True
         self._crash_count = 0
         self._timer: Timer | None = None
@@ -74,9 +75,10 @@ class MasterNode:
             self._timer.cancel()
             self._timer = None
 
-    def restart(self, machine: MasterMachine) -> None:
+    def restart(self, machine: MasterMachine, clock: LocalClock) -> None:
         """A new process takes its place, at the same address."""
         self.machine = machine
+        self.clock = clock
         self.is_alive = True
 
     def handle(self, event: events.MasterEvent) -> None:
@@ -87,7 +89,7 @@ class MasterNode:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_master_event(self.machine, event)
-        done = self.machine.handle(event, cluster.clock.now_ns)
+        done = self.machine.handle(event, self.clock.now_ns())
         self.machine.validate()
         for effect in done:
             cluster.trace(self.name, "->", effect)
@@ -96,7 +98,7 @@ class MasterNode:
                     cluster.checkers.on_master_message(self, str(connection), effect.message)
                     cluster.network.send_to_peer(connection, effect.message)
         cluster.checkers.on_master_step(self)
-        deadline_ns = self.machine.deadline_ns()
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
         cluster.check_deadline(self.name, event, deadline_ns)
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
@@ -136,6 +138,7 @@ class PeerNode:
             master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
         )
         self.master_index = self.use_count = 0
+        self.clock = cluster.draw_clock()
         self.machine: PeerMachine = cluster.make_peer(options)
         self.shared_state = state
         self.connection: Connection | None = None
@@ -189,14 +192,14 @@ class PeerNode:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_peer_event(self.machine, event)
-        done = self.machine.handle(event, cluster.clock.now_ns)
+        done = self.machine.handle(event, self.clock.now_ns())
         self.machine.validate()
         for effect in done:
             cluster.trace(self.name, "->", effect)
             cluster.checkers.on_peer_effect(self, effect)
             self._perform(effect)
         cluster.checkers.on_peer_step(self)
-        deadline_ns = self.machine.deadline_ns()
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
         cluster.check_deadline(self.name, event, deadline_ns)
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 

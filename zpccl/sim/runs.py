@@ -63,10 +63,9 @@ class Setup:
     ) -> Cluster:
         """The cluster of a seed, before anything happens."""
         settled = self.settle(seed)
-        masters = PROFILES[settled.faults].masters
-        cluster = Cluster(seed, settled.peers, masters=masters, tracer=tracer, coverage=coverage)
-        cluster.injector.skip = frozenset(self.skip)
-        return cluster
+        faults = PROFILES[settled.faults].without(self.without)
+        how: dict[str, Any] = {"masters": faults.masters, "faults": faults, "skip": self.skip}
+        return Cluster(seed, settled.peers, tracer=tracer, coverage=coverage, **how)
 
     def run(self, seed: int, cluster: Cluster) -> None:
         """Faults, then healing, as run_seed says."""
