@@ -20,7 +20,7 @@ from zpccl.sim.__main__ import main
 from zpccl.sim.coverage import Coverage
 from zpccl.sim.faults import KINDS
 from zpccl.sim.runs import Setup, run_seed, run_seeds
-from zpccl.sim.shrink import shrink
+from zpccl.sim.shrink import TRACE_LINE_CHARS_MAX, shrink
 
 THOUSAND_SEEDS_TIMEOUT_S = 100
 
@@ -178,7 +178,7 @@ def test_shrinks_to_what_a_failure_needs(
     with pytest.raises((Violation, ZeroDivisionError)) as caught:
         small.run(seed, cluster)
     assert found.error == f"{type(caught.value).__name__}: {caught.value}"
-    assert list(found.trace) == lines[-len(found.trace) :]
+    assert list(found.trace) == [line[:TRACE_LINE_CHARS_MAX] for line in lines[-len(found.trace) :]]
     struck = [kind for number, kind in enumerate(cluster.injector.struck, 1) if number not in small.skip]
     assert needed <= set(struck)
     assert len(struck) <= 8

@@ -16,6 +16,8 @@ from zpccl.sim.cluster import Violation
 from zpccl.sim.runs import Setup
 
 TRACE_LINES_MAX = 40
+TRACE_LINE_CHARS_MAX = 400
+"""The report of a peer to a new master takes thousands."""
 PEERS_MIN = 2
 
 
@@ -73,7 +75,7 @@ def shrink(seed: int, setup: Setup, is_over: Callable[[], bool]) -> Shrunken | N
     left = len(best.struck) - len(best.setup.skip)
     summary = f"{best.setup.peers} peers, {best.setup.steps} steps before healing, {left} faults"
     trace: deque[str] = deque(maxlen=TRACE_LINES_MAX)
-    _run(seed, best.setup, trace.append)
+    _run(seed, best.setup, lambda line: trace.append(line[:TRACE_LINE_CHARS_MAX]))
     return Shrunken(best.setup, best.error, summary, runs + 1, tuple(trace))
 
 
