@@ -48,8 +48,8 @@ venv: $(VENV)/.installed ## .venv with zpccl compiled and installed in it
 demo: venv ## train on real text with three peers; one is killed, one joins
 	$(PY) examples/demo.py $(ARGS)
 
-sim: venv ## the simulator: make sim SEEDS=2000
-	$(PY) -m zpccl.sim --seeds $(SEEDS) $(ARGS)
+sim: venv ## the simulator, on all cores: make sim SEEDS=2000
+	$(PY) -m zpccl.sim --seeds $(SEEDS) --jobs 0 $(ARGS)
 
 mutants: venv ## faults put into the protocol, one at a time: each must be caught by the simulator or a unit test
 	$(PY) tools/mutate_protocol.py $(ARGS)

@@ -10,7 +10,6 @@ link counts as up only while both ends say so.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -178,15 +177,25 @@ class Registry:
 
     def validate(self) -> None:
         """States what always holds."""
-        assert len(set(map(id, self.order))) == len(self.order)
-        assert all(peer.is_member and self.peers.get(peer.peer_id) is peer for peer in self.order)
-        assert {peer.peer_id for peer in self.peers.values() if peer.is_member} == {p.peer_id for p in self.order}
-        assert self.pending() == [peer for peer in self.peers.values() if not peer.is_member]
-        assert self._member_counts == collections.Counter(peer.group for peer in self.order)
-        assert [peer for peer in self.peers.values() if self._slots[peer.slot] is not peer] == []
-        assert len(self.peers) == sum(peer is not None for peer in self._slots)
-        used = sum(1 << peer.slot for peer in self.peers.values())
-        assert all(peer.linked & ~used == 0 for peer in self.peers.values())
+        ids: list[bytes] = []
+        counts: dict[int, int] = {}
+        for peer in self.order:
+            assert peer.is_member and self.peers.get(peer.peer_id) is peer
+            ids.append(peer.peer_id)
+            counts[peer.group] = counts.get(peer.group, 0) + 1
+        assert len(set(ids)) == len(ids)
+        assert self._member_counts == counts
+        used = 0
+        for peer in self.peers.values():
+            assert self._slots[peer.slot] is peer
+            used |= 1 << peer.slot
+        assert len(self.peers) == len(self._slots) - self._slots.count(None)
+        pending: list[Peer] = []
+        for peer in self.peers.values():
+            assert peer.linked & ~used == 0
+            if not peer.is_member:
+                pending.append(peer)
+        assert self.pending() == pending and len(self.peers) == len(pending) + len(ids)
         for connection, peer in self.by_connection.items():
             assert peer.connection == connection and self.peers.get(peer.peer_id) is peer
 

@@ -190,13 +190,18 @@ class PeerMachine:
     def validate(self) -> None:
         """States what always holds between events."""
         assert (self.state is State.CLOSED) == (self.error is not None)
-        assert not self.calls or self.state is State.MEMBER
-        assert all(call.call_id == call_id for call_id, call in self.calls.items())
-        exclusive = [call for call in self.calls.values() if not isinstance(call, ReduceCall)]
-        assert len(exclusive) <= 1
-        tags = [call.spec.tag for call in self.calls.values() if isinstance(call, ReduceCall) and call.spec]
-        assert len(set(tags)) == len(tags)
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
+        if not self.calls:
+            return
+        assert self.state is State.MEMBER
+        exclusive_count, tags = 0, []
+        for call_id, call in self.calls.items():
+            assert call.call_id == call_id
+            if not isinstance(call, ReduceCall):
+                exclusive_count += 1
+            elif call.spec is not None:
+                tags.append(call.spec.tag)
+        assert exclusive_count <= 1 and len(set(tags)) == len(tags)
 
     def handle(self, event: events.PeerEvent, now_ns: int) -> list[PeerEffect]:
         """Takes one event and returns what to do, in order."""

@@ -2,6 +2,7 @@
 
 from zpccl.sim.cluster import Cluster, Violation
 from zpccl.sim.faults import (
+    ANARCHY,
     CALM,
     CHAOS,
     CHURN,
@@ -13,10 +14,12 @@ from zpccl.sim.faults import (
     MUDDLED,
     PROFILES,
     REGICIDE,
+    UNRULY,
     Faults,
 )
 
 __all__ = [
+    "ANARCHY",
     "CALM",
     "CHAOS",
     "CHURN",
@@ -28,6 +31,7 @@ __all__ = [
     "MUDDLED",
     "PROFILES",
     "REGICIDE",
+    "UNRULY",
     "Cluster",
     "Faults",
     "Violation",

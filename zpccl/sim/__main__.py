@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import multiprocessing
 import os
 import sys
 import time
-import traceback
-from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 
-from zpccl.limits import SECOND
-from zpccl.sim.cluster import Violation
-from zpccl.sim.faults import PROFILES
-from zpccl.sim.runs import AUTO, STEPS, choose_faults, replay_command, run_seed
+from zpccl.sim.faults import KINDS, PROFILES
+from zpccl.sim.runs import AUTO, STEPS, Failure, Setup, Tally, run_seeds
+from zpccl.sim.shrink import shrink
+
+SEEDS_PER_CHUNK_MAX = 200
+"""What a process runs at a time: enough to make handing over cheap, few enough to see progress."""
+SHRUNKEN_MAX = 3
+"""Failures that are shrunk; of more, most have the same cause."""
+SHRINK_TIMEOUT_S = 30
+"""How long one failure is shrunk."""
 
 
 def parse_seeds(text: str) -> range:
@@ -22,6 +31,20 @@ def parse_seeds(text: str) -> range:
     if not seeds:
         raise argparse.ArgumentTypeError(f"{text} names no seed")
     return seeds
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Kinds of faults."""
+    kinds = tuple(text.split(","))
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such faults: {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    return kinds
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Numbers of faults."""
+    return tuple(int(number) for number in text.split(","))
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -34,57 +57,105 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--faults", choices=[AUTO, *PROFILES], default=AUTO, help="profile; auto (default): by the seed"
     )
+    parser.add_argument("--without", type=parse_kinds, default=(), metavar="KIND,...", help="faults that never strike")
+    parser.add_argument(
+        "--skip", type=parse_numbers, default=(), metavar="N,...", help="faults to leave out, by number"
+    )
+    parser.add_argument("--haste", type=int, default=0, help="how many times closer together faults come")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for less that fails in the same way")
+    parser.add_argument("--coverage", action="store_true", help="print what was reached")
+    parser.add_argument("--json", metavar="FILE", help="write what was reached to a file")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds; 0: one for each core")
     parser.add_argument("--trace", action="store_true", help="print a line for each event and effect")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     options = parser.parse_args(arguments)
-    if options.peers < 0 or options.steps < 1:
-        parser.error("--peers must not be negative, --steps must be positive")
+    if min(options.peers, options.jobs, options.haste) < 0 or options.steps < 1:
+        parser.error("--peers, --jobs and --haste must not be negative, --steps must be positive")
     return options
+
+
+def split(seeds: range, jobs: int) -> list[range]:
+    """The seeds in chunks, in order."""
+    size = max(1, min(SEEDS_PER_CHUNK_MAX, len(seeds) // (4 * jobs)))
+    return [seeds[first : first + size] for first in range(0, len(seeds), size)]
+
+
+def run_chunks(seeds: range, jobs: int, run: Callable[[range], Tally]) -> Iterator[Tally]:
+    """What became of the seeds, chunk by chunk and in order, whichever process is faster."""
+    chunks = split(seeds, jobs)
+    if jobs == 1 or len(chunks) == 1:
+        yield from map(run, chunks)
+        return
+    # Forked, what the caller has changed in the machines is changed there too.
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("fork" if "fork" in methods else None)
+    with context.Pool(jobs) as pool:
+        yield from pool.imap(run, chunks)
+
+
+def report(failure: Failure, setup: Setup, seconds: int) -> None:
+    """Says what failed, and how to see it again: as it was, and with all taken away that it does not need."""
+    if failure.details:
+        print(failure.details, file=sys.stderr)
+    print(f"\nseed {failure.seed} ({failure.profile}) failed: {failure.error}")
+    print(f"replay: {setup.replay_command(failure.seed)}", flush=True)
+    if not seconds:
+        return
+    end = time.monotonic() + seconds
+    found = shrink(failure.seed, setup, lambda: time.monotonic() > end)
+    if found is None:
+        return print("run again, it does not fail in the same way: so it depends on more than its seed", flush=True)
+    print(f"shrunken, in {found.runs} runs, to {found.summary}: {found.error}")
+    print(f"replay: {found.setup.replay_command(failure.seed)}")
+    print(f"the last {len(found.trace)} lines:", *found.trace, sep="\n  ", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    seeds = options.seeds if options.seed is None else (options.seed,)
-    failed: list[int] = []
-    totals: Counter[str] = Counter()
+    seeds = options.seeds if options.seed is None else range(options.seed, options.seed + 1)
+    jobs = options.jobs or len(os.sched_getaffinity(0))
+    setup = Setup(**{kind.name: getattr(options, kind.name) for kind in fields(Setup)})
+    covers = options.coverage or options.json is not None
+    run = functools.partial(run_seeds, setup=setup, keep_going=options.keep_going, covers=covers)
+    if options.trace:
+        run, jobs = functools.partial(run, tracer=print), 1  # Else lines of several seeds would mix.
+    shrinks_left = 0 if options.trace or options.no_shrink else SHRUNKEN_MAX
+    tally = Tally()
     began = time.monotonic()
-    how = {"peers": options.peers, "steps": options.steps, "faults": options.faults}
-    for count, seed in enumerate(seeds, 1):
-        try:
-            cluster = run_seed(seed, **how, tracer=print if options.trace else None)
-        except BrokenPipeError:  # Whoever read the trace has seen enough.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
-            failed.append(seed)
-            if not isinstance(error, Violation):
-                traceback.print_exc()
-            name = choose_faults(options.faults, seed).name
-            print(f"\nseed {seed} ({name}) failed: {type(error).__name__}: {error}")
-            print(f"replay: {replay_command(seed, **how)}", flush=True)
-            if not options.keep_going:
+    try:
+        for part in run_chunks(seeds, jobs, run):
+            tally.add(part)
+            for failure in part.failures:
+                report(failure, setup, SHRINK_TIMEOUT_S if shrinks_left else 0)
+                shrinks_left = max(0, shrinks_left - 1)
+            if sys.stderr.isatty():
+                text = f"\r{tally.seeds}/{len(seeds)} seeds, {len(tally.failures)} failed"
+                print(text, end="", file=sys.stderr, flush=True)
+            if part.failures and not options.keep_going:
                 break
-            continue
-        progress = cluster.checkers.progress
-        totals.update(
-            steps=cluster.step_count,
-            commits=progress.committed_count,
-            aborts=progress.aborted_count,
-            answers=progress.answered_count,
-            faults=len(cluster.incidents),
-            seconds=cluster.clock.now_ns // SECOND,
-        )
-        if sys.stderr.isatty():
-            print(f"\r{count}/{len(seeds)} seeds, {len(failed)} failed", end="", file=sys.stderr, flush=True)
+    except BrokenPipeError:  # Whoever read the trace has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    elapsed = time.monotonic() - began
-    print(
-        f"{count} seeds, {len(failed)} failed; {totals['steps']} events in {totals['seconds']} simulated seconds,"
-        f" {totals['faults']} faults, {totals['answers']} calls answered, parts of attempts: {totals['commits']}"
-        f" committed, {totals['aborts']} aborted; {elapsed:.1f} s, {elapsed / count * 1000:.0f} ms a seed"
+    if options.coverage:
+        print(*tally.coverage.lines(), sep="\n", end="\n\n")
+    if options.json is not None:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"seeds": tally.seeds, **tally.coverage.as_json()}, file, indent=1)
+    print(summarize(tally, time.monotonic() - began))
+    return 1 if tally.failures else 0
+
+
+def summarize(tally: Tally, elapsed: float) -> str:
+    """The last line."""
+    totals = tally.totals
+    return (
+        f"{tally.seeds} seeds, {len(tally.failures)} failed; {totals['steps']} events in {totals['seconds']} simulated"
+        f" seconds, {totals['faults']} faults, {totals['answers']} calls answered, parts of attempts:"
+        f" {totals['commits']} committed, {totals['aborts']} aborted; {elapsed:.1f} s,"
+        f" {elapsed / tally.seeds * 1000:.1f} ms a seed"
     )
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

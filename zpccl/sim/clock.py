@@ -1,9 +1,19 @@
-"""Simulated time: a heap of timers. Nothing happens between two timers, and no two of them at once."""
+"""Simulated time: a heap of timers. Nothing happens between two timers, and no two of them at once.
+
+Processes have clocks of their own, which agree with the world's on nothing but that time goes on.
+"""
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Callable
+
+from zpccl.limits import SECOND
+
+OFFSET_NS_MAX = 10**6 * SECOND
+DRIFT_PPM_MAX = 10_000
+PPM = 10**6
 
 
 class Timer:
@@ -57,3 +67,33 @@ class Clock:
         assert callback is not None
         callback()
         return True
+
+
+class LocalClock:
+    """What one process takes for the time: it began at another moment, and runs fast or slow.
+
+    Args:
+        offset_ns: what it shows when the world begins.
+        drift_ppm: by how many parts in a million it runs fast.
+    """
+
+    def __init__(self, clock: Clock, offset_ns: int = 0, drift_ppm: int = 0) -> None:
+        self._clock = clock
+        self.offset_ns = offset_ns
+        self.drift_ppm = drift_ppm
+
+    @staticmethod
+    def draw(clock: Clock, rng: random.Random) -> LocalClock:
+        """One as processes may have."""
+        offset_ns = rng.choice((0, rng.randrange(OFFSET_NS_MAX)))
+        return LocalClock(clock, offset_ns, rng.randint(-DRIFT_PPM_MAX, DRIFT_PPM_MAX))
+
+    def now_ns(self) -> int:
+        """What it shows now."""
+        return self.offset_ns + self._clock.now_ns * (PPM + self.drift_ppm) // PPM
+
+    def world_ns(self, local_ns: int | None) -> int | None:
+        """The first moment of the world at which it shows `local_ns` or more."""
+        if local_ns is None:
+            return None
+        return -((self.offset_ns - local_ns) * PPM // (PPM + self.drift_ppm))

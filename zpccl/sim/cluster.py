@@ -12,7 +12,7 @@ replays exactly; nothing depends on the order of sets.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from zpccl.limits import SECOND
@@ -20,7 +20,8 @@ from zpccl.protocol import events
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
-from zpccl.sim.clock import Clock, Timer
+from zpccl.sim.clock import Clock, LocalClock, Timer
+from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import DataPlane, SharedState
 from zpccl.sim.faults import (
     CALM,
@@ -64,6 +65,9 @@ class Cluster:
         masters: in the list that peers are given.
         make_master, make_peer: the machines.
         tracer: is given every line of the trace.
+        coverage: is told what is reached.
+        faults: with which the masters start.
+        skip: the numbers of faults that are left out.
     """
 
     def __init__(
@@ -76,11 +80,15 @@ class Cluster:
         make_master: Callable[[bytes], MasterMachine] = MasterMachine,
         make_peer: Callable[[PeerOptions], PeerMachine] = PeerMachine,
         tracer: Callable[[str], None] | None = None,
+        coverage: Coverage | None = None,
+        faults: Faults = CALM,
+        skip: Collection[int] = (),
     ) -> None:
         self._rng = random.Random(seed)
         self._tracer = tracer
+        self.coverage = coverage
         self.clock = Clock()
-        self.faults: Faults = CALM
+        self.faults = faults
         self.peers_max = 2 * peer_count
         self.make_peer = make_peer
         self.incidents: list[Incident] = []
@@ -93,14 +101,14 @@ class Cluster:
         self.links = Links(self)
         self.dataplane = DataPlane(self)
         self.strangers = Strangers(self)
-        self.injector = Injector(self)
+        self.injector = Injector(self, skip)
         self._make_master = make_master
         self._master_count = int(masters == 1)
         self._felt_until_ns = 0  # Faults around a death of the master are felt for so long.
         self.masters = [MasterNode(self, index, make_master(self._rng.randbytes(16))) for index in range(masters)]
         if masters > 1:
             for master in self.masters:
-                self._prepare(master.machine)
+                self._prepare(master.machine, master.clock)
         self.step_count = 0
         self.master_crash_count = 0
         self._healed_ns = 0
@@ -183,6 +191,12 @@ class Cluster:
         """A source of randomness for one actor."""
         return random.Random(self._rng.getrandbits(64))
 
+    def draw_clock(self) -> LocalClock:
+        """The clock of a new process."""
+        rng = self.child_rng()
+        is_skewed = rng.random() < self.faults.skew_chance and self.injector.strikes("skew_chance")
+        return LocalClock.draw(self.clock, rng) if is_skewed else LocalClock(self.clock)
+
     def live_nodes(self) -> list[PeerNode]:
         """The processes that run."""
         return [node for node in self.nodes.values() if node.is_alive]
@@ -229,20 +243,20 @@ class Cluster:
                 self.incidents[place] = replace(incident, over_ns=incident.over_ns + felt_ns)
 
         def happen() -> None:
-            machine = self._make_master(self._rng.randbytes(16))
-            self._prepare(machine)
-            master.restart(machine)
+            machine, clock = self._make_master(self._rng.randbytes(16)), self.draw_clock()
+            self._prepare(machine, clock)
+            master.restart(machine, clock)
             self.trace(master.name, "!!", "started")
 
         self.clock.after(absence_ns, happen)
 
-    def _prepare(self, machine: MasterMachine) -> None:
+    def _prepare(self, machine: MasterMachine, clock: LocalClock) -> None:
         """A master is about to start."""
         machine.number(self._master_count << 20)  # Should a new run begin, its numbers are all new here.
         self._master_count += 1
         if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
             machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
-        machine.gather(self.clock.now_ns)
+        machine.gather(clock.now_ns())
 
     def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False, duration_ns: int = 0) -> None:
         """Enters a fault in the journal."""
@@ -268,8 +282,8 @@ class Cluster:
 
     def check_deadline(self, name: str, event: object, deadline_ns: int | None) -> None:
         """A machine that has had its Tick must not want another one at the same time."""
-        if isinstance(event, events.Tick) and deadline_ns is not None:
-            self.require(deadline_ns > self.clock.now_ns, "L1", f"{name} spins: its deadline stays in the past")
+        if isinstance(event, events.Tick) and deadline_ns is not None and deadline_ns <= self.clock.now_ns:
+            raise self.violation("L1", f"{name} spins: its deadline stays in the past")
 
     def rearm(self, timer: Timer | None, deadline_ns: int | None, tick: Callable[[], None]) -> Timer | None:
         """A timer for the deadline of a machine, in place of the one before."""

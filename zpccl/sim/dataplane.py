@@ -204,7 +204,8 @@ class DataPlane:
     def _finish(self, transfer: Transfer, part: Part) -> None:
         part.is_finished = True
         part.buffer.value = sum(transfer.inputs.values())
-        if self._rng.random() < self._cluster.faults.corruption_chance:
+        is_wrong = self._rng.random() < self._cluster.faults.corruption_chance
+        if is_wrong and self._cluster.injector.strikes("corruption_chance", part.node):
             self._cluster.note("wrong result", part.node)
             self.wrong.add((part.node.peer_id, transfer.attempt_id))
             part.buffer.value += self._rng.randrange(1, 2**32)

@@ -2,13 +2,17 @@
 
 Rates are per simulated second for the whole run, chances are per occasion. Every fault that can fail a collective is
 entered in the journal, with the peers that it concerns: a collective that aborts must find its cause there.
+
+Faults that strike are numbered in order. A run can be told to leave some of them out, and to have none of some kinds:
+so what a failure does not need can be taken away from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from zpccl.limits import (
     HEARTBEAT_TIMEOUT_NS,
@@ -40,6 +44,8 @@ class Faults:
     master_absence_ns_max: int = 5 * SECOND
     masters: int = 1
     """In the list that peers are given; the others are standbys."""
+    stalls: float = 0.0
+    """What some peers send, or are sent, or both, is held until it comes after all, or is lost with its connection."""
     partitions: float = 0.0
     """Some peers cannot reach some masters, for a while."""
     fails_nothing: bool = False
@@ -54,17 +60,36 @@ class Faults:
     """That a new connection to the master breaks at once, and that its messages take long."""
     slow_chance: float = 0.0
     """That a peer is slow all its life."""
+    skew_chance: float = 0.5
+    """That the clock of a process began at another time, and runs up to one part in a hundred fast or slow."""
     withdraw_chance: float = 0.0
     """That a call has a short timeout."""
     mismatch_chance: float = 0.0
     """That a peer calls a collective with another count."""
     muddle_chance: float = 0.0
     """That a program makes a call which the others do not, at one step."""
+    wander_chance: float = 0.0
+    """That a process runs a program drawn at random."""
     corruption_chance: float = 0.0
     """That a peer computes a wrong result."""
     duplicate_chance: float = 0.0
     """That a control message comes twice."""
 
+    def without(self, kinds: Iterable[str]) -> Faults:
+        """The same faults but for some kinds, which never strike."""
+        none: dict[str, Any] = dict.fromkeys(kinds, 0.0)
+        return replace(self, **none)
+
+    def hasten(self, factor: float) -> Faults:
+        """The same faults, closer together."""
+        rates: dict[str, Any] = {kind: getattr(self, kind) * factor for kind in RATES}
+        return replace(self, **rates)
+
+
+KINDS = tuple(kind.name for kind in fields(Faults) if kind.type == "float")
+"""All kinds of faults."""
+RATES = tuple(kind for kind in KINDS if not kind.endswith("_chance"))
+"""The faults that come by themselves."""
 
 CALM = Faults("calm", joins=0.5)
 CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, silent_chance=0.2, slow_chance=0.1)
@@ -72,6 +97,7 @@ FLAKY_NETWORK = Faults(
     "flaky",
     joins=0.2,
     connection_breaks=1.0,
+    stalls=0.3,
     link_breaks=1.0,
     silent_chance=0.2,
     refusal_chance=0.15,
@@ -84,6 +110,7 @@ JOINERS = Faults(
     crashes=0.8,
     leaves=0.2,
     connection_breaks=1.0,
+    stalls=0.5,
     link_breaks=1.0,
     strangers=0.5,
     spares_members=True,
@@ -93,6 +120,7 @@ JOINERS = Faults(
 )
 IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
 MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
+UNRULY = Faults("unruly", joins=0.5, crashes=0.1, leaves=0.1, wander_chance=1.0, slow_chance=0.1)
 HOSTILE = Faults("hostile", joins=0.3, crashes=0.1, strangers=2.0, corruption_chance=0.03, duplicate_chance=0.2)
 CHAOS = Faults(
     "chaos",
@@ -100,6 +128,7 @@ CHAOS = Faults(
     crashes=0.3,
     leaves=0.1,
     connection_breaks=0.6,
+    stalls=0.2,
     link_breaks=0.6,
     strangers=0.3,
     silent_chance=0.2,
@@ -118,6 +147,7 @@ REGICIDE = Faults(
     crashes=0.3,
     leaves=0.1,
     connection_breaks=0.5,
+    stalls=0.15,
     link_breaks=0.4,
     master_crashes=0.4,
     silent_chance=0.2,
@@ -127,6 +157,7 @@ REGICIDE = Faults(
     withdraw_chance=0.05,
     duplicate_chance=0.05,
 )
+ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
 STANDBY = Faults("standby", joins=0.5, master_crashes=0.5, masters=2, fails_nothing=True)
 SPLIT = Faults(
     "split",
@@ -134,6 +165,7 @@ SPLIT = Faults(
     crashes=0.1,
     leaves=0.1,
     connection_breaks=0.3,
+    stalls=0.15,
     link_breaks=0.2,
     master_crashes=0.15,
     masters=3,
@@ -143,7 +175,10 @@ SPLIT = Faults(
     slow_chance=0.1,
     withdraw_chance=0.05,
 )
-_ALL = (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, CHAOS, CALM, HEADLESS, REGICIDE, STANDBY, SPLIT)
+_ALL = (
+    *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
+    *(STANDBY, SPLIT),
+)
 PROFILES = {profile.name: profile for profile in _ALL}
 HEALED = replace(CALM, name="healed", joins=0.0)
 
@@ -172,92 +207,125 @@ class Incident:
 
 
 class Injector:
-    """Makes the faults of a profile happen."""
+    """Makes the faults of a profile happen.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Attributes:
+        struck: the kinds of all faults that have struck, or would have: number 1 comes first.
+        skip: the numbers of those that shall not.
+    """
+
+    def __init__(self, cluster: Cluster, skip: Iterable[int]) -> None:
         self._cluster = cluster
-        self._rng = cluster.child_rng()
+        self._rngs = {kind: cluster.child_rng() for kind in RATES}
         self._era = 0  # Timers of older eras do nothing.
+        self.struck: list[str] = []
+        self.skip = frozenset(skip)
 
     def start(self, faults: Faults) -> None:
         """Begins with a profile; the one before it ends."""
         self._era += 1
-        for rate, strike in (
-            (faults.joins, self._join),
-            (faults.crashes, self._crash),
-            (faults.leaves, self._leave),
-            (faults.connection_breaks, self._break_connection),
-            (faults.link_breaks, self._break_link),
-            (faults.strangers, self._stranger),
-            (faults.master_crashes, self._crash_master),
-            (faults.partitions, self._partition),
-        ):
-            if rate > 0:
-                self._schedule(rate, strike, self._era)
+        for kind in RATES:
+            if getattr(faults, kind) > 0:
+                self._schedule(kind, getattr(faults, kind), self._era)
 
-    def _schedule(self, rate: float, strike: Callable[[], None], era: int) -> None:
+    def strikes(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> bool:
+        """True if a fault of this kind shall strike now, at these processes; without any, at what they all need."""
+        self.struck.append(kind)
+        if len(self.struck) in self.skip:
+            return False
+        if self._cluster.coverage is not None:
+            for name in (kind, "silent_chance")[: 1 + is_silent]:
+                self._cluster.coverage.on_strike(self._cluster, name, nodes)
+        self._cluster.trace("fault", "**", f"{len(self.struck)}: {kind}")
+        return True
+
+    def _schedule(self, kind: str, rate: float, era: int) -> None:
+        rng = self._rngs[kind]
+        strike: Callable[[random.Random], None] = getattr(self, f"_strike_{kind}")
+
         def happen() -> None:
             if era == self._era:
-                strike()
-                self._schedule(rate, strike, era)
+                strike(random.Random(rng.getrandbits(64)))  # A source of its own: what is skipped moves nothing else.
+                self._schedule(kind, rate, era)
 
-        self._cluster.clock.after(int(self._rng.expovariate(rate) * SECOND), happen)
+        self._cluster.clock.after(int(rng.expovariate(rate) * SECOND), happen)
 
     def _victims(self) -> list[PeerNode]:
         return [node for node in self._cluster.live_nodes() if not self._cluster.spares(node)]
 
-    def _is_silent(self) -> bool:
-        return self._rng.random() < self._cluster.faults.silent_chance
+    def _is_silent(self, rng: random.Random) -> bool:
+        return rng.random() < self._cluster.faults.silent_chance
 
-    def _join(self) -> None:
-        if len(self._cluster.live_nodes()) < self._cluster.peers_max:
+    def _strike_joins(self, rng: random.Random) -> None:
+        if len(self._cluster.live_nodes()) < self._cluster.peers_max and self.strikes("joins"):
             self._cluster.spawn()
 
-    def _crash(self) -> None:
+    def _strike_crashes(self, rng: random.Random) -> None:
         victims = self._victims()
         if victims:
-            self._rng.choice(victims).crash(is_silent=self._is_silent())
+            victim, is_silent = rng.choice(victims), self._is_silent(rng)
+            if self.strikes("crashes", victim, is_silent=is_silent):
+                victim.crash(is_silent=is_silent)
 
-    def _leave(self) -> None:
+    def _strike_leaves(self, rng: random.Random) -> None:
         victims = self._victims()
         if victims:
-            self._rng.choice(victims).leave()
+            victim = rng.choice(victims)
+            if self.strikes("leaves", victim):
+                victim.leave()
 
-    def _break_connection(self) -> None:
+    def _strike_connection_breaks(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if node.connection is not None]
         if victims:
-            node = self._rng.choice(victims)
+            node, is_silent = rng.choice(victims), self._is_silent(rng)
             assert node.connection is not None
-            is_silent = self._is_silent()
-            self._cluster.note("connection broken", node, is_silent=is_silent)
-            self._cluster.network.break_connection(node.connection, is_silent=is_silent)
+            if self.strikes("connection_breaks", node, is_silent=is_silent):
+                self._cluster.note("connection broken", node, is_silent=is_silent)
+                self._cluster.network.break_connection(node.connection, is_silent=is_silent)
 
-    def _break_link(self) -> None:
+    def _strike_link_breaks(self, rng: random.Random) -> None:
         victims = {node.peer_id for node in self._victims()}
         pairs = [pair for pair in self._cluster.links.up() if not victims.isdisjoint(pair)]
         if pairs:
-            one, other = self._rng.choice(pairs)
-            nodes, is_silent = self._cluster.nodes, self._is_silent()
-            self._cluster.note("link broken", nodes[one], nodes[other], is_silent=is_silent)
-            self._cluster.links.break_link(one, other, is_silent=is_silent)
+            one, other = rng.choice(pairs)
+            nodes, is_silent = (self._cluster.nodes[one], self._cluster.nodes[other]), self._is_silent(rng)
+            if self.strikes("link_breaks", *nodes, is_silent=is_silent):
+                self._cluster.note("link broken", *nodes, is_silent=is_silent)
+                self._cluster.links.break_link(one, other, is_silent=is_silent)
 
-    def _crash_master(self) -> None:
+    def _strike_master_crashes(self, rng: random.Random) -> None:
         cluster = self._cluster
-        is_leader_hit = self._rng.random() < 0.7
-        master = cluster.master if is_leader_hit else self._rng.choice(cluster.masters)
-        cluster.crash_master(master, self._rng.randrange(cluster.faults.master_absence_ns_max))
+        is_leader_hit = rng.random() < 0.7
+        master = cluster.master if is_leader_hit else rng.choice(cluster.masters)
+        absence_ns = rng.randrange(cluster.faults.master_absence_ns_max)
+        if master.is_alive and self.strikes("master_crashes"):
+            cluster.crash_master(master, absence_ns)
 
-    def _partition(self) -> None:
+    def _strike_stalls(self, rng: random.Random) -> None:
+        victims = [node for node in self._victims() if node.connection is not None]
+        if not victims:
+            return
+        nodes = rng.sample(victims, rng.randint(1, len(victims)))
+        to_master, to_peer = rng.choice(((True, False), (False, True), (True, True)))
+        duration_ns = int(10 ** rng.uniform(-1, 1.2) * SECOND)
+        if self.strikes("stalls", *nodes):
+            for node in nodes:
+                self._cluster.note("stalled", node, is_silent=True, duration_ns=duration_ns)
+                self._cluster.network.stall(node, duration_ns, to_master=to_master, to_peer=to_peer)
+
+    def _strike_partitions(self, rng: random.Random) -> None:
         """Half of the time every peer is left with one master only: two masters are reached by disjoint parts."""
-        cluster, rng = self._cluster, self._rng
+        cluster = self._cluster
         nodes, masters = cluster.live_nodes(), cluster.masters
         if rng.random() < 0.5:
             side_of = {node: rng.choice(masters) for node in nodes}
             cuts = [([n for n in nodes if side_of[n] is not master], master) for master in masters]
         else:
             cuts = [([node for node in nodes if rng.random() < 0.5], rng.choice(masters))]
-        duration_ns, is_silent = int(rng.uniform(0.5, 20) * SECOND), self._is_silent()
+        duration_ns, is_silent = int(rng.uniform(0.5, 20) * SECOND), self._is_silent(rng)
         hit = {node.peer_id: node for cut_off, _ in cuts for node in cut_off}
+        if not hit or not self.strikes("partitions", *hit.values(), is_silent=is_silent):
+            return
         for node in hit.values():
             cluster.note("cut off from masters", node, is_silent=is_silent, duration_ns=duration_ns)
         era = self._era
@@ -271,5 +339,6 @@ class Injector:
 
         cluster.clock.after(duration_ns, happen)
 
-    def _stranger(self) -> None:
-        self._cluster.strangers.visit()
+    def _strike_strangers(self, rng: random.Random) -> None:
+        if self.strikes("strangers"):
+            self._cluster.strangers.visit()

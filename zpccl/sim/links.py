@@ -132,7 +132,8 @@ class Links:
         def happen() -> None:
             end, other_end = pair.ends[dialler], pair.ends[other_id]
             other = self._cluster.nodes.get(other_id)
-            if other is None or not other.is_alive or self._rng.random() < self._cluster.faults.refusal_chance:
+            is_there = other is not None and other.is_alive
+            if not is_there or self._refuses(self._cluster.nodes[dialler]):
                 self._fail(dialler, other_id, "refused")
             elif other_end.state is EndState.WANTED:
                 pair.is_alive = True
@@ -141,6 +142,10 @@ class Links:
                     self._tell(end_id, other_id if end_id == dialler else dialler, self._rng.randrange(40 * MS), "")
 
         pair.ends[dialler].timers.append(self._cluster.clock.after(self._rng.randrange(MS, 80 * MS), happen))
+
+    def _refuses(self, dialler: PeerNode) -> bool:
+        is_refused = self._rng.random() < self._cluster.faults.refusal_chance
+        return is_refused and self._cluster.injector.strikes("refusal_chance", dialler)
 
     def _fail(self, peer_id: bytes, other_id: bytes, reason: str) -> None:
         node = self._cluster.nodes[peer_id]

@@ -5,6 +5,9 @@ was sent on an old one may come after the first message of a new one. When a con
 flight is lost in each direction, and each end learns of it in its own time. A peer has one socket for all its
 connections: it may read what came on the old one when it knows the new one already, and what it sends in between may
 be lost or go out on the new one, before its Hello.
+
+A path may stall in one direction or in both: what is sent there is held. It comes late, in order, or is lost with the
+connection when one end has heard nothing for too long. No new connection is made over a path that stalls.
 """
 
 from __future__ import annotations
@@ -38,6 +41,12 @@ class Stream:
         self._cluster = cluster
         self._flights: deque[Timer] = deque()
         self.last_due_ns = 0
+        self._held_until_ns = 0
+
+    def hold(self, duration_ns: int) -> None:
+        """What is sent from now on arrives after `duration_ns` at the earliest."""
+        self._held_until_ns = self._cluster.clock.now_ns + duration_ns
+        self.last_due_ns = max(self.last_due_ns, self._held_until_ns)
 
     def send(self, delay_ns: int, deliver: Callable[[], None]) -> None:
         """Calls `deliver` after the delay, and after all that was sent before."""
@@ -51,8 +60,11 @@ class Stream:
         self._flights.append(clock.at(self.last_due_ns, arrive))
 
     def lose(self, keep: int) -> None:
-        """Loses all that is in flight but the first `keep` messages."""
-        while len(self._flights) > keep:
+        """Loses all that is in flight but the first `keep` messages; and what is held."""
+        is_held = self._cluster.clock.now_ns < self._held_until_ns
+        while len(self._flights) > keep or (
+            is_held and self._flights and self._flights[-1].time_ns >= self._held_until_ns
+        ):
             self._flights.pop().cancel()
 
     def __len__(self) -> int:
@@ -98,7 +110,8 @@ class Network:
                 if node.wants_connection():
                     self.connect(node, RECONNECT_INTERVAL_NS)
                 return
-            if self._rng.random() < self._cluster.faults.refusal_chance:
+            is_refused = self._rng.random() < self._cluster.faults.refusal_chance
+            if is_refused and self._cluster.injector.strikes("refusal_chance", node):
                 node.handle(events.ConnectionFailed("refused"))
                 if node.wants_connection():
                     self.connect(node)
@@ -110,7 +123,8 @@ class Network:
                     self.send_to_master(node.connection, message)
             node.handle(events.ConnectionUp())
             faults = self._cluster.faults
-            if self._rng.random() < faults.flap_chance and not self._cluster.spares(node):
+            flaps = self._rng.random() < faults.flap_chance and not self._cluster.spares(node)
+            if flaps and self._cluster.injector.strikes("flap_chance", node):
                 is_silent = self._rng.random() < faults.silent_chance
                 self._cluster.note("connection broken", node, is_silent=is_silent)
                 self.break_connection(node.connection, is_silent=is_silent)
@@ -143,6 +157,27 @@ class Network:
             if self._cut[key] <= 0:
                 del self._cut[key]
 
+    def stall(self, node: PeerNode, duration_ns: int, *, to_master: bool, to_peer: bool) -> None:
+        """The path of a peer to its master carries nothing for a while: in one direction, or in both."""
+        connection = node.connection
+        if connection is None or connection.is_broken:
+            return
+        master, clock = connection.master, self._cluster.clock
+        for stream, is_held in ((connection.to_master, to_master), (connection.to_peer, to_peer)):
+            if is_held:
+                stream.hold(duration_ns)
+        key = (node.peer_id, master.index)
+        self._cut[key] = self._cut.get(key, 0) + 1
+        clock.after(duration_ns, lambda: self.join([node], master))
+        if duration_ns > HEARTBEAT_TIMEOUT_NS:
+            clock.after(self._rng.randrange(HEARTBEAT_TIMEOUT_NS // 2, HEARTBEAT_TIMEOUT_NS), lambda: give_up())
+
+        def give_up() -> None:
+            if connection.is_broken:
+                self._master_learns(connection)  # The peer has closed it, of which the master has not heard.
+            else:
+                self.break_connection(connection, is_silent=False)
+
     def heal(self) -> None:
         """No path is cut any more."""
         self._cut.clear()
@@ -167,7 +202,7 @@ class Network:
                 connection.node.backlog.append(message)
             return
         data = encode(message)
-        copies = self._copies()
+        copies = self._copies(connection)
 
         def deliver() -> None:
             connection.is_greeted = connection.is_greeted or isinstance(message, Hello)
@@ -182,7 +217,7 @@ class Network:
         connection = self.connections.get(str(name))
         if connection is None or connection.is_broken or connection.node is None:
             return
-        node, data, copies = connection.node, encode(message), self._copies()
+        node, data, copies = connection.node, encode(message), self._copies(connection)
 
         def deliver() -> None:
             for _ in range(copies):
@@ -240,5 +275,7 @@ class Network:
     def _delay_ns(self, connection: Connection) -> int:
         return connection.latency_ns + self._rng.randrange(20 * MS)
 
-    def _copies(self) -> int:
-        return 2 if self._rng.random() < self._cluster.faults.duplicate_chance else 1
+    def _copies(self, connection: Connection) -> int:
+        is_doubled = self._rng.random() < self._cluster.faults.duplicate_chance
+        nodes = () if connection.node is None else (connection.node,)
+        return 2 if is_doubled and self._cluster.injector.strikes("duplicate_chance", *nodes) else 1

@@ -16,7 +16,7 @@ from zpccl.protocol import effects, events
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import PeerMessage, StateEntry
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
-from zpccl.sim.clock import Timer
+from zpccl.sim.clock import LocalClock, Timer
 from zpccl.sim.dataplane import SharedState, digest_of
 from zpccl.sim.faults import Faults
 from zpccl.sim.network import Connection
@@ -33,8 +33,8 @@ from zpccl.sim.program import (
     Sync,
     Together,
     Topology,
-    train,
 )
+from zpccl.sim.wander import live
 from zpccl.types import DataType
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class MasterNode:
         self.index = index
         self.name = f"master{index}" if index else "master"
         self.machine = machine
+        self.clock = cluster.draw_clock()
         self.is_alive = True
         self._crash_count = 0
         self._timer: Timer | None = None
@@ -74,9 +75,10 @@ class MasterNode:
             self._timer.cancel()
             self._timer = None
 
-    def restart(self, machine: MasterMachine) -> None:
+    def restart(self, machine: MasterMachine, clock: LocalClock) -> None:
         """A new process takes its place, at the same address."""
         self.machine = machine
+        self.clock = clock
         self.is_alive = True
 
     def handle(self, event: events.MasterEvent) -> None:
@@ -85,7 +87,9 @@ class MasterNode:
             return
         cluster = self._cluster
         cluster.trace(self.name, "<-", event)
-        done = self.machine.handle(event, cluster.clock.now_ns)
+        if cluster.coverage is not None:
+            cluster.coverage.on_master_event(self.machine, event)
+        done = self.machine.handle(event, self.clock.now_ns())
         self.machine.validate()
         for effect in done:
             cluster.trace(self.name, "->", effect)
@@ -94,7 +98,7 @@ class MasterNode:
                     cluster.checkers.on_master_message(self, str(connection), effect.message)
                     cluster.network.send_to_peer(connection, effect.message)
         cluster.checkers.on_master_step(self)
-        deadline_ns = self.machine.deadline_ns()
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
         cluster.check_deadline(self.name, event, deadline_ns)
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
@@ -122,7 +126,8 @@ class PeerNode:
         self.name = name
         self.group = group
         self.peer_id = self.rng.randbytes(16)
-        self.slowness = 10 if self.rng.random() < cluster.faults.slow_chance else 1
+        is_slow = self.rng.random() < cluster.faults.slow_chance and cluster.injector.strikes("slow_chance")
+        self.slowness = 10 if is_slow else 1
         options = PeerOptions(
             self.peer_id,
             self.rng.randbytes(16),
@@ -133,6 +138,7 @@ class PeerNode:
             master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
         )
         self.master_index = self.use_count = 0
+        self.clock = cluster.draw_clock()
         self.machine: PeerMachine = cluster.make_peer(options)
         self.shared_state = state
         self.connection: Connection | None = None
@@ -152,13 +158,25 @@ class PeerNode:
         """The faults of the moment."""
         return self._cluster.faults
 
+    def strikes(self, kind: str) -> bool:
+        """True if a fault of this kind shall strike this process now."""
+        return self._cluster.injector.strikes(kind, self)
+
+    def now_ns(self) -> int:
+        """What the user's clock says."""
+        return self._cluster.clock.now_ns
+
+    def has_open(self, kind: type) -> bool:
+        """True while a call of this kind has no answer."""
+        return any(isinstance(call.request, kind) for call in self.calls.values())
+
     def note(self, kind: str) -> None:
         """Enters a fault of this peer in the journal."""
         self._cluster.note(kind, self)
 
     def start(self) -> None:
         """The process starts: its program runs."""
-        self._run(train(self, self._cluster.script), self._on_end)
+        self._run(live(self, self._cluster.script), self._on_end)
 
     def wants_connection(self) -> bool:
         """True while the shell tries to reach the master."""
@@ -172,14 +190,16 @@ class PeerNode:
             return
         cluster = self._cluster
         cluster.trace(self.name, "<-", event)
-        done = self.machine.handle(event, cluster.clock.now_ns)
+        if cluster.coverage is not None:
+            cluster.coverage.on_peer_event(self.machine, event)
+        done = self.machine.handle(event, self.clock.now_ns())
         self.machine.validate()
         for effect in done:
             cluster.trace(self.name, "->", effect)
             cluster.checkers.on_peer_effect(self, effect)
             self._perform(effect)
         cluster.checkers.on_peer_step(self)
-        deadline_ns = self.machine.deadline_ns()
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
         cluster.check_deadline(self.name, event, deadline_ns)
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
@@ -259,14 +279,16 @@ class PeerNode:
             gather = Gathering(len(request.collectives), answer)
             calls = [self._open(one, gather.at(place)) for place, one in enumerate(request.collectives)]
             specs = tuple((call.call_id, one.spec) for call, one in zip(calls, request.collectives, strict=True))
-            self._limit(*calls)
+            self._limit(calls, request.timeout_ns)
             self.handle(events.ReduceCalled(specs))
         else:
             call = self._open(request, answer)
-            self._limit(call)
+            self._limit([call], 0 if isinstance(request, Connect) else request.timeout_ns)
             if isinstance(request, Connect):
+                is_first = self.machine.state is State.NEW
                 self.handle(events.ConnectCalled(call.call_id, request.attempts))
-                self._cluster.network.connect(self)
+                if is_first:
+                    self._cluster.network.connect(self)
             elif isinstance(request, Topology):
                 self.handle(events.TopologyCalled(call.call_id, request.kind))
             else:
@@ -283,20 +305,22 @@ class PeerNode:
         self.calls[call.call_id] = call
         return call
 
-    def _limit(self, *calls: UserCall) -> None:
+    def _limit(self, calls: list[UserCall], timeout_ns: int) -> None:
         """Gives calls a timeout, sometimes. A batch has one for all, or peers would wait for each other's rest."""
-        if self.rng.random() >= self.faults.withdraw_chance:
+        is_impatient = self.rng.random() < self.faults.withdraw_chance
+        if not timeout_ns and not is_impatient:
             return
 
         def happen() -> None:
             late = [call for call in calls if self.is_alive and call.call_id in self.calls]
-            if late:
-                self._cluster.note("withdrawn", self)
+            if not late or (not timeout_ns and not self.strikes("withdraw_chance")):
+                return
+            self._cluster.note("withdrawn", self)
             for call in late:
                 self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
 
-        timeout_ns = 4 * SECOND if isinstance(calls[0].request, Connect) else SECOND
-        self._cluster.clock.after(self.rng.randrange(timeout_ns), happen)
+        patience_ns = self.rng.randrange(4 * SECOND if isinstance(calls[0].request, Connect) else SECOND)
+        self._cluster.clock.after(timeout_ns or patience_ns, happen)
 
     def _entries(self) -> tuple[StateEntry, ...]:
         return tuple(

@@ -8,7 +8,8 @@
            a collective for each tag, again until done (as a batch, or each from a thread of its own)
 
 Scripts differ from run to run, never within one: whoever takes part makes the same calls in the same order, as often as
-they fail. A program is a generator that yields requests and is sent their outcomes: a number, or the error.
+they fail. Some processes run anything but that until all is healed: see wander.py. A program is a generator that yields
+requests and is sent their outcomes: a number, or the error.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ class Script:
     syncs_always: bool
     newcomers_receive: bool
     """Newcomers sync as RECEIVE_ONLY."""
+    drifts: bool = False
+    """What must be equal after a sync comes to differ between peers, so that syncs have something to fetch."""
+    seed: int = 0
+    """Of what programs drawn at random have in common."""
 
     @staticmethod
     def draw(rng: random.Random) -> Script:
         """One of the scripts that users may write."""
-        groups = rng.choice((1, 1, 2))
+        groups = rng.choice((1, 1, 2, 3))
         return Script(
             groups=groups,
             tags=tuple(rng.choice((1, 1, 2, 4)) for _ in range(groups)),
@@ -58,6 +63,8 @@ class Script:
             optimizes=rng.random() < 0.2,
             syncs_always=rng.random() < 0.6,
             newcomers_receive=rng.random() < 0.3,
+            drifts=rng.random() < 0.3,
+            seed=rng.getrandbits(32),
         )
 
 
@@ -84,6 +91,8 @@ class Batch:
     """Several at once; the outcomes come as a list, when all have one."""
 
     collectives: tuple[Collective, ...]
+    timeout_ns: int = 0
+    """When the user gives all of them up; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class Topology:
     """A topology call."""
 
     kind: TopologyKind
+    timeout_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,7 @@ class Sync:
     """sync_shared_state of the process's state."""
 
     strategy: SharedStateSyncStrategy
+    timeout_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,10 +143,7 @@ class Fatal(Exception):
 
 
 def train(node: PeerNode, script: Script) -> Program:
-    """The whole program of one process."""
-    outcome = yield Connect()
-    if isinstance(outcome, PCCLError):
-        raise Fatal(outcome)
+    """The program of one process that is connected."""
     loop = Loop(node, script)
     while True:
         yield Pause(node.rng.randrange(10 * MS, 200 * MS) * node.slowness)
@@ -156,7 +164,7 @@ class Loop:
     def step(self) -> Program:
         """One outer step."""
         script = self.script
-        if self.node.rng.random() < self.node.faults.muddle_chance:
+        if self.node.rng.random() < self.node.faults.muddle_chance and self.node.strikes("muddle_chance"):
             yield from self._muddle()
         if not self.is_new:
             if not script.asks_beside:
@@ -176,6 +184,8 @@ class Loop:
             state.values["params"] = (state.values["params"] * 31 + sum(sums)) % 2**64
             state.values["momentum"] = (state.values["momentum"] * 3 + sum(sums)) % 2**64
             state.values["local"] = self.node.rng.getrandbits(64)
+            if script.drifts and self.node.rng.random() < 0.3:
+                state.values["momentum"] = self.node.rng.getrandbits(64)
         self.node.shared_state.revision += 1
 
     def _muddle(self) -> Program:
@@ -238,5 +248,6 @@ class Loop:
 
     def _spec(self, tag: int) -> CollectiveSpec:
         is_wrong = self.node.rng.random() < self.node.faults.mismatch_chance
-        count = COUNT + self.node.rng.randrange(1, 3) if is_wrong else COUNT
+        other_count = COUNT + self.node.rng.randrange(1, 3)
+        count = other_count if is_wrong and self.node.strikes("mismatch_chance") else COUNT
         return CollectiveSpec(tag, count, DataType.UINT64, ReduceOp.SUM, QuantizationAlgorithm.NONE, DataType.UINT8, 1)

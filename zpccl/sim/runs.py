@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from zpccl.sim.cluster import Cluster
+from zpccl.limits import SECOND
+from zpccl.sim.cluster import Cluster, Violation
+from zpccl.sim.coverage import Coverage
 from zpccl.sim.faults import PROFILES, Faults
 
 STEPS = 1000
+SHORT_STEPS = 300
+"""Runs with fewer steps have fewer peers, and faults that come closer together: else hardly anything would happen."""
+SHORT_HASTE = 3
 AUTO = "auto"
+SEEDS_PER_COLLECTION = 64
+"""A run leaves cycles of a megabyte, and looking for them among what is in use takes a tenth of its time."""
 
 
 def choose_faults(name: str, seed: int) -> Faults:
@@ -16,36 +28,168 @@ def choose_faults(name: str, seed: int) -> Faults:
     return PROFILES[name] if name != AUTO else list(PROFILES.values())[seed % len(PROFILES)]
 
 
+@dataclass(frozen=True)
+class Setup:
+    """How seeds are run.
+
+    Attributes:
+        peers: how many start; 0 lets the seed choose 2 to 6, or 2 to 4 where there are few steps.
+        steps: events before the healing.
+        faults: name of a profile, or "auto".
+        without: kinds of faults that never strike.
+        skip: numbers of faults that are left out, in the order in which they would strike.
+        haste: how many times closer together faults come; 0: 1, or 3 where there are few steps.
+    """
+
+    peers: int = 0
+    steps: int = STEPS
+    faults: str = AUTO
+    without: tuple[str, ...] = ()
+    skip: tuple[int, ...] = ()
+    haste: int = 0
+
+    def settle(self, seed: int) -> Setup:
+        """The same for one seed, with nothing left to choose."""
+        is_short = self.steps < SHORT_STEPS
+        return replace(
+            self,
+            peers=self.peers or 2 + seed // len(PROFILES) % (3 if is_short else 5),
+            faults=choose_faults(self.faults, seed).name,
+            haste=self.haste or (SHORT_HASTE if is_short else 1),
+        )
+
+    def build(
+        self, seed: int, tracer: Callable[[str], None] | None = None, coverage: Coverage | None = None
+    ) -> Cluster:
+        """The cluster of a seed, before anything happens."""
+        settled = self.settle(seed)
+        faults = PROFILES[settled.faults].without(self.without)
+        how: dict[str, Any] = {"masters": faults.masters, "faults": faults, "skip": self.skip}
+        return Cluster(seed, settled.peers, tracer=tracer, coverage=coverage, **how)
+
+    def run(self, seed: int, cluster: Cluster) -> None:
+        """Faults, then healing, as run_seed says."""
+        settled = self.settle(seed)
+        cluster.run(self.steps, PROFILES[settled.faults].without(self.without).hasten(settled.haste))
+        cluster.heal()
+        # With several masters a run may have lost its quorum: members wait for it in vain, and a new run for them.
+        if not (cluster.quiesces() if len(cluster.masters) == 1 else cluster.quiesces(steps=60_000, seconds=150)):
+            raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
+
+    def replay_command(self, seed: int) -> str:
+        """What shows a run again, line by line."""
+        command = f"python -m zpccl.sim --seed {seed} --peers {self.peers} --steps {self.steps} --faults {self.faults}"
+        if self.haste:
+            command += f" --haste {self.haste}"
+        if self.without:
+            command += f" --without {','.join(self.without)}"
+        if self.skip:
+            command += f" --skip {','.join(map(str, self.skip))}"
+        return f"{command} --trace"
+
+
 def run_seed(
-    seed: int,
-    *,
-    peers: int = 0,
-    steps: int = STEPS,
-    faults: str = AUTO,
-    tracer: Callable[[str], None] | None = None,
+    seed: int, *, tracer: Callable[[str], None] | None = None, coverage: Coverage | None = None, **how: Any
 ) -> Cluster:
     """Runs one seed: faults, then healing.
 
     Args:
-        peers: how many start; 0 lets the seed choose 2 to 6.
-        steps: events before the healing.
-        faults: name of a profile, or "auto".
         tracer: is given every line of the trace.
+        coverage: is told what is reached.
+        how: fields of Setup.
 
     Raises:
         Violation: a promise is broken.
         AssertionError: a machine is in an impossible state.
     """
-    profile = choose_faults(faults, seed)
-    cluster = Cluster(seed, peers or 2 + seed // len(PROFILES) % 5, masters=profile.masters, tracer=tracer)
-    cluster.run(steps, profile)
-    cluster.heal()
-    # With several masters a run may have lost its quorum: members wait for it in vain, and a new run waits for them.
-    if not (cluster.quiesces() if profile.masters == 1 else cluster.quiesces(steps=60_000, seconds=150)):
-        raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
+    setup = Setup(**how)
+    cluster = setup.build(seed, tracer, coverage)
+    setup.run(seed, cluster)
     return cluster
 
 
-def replay_command(seed: int, *, peers: int = 0, steps: int = STEPS, faults: str = AUTO) -> str:
-    """What shows a run again, line by line."""
-    return f"python -m zpccl.sim --seed {seed} --peers {peers} --steps {steps} --faults {faults} --trace"
+def replay_command(seed: int, **how: Any) -> str:
+    """What shows the run of a seed again, line by line; `how` are fields of Setup."""
+    return Setup(**how).replay_command(seed)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A seed that failed.
+
+    Attributes:
+        profile: the faults that it ran with.
+        error: kind and text of what was raised.
+        details: a traceback, where a machine raised it by itself.
+    """
+
+    seed: int
+    profile: str
+    error: str
+    details: str = ""
+
+
+@dataclass
+class Tally:
+    """What became of some seeds, and what they reached, if that is asked for."""
+
+    seeds: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    totals: Counter[str] = field(default_factory=Counter)
+    coverage: Coverage = field(default_factory=Coverage)
+
+    def add(self, other: Tally) -> None:
+        """Adds those of another one, which come after these."""
+        self.seeds += other.seeds
+        self.failures += other.failures
+        self.totals.update(other.totals)
+        self.coverage.add(other.coverage)
+
+
+def run_seeds(
+    seeds: Iterable[int],
+    setup: Setup,
+    *,
+    keep_going: bool,
+    covers: bool = False,
+    tracer: Callable[[str], None] | None = None,
+) -> Tally:
+    """Runs some seeds, as run_seed does; up to the first that fails, unless it shall keep going."""
+    tally = Tally()
+    coverage = tally.coverage if covers else None
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for seed in seeds:
+            tally.seeds += 1
+            if tally.seeds % SEEDS_PER_COLLECTION == 0:
+                gc.collect()
+            try:
+                cluster = setup.build(seed, tracer, coverage)
+                setup.run(seed, cluster)
+                tally.totals.update(count_events(cluster))
+            except BrokenPipeError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
+                details = "" if isinstance(error, Violation) else traceback.format_exc()
+                profile = setup.settle(seed).faults
+                tally.failures.append(Failure(seed, profile, f"{type(error).__name__}: {error}", details))
+                if not keep_going:
+                    break
+    finally:
+        if was_enabled:
+            gc.enable()
+    return tally
+
+
+def count_events(cluster: Cluster) -> dict[str, int]:
+    """How much happened in a run."""
+    progress = cluster.checkers.progress
+    return {
+        "steps": cluster.step_count,
+        "commits": progress.committed_count,
+        "aborts": progress.aborted_count,
+        "answers": progress.answered_count,
+        "faults": len(cluster.incidents),
+        "seconds": cluster.clock.now_ns // SECOND,
+    }

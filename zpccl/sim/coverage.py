@@ -1,0 +1,209 @@
+"""What runs have reached: which events the machines took in which state, and which fault struck which operation.
+
+Rows and columns are read off the code: the kinds of events and messages, the states of machines and the phases of
+calls, the fields of Faults. What is added there appears here, as never reached until some run does.
+
+A machine in several states at once, with calls in several phases, counts in each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, get_args
+
+from zpccl.protocol import events
+from zpccl.protocol.calls import Call, Phase, TopologyCall
+from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.messages import MasterMessage, PeerMessage, Refusal, Refused, TopologyKind
+from zpccl.protocol.peer import PeerMachine, State
+from zpccl.sim.faults import KINDS
+
+if TYPE_CHECKING:
+    from zpccl.sim.cluster import Cluster
+    from zpccl.sim.node import PeerNode
+
+PEER, MASTER, FAULT = "peer", "master", "fault"
+TITLES = {
+    PEER: "Events of peers, by the state of the peer and the phases of its calls",
+    MASTER: "Events of masters, by the state of the master and who speaks",
+    FAULT: "Faults, by what ran where they struck",
+}
+IDLE = "idle"
+GONE = "master away"
+RECOVERING = "master recovering"
+LEADING = "master leading"
+SENDERS = ("stranger", "pending peer", "member")
+
+
+# --- Names of rows and columns ----------------------------------------------------------------------------------------
+
+
+def name_of(event: object) -> str:
+    """The kind of an event; of a message that came, the kind of the message, and why where it refuses."""
+    message = getattr(event, "message", None)
+    if message is None:
+        return type(event).__name__
+    if isinstance(message, Refused):
+        return f"Refused {message.refusal.name.lower()}"
+    return type(message).__name__
+
+
+def names_of_events(union: Any, received: type, messages: Any) -> list[str]:
+    """All that name_of() can say of one machine's events."""
+    names = [kind.__name__ for kind in get_args(union) if kind is not received]
+    for message in get_args(messages):
+        names += [f"Refused {r.name.lower()}" for r in Refusal] if message is Refused else [message.__name__]
+    return sorted(names)
+
+
+def name_of_call(call: Call) -> str:
+    """What kind of call it is, and its phase."""
+    kind = type(call).__name__.removesuffix("Call").lower()
+    return f"{call.kind.name.lower()} round" if isinstance(call, TopologyCall) else f"{kind} {call.phase.value}"
+
+
+def names_of_calls() -> list[str]:
+    """All that name_of_call() can say."""
+    names = []
+    for kind in Call.__subclasses__():
+        if kind is TopologyCall:
+            names += [f"{k.name.lower()} round" for k in TopologyKind]
+        else:
+            names += [f"{kind.__name__.removesuffix('Call').lower()} {phase.value}" for phase in Phase]
+    return names
+
+
+def states_of_peer(machine: PeerMachine) -> Iterable[str]:
+    """Where a peer stands: its state, or what its calls do."""
+    if machine.state is not State.MEMBER:
+        return (machine.state.value,)
+    return {name_of_call(call): None for call in machine.calls.values()} or (IDLE,)
+
+
+def names_of_peer_states() -> list[str]:
+    """All that states_of_peer() can say."""
+    before = [state.value for state in State if state not in (State.MEMBER, State.CLOSED)]
+    return [*before, IDLE, *names_of_calls(), State.CLOSED.value]
+
+
+MASTER_CONDITIONS = tuple(
+    name for name, value in vars(MasterMachine).items() if name.startswith("is_") and isinstance(value, property)
+)
+
+
+def conditions_of_master(machine: MasterMachine) -> list[str]:
+    """What is special about a master; nothing where it just leads."""
+    found = [f"master {name[3:].replace('_', ' ')}" for name in MASTER_CONDITIONS if getattr(machine, name)]
+    if not found and not all(peer.is_heard for peer in machine.registry.order):
+        found.append(RECOVERING)
+    return found
+
+
+def names_of_conditions() -> list[str]:
+    """All that conditions_of_master() can say."""
+    return [f"master {name[3:].replace('_', ' ')}" for name in MASTER_CONDITIONS] + [RECOVERING]
+
+
+def states_of_master(machine: MasterMachine, event: events.MasterEvent) -> Iterable[str]:
+    """Where a master stands; if it just leads, who speaks."""
+    found = conditions_of_master(machine)
+    if found:
+        return found
+    connection = getattr(event, "connection", None)
+    if connection is None:
+        return (LEADING,)
+    peer = machine.registry.by_connection.get(connection)
+    if peer is None:
+        return (SENDERS[0],)
+    return (SENDERS[2 if peer.is_member else 1],)
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+class Coverage:
+    """Counts of what was reached, over any number of runs."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counter[tuple[str, str]]] = {name: Counter() for name in TITLES}
+
+    def on_peer_event(self, machine: PeerMachine, event: events.PeerEvent) -> None:
+        """A peer is about to take an event."""
+        name = name_of(event)
+        for state in states_of_peer(machine):
+            self.counts[PEER][name, state] += 1
+
+    def on_master_event(self, machine: MasterMachine, event: events.MasterEvent) -> None:
+        """A master is about to take an event."""
+        name = name_of(event)
+        for state in states_of_master(machine, event):
+            self.counts[MASTER][name, state] += 1
+
+    def on_strike(self, cluster: Cluster, kind: str, nodes: Iterable[PeerNode]) -> None:
+        """A fault strikes, at some processes or at what all need."""
+        for node in tuple(nodes) or cluster.live_nodes():
+            for state in states_of_peer(node.machine):
+                self.counts[FAULT][kind, state] += 1
+        master = cluster.master
+        for state in (conditions_of_master(master.machine) or [LEADING]) if master.is_alive else [GONE]:
+            self.counts[FAULT][kind, state] += 1
+
+    def add(self, other: Coverage) -> None:
+        """Adds what other runs have reached."""
+        for name, counter in other.counts.items():
+            self.counts[name].update(counter)
+
+    def axes(self, table: str) -> tuple[list[str], list[str]]:
+        """Rows and columns of a table: all that there are, reached or not."""
+        if table == PEER:
+            rows = names_of_events(events.PeerEvent, events.MasterMessageReceived, MasterMessage)
+            return rows, names_of_peer_states()
+        if table == MASTER:
+            rows = names_of_events(events.MasterEvent, events.PeerMessageReceived, PeerMessage)
+            return rows, [*names_of_conditions(), *SENDERS, LEADING]
+        return list(KINDS), [*names_of_peer_states(), GONE, *names_of_conditions(), LEADING]
+
+    def as_json(self) -> dict[str, dict[str, dict[str, int]]]:
+        """All tables: table, row, column, count."""
+        found: dict[str, dict[str, dict[str, int]]] = {}
+        for table in TITLES:
+            rows, columns = self.axes(table)
+            found[table] = {row: {column: self.counts[table][row, column] for column in columns} for row in rows}
+        return found
+
+    def lines(self) -> Iterator[str]:
+        """All tables, for people."""
+        for table, title in TITLES.items():
+            rows, columns = self.axes(table)
+            counts = self.counts[table]
+            reached = sum(counts[row, column] > 0 for row in rows for column in columns)
+            yield ""
+            yield f"{title}: {reached} of {len(rows) * len(columns)} cells reached, '.' is never"
+            yield from draw(rows, columns, counts)
+
+
+def draw(rows: list[str], columns: list[str], counts: Counter[tuple[str, str]]) -> Iterator[str]:
+    """One table. The words of a column's name stand above each other."""
+    words = [column.split() for column in columns]
+    height = max(len(parts) for parts in words)
+    widths = [max(5, *(len(word) for word in parts)) for parts in words]
+    margin = max(len(row) for row in rows)
+    for level in range(height):
+        cells = ([""] * (height - len(parts)) + parts for parts in words)
+        yield " " * margin + "".join(f" {cell[level]:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    for row in rows:
+        cells_of_row = (shorten(counts[row, column]) for column in columns)
+        texts = (f" {cell:>{width}}" for cell, width in zip(cells_of_row, widths, strict=True))
+        yield f"{row:<{margin}}" + "".join(texts)
+
+
+def shorten(count: int) -> str:
+    """A count in five characters at most."""
+    if count == 0:
+        return "."
+    for unit in ("", "k", "M", "G"):
+        if count < 10_000 or unit == "G":
+            return f"{count}{unit}"
+        count //= 1000
+    raise AssertionError("the last unit takes all")
