@@ -150,6 +150,7 @@ class Crowd:
     def join(self) -> None:
         """Registers all and has them admitted, as many at a time as the master lets wait."""
         self._register(1)
+        rounds = 0
         while len(self.peers) < self._count:
             members = list(self.peers)
             self._register(min(limits.PENDING_PEERS_MAX, self._count - len(members)))
@@ -163,18 +164,21 @@ class Crowd:
                 peer.receive(Refused)  # They have no calls to withdraw; but now the master has read of their links.
             for peer in members:
                 (call_id,) = peer.call_ids(1)
-                peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE))
+                peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE, rounds))
+            rounds += 1
             admitted = {peer.receive(Answer).value for peer in members}  # type: ignore[union-attr]
             if admitted != {len(joiners)}:
                 raise WorkerFailed(f"{admitted} peers were admitted")
 
     def _register(self, count: int) -> None:
-        joiners = [LightPeer(self._context, len(self.peers) + i, self._address) for i in range(count)]
+        first = len(self.peers)
+        for number in range(first, first + count):
+            self.peers.append(LightPeer(self._context, number, self._address))
+        joiners = self.peers[first:]
         for peer in joiners:
             peer.send(Hello(peer.peer_id, secrets.token_bytes(16), False, 0, peer.name, ("127.0.0.1:48149",), 1))
         for peer in joiners:
             peer.receive(Welcome)
-        self.peers += joiners
 
     def reduce(self, batch: int) -> tuple[float, float]:
         """One round; returns the seconds from the first and from the last vote to the last decision."""
