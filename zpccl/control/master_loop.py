@@ -116,15 +116,7 @@ class MasterLoop:
         """Where the master listens, "host:port"."""
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
-        socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
-        socket.setsockopt(zmq.RCVHWM, limits.CONTROL_RECEIVED_MESSAGES_MAX)
-        socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
-        socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
-        set_heartbeat(socket, heartbeat_timeout_ns)
+        socket = open_router(self._context, heartbeat_timeout_ns)
         socket.setsockopt(zmq.IPV6, int(":" in host))
         if self._keys is not None:
             secure(socket, self._keys)
@@ -277,15 +269,17 @@ class MasterLoop:
     def _perform(self, effects: list[MasterEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Broadcast):
-                data = encode(effect.message)
+                data: bytes | zmq.Frame = encode(effect.message)
+                if len(effect.connections) > 1:
+                    data = zmq.Frame(data, copy=True)  # All queues then share libzmq's one copy.
                 for connection in effect.connections:
                     self._send(connection, data)  # type: ignore[arg-type]  # Connections are routing ids here.
             else:
                 logger.log(effect.level, "%s", effect.text)
 
-    def _send(self, routing_id: bytes, data: bytes) -> None:
+    def _send(self, routing_id: bytes, data: bytes | zmq.Frame) -> None:
         try:
-            self._socket.send_multipart((routing_id, data), zmq.NOBLOCK)
+            self._socket.send_multipart((routing_id, data), zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -307,6 +301,20 @@ class MasterLoop:
             self._is_ended = True
             os.close(self._wakeup)
             os.close(self.wakeup_descriptor)
+
+
+def open_router(context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
+    """The socket of a master, with its bounds, not bound yet."""
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+    socket.setsockopt(zmq.RCVHWM, limits.CONTROL_RECEIVED_MESSAGES_MAX)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
+    socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
+    set_heartbeat(socket, heartbeat_timeout_ns)
+    return socket
 
 
 def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
