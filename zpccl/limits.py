@@ -92,6 +92,14 @@ SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
 """How long a user's thread sleeps at a time: a signal that comes just before it sleeps is handled when it wakes."""
 LINGER_MS = 500
 
+# --- Metrics --------------------------------------------------------------------------------------------------------
+METRICS_INTERVAL_NS = 250 * MS
+"""A master publishes what can be seen of it no more often than this."""
+METRICS_GROUPS_MAX = 64
+"""Peer groups with a series of their own."""
+METRICS_STRAGGLERS_MAX = 32
+"""Peers that others wait for with a series of their own."""
+
 # --- Secrets --------------------------------------------------------------------------------------------------------
 SECRET_FILE_BYTES_MAX = 4 * KIB
 ALLOWED_KEYS_MAX = 4096

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
+from zpccl.protocol.counts import Counts, LossReason
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.election import validate_entries
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
@@ -63,6 +64,9 @@ from zpccl.protocol.recovery import Gathering, History, choose_run
 from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
 from zpccl.protocol.statesync import StateSyncs
 
+_LEFT = "left"
+"""The reason of a loss, in the log."""
+
 
 @dataclass(frozen=True)
 class MasterOptions:
@@ -93,7 +97,8 @@ class MasterMachine:
         self._history: History | None = None  # Of a run that was taken over.
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
         self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
-        self._outbox = Outbox()
+        self.counts = Counts()
+        self._outbox = Outbox(self.counts)
         self._attempt_count = 0
         self._announced_epoch = 0
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
@@ -188,7 +193,7 @@ class MasterMachine:
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Leave):
-            self._lose(peer, "left", now_ns, Level.INFO)
+            self._lose(peer, _LEFT, now_ns, Level.INFO)
         elif peer.is_member:
             self._on_call(peer, message, now_ns)
         else:
@@ -402,6 +407,7 @@ class MasterMachine:
     def _lose(self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING) -> None:
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
+        self.counts.losses[_loss_reason(peer, reason)] += 1
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
@@ -516,6 +522,7 @@ class MasterMachine:
         for _, report in gathering.reports.values():
             history.add(report)
         self.run_id, self.incarnation = run_id, history.incarnation + 1 + salt
+        self.counts.takeovers += 1
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
             absent.is_heard, absent.disconnected_ns = False, now_ns
@@ -538,7 +545,7 @@ class MasterMachine:
         self._apply_history(now_ns)
         for peer_id in gathering.left:
             if peer_id in self.registry.peers:
-                self._lose(self.registry.peers[peer_id], "left", now_ns, Level.INFO)
+                self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO)
         self._relinked.update(self.registry.pending())
 
     def _on_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
@@ -641,6 +648,14 @@ class MasterMachine:
             if peer.peer_id not in calls and self.registry.peers.get(peer.peer_id) is peer:
                 reason = "the others finished an operation without it, as the former master had removed it"
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
+
+
+def _loss_reason(peer: Peer, reason: str) -> LossReason:
+    if reason == _LEFT:
+        return LossReason.LEFT
+    if not peer.is_heard:
+        return LossReason.ABSENT
+    return LossReason.KICKED if peer.disconnected_ns is None else LossReason.DISCONNECTED
 
 
 def _absent(peer_id: bytes) -> Peer:

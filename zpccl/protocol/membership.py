@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from zpccl import limits
+from zpccl.protocol.counts import Counts
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
 from zpccl.protocol.messages import Answer, Decision, MasterMessage, Member, Members, Neighbour
 
@@ -183,9 +184,10 @@ class Registry:
 
 
 class Outbox:
-    """Collects the effects of one step, in order."""
+    """Collects the effects of one step, in order, and counts what happens in `counts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None) -> None:
+        self.counts = counts if counts is not None else Counts()
         self._effects: list[MasterEffect] = []
 
     def send(self, peer: Peer, message: MasterMessage) -> None:
