@@ -151,20 +151,20 @@ def test_many_groups_share_a_series() -> None:
 
 
 def test_stragglers_wait_on_between_snapshots() -> None:
-    straggler = Straggler("a", "all_reduce", 2 * SECOND)
+    straggler = Straggler("a", "all_reduce at tag 7 of group 0", 2 * SECOND)
     series = shown(now_ns=NOW_NS + 3 * SECOND, stragglers=(straggler,))
     assert value(series, "zpccl_straggler_seconds", peer="a", operation="all_reduce") == 5
     assert value(series, "zpccl_stragglers") == 1
 
 
 def test_stragglers_are_bounded_and_may_have_one_name() -> None:
-    same = [Straggler("same", "sync_shared_state", seconds * SECOND) for seconds in (100, 300, 200)]
+    same = [Straggler("same", f"all_reduce at tag {seconds}", seconds * SECOND) for seconds in (100, 300, 200)]
     others = [Straggler(f'"{number}\n', "all_reduce", number * SECOND) for number in range(100)]
     series = shown(stragglers=(*same, *others))
     waiting = {dict(labels)["peer"]: n for (name, labels), n in series.items() if name == "zpccl_straggler_seconds"}
     assert len(waiting) == limits.METRICS_STRAGGLERS_MAX
     assert waiting["same"] == 300 and waiting['"99\n'] == 99 and '"0\n' not in waiting
-    assert value(series, "zpccl_stragglers") == 103
+    assert value(series, "zpccl_stragglers") == 101
 
 
 def test_a_snapshot_does_not_change() -> None:
@@ -178,6 +178,15 @@ def test_a_snapshot_does_not_change() -> None:
     assert (before.aborts, before.losses, before.malformed_messages) == ({}, {}, 0)
     assert (after.aborts, after.losses, after.malformed_messages) == ({AbortReason.FAILED: 1}, {LossReason.LEFT: 1}, 1)
     assert (before.traffic.messages_sent, after.traffic.messages_sent) == (0, 1)
+
+
+def test_a_snapshot_asks_the_machine_for_stragglers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stragglers(machine: MasterMachine, now_ns: int) -> tuple[tuple[str, str, int], ...]:
+        return (("a", "update_topology", now_ns - 5),)
+
+    monkeypatch.setattr(MasterMachine, "stragglers", stragglers, raising=False)
+    snapshot = take_snapshot(MasterMachine(bytes(16)), Traffic(), NOW_NS)
+    assert snapshot.stragglers == (Straggler("a", "update_topology", NOW_NS - 5),)
 
 
 def test_serves_the_last_snapshot_until_it_is_closed() -> None:

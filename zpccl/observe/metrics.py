@@ -104,16 +104,16 @@ def _traffic(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _straggling(snapshot: Snapshot, now_ns: int) -> Iterator[Metric]:
-    """Peers choose their names: two of one name share a series, and only those waited for longest have one."""
+    """Peers choose their names and tags: a series is of a name and a function, and only the longest waits have one."""
     longest: dict[tuple[str, str], Straggler] = {}
     for straggler in sorted(snapshot.stragglers, key=lambda straggler: -straggler.waiting_ns):
-        longest.setdefault((straggler.peer, straggler.operation), straggler)
+        longest.setdefault((straggler.peer, straggler.operation.partition(" ")[0]), straggler)
     text = "Seconds for which others have waited for a peer."
     family = GaugeMetricFamily("zpccl_straggler_seconds", text, labels=["peer", "operation"])
     for labels, straggler in list(longest.items())[: limits.METRICS_STRAGGLERS_MAX]:
         family.add_metric(labels, (straggler.waiting_ns + now_ns - snapshot.taken_ns) / limits.SECOND)
     yield family
-    yield GaugeMetricFamily("zpccl_stragglers", "Peers that others wait for.", len(snapshot.stragglers))
+    yield GaugeMetricFamily("zpccl_stragglers", "Peers that others wait for.", len({peer for peer, _ in longest}))
 
 
 class MetricsServer:

@@ -33,6 +33,7 @@ class Straggler:
 
     peer: str
     operation: str
+    """For people: the function, and which of its calls."""
     waiting_ns: int
     """For how long, when the snapshot was taken."""
 
@@ -86,11 +87,11 @@ def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snap
         losses=Counter(counts.losses),
         takeovers=counts.takeovers,
         malformed_messages=machine.malformed_count,
-        stragglers=_stragglers(machine),
+        stragglers=_stragglers(machine, now_ns),
         traffic=Traffic(*(getattr(traffic, name) for name in Traffic.__slots__)),
     )
 
 
-def _stragglers(machine: MasterMachine) -> tuple[Straggler, ...]:
+def _stragglers(machine: MasterMachine, now_ns: int) -> tuple[Straggler, ...]:
     find = getattr(machine, "stragglers", None)
-    return tuple(Straggler(*found) for found in find()) if find is not None else ()
+    return tuple(Straggler(*found) for found in find(now_ns)) if find is not None else ()
