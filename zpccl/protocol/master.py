@@ -264,6 +264,10 @@ class MasterMachine:
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
         linked = self.registry.link_bits(message.peers)
         gone = self.registry.peers_of_bits(peer.linked & ~linked)
+        if peer.is_member:  # Of joiners, those who get on have time: in a large group links take longer than one wait.
+            for other in self.registry.peers_of_bits(linked & ~peer.linked):
+                if other.group == peer.group and other.unlinked_ns is not None:
+                    other.unlinked_ns = now_ns
         peer.linked = linked
         peer.witnesses.clear()
         self._relinked.update(self.registry.pending() if peer.is_member else (peer,))
