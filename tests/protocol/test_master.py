@@ -315,6 +315,23 @@ def test_the_wait_for_links_begins_anew_when_a_link_breaks(bench: MasterBench) -
     assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
 
 
+def test_a_joiner_that_gets_on_is_waited_for(bench: MasterBench) -> None:
+    """Each link that a member has to it counts; what it says itself does not: it could say so for ever."""
+    bench.members("a", "b", "c")
+    bench.register("j")
+    for name, others in (("a", "bcj"), ("b", "acj")):
+        bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 2)
+        bench.say(name, Linked(pids(others)))
+        begun_ns = bench.now_ns
+        assert bench.machine.deadline_ns() == begun_ns + limits.LINK_WAIT_TIMEOUT_NS
+        bench.tick(1)
+        bench.say(name, Linked(pids(others)))
+        bench.say("j", Linked(pids("abc")))
+        assert bench.machine.deadline_ns() == begun_ns + limits.LINK_WAIT_TIMEOUT_NS
+    bench.tick_at_deadline()
+    assert (bench.names(), bench.pending()) == ("abc", "")
+
+
 def test_a_kick_can_be_read_however_many_members_there_are(bench: MasterBench) -> None:
     """L1: a reason that is too long for the message would leave the joiner waiting."""
     letters = [chr(ord("A") + i) * 100 for i in range(50)]
