@@ -545,9 +545,9 @@ MUTANTS = (
     ),
     Mutant(
         name="begins-a-run-beside-another",
-        file="peer.py",
-        old="(self._master == 0 and len(self._without_run) == len(options.masters)),",
-        new="self._master == 0,",
+        file="master_list.py",
+        old="(self.index == 0 and len(self._without_run) == len(self.addresses))",
+        new="self.index == 0",
         breaks="S3: a newcomer begins a run of its own at an idle master",
     ),
 )

@@ -20,7 +20,6 @@ growing pauses, until the link is up or the neighbour is gone.
 from __future__ import annotations
 
 import enum
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -63,6 +62,7 @@ from zpccl.protocol.effects import (
     StartSync,
     UseMaster,
 )
+from zpccl.protocol.master_list import MasterList
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     Answer,
@@ -155,11 +155,7 @@ class PeerMachine:
         self._connect_call: int | None = None
         self._tries = 0
         self._tries_left = 0
-        self._master = 0
-        self._without_run: set[int] = set()  # Masters that have told this newcomer so, since the first one did.
-        self._failures = 0  # Tries since a master led the run.
-        self._stay_ns: int | None = None  # How long to wait here until this master leads the run.
-        self._go_on_ns: int | None = None  # When to turn to the next master.
+        self._masters = MasterList(options.masters, options.peer_id)
         self._is_connected = False
         self._connection_count = 0
         self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
@@ -185,7 +181,7 @@ class PeerMachine:
         return min(retries + [d for d in self._deadlines() if d is not None], default=None)
 
     def _deadlines(self) -> tuple[int | None, ...]:
-        return self._deadline_ns, self._stay_ns, self._go_on_ns
+        return self._deadline_ns, self._masters.stay_ns, self._masters.go_on_ns
 
     def validate(self) -> None:
         """States what always holds between events."""
@@ -244,31 +240,30 @@ class PeerMachine:
             return
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
-            self._go_on_ns = None
+            self._masters.on_connected()
             self._connection_count += 1
             if self.state is State.CONNECTING:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
             else:
-                self._stay_ns = self._end_of_stay(now_ns)
+                self._masters.stay(now_ns)
             self._say_everything()
         elif isinstance(event, events.ConnectionFailed):
-            self._on_try_failed(f"nobody answers ({event.reason})")
-            self._go_on_later(now_ns)
+            self._on_try_failed(f"nobody answers ({event.reason})", now_ns)
         elif isinstance(event, events.AuthenticationRefused):
             self._on_authentication_refused(event, now_ns)
         elif isinstance(event, events.ConnectionDown):
             if not self._is_connected:
                 return  # It never stood: that was a ConnectionFailed.
             self._is_connected = False
-            self._stay_ns = None
+            self._masters.on_disconnected()
             if self.state is State.CONNECTING:
                 self._deadline_ns = None
-                return self._on_try_failed("the connection broke before it answered")
+                return self._on_try_failed("the connection broke before it answered", now_ns)
             self._log(Level.WARNING, "lost the connection to the master; connecting again")
             self._miss_master(now_ns)
         else:
             text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
-            self._close(VersionMismatch(f"{self._address()}: {text}; install the same zpccl on both sides"))
+            self._close(VersionMismatch(f"{self._masters.address}: {text}; install the same zpccl on both sides"))
 
     def _miss_master(self, now_ns: int) -> None:
         """Nobody leads the run: it is waited for, for so long since one did."""
@@ -282,53 +277,30 @@ class PeerMachine:
         self.state = State.CONNECTING
         self._connect_call = event.call_id
         self._next_call_id = event.call_id + 1
-        self._tries = self._tries_left = event.attempts * len(self.options.masters)
+        self._tries = self._tries_left = event.attempts * len(self._masters.addresses)
 
-    def _on_try_failed(self, reason: str) -> None:
+    def _on_try_failed(self, reason: str, now_ns: int) -> None:
         if self.state is State.CONNECTING:
-            self._without_run.discard(self._master)
+            self._masters.on_no_answer()
             self._tries_left -= 1
             if self._tries_left <= 0:
-                self._close(self._unreachable(reason))
+                return self._close(self._unreachable(reason))
+        return self._masters.fail(now_ns)
 
     def _on_authentication_refused(self, event: events.AuthenticationRefused, now_ns: int) -> None:
-        master = self._address()
+        master = self._masters.address
         if self.state is State.CONNECTING:
             return self._close(AuthenticationFailed(f"{master}: {event.reason}", address=master))
         # The refusal itself is not authenticated, so it may be forged: a peer of the run waits for its master.
         self._log(Level.WARNING, f"{master} refuses this peer: {event.reason}; trying again")
-        self._go_on_later(now_ns)
-
-    def _address(self) -> str:
-        return self.options.masters[self._master]
-
-    def _go_on_later(self, now_ns: int) -> None:
-        """Turns to the next master: soon, after a pause once all were tried. This one may yet lead before that."""
-        count = len(self.options.masters)
-        if count > 1 and self.state is not State.CLOSED and self._go_on_ns is None:
-            self._failures += 1
-            pause_ns = limits.RECONNECT_INTERVAL_NS << min(self._failures // count, 8)
-            is_last = self._failures % count == 0
-            self._go_on_ns = now_ns + (min(pause_ns, limits.RECONNECT_INTERVAL_MAX_NS) if is_last else 0)
+        self._masters.fail(now_ns)
 
     def _go_on(self) -> None:
-        """Turns to the next master, where there are several."""
-        self._stay_ns = self._go_on_ns = None
-        if len(self.options.masters) == 1 or self.state is State.CLOSED:
-            return
-        self._master = (self._master + 1) % len(self.options.masters)
+        """Turns to the next master."""
         self._is_connected = False
         if self.state is State.CONNECTING:
             self._deadline_ns = None
-        self._effects.append(UseMaster(self._master))
-
-    def _end_of_stay(self, now_ns: int) -> int | None:
-        """How long to wait for a master to lead the run: longest at the first, so that all meet there if they can."""
-        if len(self.options.masters) == 1:
-            return None
-        stay_ns = limits.MASTER_STAY_NS if self._master else limits.MASTER_STAY_FIRST_NS
-        salt = zlib.crc32(self.options.peer_id + self._connection_count.to_bytes(8, "big"))
-        return now_ns + stay_ns + salt % limits.MASTER_STAY_SPREAD_NS
+        self._effects.append(UseMaster(self._masters.go_on()))
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
         master = ",".join(self.options.masters)
@@ -354,7 +326,7 @@ class PeerMachine:
             self.incarnation,
             self._promised,
             len(options.masters),
-            len(options.masters) == 1 or (self._master == 0 and len(self._without_run) == len(options.masters)),
+            self._masters.may_begin,
         )
 
     def _say_standing(self) -> None:
@@ -400,7 +372,7 @@ class PeerMachine:
         elif isinstance(message, Kick):
             # Where there are other masters, this one must know that the peer goes on at none of them.
             error = error_of_kick(message.result, message.reason)
-            self._close(error, say_leave=len(self.options.masters) > 1)
+            self._close(error, say_leave=self._masters.has_others)
         elif isinstance(message, Established):
             self._base = () if message.epoch == self.epoch else self._base
         else:
@@ -410,25 +382,25 @@ class PeerMachine:
         if not self._is_connected:
             return  # Read late, of a connection that is gone: the wait for the master goes on.
         if self.state is State.CONNECTING:
-            self._deadline_ns = self._go_on_ns = None
-            self._failures = 0
+            self._deadline_ns = None
+            self._masters.on_led()
             self.run_id, self.incarnation = message.run_id, message.incarnation
             self._promised = max(self._promised, self.incarnation)
             self.state = State.PENDING
             return self._log(Level.INFO, "registered; waiting to be admitted")
         if message.run_id != self.run_id or message.incarnation < max(self.incarnation, self._promised):
             return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
-        self._deadline_ns = self._stay_ns = self._go_on_ns = None
-        self._failures = 0
+        self._deadline_ns = None
+        self._masters.on_led()
         if message.incarnation > self.incarnation:
             self.incarnation = self._promised = message.incarnation
             self._log(Level.INFO, "another master has taken the run over")
             self._say_standing()
 
     def _on_refused(self, message: Refused, now_ns: int) -> None:
-        has_others = len(self.options.masters) > 1
+        has_others = self._masters.has_others
         if message.refusal is Refusal.UNREGISTERED:
-            if self._go_on_ns is None:  # Else the Hello was refused too, and this peer is about to leave.
+            if not self._masters.is_leaving:  # Else the Hello was refused too, and this peer is about to leave.
                 self._say_everything()
         elif (
             message.refusal in (Refusal.REPORT, Refusal.UNKNOWN_SESSION) and has_others and self.state is State.PENDING
@@ -437,25 +409,20 @@ class PeerMachine:
         elif message.refusal is Refusal.REPORT:
             if self.state is State.MEMBER and has_others:
                 self._miss_master(now_ns)
-                self._stay_ns = self._stay_ns or self._end_of_stay(now_ns)
+                self._masters.stay(now_ns)
                 self._promised = max(self._promised, message.incarnation)
             self._report_to_master()
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_newest(message):
-            self._log(Level.WARNING, f"{self._address()} is not the master of this run: {message.reason}")
-            self._on_try_failed(message.reason)
-            self._go_on_later(now_ns)
+            self._log(Level.WARNING, f"{self._masters.address} is not the master of this run: {message.reason}")
+            self._on_try_failed(message.reason, now_ns)
         elif message.refusal is Refusal.UNKNOWN_SESSION:
             self._close(Kicked(f"{message.reason}; connect again to take part", reason=message.reason))
         elif message.refusal is Refusal.FULL:
             self._close(self._unreachable(message.reason))
         elif message.refusal is Refusal.NO_RUN:
-            if self._master == 0:
-                self._without_run.clear()
-            self._without_run.add(self._master)
-            self._go_on_later(now_ns)
+            self._masters.on_no_run(now_ns)
         elif message.refusal is Refusal.NO_QUORUM:
-            self._on_try_failed(message.reason)
-            self._go_on_later(now_ns)
+            self._on_try_failed(message.reason, now_ns)
         else:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
 
@@ -467,8 +434,9 @@ class PeerMachine:
         self.state, self.run_id, self.incarnation, self._promised = State.CONNECTING, b"", 0, 0
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
-        self._without_run.clear()
-        self._tries_left, self._stay_ns = self._tries, None
+        self._masters.forget_answers()
+        self._masters.clear()
+        self._tries_left = self._tries
         self._deadline_ns = now_ns + self.options.registration_timeout_ns
         self._send(self._hello())
 
@@ -477,7 +445,7 @@ class PeerMachine:
             return
         self.epoch = message.epoch
         self.members, self._base = message.members, message.base
-        if len(self.options.masters) > 1:
+        if self._masters.has_others:
             self._send(Seen(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
@@ -550,19 +518,16 @@ class PeerMachine:
             else:
                 seconds = self.options.master_timeout_ns // limits.SECOND
                 self._close(self._unreachable(f"it has been away for {seconds} s"))
-        if self._stay_ns is not None and now_ns >= self._stay_ns:
-            self._log(Level.INFO, f"{self._address()} does not lead the run")
-            self._go_on()
-        elif self._go_on_ns is not None and now_ns >= self._go_on_ns:
+        if self._masters.is_due(now_ns):
+            self._log(Level.INFO, f"{self._masters.address} does not lead the run; turning to the next master")
             self._go_on()
 
     def _on_silent_master(self, now_ns: int) -> None:
         reason = "something listens, but it does not answer as a master"
         self._deadline_ns = None
-        if len(self.options.masters) == 1:
+        if not self._masters.has_others:
             return self._close(self._unreachable(reason))
-        self._on_try_failed(reason)
-        self._go_on_later(now_ns)
+        return self._on_try_failed(reason, now_ns)
 
     # --- Calls ------------------------------------------------------------------------------------------------------
 
@@ -741,7 +706,8 @@ class PeerMachine:
             self._connect_call = None
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
-        self._deadline_ns = self._stay_ns = self._go_on_ns = None
+        self._deadline_ns = None
+        self._masters.clear()
 
     def _take_calls(self) -> Iterable[Call]:
         calls, self.calls = self.calls, {}
