@@ -1,0 +1,152 @@
+"""Who is waited for: members that do not vote in an operation while others do.
+
+An operation needs the votes of all members in its scope: a collective and a sync those of one group, a topology call
+those of all. Whoever has not voted for one for STRAGGLER_WARNING is named in the log, again after twice that time, and
+so on; with a timeout it is removed when that has passed. A peer that waits itself in another operation is no exception:
+as long as it does not vote here, nobody here can go on.
+
+Operations are looked at when the next of these times may have come, not at every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zpccl import limits
+from zpccl.protocol.collective import Collectives
+from zpccl.protocol.effects import Level
+from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.rounds import SYNC, Rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An operation that lacks votes."""
+
+    operation: str
+    since_ns: int
+    voters: Sequence[Peer]
+    missing: Sequence[Peer]
+
+
+@dataclass(slots=True)
+class _Warning:
+    """What was said about an operation, and when it is said again."""
+
+    missing: list[Peer]
+    next_ns: int
+
+
+class Stragglers:
+    """The peers that others wait for."""
+
+    def __init__(self, registry: Registry, outbox: Outbox, collectives: Collectives, rounds: Rounds) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._collectives = collectives
+        self._rounds = rounds
+        self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and begin.
+        self._look_ns: int | None = None
+        self._newest_ns = -1  # When the newest operation began that is arranged for.
+
+    def waits(self) -> Iterator[Wait]:
+        """All operations that lack votes."""
+        for (group, tag), ballot in self._collectives.ballots.items():
+            if ballot.agreed_ns is None:
+                members = self._registry.members(group)
+                yield Wait(
+                    f"all_reduce at tag {tag} of group {group}",
+                    ballot.begun_ns,
+                    [peer for peer in members if peer in ballot.calls],
+                    [peer for peer in members if peer not in ballot.calls],
+                )
+        begun: dict[tuple[str, int | None], int] = {}
+        for peer, call in self._rounds.calls.items():
+            begun.setdefault((call.function, peer.group if call.function == SYNC else None), call.since_ns)
+        for (function, of_group), since_ns in begun.items():
+            members = self._registry.members(of_group)
+            calls = {peer: self._rounds.calls.get(peer) for peer in members}
+            voters = [peer for peer, its_call in calls.items() if its_call and its_call.function == function]
+            missing = [peer for peer in members if peer not in voters]
+            yield Wait(function if of_group is None else f"{function} of group {of_group}", since_ns, voters, missing)
+
+    def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
+        """Who has been waited for longer than STRAGGLER_WARNING: name, operation, and for how long in nanoseconds."""
+        return tuple(
+            (peer.name, wait.operation, now_ns - wait.since_ns)
+            for wait in self.waits()
+            if now_ns - wait.since_ns >= limits.STRAGGLER_WARNING_NS
+            for peer in wait.missing
+        )
+
+    def settle(self, now_ns: int, timeout_ns: int | None) -> None:
+        """To be called after every event: arranges a look at what has begun, and tells of who has voted after all."""
+        newest_ns = max(
+            next((ballot.begun_ns for ballot in reversed(self._collectives.ballots.values())), -1),
+            next((call.since_ns for call in reversed(self._rounds.calls.values())), -1),
+        )
+        soonest_ns = now_ns + min(limits.STRAGGLER_WARNING_NS, timeout_ns or limits.STRAGGLER_WARNING_NS)
+        if newest_ns < 0:
+            self._look_ns = None
+        elif newest_ns > self._newest_ns:
+            self._look_ns = soonest_ns if self._look_ns is None else min(self._look_ns, soonest_ns)
+        elif self._look_ns is None and any(wait.missing for wait in self.waits()):  # A vote was withdrawn.
+            self._look_ns = soonest_ns
+        self._newest_ns = max(self._newest_ns, newest_ns)
+        if self._warnings:
+            self._recall()
+
+    def tick(self, now_ns: int, timeout_ns: int | None) -> list[tuple[Peer, str]]:
+        """Warns. Returns who must go, and why; without a timeout nobody."""
+        if self._look_ns is None or now_ns < self._look_ns:
+            return []
+        self._look_ns = None
+        overdue: dict[Peer, str] = {}
+        for wait in self.waits():
+            if not wait.missing:
+                continue
+            waited_ns = now_ns - wait.since_ns
+            if timeout_ns is not None and waited_ns >= timeout_ns:
+                for peer in wait.missing:
+                    overdue.setdefault(peer, f"{_describe(wait, waited_ns)}, and it did not vote")
+                continue
+            next_ns = self._warn(wait, now_ns)
+            if timeout_ns is not None:
+                next_ns = min(next_ns, wait.since_ns + timeout_ns)
+            self._look_ns = next_ns if self._look_ns is None else min(self._look_ns, next_ns)
+        return list(overdue.items())
+
+    def deadline_ns(self) -> int | None:
+        """When tick() has something to do."""
+        return self._look_ns
+
+    def _warn(self, wait: Wait, now_ns: int) -> int:
+        """Warns of one operation, if it is time. Returns when it is time again."""
+        key = (wait.operation, wait.since_ns)
+        known = self._warnings.get(key)
+        next_ns = known.next_ns if known is not None else wait.since_ns + limits.STRAGGLER_WARNING_NS
+        if now_ns < next_ns:
+            return next_ns
+        waited_ns = now_ns - wait.since_ns
+        text = f"waiting for {names(wait.missing)}: {_describe(wait, waited_ns)}"
+        self._outbox.log(Level.WARNING, text[: limits.TEXT_CHARS_MAX])
+        self._warnings[key] = _Warning(list(wait.missing), now_ns + waited_ns)
+        return now_ns + waited_ns
+
+    def _recall(self) -> None:
+        """Says of whom it has warned and who is not waited for any more."""
+        missing = {(wait.operation, wait.since_ns): wait.missing for wait in self.waits()}
+        for key, warning in list(self._warnings.items()):
+            still = missing.get(key, ())
+            released = [peer for peer in warning.missing if peer not in still]
+            present = [peer for peer in released if self._registry.peers.get(peer.peer_id) is peer]
+            if present:
+                self._outbox.log(Level.INFO, f"no longer waiting for {names(present)} in {key[0]}")
+            warning.missing = [peer for peer in warning.missing if peer in still]
+            if not warning.missing:
+                del self._warnings[key]
+
+
+def _describe(wait: Wait, waited_ns: int) -> str:
+    return f"{names(wait.voters)} called {wait.operation} {waited_ns // limits.SECOND} s ago"
