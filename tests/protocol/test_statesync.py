@@ -380,15 +380,28 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
     assert bench.verdict("d", 1) == committed(1, 1)
 
 
-def test_who_will_not_hold_all_of_it_is_no_source() -> None:
-    """b has a value of its own for a key that may differ, and keeps it; d is behind and must have that of a."""
+def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
+    """What a peer must fetch: keys and contents."""
+    (plan,) = (m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan))
+    return {entry.key: entry.digest.decode().rstrip("-") for entry in plan.fetch}
+
+
+@pytest.mark.parametrize(
+    "links_down, source, free",
+    [((), "a", "a"), (("ad",), "b", "b"), (("ad", "bd"), "c", "a"), (("ac", "ad"), "b", "b")],
+)
+def test_keys_that_may_differ_come_from_the_source(links_down: tuple[str, ...], source: str, free: str) -> None:
+    """L2, found by the simulator: b holds what was elected, but for a key that may differ. It serves where a cannot."""
     bench = bench_of("a", "b", "c", "d")
-    unlink(bench, "ad")
+    unlink(bench, *links_down)
     for name in "abcd":
-        free = entry("free", name, free=True)
-        bench.say(name, offer(1, int(name in "ab"), free, w("new" if name in "a" else name)))
-    # Of a and b, which are at the revision, a comes first: b fetches w alone, c both, d both.
-    assert sources_of(bench) == {"b": pids("a"), "c": pids("a"), "d": pids("c")}
+        contents = "new" if name in "ab" else name
+        bench.say(name, offer(1, int(name in "ab"), entry("free", name, free=True), w(contents)))
+    assert sources_of(bench)["d"] == pids(source)
+    assert fetched_by(bench, "d") == {"free": free, "w": "new"}
+    for name in "cd":
+        bench.fetched(name, 1)
+    assert bench.verdict("d", 1) == committed(1, 1)
 
 
 def test_a_sync_waits_for_links_where_nobody_can_send() -> None:

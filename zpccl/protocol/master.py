@@ -116,7 +116,6 @@ class MasterMachine:
             self.registry, self._outbox, self.paths, self.rounds, self._next_attempt_id, self.options.link_wait_ns
         )
         self._stragglers = Stragglers(self.registry, self._outbox, self.collectives, self.rounds)
-        self._now_ns = 0  # Of the last event.
         self.number(incarnation)
 
     def number(self, incarnation: int) -> None:
@@ -137,7 +136,7 @@ class MasterMachine:
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
-        self._now_ns = now_ns
+        self._outbox.now_ns = now_ns
         if isinstance(event, PeerMessageReceived):
             if self._is_of_its_key(event):
                 self._on_message(event, now_ns)
@@ -177,7 +176,7 @@ class MasterMachine:
         Returns:
             For each and each operation: its name, the operation, and for how long others have waited, in nanoseconds.
         """
-        return self._stragglers.stragglers(self._now_ns if now_ns is None else now_ns)
+        return self._stragglers.stragglers(self._outbox.now_ns if now_ns is None else now_ns)
 
     def validate(self) -> None:
         """States what always holds between events."""

@@ -6,8 +6,9 @@
                               are answered      |  | a fetcher is       |
                                                 `--' removed            `--> aborted
 
-Who fetches is given its sources: the holders that it has a link to. Where there is none, those who fetch the same and
-have a source themselves: what they get they pass on. Who has no link to any of these is waited for.
+Who fetches is given its sources: the holders that it has a link to. Where there is none, others who hold the elected
+contents, but for keys that may differ; where there is none of these, those who fetch the same and have a source
+themselves: what they get they pass on. Who has no link to any of all these is waited for.
 
 Peers that fetch keep what they got aside until the sync is committed, so a sync that fails changes nobody's state.
 Peers that have nothing to fetch wait too: they may be asked for blocks. A bystander or fetcher that dies is no longer
@@ -20,6 +21,7 @@ reported nothing is decided, as with collectives.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -131,33 +133,41 @@ class StateSyncs:
 
     def _start(self, transfer: Transfer, now_ns: int) -> None:
         """Sends the plan, unless there is a peer without a source."""
-        sources, without = self._find_sources(transfer, now_ns)
-        if without:
+        found = self._find_sources(transfer, now_ns)
+        if found.without:
             return
-        transfer.sources, transfer.offers = sources, {}
+        transfer.sources, transfer.fetch, transfer.offers = found.sources, found.fetch, {}
+        transfer.done |= {peer for peer, entries in found.fetch.items() if not entries}
         transfer.agreed_ns, transfer.begun_ns = None, now_ns
         for peer in transfer.calls:
             self._send_plan(transfer, peer)
         self._decide(transfer)
 
-    def _find_sources(
-        self, transfer: Transfer, now_ns: int
-    ) -> tuple[dict[Peer, tuple[Peer, ...]], dict[Peer, tuple[FetchEntry, ...]]]:
-        """From whom each can fetch, and what those must fetch who have a link to nobody who could send it."""
+    def _find_sources(self, transfer: Transfer, now_ns: int) -> _Sources:
+        """From whom each can fetch: from holders, from others who hold the elected contents, from those who fetch them.
+
+        Those others may differ in keys that allow it; who fetches from them gets their values of these.
+        """
         present = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
-        without = {peer: transfer.fetch[peer] for peer in present if transfer.fetch[peer]}
-        sources: dict[Peer, tuple[Peer, ...]] = {}
-        nearest = [peer for peer in transfer.holders if peer in present]
-        while nearest and without:  # Those who can reach these are the next who can be reached.
-            found: dict[Peer, tuple[Peer, ...]] = {}
-            for peer, entries in without.items():
-                able = [s for s in nearest if s in transfer.holders or set(entries) <= _will_hold(transfer, s)]
-                if linked := self._paths.sources(peer, able, now_ns):
-                    found[peer] = tuple(linked)
-            sources |= found
-            without = {peer: entries for peer, entries in without.items() if peer not in found}
-            nearest = list(found)
-        return sources, without
+        found = _Sources({}, dict(transfer.fetch), [peer for peer in present if transfer.fetch[peer]])
+        holders = [peer for peer in transfer.holders if peer in present]
+        others = [peer for peer in present if not transfer.fetch[peer] and peer not in holders]
+        levels = deque([holders, others])
+        while levels and found.without:
+            level, reached = levels.popleft(), []
+            for peer in found.without:
+                linked = self._paths.sources(peer, level, now_ns)
+                entries = {source: _entries_from(source, peer, transfer.offers, found.fetch) for source in linked}
+                same = [source for source in linked if entries[source] == found.fetch[peer]] or [
+                    source for source in linked if entries[source] == entries[linked[0]]
+                ]
+                if same:
+                    found.sources[peer], found.fetch[peer] = tuple(same), entries[same[0]]
+                    reached.append(peer)
+            found.without = [peer for peer in found.without if peer not in reached]
+            if reached:
+                levels.append(reached)
+        return found
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down: plans that wait for links are looked at again."""
@@ -176,7 +186,7 @@ class StateSyncs:
         for transfer in self.transfers.values():
             if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self._link_wait_ns:
                 reason = f"no data connection to anybody who can send it the shared state of {names(transfer.holders)}"
-                found += [(peer, reason) for peer in self._find_sources(transfer, now_ns)[1]]
+                found += [(peer, reason) for peer in self._find_sources(transfer, now_ns).without]
         return found
 
     def _send_plan(self, transfer: Transfer, peer: Peer) -> None:
@@ -323,9 +333,21 @@ class StateSyncs:
             assert survivors and is_open, "an undecided sync"
 
 
-def _will_hold(transfer: Transfer, peer: Peer) -> set[FetchEntry]:
-    """What a peer holds that fetches its own part of the same sync."""
-    fetched = transfer.fetch[peer]
-    keys = {entry.key for entry in fetched}
-    held = {FetchEntry(entry.key, entry.digest) for entry in transfer.offers[peer].entries if entry.key not in keys}
-    return held.union(fetched)
+@dataclass(slots=True)
+class _Sources:
+    """From whom each fetches, what, and who can fetch from nobody."""
+
+    sources: dict[Peer, tuple[Peer, ...]]
+    fetch: dict[Peer, tuple[FetchEntry, ...]]
+    without: list[Peer]
+
+
+def _entries_from(
+    source: Peer, peer: Peer, offers: dict[Peer, SyncOffer], fetch: dict[Peer, tuple[FetchEntry, ...]]
+) -> tuple[FetchEntry, ...]:
+    """What a peer must fetch, with the values that the source has, or will have."""
+    held = {entry.key: entry.digest for entry in offers[source].entries}
+    held |= {entry.key: entry.digest for entry in fetch[source]}
+    own = {entry.key: entry.digest for entry in offers[peer].entries}
+    entries = (FetchEntry(entry.key, held[entry.key]) for entry in fetch[peer])
+    return tuple(entry for entry in entries if entry.digest != own[entry.key])

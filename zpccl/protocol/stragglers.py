@@ -2,8 +2,10 @@
 
 An operation needs the votes of all members in its scope: a collective and a sync those of one group, a topology call
 those of all. Whoever has not voted for one for STRAGGLER_WARNING is named in the log, again after twice that time, and
-so on; with a timeout it is removed when that has passed. A peer that waits itself in another operation is no exception:
-as long as it does not vote here, nobody here can go on.
+so on; with a timeout it is removed when that has passed. Who is in another operation itself is held up there, and is
+no straggler here: whom that one waits for is. Its time begins when that one is over. are_peers_pending() is no excuse,
+since collectives may run beside it: of peers that wait there for others who wait for them in a collective, these hold
+all up.
 
 Operations are looked at when the next of these times may have come, not at every event.
 """
@@ -17,6 +19,7 @@ from zpccl import limits
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.messages import TopologyKind
 from zpccl.protocol.rounds import SYNC, Rounds
 
 
@@ -28,6 +31,11 @@ class Wait:
     since_ns: int
     voters: Sequence[Peer]
     missing: Sequence[Peer]
+
+    def stragglers(self) -> dict[Peer, int]:
+        """Those of the missing who are not in another operation, and since when each is waited for."""
+        idle = [peer for peer in self.missing if all(c == TopologyKind.PENDING for c in peer.open_calls.values())]
+        return {peer: max(self.since_ns, peer.answered_ns) for peer in idle}
 
 
 @dataclass(slots=True)
@@ -74,10 +82,10 @@ class Stragglers:
     def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
         """Who has been waited for longer than STRAGGLER_WARNING: name, operation, and for how long in nanoseconds."""
         return tuple(
-            (peer.name, wait.operation, now_ns - wait.since_ns)
+            (peer.name, wait.operation, now_ns - since_ns)
             for wait in self.waits()
-            if now_ns - wait.since_ns >= limits.STRAGGLER_WARNING_NS
-            for peer in wait.missing
+            for peer, since_ns in wait.stragglers().items()
+            if now_ns - since_ns >= limits.STRAGGLER_WARNING_NS
         )
 
     def settle(self, now_ns: int, timeout_ns: int | None) -> None:
@@ -106,14 +114,14 @@ class Stragglers:
         for wait in self.waits():
             if not wait.missing:
                 continue
-            waited_ns = now_ns - wait.since_ns
-            if timeout_ns is not None and waited_ns >= timeout_ns:
-                for peer in wait.missing:
-                    overdue.setdefault(peer, f"{_describe(wait, waited_ns)}, and it did not vote")
-                continue
             next_ns = self._warn(wait, now_ns)
             if timeout_ns is not None:
-                next_ns = min(next_ns, wait.since_ns + timeout_ns)
+                stragglers = wait.stragglers()
+                late = [peer for peer, since_ns in stragglers.items() if now_ns - since_ns >= timeout_ns]
+                for peer in late:
+                    overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and it did not vote")
+                due_ns = [since_ns + timeout_ns for peer, since_ns in stragglers.items() if peer not in late]
+                next_ns = min(next_ns, now_ns + timeout_ns, *due_ns)  # Who is held up now may be late no sooner.
             self._look_ns = next_ns if self._look_ns is None else min(self._look_ns, next_ns)
         return list(overdue.items())
 
@@ -129,9 +137,14 @@ class Stragglers:
         if now_ns < next_ns:
             return next_ns
         waited_ns = now_ns - wait.since_ns
-        text = f"waiting for {names(wait.missing)}: {_describe(wait, waited_ns)}"
-        self._outbox.log(Level.WARNING, text[: limits.TEXT_CHARS_MAX])
-        self._warnings[key] = _Warning(list(wait.missing), now_ns + waited_ns)
+        late = [
+            peer
+            for peer, since_ns in wait.stragglers().items()
+            if now_ns - since_ns >= min(waited_ns, limits.STRAGGLER_WARNING_NS)
+        ]
+        who = names(late) if late else f"{names(wait.missing)}, busy in other calls"
+        self._outbox.log(Level.WARNING, f"waiting for {who}: {_describe(wait, now_ns)}"[: limits.TEXT_CHARS_MAX])
+        self._warnings[key] = _Warning(late or list(wait.missing), now_ns + waited_ns)
         return now_ns + waited_ns
 
     def _recall(self) -> None:
@@ -148,5 +161,5 @@ class Stragglers:
                 del self._warnings[key]
 
 
-def _describe(wait: Wait, waited_ns: int) -> str:
-    return f"{names(wait.voters)} called {wait.operation} {waited_ns // limits.SECOND} s ago"
+def _describe(wait: Wait, now_ns: int) -> str:
+    return f"{names(wait.voters)} called {wait.operation} {(now_ns - wait.since_ns) // limits.SECOND} s ago"
