@@ -308,7 +308,7 @@ class MasterMachine:
                 if self._accept_call(peer, call.call_id, call.spec, now_ns):
                     self.collectives.begin(peer, call.call_id, call.spec, now_ns)
         elif isinstance(message, Finished):
-            self.collectives.finished(peer, message, now_ns)
+            self.collectives.finished(peer, message)
         elif isinstance(message, TopologyVote):
             self._forget_answers(peer, message.oldest_call_id)
             if self._accept_call(peer, message.call_id, message.kind, now_ns):
@@ -319,7 +319,7 @@ class MasterMachine:
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
         elif isinstance(message, SyncFinished):
-            self.syncs.finished(peer, message, now_ns)
+            self.syncs.finished(peer, message)
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
 

@@ -263,7 +263,7 @@ class StateSyncs:
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
-    def finished(self, peer: Peer, report: SyncFinished, now_ns: int) -> None:
+    def finished(self, peer: Peer, report: SyncFinished) -> None:
         """A peer has fetched all that it should, or could not."""
         if report.call_id in peer.answers:
             return self._outbox.send(peer, peer.answers[report.call_id])
@@ -275,8 +275,8 @@ class StateSyncs:
             return self._decide(transfer)
         fault = [source for source in transfer.calls if source.peer_id == report.fault and source is not peer]
         for source in fault:
-            cost_ns = now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
-            self._paths.blame(peer, source, cost_ns, 0, now_ns)
+            cost_ns = self._outbox.now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
+            self._paths.blame(peer, source, cost_ns, 0, self._outbox.now_ns)
         transfer.failed = (report.reason or "a transfer failed", fault)
         return self._decide(transfer)
 
