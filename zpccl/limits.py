@@ -84,6 +84,8 @@ RECOVERY_WAIT_NS = 4 * SECOND
 """How long a master that took over waits for members that have not reported."""
 STRAGGLER_WARNING_NS = 10 * SECOND
 """A member whose vote others wait for is named in the log after this time, and again after twice, four times, ..."""
+STRAGGLER_LINES_MAX = 8
+"""Operations named in the log at a time; the rest is counted."""
 STRAGGLER_TIMEOUT_MIN_NS = 1 * SECOND
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""

@@ -243,3 +243,19 @@ def test_a_straggler_in_two_operations_is_removed_once() -> None:
     assert len(kicks) == 1
     assert bench.names() == "a"
     assert pids("b")[0] not in bench.machine.registry.peers
+
+
+def test_many_operations_are_counted() -> None:
+    """A batch of hundreds of tensors fills no log."""
+    bench = bench_of("a", "b")
+    bench.begin("a", 1, *(spec(tag) for tag in range(100)))
+    bench.tick(WARNING)
+    found = lines(bench)
+    assert len(found) == limits.STRAGGLER_LINES_MAX + 1
+    assert found[-1] == f"{100 - limits.STRAGGLER_LINES_MAX} more operations lack votes"
+    assert len(bench.machine.stragglers()) == 100
+    bench.begin("b", 1, *(spec(tag) for tag in range(100)))
+    assert len(lines(bench, Level.INFO)) == limits.STRAGGLER_LINES_MAX
+    bench.begin("a", 200, spec(500))
+    bench.tick(WARNING)
+    assert len(bench.machine._stragglers._warnings) == 1

@@ -12,11 +12,11 @@ Operations are looked at when the next of these times may have come, not at ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zpccl import limits
-from zpccl.protocol.collective import Collectives
+from zpccl.protocol.collective import Ballot, Collectives
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import TopologyKind
@@ -31,6 +31,8 @@ class Wait:
     since_ns: int
     voters: Sequence[Peer]
     missing: Sequence[Peer]
+    still_lacks: Callable[[Peer], bool]
+    """Whether the vote of a peer is missing, later on."""
 
     def stragglers(self) -> dict[Peer, int]:
         """Those of the missing who are not in another operation, and since when each is waited for."""
@@ -42,7 +44,9 @@ class Wait:
 class _Warning:
     """What was said about an operation, and when it is said again."""
 
-    missing: list[Peer]
+    wait: Wait
+    named: list[Peer]
+    """Who is named in the log and not yet taken back; nobody where the operation was only counted."""
     next_ns: int
 
 
@@ -62,22 +66,36 @@ class Stragglers:
         """All operations that lack votes."""
         for (group, tag), ballot in self._collectives.ballots.items():
             if ballot.agreed_ns is None:
-                members = self._registry.members(group)
-                yield Wait(
-                    f"all_reduce at tag {tag} of group {group}",
-                    ballot.begun_ns,
-                    [peer for peer in members if peer in ballot.calls],
-                    [peer for peer in members if peer not in ballot.calls],
-                )
-        begun: dict[tuple[str, int | None], int] = {}
+                yield self._wait_of_ballot(group, tag, ballot)
+        begun: dict[tuple[str, int | None], Peer] = {}
         for peer, call in self._rounds.calls.items():
-            begun.setdefault((call.function, peer.group if call.function == SYNC else None), call.since_ns)
-        for (function, of_group), since_ns in begun.items():
-            members = self._registry.members(of_group)
-            calls = {peer: self._rounds.calls.get(peer) for peer in members}
-            voters = [peer for peer, its_call in calls.items() if its_call and its_call.function == function]
-            missing = [peer for peer in members if peer not in voters]
-            yield Wait(function if of_group is None else f"{function} of group {of_group}", since_ns, voters, missing)
+            begun.setdefault((call.function, peer.group if call.function == SYNC else None), peer)
+        for (function, of_group), first in begun.items():
+            yield self._wait_of_round(function, of_group, first)
+
+    def _wait_of_ballot(self, group: int, tag: int, ballot: Ballot) -> Wait:
+        ballots, members = self._collectives.ballots, self._registry.members(group)
+
+        def still_lacks(peer: Peer) -> bool:
+            return ballots.get((group, tag)) is ballot and ballot.agreed_ns is None and peer not in ballot.calls
+
+        voters = [peer for peer in members if peer in ballot.calls]
+        missing = [peer for peer in members if peer not in ballot.calls]
+        return Wait(f"all_reduce at tag {tag} of group {group}", ballot.begun_ns, voters, missing, still_lacks)
+
+    def _wait_of_round(self, function: str, group: int | None, first: Peer) -> Wait:
+        rounds, members, first_call = self._rounds, self._registry.members(group), self._rounds.calls[first]
+
+        def has_voted(peer: Peer) -> bool:
+            return peer in rounds.calls and rounds.calls[peer].function == function
+
+        def still_lacks(peer: Peer) -> bool:
+            return rounds.calls.get(first) is first_call and not has_voted(peer)
+
+        voters = [peer for peer in members if has_voted(peer)]
+        missing = [peer for peer in members if not has_voted(peer)]
+        operation = function if group is None else f"{function} of group {group}"
+        return Wait(operation, first_call.since_ns, voters, missing, still_lacks)
 
     def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
         """Who has been waited for longer than STRAGGLER_WARNING: name, operation, and for how long in nanoseconds."""
@@ -102,8 +120,7 @@ class Stragglers:
         elif self._look_ns is None and any(wait.missing for wait in self.waits()):  # A vote was withdrawn.
             self._look_ns = soonest_ns
         self._newest_ns = max(self._newest_ns, newest_ns)
-        if self._warnings:
-            self._recall()
+        self._recall()
 
     def tick(self, now_ns: int, timeout_ns: int | None) -> list[tuple[Peer, str]]:
         """Warns. Returns who must go, and why; without a timeout nobody."""
@@ -111,10 +128,12 @@ class Stragglers:
             return []
         self._look_ns = None
         overdue: dict[Peer, str] = {}
-        for wait in self.waits():
-            if not wait.missing:
-                continue
-            next_ns = self._warn(wait, now_ns)
+        waits = [wait for wait in self.waits() if wait.missing]
+        self._warn_of([wait for wait in waits if self._warn_ns(wait) <= now_ns], now_ns)
+        known = {_key(wait) for wait in waits}
+        self._warnings = {key: warning for key, warning in self._warnings.items() if key in known}
+        for wait in waits:
+            next_ns = self._warn_ns(wait)
             if timeout_ns is not None:
                 stragglers = wait.stragglers()
                 late = [peer for peer, since_ns in stragglers.items() if now_ns - since_ns >= timeout_ns]
@@ -129,36 +148,40 @@ class Stragglers:
         """When tick() has something to do."""
         return self._look_ns
 
-    def _warn(self, wait: Wait, now_ns: int) -> int:
-        """Warns of one operation, if it is time. Returns when it is time again."""
-        key = (wait.operation, wait.since_ns)
-        known = self._warnings.get(key)
-        next_ns = known.next_ns if known is not None else wait.since_ns + limits.STRAGGLER_WARNING_NS
-        if now_ns < next_ns:
-            return next_ns
-        waited_ns = now_ns - wait.since_ns
-        late = [
-            peer
-            for peer, since_ns in wait.stragglers().items()
-            if now_ns - since_ns >= min(waited_ns, limits.STRAGGLER_WARNING_NS)
-        ]
-        who = names(late) if late else f"{names(wait.missing)}, busy in other calls"
-        self._outbox.log(Level.WARNING, f"waiting for {who}: {_describe(wait, now_ns)}"[: limits.TEXT_CHARS_MAX])
-        self._warnings[key] = _Warning(late or list(wait.missing), now_ns + waited_ns)
-        return now_ns + waited_ns
+    def _warn_ns(self, wait: Wait) -> int:
+        """When the next warning of an operation is due."""
+        known = self._warnings.get(_key(wait))
+        return known.next_ns if known is not None else wait.since_ns + limits.STRAGGLER_WARNING_NS
+
+    def _warn_of(self, waits: list[Wait], now_ns: int) -> None:
+        for place, wait in enumerate(waits):
+            waited_ns = now_ns - wait.since_ns
+            shortest_ns = min(waited_ns, limits.STRAGGLER_WARNING_NS)
+            late = [peer for peer, since_ns in wait.stragglers().items() if now_ns - since_ns >= shortest_ns]
+            is_said = place < limits.STRAGGLER_LINES_MAX
+            if is_said:
+                who = names(late) if late else f"{names(wait.missing)}, busy in other calls"
+                text = f"waiting for {who}: {_describe(wait, now_ns)}"
+                self._outbox.log(Level.WARNING, text[: limits.TEXT_CHARS_MAX])
+            named = (late or list(wait.missing)) if is_said else []
+            self._warnings[_key(wait)] = _Warning(wait, named, now_ns + waited_ns)
+        if len(waits) > limits.STRAGGLER_LINES_MAX:
+            self._outbox.log(Level.WARNING, f"{len(waits) - limits.STRAGGLER_LINES_MAX} more operations lack votes")
 
     def _recall(self) -> None:
         """Says of whom it has warned and who is not waited for any more."""
-        missing = {(wait.operation, wait.since_ns): wait.missing for wait in self.waits()}
-        for key, warning in list(self._warnings.items()):
-            still = missing.get(key, ())
-            released = [peer for peer in warning.missing if peer not in still]
-            present = [peer for peer in released if self._registry.peers.get(peer.peer_id) is peer]
-            if present:
-                self._outbox.log(Level.INFO, f"no longer waiting for {names(present)} in {key[0]}")
-            warning.missing = [peer for peer in warning.missing if peer in still]
-            if not warning.missing:
-                del self._warnings[key]
+        for warning in self._warnings.values():
+            released = [peer for peer in warning.named if not warning.wait.still_lacks(peer)]
+            if released:
+                warning.named = [peer for peer in warning.named if peer not in released]
+                present = [peer for peer in released if self._registry.peers.get(peer.peer_id) is peer]
+                if present:
+                    text = f"no longer waiting for {names(present)} in {warning.wait.operation}"
+                    self._outbox.log(Level.INFO, text[: limits.TEXT_CHARS_MAX])
+
+
+def _key(wait: Wait) -> tuple[str, int]:
+    return wait.operation, wait.since_ns
 
 
 def _describe(wait: Wait, now_ns: int) -> str:
