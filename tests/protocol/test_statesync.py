@@ -417,6 +417,22 @@ def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
     assert bench.machine.deadline_ns() is None
 
 
+def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
+    """S4, paths, seed 2214: peers drop frames of ids that they hear of after a greater one."""
+    bench = bench_of("a", "b")
+    bench.members("x", "y", group=1)
+    bench.say("a", Linked(()))
+    for name in "ab":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    for name in "xy":
+        bench.begin(name, 1)
+    bench.say("a", Linked(pids("b")))
+    (plan,) = (m for m in bench.said["b1"] if isinstance(m, SyncPlan))
+    assert plan.attempt_id > max(bench.plans)
+    bench.fetched("b", 1, plan.attempt_id)
+    assert bench.verdict("a", 1) == committed(1, 1, plan.attempt_id)
+
+
 def test_who_stays_without_a_source_is_removed() -> None:
     """L1, L2."""
     bench = bench_of("a", "b", "c")
@@ -427,8 +443,8 @@ def test_who_stays_without_a_source_is_removed() -> None:
     reason = "no data connection to anybody who can send it the shared state of a"
     assert kick == ("c1", Kick(Result.RANK_CONNECTION_FAILED, reason))
     assert (bench.names(), sources_of(bench)) == ("ab", {"b": pids("a")})
-    bench.fetched("b", 1)
-    assert bench.verdict("a", 1) == committed(1, 1)
+    bench.fetched("b", 1, FIRST_ATTEMPT + 1)
+    assert bench.verdict("a", 1) == committed(1, 1, FIRST_ATTEMPT + 1)
 
 
 @pytest.mark.parametrize("how", ["leave", "withdraw"])

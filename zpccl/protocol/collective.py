@@ -157,14 +157,11 @@ class Collectives:
             for (group, _), ballot in self.ballots.items()
             if ballot.agreed_ns is not None and now_ns - ballot.agreed_ns >= self._link_wait_ns
         }
-        found: list[tuple[Peer, str]] = []
-        for group in groups:
-            members = self._registry.members(group)
-            while self._paths.order(members, now_ns) is None:
-                worst, others = self._paths.worst_connected(members, now_ns)
-                found.append((worst, f"no working data connection to {names(others)}"))
-                members.remove(worst)
-        return found
+        return [
+            (peer, f"no working data connection to {names(others)}")
+            for group in groups
+            for peer, others in self._paths.surplus(self._registry.members(group), now_ns)
+        ]
 
     def deadline_ns(self) -> int | None:
         """When tick() has something to do."""

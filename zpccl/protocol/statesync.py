@@ -115,7 +115,7 @@ class StateSyncs:
                     agreed_ns=now_ns,
                 )
                 self.transfers[group] = transfer
-                self._start(transfer, now_ns)
+                self._start(transfer, now_ns, has_waited=False)
 
     def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int], *, is_over: bool) -> None:
         """Answers the refused. Where nobody is left, each is told who gets the same answer, as of an attempt."""
@@ -131,7 +131,7 @@ class StateSyncs:
             for peer in peers:
                 self._outbox.answer(peer, Answer(calls[peer], result, 0, text, "", (), 0, *attempt))
 
-    def _start(self, transfer: Transfer, now_ns: int) -> None:
+    def _start(self, transfer: Transfer, now_ns: int, *, has_waited: bool) -> None:
         """Sends the plan, unless there is a peer without a source."""
         found = self._find_sources(transfer, now_ns)
         if found.without:
@@ -139,6 +139,8 @@ class StateSyncs:
         transfer.sources, transfer.fetch, transfer.offers = found.sources, found.fetch, {}
         transfer.done |= {peer for peer, entries in found.fetch.items() if not entries}
         transfer.agreed_ns, transfer.begun_ns = None, now_ns
+        if has_waited:  # Peers may have got plans with greater ids meanwhile.
+            transfer.attempt_id = self._next_attempt_id()
         for peer in transfer.calls:
             self._send_plan(transfer, peer)
         self._decide(transfer)
@@ -173,7 +175,7 @@ class StateSyncs:
         """A link came up or went down: plans that wait for links are looked at again."""
         for transfer in list(self.transfers.values()):
             if transfer.agreed_ns is not None:
-                self._start(transfer, now_ns)
+                self._start(transfer, now_ns, has_waited=True)
 
     def deadline_ns(self) -> int | None:
         """When unreachable() has something to say."""

@@ -283,7 +283,7 @@ class Causes(Checker):
 
     def _on_kick(self, connection: str, kick: Kick) -> None:
         node = self.cluster.node_of(connection)
-        if node is None or node.peer_id not in self.cluster.member_ids:
+        if node is None or not node.is_alive or node.peer_id not in self.cluster.member_ids:
             return
         is_for_links, is_for_votes = kick.result == Result.RANK_CONNECTION_FAILED, "did not vote" in kick.reason
         if is_for_links:
