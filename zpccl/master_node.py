@@ -6,9 +6,10 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from zpccl import limits
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
-from zpccl.errors import InvalidUsage
+from zpccl.errors import InvalidArgument, InvalidUsage
 
 if TYPE_CHECKING:
     from zpccl.observe.metrics import MetricsServer
@@ -28,9 +29,11 @@ class MasterNode:
         recovery_grace: seconds that it waits, from its start on, for peers of an earlier master whose run it may take
             over, before it admits the first peer of a new run. None: the default, 1 s.
         metrics: "host:port" at which metrics are served for Prometheus, at /metrics; None serves none.
+        straggler_timeout: seconds after which a peer is removed whose vote all others wait for; it may join again.
+            None: such peers are named in the log only.
 
     Raises:
-        InvalidArgument: the secret or the file is malformed.
+        InvalidArgument: the secret or the file is malformed, or the straggler timeout is below 1 s.
     """
 
     def __init__(
@@ -41,12 +44,16 @@ class MasterNode:
         allow: str | os.PathLike[str] | None = None,
         recovery_grace: float | None = None,
         metrics: str | None = None,
+        straggler_timeout: float | None = None,
     ) -> None:
+        if straggler_timeout is not None and not straggler_timeout * limits.SECOND >= limits.STRAGGLER_TIMEOUT_MIN_NS:
+            raise InvalidArgument(f"straggler_timeout is {straggler_timeout} s; at least 1 s is needed")
         self._listen_address = listen_address
         self._keys = master_keys(secret, allow_file=allow)
         self._recovery_grace = recovery_grace
         self._metrics_address = metrics
         self._metrics: MetricsServer | None = None
+        self._straggler_timeout = straggler_timeout
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -73,7 +80,11 @@ class MasterNode:
         try:
             publish = metrics.publish if metrics is not None else None
             loop = MasterLoop(
-                self._listen_address, keys=self._keys, recovery_grace=self._recovery_grace, publish=publish
+                self._listen_address,
+                keys=self._keys,
+                recovery_grace=self._recovery_grace,
+                publish=publish,
+                straggler_timeout=self._straggler_timeout,
             )
         except BaseException:
             if metrics is not None:

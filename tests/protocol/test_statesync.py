@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.messages import Answer, Decision, StateEntry, SyncPlan
+from zpccl.protocol.messages import Answer, Decision, Kick, Linked, StateEntry, SyncPlan
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, spec, sync_plan
 
@@ -48,7 +49,7 @@ def test_from_offers_to_commit() -> None:
     assert bench.say("b", offer(2, 1, w("x"))) == [
         ("a1", sync_plan(1, 1, "ab", a=1, b=2, c=3)),
         ("b1", sync_plan(2, 1, "ab", a=1, b=2, c=3)),
-        ("c1", sync_plan(3, 1, "ab", ("w", "x"), a=1, b=2, c=3)),
+        ("c1", sync_plan(3, 1, "ab", ("w", "x"), sources="ab", a=1, b=2, c=3)),
     ]
     assert bench.fetched("c", 3) == [
         ("a1", committed(1, 1)),
@@ -328,3 +329,144 @@ def test_holders_are_in_ring_order() -> None:
         bench.say(name, offer(1, 0))
     plans = [message for message in bench.said["a1"] if isinstance(message, SyncPlan)]
     assert plans[0].holders == pids("cab")
+
+
+# --- Links ----------------------------------------------------------------------------------------------------------
+
+
+def sources_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
+    """From whom each fetches who does, by the last plan."""
+    plans = {name: [m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan)] for name in bench.names()}
+    return {name: of_peer[-1].sources for name, of_peer in plans.items() if of_peer and of_peer[-1].fetch}
+
+
+def unlink(bench: MasterBench, *pairs: str) -> None:
+    """Of all links, these are down; the ends say so."""
+    names = bench.names()
+    for name in names:
+        bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
+
+
+def test_sources_are_holders_with_a_link() -> None:
+    """L2: nobody is told to fetch from one whom it cannot reach."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ad", "bc")
+    for name in "abcd":
+        bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
+    assert sources_of(bench) == {"c": pids("a"), "d": pids("b")}
+    for name in "cd":
+        bench.fetched(name, 1)
+    assert bench.verdict("a", 1) == committed(1, 1)
+
+
+def test_holders_by_whose_link_something_failed_come_last() -> None:
+    bench = running()
+    assert sources_of(bench) == {"c": pids("ab")}
+    bench.fetched("c", 1, ok=False, fault=pid("a"), reason="no block came")
+    for name in "abc":
+        bench.say(name, offer(2, int(name in "ab"), w("x" if name in "ab" else "old")))
+    assert sources_of(bench) == {"c": pids("ba")}
+
+
+def test_who_reaches_no_holder_fetches_from_who_does() -> None:
+    """L2: through as many as it takes."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ac", "ad", "bd")
+    for name in "abcd":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    assert sources_of(bench) == {"b": pids("a"), "c": pids("b"), "d": pids("c")}
+    for name in "bcd":
+        bench.fetched(name, 1)
+    assert bench.verdict("d", 1) == committed(1, 1)
+
+
+def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
+    """What a peer must fetch: keys and contents."""
+    (plan,) = (m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan))
+    return {entry.key: entry.digest.decode().rstrip("-") for entry in plan.fetch}
+
+
+@pytest.mark.parametrize(
+    "links_down, source, free",
+    [((), "a", "a"), (("ad",), "b", "b"), (("ad", "bd"), "c", "a"), (("ac", "ad"), "b", "b")],
+)
+def test_keys_that_may_differ_come_from_the_source(links_down: tuple[str, ...], source: str, free: str) -> None:
+    """L2, found by the simulator: b holds what was elected, but for a key that may differ. It serves where a cannot."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, *links_down)
+    for name in "abcd":
+        contents = "new" if name in "ab" else name
+        bench.say(name, offer(1, int(name in "ab"), entry("free", name, free=True), w(contents)))
+    assert sources_of(bench)["d"] == pids(source)
+    assert fetched_by(bench, "d") == {"free": free, "w": "new"}
+    for name in "cd":
+        bench.fetched(name, 1)
+    assert bench.verdict("d", 1) == committed(1, 1)
+
+
+def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac", "bc")
+    for name in "abc":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    assert sources_of(bench) == {}
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+    assert bench.say("c", offer(1, 0, w("c"))) == []
+    unlink(bench, "ac")
+    assert sources_of(bench) == {"b": pids("a"), "c": pids("b")}
+    assert bench.machine.deadline_ns() is None
+
+
+def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
+    """S4, paths, seed 2214: peers drop frames of ids that they hear of after a greater one."""
+    bench = bench_of("a", "b")
+    bench.members("x", "y", group=1)
+    bench.say("a", Linked(()))
+    for name in "ab":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    for name in "xy":
+        bench.begin(name, 1)
+    bench.say("a", Linked(pids("b")))
+    (plan,) = (m for m in bench.said["b1"] if isinstance(m, SyncPlan))
+    assert plan.attempt_id > max(bench.plans)
+    bench.fetched("b", 1, plan.attempt_id)
+    assert bench.verdict("a", 1) == committed(1, 1, plan.attempt_id)
+
+
+def test_who_stays_without_a_source_is_removed() -> None:
+    """L1, L2."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac", "bc")
+    for name in "abc":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    kick = bench.tick_at_deadline()[0]
+    reason = "no data connection to anybody who can send it the shared state of a"
+    assert kick == ("c1", Kick(Result.RANK_CONNECTION_FAILED, reason))
+    assert (bench.names(), sources_of(bench)) == ("ab", {"b": pids("a")})
+    bench.fetched("b", 1, FIRST_ATTEMPT + 1)
+    assert bench.verdict("a", 1) == committed(1, 1, FIRST_ATTEMPT + 1)
+
+
+@pytest.mark.parametrize("how", ["leave", "withdraw"])
+def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
+    bench = bench_of("a", "b")
+    unlink(bench, "ab")
+    for name in "ab":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    if how == "leave":
+        bench.leave("a")
+        assert bench.verdict("b", 1) == aborted(1, 1, "lost a", "a")
+    else:
+        bench.withdraw("b", 1)
+        assert bench.verdict("a", 1) == aborted(1, 1, "b withdrew from it", "b")
+    assert bench.snapshot()["transfers"] == {}
+
+
+def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
+    """Who is left holds all there is: that is a sync that succeeded."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac", "bc")
+    for name in "abc":
+        bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
+    bench.leave("c")
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, 1)

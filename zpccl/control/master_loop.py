@@ -61,6 +61,7 @@ class MasterLoop:
             default of `options`.
         publish: is given what can be seen of the master: at the start, and soon after something has happened. Called in
             the thread of the loop, METRICS_INTERVAL apart; it must not block.
+        straggler_timeout: seconds after which a peer is removed whose vote others wait for; None: as `options` say.
 
     Attributes:
         wakeup_descriptor: a byte written to it wakes the loop; for `signal.set_wakeup_fd`.
@@ -78,6 +79,7 @@ class MasterLoop:
         keys: MasterKeys | None = None,
         recovery_grace: float | None = None,
         publish: Callable[[Snapshot], None] | None = None,
+        straggler_timeout: float | None = None,
     ) -> None:
         host, port = parse_address(listen, what="listen address")
         self._keys = keys
@@ -86,6 +88,8 @@ class MasterLoop:
             options = replace(options, link_seed=keys.link_seed)
         if recovery_grace is not None:
             options = replace(options, recovery_grace_ns=int(recovery_grace * limits.SECOND))
+        if straggler_timeout is not None:
+            options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
         self.machine.gather(time.monotonic_ns())
         self._context = zmq.Context()

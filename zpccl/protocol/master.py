@@ -5,9 +5,11 @@ Tick. Its parts share a registry of peers and an outbox:
 
     MasterMachine      registration, loss of peers, dispatch
       Registry         who takes part, epochs, links        (membership.py)
+      Paths            which rings the links allow          (paths.py)
       Collectives      votes, plans, decisions              (collective.py)
       Rounds           topology votes, admission            (rounds.py)
       StateSyncs       election and transfer of state       (statesync.py)
+      Stragglers       who does not vote                    (stragglers.py)
 
 After every event the master settles: it tells members of a new epoch, then lets each part look at what has become
 complete. A peer is lost when its connection broke and it did not come back within the grace period, or at once when
@@ -69,10 +71,12 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zpccl.protocol.paths import Paths
 from zpccl.protocol.quorum import Quorum
 from zpccl.protocol.recovery import Gathering, History, choose_run
 from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
 from zpccl.protocol.statesync import StateSyncs
+from zpccl.protocol.stragglers import Stragglers
 
 _LEFT = "left"
 """The reason of a loss, in the log."""
@@ -88,6 +92,8 @@ class MasterOptions:
     link_seed: bytes = field(default=b"", repr=False)
     recovery_grace_ns: int = limits.RECOVERY_GRACE_NS
     recovery_wait_ns: int = limits.RECOVERY_WAIT_NS
+    straggler_timeout_ns: int | None = None
+    """A member whose vote others wait for longer than this is removed; None: nobody is, for that."""
 
 
 class MasterMachine:
@@ -124,9 +130,12 @@ class MasterMachine:
         self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._announced_epoch = 0
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
-        self.collectives = Collectives(self.registry, self._outbox, self._next_attempt_id, options.link_wait_ns)
-        self.rounds = Rounds(self.registry, self._outbox, self.collectives, self._admit, options.admission_wait_ns)
-        self.syncs = StateSyncs(self.registry, self._outbox, self.rounds, self._next_attempt_id)
+        self.paths = Paths(self.registry)
+        how = (self.registry, self._outbox, self.paths)
+        self.collectives = Collectives(*how, self._next_attempt_id, options.link_wait_ns)
+        self.rounds = Rounds(*how, self.collectives, self._admit, options.admission_wait_ns)
+        self.syncs = StateSyncs(*how, self.rounds, self._next_attempt_id, options.link_wait_ns)
+        self._stragglers = Stragglers(self.registry, self._outbox, self.collectives, self.rounds)
 
     def number(self, incarnation: int) -> None:
         """Sets the incarnation of a master that leads no run yet, should it begin one. Epochs follow it."""
@@ -154,6 +163,7 @@ class MasterMachine:
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
+        self._outbox.now_ns = now_ns
         if isinstance(event, PeerMessageReceived):
             if self._is_of_its_key(event):
                 self._on_message(event, now_ns)
@@ -174,7 +184,8 @@ class MasterMachine:
         """When the next Tick is due, or None."""
         if self._gathering is not None:
             return self._gathering.deadline_ns()
-        deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns()]
+        deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns(), self.syncs.deadline_ns()]
+        deadlines.append(self._stragglers.deadline_ns())
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
@@ -182,6 +193,17 @@ class MasterMachine:
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def stragglers(self, now_ns: int | None = None) -> tuple[tuple[str, str, int], ...]:
+        """Members whose vote others have waited for longer than STRAGGLER_WARNING.
+
+        Args:
+            now_ns: the time; None: that of the last event.
+
+        Returns:
+            For each and each operation: its name, the operation, and for how long others have waited, in nanoseconds.
+        """
+        return self._stragglers.stragglers(self._outbox.now_ns if now_ns is None else now_ns)
 
     def validate(self) -> None:
         """States what always holds between events."""
@@ -191,7 +213,7 @@ class MasterMachine:
         self.syncs.validate()
         assert self._announced_epoch == self.registry.epoch
         for peer in self.registry.pending():
-            assert (peer.unlinked_ns is not None) == bool(self._unlinked(peer))
+            assert (peer.unlinked_ns is not None) == self._is_unlinked(peer)
         assert not self.registry.pending() or self.registry.order or not self._connected_pending()
 
     # --- Registration and messages ----------------------------------------------------------------------------------
@@ -327,6 +349,7 @@ class MasterMachine:
             if other.disconnected_ns is not None:
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
         self.collectives.on_links_changed(now_ns)
+        self.syncs.on_links_changed(now_ns)
 
     def _on_call(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
         if isinstance(message, Begin):
@@ -340,7 +363,9 @@ class MasterMachine:
             self._forget_answers(peer, message.oldest_call_id)
             if self._accept_call(peer, message.call_id, message.kind, now_ns):
                 function = FUNCTION_NAMES[message.kind]
-                self.rounds.vote(peer, WaitingCall(message.call_id, function, after_round=message.after_round))
+                self.rounds.vote(
+                    peer, WaitingCall(message.call_id, function, after_round=message.after_round, since_ns=now_ns)
+                )
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
         elif isinstance(message, SyncFinished):
@@ -364,7 +389,7 @@ class MasterMachine:
         self.registry.base = ()
         self._outbox.broadcast(self.registry.order, Established(self.registry.epoch))
         self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed()
+        self.syncs.on_members_changed(now_ns)
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
         self._forget_answers(peer, offer.oldest_call_id)
@@ -378,7 +403,7 @@ class MasterMachine:
             return self._outbox.answer(
                 peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
             )
-        self.rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer))
+        self.rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer, since_ns=now_ns))
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
@@ -469,7 +494,11 @@ class MasterMachine:
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.collectives.tick(now_ns)
+        for peer, reason in [*self.collectives.unreachable(now_ns), *self.syncs.unreachable(now_ns)]:
+            self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.rounds.tick(now_ns)
+        for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
+            self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
     def _grace_ns(self, peer: Peer) -> int:
         if self._quorum is not None and not (peer.is_heard and peer.is_following):
@@ -528,23 +557,24 @@ class MasterMachine:
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
         self.rounds.evaluate(now_ns)
-        self.syncs.evaluate()
+        self.syncs.evaluate(now_ns)
         for peer in self._relinked:
             if peer.is_member or not self._is_unlinked(peer):
                 peer.unlinked_ns = None
             elif peer.unlinked_ns is None:
                 peer.unlinked_ns = now_ns
         self._relinked.clear()
+        self._stragglers.settle(now_ns, self.options.straggler_timeout_ns)
 
     def _connected_pending(self) -> list[Peer]:
         return [peer for peer in self.registry.pending() if peer.connection is not None]
 
     def _is_unlinked(self, peer: Peer) -> bool:
-        """True if the peer lacks a link to a member of its group."""
-        return any(
-            other.group == peer.group and other is not peer and not self.registry.are_linked(peer, other)
-            for other in self.registry.order
+        """True if the peer lacks a link to a member of its group, and no ring can do without it."""
+        lacks_one = any(
+            other.group == peer.group and not self.registry.are_linked(peer, other) for other in self.registry.order
         )
+        return lacks_one and not self.paths.can_join(self.registry.members(peer.group), peer)
 
     def _unlinked(self, peer: Peer) -> list[Peer]:
         members = self.registry.members(peer.group)
@@ -564,7 +594,7 @@ class MasterMachine:
         self._propose()
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed()
+        self.syncs.on_members_changed(now_ns)
 
     def _propose(self, base: tuple[bytes, ...] = ()) -> None:
         """The member list is a new one."""
@@ -716,7 +746,7 @@ class MasterMachine:
         self._apply_history(now_ns)
         self._announce_epoch(now_ns)
         self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed()
+        self.syncs.on_members_changed(now_ns)
 
     def _accept_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> Peer | None:
         """Takes note of who reports: a member of the adopted list, a pending peer, or one who is neither."""

@@ -1,8 +1,8 @@
 """The masters that a peer knows, and to which of them it turns.
 
 A peer is connected to one at a time. It goes on to the next when one does not answer, or when it answers and does not
-lead the run for some time. It stays longest at the first, so that all meet there if they can; and each for a time of its
-own, or two could miss each other for ever.
+lead the run for some time. It stays longest at the first, so that all meet there if they can; and each peer for a time
+of its own, or two could miss each other for ever.
 """
 
 from __future__ import annotations

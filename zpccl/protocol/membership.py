@@ -44,8 +44,11 @@ class Peer:
     is_following: bool = True
     """False from a report until the peer has seen that it is welcome: before that it may go to another master."""
     unlinked_ns: int | None = None
-    """Since when a pending peer lacks links to members of its group, and none of them has said that it has one more."""
+    """Since when a pending peer lacks links to members of its group, so that no ring can take it in; and none of them
+    has said that it has one more."""
     oldest_call_id: int = 0
+    answered_ns: int = 0
+    """When a call of it was answered last."""
     witnesses: set[bytes] = field(default_factory=set)
     """Members that lost the link to this peer since it last said which links it has, this one among them."""
     open_calls: dict[int, Hashable] = field(default_factory=dict)
@@ -202,11 +205,12 @@ class Registry:
 
 
 class Outbox:
-    """Collects the effects of one step, in order, and counts what happens in `counts`."""
+    """Collects the effects of one step, in order, and counts what happens in `counts`. The step is at `now_ns`."""
 
     def __init__(self, counts: Counts | None = None) -> None:
         self.counts = counts if counts is not None else Counts()
         self._effects: list[MasterEffect] = []
+        self.now_ns = 0
 
     def send(self, peer: Peer, message: MasterMessage) -> None:
         """Sends to one peer, if it is connected."""
@@ -227,6 +231,7 @@ class Outbox:
         """Sends the one answer to a call, and keeps it, or `kept`, in case it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
+        peer.answered_ns = self.now_ns
         peer.answers[message.call_id] = kept or message
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]

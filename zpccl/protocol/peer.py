@@ -371,7 +371,7 @@ class PeerMachine:
             self._on_welcome(message)
         elif isinstance(message, Kick):
             # Where there are other masters, this one must know that the peer goes on at none of them.
-            error = error_of_kick(message.result, message.reason)
+            error = error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER)
             self._close(error, say_leave=self._masters.has_others)
         elif isinstance(message, Established):
             self._base = () if message.epoch == self.epoch else self._base

@@ -27,6 +27,7 @@ from zpccl.sim.faults import (
     CALM,
     EFFECT_NS,
     HEALED,
+    LASTING_NS,
     MOVE_NS,
     NOTICE_NS,
     SLOW_GRACE_NS,
@@ -111,7 +112,8 @@ class Cluster:
                 self._prepare(master.machine, master.clock)
         self.step_count = 0
         self.master_crash_count = 0
-        self._healed_ns = 0
+        self.healed_ns = -(10**18)
+        """When the faults ended."""
         self._peer_count = peer_count
         self._is_started = False
 
@@ -125,6 +127,8 @@ class Cluster:
         """
         self.faults = faults
         self.injector.start(faults)
+        for master in self.masters:
+            self._configure(master.machine)
         if not self._is_started:
             self._is_started = True
             for _ in range(self._peer_count):
@@ -147,7 +151,7 @@ class Cluster:
             node.slowness = 1
         while sum(node.group == 0 for node in self.live_nodes()) < 2:
             self.spawn(group=0)
-        self._healed_ns = self.clock.now_ns
+        self.healed_ns = self.clock.now_ns
         self.checkers.progress.restart()
 
     def quiesces(self, steps: int = 20_000, seconds: int = 60) -> bool:
@@ -156,7 +160,7 @@ class Cluster:
         All is well when every process is a member, every call that was open at the healing is answered, and every
         group of two or more has committed a collective that began after it.
         """
-        end_ns = self._healed_ns + seconds * SECOND
+        end_ns = self.healed_ns + seconds * SECOND
         for count in range(steps):
             if count % 16 == 0 and not self.reasons_of_unrest():
                 return True
@@ -173,7 +177,7 @@ class Cluster:
         for node in self.live_nodes():
             key = (node.machine.run_id, node.group)
             sizes[key] = sizes.get(key, 0) + 1
-            old = [call.call_id for call in node.calls.values() if call.opened_ns <= self._healed_ns]
+            old = [call.call_id for call in node.calls.values() if call.opened_ns <= self.healed_ns]
             if old:
                 reasons.append(f"{node.name} waits in calls {old}")
             master = node.connection.master.machine if node.connection is not None else None
@@ -256,16 +260,33 @@ class Cluster:
         self._master_count += 1
         if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
             machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
+        self._configure(machine)
         machine.gather(clock.now_ns())
 
-    def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False, duration_ns: int = 0) -> None:
-        """Enters a fault in the journal."""
+    def _configure(self, machine: MasterMachine) -> None:
+        machine.options = replace(machine.options, straggler_timeout_ns=self.faults.straggler_timeout_ns)
+
+    def note(
+        self, kind: str, *nodes: PeerNode, is_silent: bool = False, duration_ns: int = 0, lasts: bool = False
+    ) -> Incident:
+        """Enters a fault in the journal. One that lasts has effects until end_incident()."""
         over_ns = self.clock.now_ns + duration_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)
         over_ns += TAKEOVER_NS + MOVE_NS if len(self.masters) > 1 else 0
         over_ns += max(0, self._felt_until_ns - self.clock.now_ns)
         peers = frozenset(node.peer_id for node in nodes)
-        self.incidents.append(Incident(self.clock.now_ns, over_ns, kind, peers))
+        incident = Incident(self.clock.now_ns, LASTING_NS if lasts else over_ns, kind, peers)
+        self.incidents.append(incident)
         self.trace("fault", "**", f"{kind}: {', '.join(node.name for node in nodes)}")
+        return incident
+
+    def end_incident(self, incident: Incident) -> None:
+        """A lasting fault is over; its effects may still be felt for a while."""
+        self.trace("fault", "**", f"over: {incident.kind}")
+        over_ns = max(self.clock.now_ns, self._felt_until_ns) + NOTICE_NS + EFFECT_NS
+        self.incidents = [
+            replace(one, over_ns=over_ns) if one.time_ns == incident.time_ns and one.peers == incident.peers else one
+            for one in self.incidents
+        ]
 
     def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
         """True if a fault that was not over then concerns these peers and no others."""

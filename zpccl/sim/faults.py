@@ -39,6 +39,16 @@ class Faults:
     leaves: float = 0.0
     connection_breaks: float = 0.0
     link_breaks: float = 0.0
+    cuts: float = 0.0
+    black_holes: float = 0.0
+    path_faults_max: int = 2
+    """Paths that are cut or black holes at the same time."""
+    path_fault_ns_max: int = 60 * SECOND
+    hangs: float = 0.0
+    """That a trainer stops, with all its sockets alive."""
+    hang_ns_max: int = 40 * SECOND
+    straggler_timeout_ns: int | None = None
+    """Of the master."""
     strangers: float = 0.0
     master_crashes: float = 0.0
     master_absence_ns_max: int = 5 * SECOND
@@ -175,9 +185,19 @@ SPLIT = Faults(
     slow_chance=0.1,
     withdraw_chance=0.05,
 )
+PATHS = Faults(
+    "paths",
+    joins=0.2,
+    crashes=0.03,
+    cuts=0.2,
+    black_holes=0.2,
+    hangs=0.04,
+    straggler_timeout_ns=20 * SECOND,
+    silent_chance=0.2,
+)
 _ALL = (
     *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
-    *(STANDBY, SPLIT),
+    *(STANDBY, SPLIT, PATHS),
 )
 PROFILES = {profile.name: profile for profile in _ALL}
 HEALED = replace(CALM, name="healed", joins=0.0)
@@ -191,6 +211,8 @@ MOVE_NS = QUORUM_WAIT_NS + 2 * (MASTER_STAY_FIRST_NS + MASTER_STAY_NS)
 """How much longer, where peers may have to find each other at another master."""
 EFFECT_NS = 3 * SECOND
 """How long a fault is felt after all have noticed it."""
+LASTING_NS = 10**18
+"""Until when a fault is felt that is not over."""
 NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
 """How long a silent fault stays unnoticed."""
 
@@ -220,10 +242,16 @@ class Injector:
         self._era = 0  # Timers of older eras do nothing.
         self.struck: list[str] = []
         self.skip = frozenset(skip)
+        self._damaged: dict[tuple[bytes, bytes], Incident] = {}
+        self._hung: dict[bytes, Incident] = {}
 
     def start(self, faults: Faults) -> None:
-        """Begins with a profile; the one before it ends."""
+        """Begins with a profile; the one before it ends, and what lasts of it."""
         self._era += 1
+        for pair in list(self._damaged):
+            self._restore_path(pair)
+        for peer_id in list(self._hung):
+            self._wake(peer_id)
         for kind in RATES:
             if getattr(faults, kind) > 0:
                 self._schedule(kind, getattr(faults, kind), self._era)
@@ -292,6 +320,49 @@ class Injector:
             if self.strikes("link_breaks", *nodes, is_silent=is_silent):
                 self._cluster.note("link broken", *nodes, is_silent=is_silent)
                 self._cluster.links.break_link(one, other, is_silent=is_silent)
+
+    def _strike_cuts(self, rng: random.Random) -> None:
+        self._damage_path(rng, "cuts")
+
+    def _strike_black_holes(self, rng: random.Random) -> None:
+        self._damage_path(rng, "black_holes")
+
+    def _damage_path(self, rng: random.Random, kind: str) -> None:
+        """Cuts the path between two peers, or makes it a black hole, for a while."""
+        links, nodes = self._cluster.links, self._cluster.nodes
+        pairs = [pair for pair in links.up() if pair not in self._damaged]
+        if not pairs or len(self._damaged) >= self._cluster.faults.path_faults_max:
+            return
+        pair = rng.choice(pairs)
+        if self.strikes(kind, *map(nodes.__getitem__, pair)):
+            text = "path cut" if kind == "cuts" else "path is a black hole"
+            self._damaged[pair] = self._cluster.note(text, *map(nodes.__getitem__, pair), lasts=True)
+            links.damage(*pair, is_cut=kind == "cuts")
+            self._later(rng.randrange(self._cluster.faults.path_fault_ns_max), lambda: self._restore_path(pair))
+
+    def _restore_path(self, pair: tuple[bytes, bytes]) -> None:
+        self._cluster.links.restore(*pair)
+        self._cluster.end_incident(self._damaged.pop(pair))
+
+    def _strike_hangs(self, rng: random.Random) -> None:
+        """A trainer stops, and goes on after a while as if nothing had been."""
+        victims = [node for node in self._victims() if node.peer_id not in self._hung]
+        if not victims:
+            return
+        node = rng.choice(victims)
+        if self.strikes("hangs", node):
+            self._hung[node.peer_id] = self._cluster.note("hung", node, lasts=True)
+            node.hang()
+            self._later(rng.randrange(self._cluster.faults.hang_ns_max), lambda: self._wake(node.peer_id))
+
+    def _wake(self, peer_id: bytes) -> None:
+        self._cluster.nodes[peer_id].wake()
+        self._cluster.end_incident(self._hung.pop(peer_id))
+
+    def _later(self, delay_ns: int, end: Callable[[], None]) -> None:
+        """Ends a lasting fault, unless its era has ended, and it with it."""
+        era = self._era
+        self._cluster.clock.after(delay_ns, lambda: end() if era == self._era else None)
 
     def _strike_master_crashes(self, rng: random.Random) -> None:
         cluster = self._cluster
