@@ -36,7 +36,7 @@ from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.election import validate_entries
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
-from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names
 from zpccl.protocol.messages import (
     Answer,
     Begin,
@@ -150,6 +150,14 @@ class MasterMachine:
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def standing(self, connection: Hashable) -> Standing:
+        """Who is at the other end of a connection."""
+        peer = self.registry.by_connection.get(connection)
+        if peer is not None:
+            return Standing.MEMBER if peer.is_member else Standing.PENDING
+        is_gathering = self._gathering is not None and self._gathering.knows(connection)
+        return Standing.EXPECTED if is_gathering or connection in self._asked else Standing.STRANGER
 
     def validate(self) -> None:
         """States what always holds between events."""
