@@ -106,6 +106,11 @@ RECOVERY_GRACE_NS = 1 * SECOND
 admits the first peer of a new run, from its start on."""
 INCARNATION_STEP_MAX = 4096
 """The number of a master that takes over is higher than the last known one by a random step of this size at most."""
+INCARNATION_MAX = 2**30
+"""Of a report: epochs and attempts begin at incarnation << 32, and a message has room for 64 bits."""
+EPOCH_MAX = (INCARNATION_MAX + INCARNATION_STEP_MAX + 1) << 32
+ROUND_MAX = 2**62
+"""Of a report; the next one must have room too."""
 RECOVERY_WAIT_NS = 4 * SECOND
 """How long a master that took over waits for members that have not reported."""
 MASTER_TIMEOUT_NS = 300 * SECOND

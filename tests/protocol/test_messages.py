@@ -82,7 +82,8 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = {
     m.Report: st.builds(
         m.Report,
         hellos,
-        *(naturals, naturals, naturals, members, st.booleans(), naturals, naturals),
+        *(st.integers(0, limits.INCARNATION_MAX), naturals, st.integers(0, limits.EPOCH_MAX), members, st.booleans()),
+        *(st.integers(0, limits.ROUND_MAX), naturals),
         st.none() | outcomes,
         tuples(outcomes),
         tuples(attempts),

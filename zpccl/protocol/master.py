@@ -623,7 +623,7 @@ class MasterMachine:
             calls = {
                 peers[peer_id]: call_id
                 for peer_id, call_id in zip(sync.running.order, sync.running.calls, strict=False)
-                if peer_id in peers
+                if peer_id in peers and call_id not in peers[peer_id].answers
             }
             holders = tuple(peers.get(peer_id) or _absent(peer_id) for peer_id in sync.running.holders)
             self.syncs.restore(sync.running, reporter, calls, holders)
