@@ -342,3 +342,15 @@ def test_the_bounds_themselves_are_allowed() -> None:
         m.Linked(tuple(i.to_bytes(16, "big") for i in range(limits.PEERS_MAX))),
     ):
         assert m.decode_peer_message(m.encode(message)) == message
+
+
+@pytest.mark.parametrize("field", ["incarnation", "epoch", "round"])
+def test_a_report_leaves_room_for_the_next_number(field: str) -> None:
+    """A master that takes the run over goes on from there, and says so in messages."""
+    maximum = {"incarnation": limits.INCARNATION_MAX, "epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}[field]
+    report = m.Report(HELLO, 0, 0, 0, (), False, 0, 0, None, (), (), None)
+    allowed = msgspec.structs.replace(report, **{field: maximum})
+    assert m.decode_peer_message(m.encode(allowed)) == allowed
+    for number in (maximum + 1, 2**64 - 1):
+        with pytest.raises(m.Malformed):
+            m.decode_peer_message(m.encode(msgspec.structs.replace(report, **{field: number})))
