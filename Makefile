@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch
 SEEDS ?= 2000
+SECONDS ?= 60
 # More arguments for the tool that a target runs: make test ARGS='-k ring -x'
 ARGS ?=
 
@@ -40,6 +41,10 @@ $(TORCH_INSTALLED): $(VENV)/.requirements
 	$(PIP) '$(TORCH)'
 	touch $@
 
+$(VENV)/.fuzz: $(VENV)/.requirements
+	$(PIP) 'atheris>=2.3'
+	touch $@
+
 deps: $(VENV)/.requirements ## .venv with what the package, its tests and its checks depend on
 venv: $(VENV)/.installed ## .venv with zpccl compiled and installed in it
 
@@ -68,6 +73,11 @@ test-quick: venv ## the tests that start no processes and are not slow
 
 test-torch: venv $(TORCH_INSTALLED) ## adds torch to .venv and runs the tests that need it: TORCH=torch==2.13.0 names a version
 	$(PY) -m pytest -m torch $(ARGS)
+
+fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 for each
+	mkdir -p out/fuzz
+	cd tests && for target in messages handshake master; do \
+		$(abspath $(PY)) -m fuzz $$target --seconds $(SECONDS) --directory $(abspath out/fuzz) || exit 1; done
 
 native-test: ## tests of the C code
 	$(MAKE) -C native test
@@ -107,5 +117,5 @@ clean: ## remove what was built, but not .venv
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 
-.PHONY: help deps venv demo sim mutants bench test test-quick test-torch native-test asan tsan lint format types \
+.PHONY: help deps venv demo sim mutants bench test test-quick test-torch fuzz native-test asan tsan lint format types \
 	native-strict wheel clean

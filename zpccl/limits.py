@@ -60,6 +60,32 @@ PEER_GROUP_MAX = 2**32 - 1
 REVISION_MAX = 2**63 - 1
 POLL_EVENTS_MAX = 256
 """Messages that a loop takes from a socket before it turns to the others."""
+MEMBER_BYTES_MAX = MESSAGE_BYTES_MAX + MIB
+"""What a member's connection has sent to a master and is not in a message that the master took: held by ZeroMQ."""
+PENDING_BYTES_MAX = 256 * KIB
+"""The same of a pending peer. Heartbeats count: after an hour of silence it has to connect again."""
+STRANGER_BYTES_MAX = 32 * KIB
+"""What a connection may send to a master before it has registered: a Hello has 3 KiB at most."""
+OUTSIDERS_BYTES_MAX = 8 * MIB
+"""All that ZeroMQ holds of strangers and pending peers. In memory it may be 32 times as much: parts of no bytes."""
+CONNECTIONS_BYTES_MAX = 128 * MIB
+"""All that ZeroMQ holds of all connections to a master."""
+MEMBER_UNSENT_BYTES_MAX = 64 * MIB
+"""What waits to be sent to a member, beside CONTROL_QUEUE_MESSAGES_MAX."""
+OUTSIDER_UNSENT_BYTES_MAX = 4 * MIB
+STRANGERS_MAX = PEERS_MAX
+"""Connections to a master that have not registered, and no more than half of the descriptors that it may open."""
+STRANGER_TIMEOUT_NS = 10 * SECOND
+"""From a connection's acceptance to its registration."""
+INFLOW_INTERVAL_NS = 20 * MS
+"""How often a master looks at its connections."""
+INFLOW_INTERVAL_PER_CONNECTION_NS = 50_000
+"""Added for each of them: looking at one takes 2 us."""
+HANDSHAKE_BYTES_MAX = 4 * KIB
+HEARTBEAT_BYTES_PER_SECOND_MAX = 512
+"""Of a connection: heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN, encrypted, take 330."""
+LOG_LINES_MAX = 2000
+"""Lines of a master's log about peers in REFUSALS_LOGGED_INTERVAL; the rest is counted."""
 
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""
@@ -80,7 +106,11 @@ RECOVERY_GRACE_NS = 1 * SECOND
 admits the first peer of a new run, from its start on."""
 INCARNATION_STEP_MAX = 4096
 """The number of a master that takes over is higher than the last known one by a random step of this size at most."""
-INCARNATION_MAX = 2**31
+INCARNATION_MAX = 2**30
+"""Of a report: epochs and attempts begin at incarnation << 32, and a message has room for 64 bits."""
+EPOCH_MAX = (INCARNATION_MAX + INCARNATION_STEP_MAX + 1) << 32
+ROUND_MAX = 2**62
+"""Of a report; the next one must have room too."""
 MASTERS_MAX = 16
 """Masters in the address list of a peer."""
 MASTER_STAY_FIRST_NS = 4 * SECOND

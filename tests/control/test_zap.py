@@ -172,7 +172,7 @@ def test_the_log_of_refusals_is_bounded_and_says_how_many_more(caplog: pytest.Lo
     caplog.clear()
     log.add("somebody else", 10 + limits.REFUSALS_LOGGED_INTERVAL_NS)
     assert [record.getMessage() for record in caplog.records] == [
-        "5 more were refused before that",
+        "5 more lines were left out before that",
         "refused somebody else",
     ]
 

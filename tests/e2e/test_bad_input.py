@@ -108,7 +108,7 @@ BODIES = {
     "noise": os.urandom(2000),
     "no message": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\xc1",
     "an unknown message": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\x91\xa4what",
-    "deep": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\x91" * 100_000,
+    "deep": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\x91" * 20_000,
     "a huge array": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\xdd\xff\xff\xff\xff",
     "another version": b"zp" + bytes([limits.PROTOCOL_VERSION + 1]) + b"\x90",
 }

@@ -88,7 +88,14 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = {
     m.Report: st.builds(
         m.Report,
         hellos,
-        *(naturals, naturals, members, st.booleans(), naturals, naturals),
+        *(
+            naturals,
+            st.integers(0, limits.EPOCH_MAX),
+            members,
+            st.booleans(),
+            st.integers(0, limits.ROUND_MAX),
+            naturals,
+        ),
         st.none() | outcomes,
         tuples(outcomes),
         tuples(attempts),
@@ -349,3 +356,20 @@ def test_the_bounds_themselves_are_allowed() -> None:
         m.Linked(tuple(i.to_bytes(16, "big") for i in range(limits.PEERS_MAX))),
     ):
         assert m.decode_peer_message(m.encode(message)) == message
+
+
+@pytest.mark.parametrize("field", ["incarnation", "promised", "epoch", "round"])
+def test_a_report_leaves_room_for_the_next_number(field: str) -> None:
+    """A master that takes the run over goes on from there, and says so in messages."""
+    maximum = {"epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}.get(field, limits.INCARNATION_MAX)
+
+    def report(number: int) -> m.Report:
+        blank = m.Report(HELLO, 0, 0, (), False, 0, 0, None, (), (), None)
+        if field in m.Hello.__struct_fields__:
+            return msgspec.structs.replace(blank, hello=msgspec.structs.replace(HELLO, **{field: number}))
+        return msgspec.structs.replace(blank, **{field: number})
+
+    assert m.decode_peer_message(m.encode(report(maximum))) == report(maximum)
+    for number in (maximum + 1, 2**64 - 1):
+        with pytest.raises(m.Malformed):
+            m.decode_peer_message(m.encode(report(number)))

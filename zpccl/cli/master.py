@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import sys
 
@@ -91,6 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.log_level not in LEVELS:  # argparse does not check defaults.
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # One for each connection, those of strangers too.
     metrics = None
     try:
         keys = master_keys(secret_file=options.secret_file, allow_file=options.allow)

@@ -190,7 +190,8 @@ class LinkBroker:
             self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again)
             return
         if len(self._handshakes) >= limits.HANDSHAKES_MAX:
-            logger.warning("too many unfinished data connections; one is refused")
+            text = f"a data connection from {_peer_name(connection)}: too many others are unfinished"
+            self._refusals.add(text, time.monotonic_ns())
             return connection.close()
         connection.setblocking(False)
         task = self._loop.create_task(self._serve(connection))

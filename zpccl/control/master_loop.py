@@ -9,7 +9,9 @@ descriptor. Messages are taken from the socket first and the monitor is drained 
 say about the senders of these messages is then known. A connection's closing is told to the machine after its messages.
 
 With a secret, libzmq admits only connections whose key the ZAP handler allows, and each message carries that key. A
-connection whose key was taken from the allow list cannot be closed from here; its messages are dropped.
+connection whose key was taken from the allow list is not closed at once; its messages are dropped.
+
+What connections may cost is bounded by `Inflow`, which is told of all that is opened, closed, taken and sent.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.inflow import Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
 from zpccl.control.waiter import Waiter
-from zpccl.control.zap import HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
+from zpccl.control.zap import BoundedLog, HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.observe.snapshot import Snapshot, Traffic, take_snapshot
 from zpccl.protocol.effects import Broadcast, MasterEffect
@@ -47,6 +50,9 @@ from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.messages import Hello, Malformed, OtherVersion, decode_peer_message, encode
 
 logger = logging.getLogger("zpccl.master")
+
+_ZERO_COPY_RECV = 10
+"""Of zmq.h; pyzmq has no name for it. Switched off: else each small message keeps alive a buffer of 8 KiB."""
 
 
 class MasterLoop:
@@ -93,6 +99,7 @@ class MasterLoop:
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
         self.machine.gather(time.monotonic_ns())
         self._context = zmq.Context()
+        self._context.set(_ZERO_COPY_RECV, 0)
         self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pipe_lock = threading.RLock()  # A signal handler may find its own thread in stop().
         self._is_ended = False
@@ -103,13 +110,15 @@ class MasterLoop:
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
-        self._new_senders: list[tuple[bytes, int]] = []  # Routing id and descriptor of the messages just taken.
+        self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor and bytes of messages just taken.
         self._unreachable: list[bytes] = []
         self._nameless_count = 0
         self._traffic = Traffic()
         self._publish = publish
         self._published_ns: int | None = None
         self._is_published = False  # Nothing has happened since then.
+        self._is_drained = False
+        self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._refusals = RefusalLog(logger)
         watched = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         try:
@@ -125,8 +134,10 @@ class MasterLoop:
             raise kind(f"cannot listen on {listen}: {error.strerror}") from error
         self._monitor = self._socket.get_monitor_socket(watched)
         endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.address = format_address(host, int(endpoint.rpartition(":")[2]))
+        listening_port = int(endpoint.rpartition(":")[2])
+        self.address = format_address(host, listening_port)
         """Where the master listens, "host:port"."""
+        self.inflow = Inflow(listening_port, keys is not None, self.machine.standing, self._refusals)
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
         socket = open_router(self._context, heartbeat_timeout_ns)
@@ -151,6 +162,7 @@ class MasterLoop:
                     waiter.wait(poll_timeout_ms(self._deadline_ns(), now_ns))
                     woken_ns = time.monotonic_ns()
                     self._run_once(woken_ns)
+                    self.inflow.look(woken_ns)
                     now_ns = time.monotonic_ns()
                     self._traffic.busy_ns += now_ns - woken_ns
                     self._is_published = False
@@ -160,7 +172,7 @@ class MasterLoop:
 
     def _deadline_ns(self) -> int | None:
         """When the loop has something to do though nothing comes."""
-        deadlines = [self.machine.deadline_ns()]
+        deadlines = [self.machine.deadline_ns(), self.inflow.deadline_ns()]
         if self._publish is not None and not self._is_published and self._published_ns is not None:
             deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -208,6 +220,8 @@ class MasterLoop:
             closed += closed_now
             if not closed_now:
                 break
+        if self._is_drained:
+            self.inflow.drained()
         for event in batch:
             self._handle(event, now_ns)
         for routing_id in closed:
@@ -230,48 +244,54 @@ class MasterLoop:
         self._handle(KeysRevoked(revoked), now_ns)
 
     def _handle(self, event: MasterEvent, now_ns: int) -> None:
-        self._perform(self.machine.handle(event, now_ns))
+        self._perform(self.machine.handle(event, now_ns), now_ns)
         while self._unreachable:
-            self._perform(self.machine.handle(ConnectionClosed(self._unreachable.pop()), now_ns))
+            self._perform(self.machine.handle(ConnectionClosed(self._unreachable.pop()), now_ns), now_ns)
 
     def _take_messages(self) -> list[MasterEvent]:
         batch: list[MasterEvent] = []
         size = 0
+        self._is_drained = False
         for _ in range(limits.POLL_EVENTS_MAX):
             if size >= limits.CONTROL_BATCH_BYTES_MAX:
                 break
             try:
                 routing_id = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self._is_drained = True
                 break
-            frames = self._socket.recv_multipart(copy=False)
-            descriptor = _descriptor_of(frames[-1])
+            frame = self._socket.recv(copy=False)
+            count, wire_bytes = 1, self.inflow.wire_bytes(len(frame.buffer))
+            while frame.more:  # Nothing of it is kept: nobody who speaks the protocol sends several.
+                frame = self._socket.recv(copy=False)
+                count += 1
+                wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
+            size += wire_bytes
+            descriptor = _descriptor_of(frame)
             if descriptor is None:
                 self._nameless_count += 1
                 if self._nameless_count == 1:  # Whoever sends such bytes may send many.
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
-            frame_bytes = sum(len(frame.buffer) for frame in frames)
-            size += frame_bytes
             self._traffic.messages_received += 1
-            self._traffic.received_bytes += frame_bytes
-            self._new_senders.append((routing_id, descriptor))
+            self._traffic.received_bytes += wire_bytes
+            self._new_senders.append((routing_id, descriptor, wire_bytes))
             identity = ""
             if self._zap is not None:
-                identity = identity_of(frames[-1])
+                identity = identity_of(frame)
                 if identity not in self._zap.allowed:
                     continue
-            batch.append(self._event_of(routing_id, frames, identity))
+            batch.append(self._event_of(routing_id, frame, count, identity))
         return batch
 
-    def _event_of(self, routing_id: bytes, frames: list[zmq.Frame], identity: str) -> MasterEvent:
-        if len(frames) != 1:
-            return MalformedReceived(routing_id, f"{len(frames)} frames where one is expected")
+    def _event_of(self, routing_id: bytes, frame: zmq.Frame, count: int, identity: str) -> MasterEvent:
+        if count != 1:
+            return MalformedReceived(routing_id, f"{count} frames where one is expected")
         try:
-            message = decode_peer_message(frames[0].bytes)
+            message = decode_peer_message(frame.bytes)
         except (Malformed, OtherVersion) as error:
             return MalformedReceived(routing_id, error.message)
-        host = _host_of(frames[0]) if isinstance(message, Hello) else ""
+        host = _host_of(frame) if isinstance(message, Hello) else ""
         return PeerMessageReceived(routing_id, message, host, identity)
 
     def _drain_monitor(self, now_ns: int) -> list[bytes]:
@@ -288,17 +308,22 @@ class MasterLoop:
             generation = self._generation.get(descriptor, 0)
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._generation[descriptor] = generation + 1 + generation % 2
+                self.inflow.opened(descriptor, now_ns)
             elif event["event"] == zmq.EVENT_DISCONNECTED and generation % 2:
                 self._generation[descriptor] = generation + 1
+                self.inflow.closed(descriptor)
                 closed_descriptors.append((descriptor, generation))
-        for routing_id, descriptor in self._new_senders:
+        for routing_id, descriptor, wire_bytes in self._new_senders:
             if routing_id not in self._known:
                 self._known.add(routing_id)
                 generation = self._generation.get(descriptor, 0)
                 if generation % 2 == 0:  # Closed already, after it had sent this.
                     generation -= 1
                     closed_descriptors.append((descriptor, generation))
+                else:
+                    self.inflow.named(descriptor, routing_id)
                 self._routing_id_of[descriptor, generation] = routing_id
+            self.inflow.delivered(routing_id, wire_bytes)
         self._new_senders = []
         closed = []
         for key in dict.fromkeys(closed_descriptors):
@@ -307,29 +332,36 @@ class MasterLoop:
         self._known.difference_update(closed)
         return closed
 
-    def _perform(self, effects: list[MasterEffect]) -> None:
+    def _perform(self, effects: list[MasterEffect], now_ns: int) -> None:
         for effect in effects:
             if isinstance(effect, Broadcast):
                 data: bytes | zmq.Frame = encode(effect.message)
                 if len(effect.connections) > 1:
                     data = zmq.Frame(data, copy=True)  # All queues then share libzmq's one copy.
                 for connection in effect.connections:
-                    self._send(connection, data)  # type: ignore[arg-type]  # Connections are routing ids here.
+                    self._send(connection, data, now_ns)  # type: ignore[arg-type]  # They are routing ids here.
             else:
-                logger.log(effect.level, "%s", effect.text)
+                self._lines.write(effect.level, effect.text, now_ns)
 
-    def _send(self, routing_id: bytes, data: bytes | zmq.Frame) -> None:
+    def _send(self, routing_id: bytes, data: bytes | zmq.Frame, now_ns: int) -> None:
+        if not self.inflow.may_send(routing_id, len(data)):
+            return self._give_up(routing_id, now_ns)
         try:
             self._socket.send_multipart((routing_id, data), zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             if error.errno == zmq.EAGAIN:
-                logger.warning("a peer does not read its messages; it is dropped")
+                return self._give_up(routing_id, now_ns)
             self._unreachable.append(routing_id)
         else:
             self._traffic.messages_sent += 1
             self._traffic.sent_bytes += len(data)
+
+    def _give_up(self, routing_id: bytes, now_ns: int) -> None:
+        """Too much waits to be sent to it. What waits goes with the connection."""
+        self.inflow.cut(routing_id, "it does not read its messages", now_ns)
+        self._unreachable.append(routing_id)
 
     def _close(self) -> None:
         self._socket.disable_monitor()

@@ -24,27 +24,45 @@ DOMAIN = b"zpccl"
 _VERSION = b"1.0"
 
 
-class RefusalLog:
-    """Logs who was refused, as a warning each, a bounded number of them in a minute: strangers may come in floods."""
+class BoundedLog:
+    """Writes a bounded number of lines in a minute: what strangers do may come in floods.
 
-    def __init__(self, logger: logging.Logger) -> None:
+    Args:
+        logger: where to.
+        lines_max: name in `limits` of the number of lines.
+    """
+
+    def __init__(self, logger: logging.Logger, lines_max: str) -> None:
         self._logger = logger
+        self._lines_max = lines_max
         self._begin_ns: int | None = None
         self._count = 0
+
+    def write(self, level: int, text: str, now_ns: int) -> None:
+        """Writes a line, or counts it."""
+        lines_max: int = getattr(limits, self._lines_max)
+        if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
+            suppressed = self._count - lines_max
+            if suppressed > 0:
+                self._logger.warning("%d more lines were left out before that", suppressed)
+            self._begin_ns, self._count = now_ns, 0
+        self._count += 1
+        if self._count <= lines_max:
+            self._logger.log(level, "%s", text)
+
+
+class RefusalLog(BoundedLog):
+    """Logs who was refused, as a warning each."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger, "REFUSALS_LOGGED_MAX")
         self.refused_count = 0
         """Refusals since the beginning."""
 
     def add(self, text: str, now_ns: int) -> None:
         """Takes note of one refusal."""
         self.refused_count += 1
-        if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
-            suppressed = self._count - limits.REFUSALS_LOGGED_MAX
-            if suppressed > 0:
-                self._logger.warning("%d more were refused before that", suppressed)
-            self._begin_ns, self._count = now_ns, 0
-        self._count += 1
-        if self._count <= limits.REFUSALS_LOGGED_MAX:
-            self._logger.warning("refused %s", text)
+        self.write(logging.WARNING, f"refused {text}", now_ns)
 
 
 class ZapHandler:

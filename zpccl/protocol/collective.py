@@ -279,8 +279,13 @@ class Collectives:
     def _forget_attempt(self, attempt: Attempt) -> None:
         del self.attempts[attempt.attempt_id]
         key = (attempt.group, attempt.spec.tag)
-        if self._attempt_at.get(key) is attempt:
-            del self._attempt_at[key]
+        if self._attempt_at.get(key) is not attempt:
+            return
+        del self._attempt_at[key]
+        if len(self._attempt_at) < len(self.attempts):  # Reports that lie may name several for one tag.
+            others = (other for other in self.attempts.values() if (other.group, other.spec.tag) == key)
+            for other in others:
+                self._attempt_at[key] = other
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.election import validate_entries
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
-from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names
 from zpccl.protocol.messages import (
     Answer,
     Begin,
@@ -204,6 +204,14 @@ class MasterMachine:
             For each and each operation: its name, the operation, and for how long others have waited, in nanoseconds.
         """
         return self._stragglers.stragglers(self._outbox.now_ns if now_ns is None else now_ns)
+
+    def standing(self, connection: Hashable) -> Standing:
+        """Who is at the other end of a connection."""
+        peer = self.registry.by_connection.get(connection)
+        if peer is not None:
+            return Standing.MEMBER if peer.is_member else Standing.PENDING
+        is_gathering = self._gathering is not None and self._gathering.knows(connection)
+        return Standing.EXPECTED if is_gathering or connection in self._asked else Standing.STRANGER
 
     def validate(self) -> None:
         """States what always holds between events."""
@@ -804,7 +812,7 @@ class MasterMachine:
             calls = {
                 peers[peer_id]: call_id
                 for peer_id, call_id in zip(sync.running.order, sync.running.calls, strict=False)
-                if peer_id in peers
+                if peer_id in peers and call_id not in peers[peer_id].answers
             }
             holders = tuple(peers.get(peer_id) or _absent(peer_id) for peer_id in sync.running.holders)
             self.syncs.restore(sync.running, reporter, calls, holders)

@@ -10,6 +10,7 @@ link counts as up only while both ends say so.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,16 @@ from zpccl import limits
 from zpccl.protocol.counts import Counts
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
 from zpccl.protocol.messages import Answer, Decision, MasterMessage, Member, Members, Neighbour
+
+
+class Standing(enum.Enum):
+    """Who is at the other end of a connection. The value is for people."""
+
+    STRANGER = "stranger"
+    EXPECTED = "peer that is to report"
+    """It waits for a master that takes a run over, which has asked it for a Report."""
+    PENDING = "pending peer"
+    MEMBER = "member"
 
 
 @dataclass(slots=True, eq=False)

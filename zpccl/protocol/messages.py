@@ -227,12 +227,12 @@ class Report(_Message, tag="report", frozen=True):
 
     hello: Hello
     oldest_call_id: Natural
-    epoch: Natural
+    epoch: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)]
     members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
     """The member list of that epoch; empty from a pending peer."""
     is_updating: bool
     """The sender waits in update_topology: members may have been admitted of whom it has not heard."""
-    round: Natural
+    round: Annotated[int, Meta(ge=0, le=limits.ROUND_MAX)]
     """The last round of topology votes of which the sender knows, and its value."""
     round_value: int
     last_sync: Outcome | None

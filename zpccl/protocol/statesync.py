@@ -220,6 +220,8 @@ class StateSyncs:
 
     def restore(self, sync: RunningSync, reporter: Peer, calls: dict[Peer, int], holders: tuple[Peer, ...]) -> None:
         """Goes on with a sync of a former master, by the word of one who has its plan."""
+        if reporter not in calls:
+            return  # It has no part in what it tells of.
         transfer = self.transfers.get(reporter.group)
         if transfer is None:
             transfer = Transfer(sync.attempt_id, reporter.group, sync.revision, holders, calls, {})

@@ -1,0 +1,68 @@
+"""The decoders of control messages: any bytes are a message or refused, and a message comes back as it went."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+from protocol.harness import FIRST_ATTEMPT, HELLO, entry, pid, pids, plan_of, spec
+
+from zpccl.protocol import messages as m
+
+EXPANSION_MAX = 256
+"""Bytes of memory for one of a message: the worst are arrays of empty values."""
+
+
+def one_input(data: bytes) -> None:
+    """B1 and no other exceptions."""
+    for decode in (m.decode_peer_message, m.decode_master_message):
+        _check(decode, data)
+
+
+def _check(decode: Callable[[bytes], Any], data: bytes) -> None:
+    is_tracing = tracemalloc.is_tracing()
+    if is_tracing:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+    try:
+        message = decode(data)
+    except (m.Malformed, m.OtherVersion):
+        return
+    finally:
+        if is_tracing:
+            assert tracemalloc.get_traced_memory()[1] - before < 65_536 + EXPANSION_MAX * len(data)
+    assert decode(m.encode(message)) == message
+
+
+def seeds() -> list[bytes]:
+    """One of each kind."""
+    outcome = m.Outcome(FIRST_ATTEMPT, True, 2, 0, "", pids("ab"), (1, 2))
+    running = m.RunningAttempt(FIRST_ATTEMPT + 1, pids("ab"), (3, 4), spec())
+    sync = m.RunningSync(FIRST_ATTEMPT + 2, 3, pids("a"), pids("ab"), (5, 6), True)
+    member = m.Member(pid("a"), 0, "a")
+    peers: list[m.PeerMessage] = [
+        HELLO,
+        m.Linked(pids("abc")),
+        m.Begin(1, (m.CollectiveCall(1, spec()), m.CollectiveCall(2, spec(1)))),
+        m.Finished(1, FIRST_ATTEMPT, False, 7, pid("b"), "reset"),
+        m.TopologyVote(1, 2, m.TopologyKind.UPDATE, 3),
+        m.SyncOffer(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
+        m.SyncFinished(1, FIRST_ATTEMPT, True),
+        m.Withdraw(1),
+        m.Leave(),
+        m.Report(HELLO, 1, 2, 3, (member,), True, 4, 5, outcome, (outcome,), (running,), sync),
+    ]
+    masters: list[m.MasterMessage] = [
+        m.Welcome(pid("r"), 1),
+        m.Refused(m.Refusal.REPORT, "why"),
+        m.Kick(4, "why"),
+        m.Members(1, (member,), 2, 3),
+        m.Neighbours((m.Neighbour(pid("b"), "b", ("h:1",), True, b"k" * 32),)),
+        m.NeighboursChanged((m.Neighbour(pid("b"), "b", ("h:1",), False),), pids("c")),
+        plan_of(1, FIRST_ATTEMPT, "ab"),
+        m.Decision(1, FIRST_ATTEMPT, False, 2, 3, "why", ("b",), pids("ab"), (1, 2)),
+        m.Answer(1, 2, 3, "why", "count", ("8", "9"), 4, FIRST_ATTEMPT, pids("ab"), (1, 2)),
+        m.SyncPlan(1, FIRST_ATTEMPT, 2, pids("a"), (m.FetchEntry("w", b"d" * 32),), pids("ab"), (1, 2)),
+    ]
+    return [m.encode(message) for message in (*peers, *masters)]

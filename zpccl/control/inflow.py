@@ -1,0 +1,299 @@
+"""Bounds what the connections of a master cost it, where libzmq does not.
+
+A ROUTER keeps the parts of a message until the last one is here, however many they are: its high-water mark counts
+whole messages, and MAXMSGSIZE bounds one part. A part of no bytes takes two on the wire and 64 in memory. What it has
+to send is bounded by a number of messages of any size. And a connection that never says anything is kept for ever.
+
+So the kernel is asked: it counts the bytes that a connection has received and that its other end has acknowledged. What
+was received and is not in the messages that came out of the socket is held by libzmq, or was heartbeats; what was sent
+and is not acknowledged waits. How much a connection may hold depends on who it is to the run: a stranger can say Hello
+and not much more, and only for a while. A connection beyond its bound is shut down. For an honest peer that would be no
+more than a broken connection: it connects again, and nothing is lost.
+
+It looks at all connections in an interval that grows with their number, so that it takes 4% of a processor at most.
+Nothing else would tell: libzmq wakes nobody for a part, and epoll does not report what libzmq has read already.
+
+Heartbeats are never delivered, and would add up in a day to what nobody may hold. What had been received when the
+socket was last found empty cannot be part of a message that begins later: so once a message came after that, whatever
+is not covered by messages was heartbeats, as far as their number can be.
+
+Ownership. The descriptors are libzmq's, which closes them when it likes, and the next file that is opened gets the same
+number. So whatever is done to a connection is done to a duplicate, after the kernel's cookie of the socket was
+compared. One thread, that of the master's loop, uses all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zpccl import limits
+from zpccl.control.addresses import format_address
+from zpccl.control.zap import RefusalLog
+from zpccl.protocol.membership import Standing
+
+_TCP_INFO_BYTES = 136
+_COUNTS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received (linux/tcp.h)
+_COUNTS_OFFSET = 120
+_SO_COOKIE = 57
+_CURVE_MESSAGE_BYTES = 33
+"""Name, nonce, authenticator and flags around a part (rfc.zeromq.org/spec/26)."""
+_OUTSIDERS = (Standing.STRANGER, Standing.PENDING)
+_UNREGISTERED = (Standing.STRANGER, Standing.EXPECTED)
+_HELD_BYTES_MAX = {
+    Standing.STRANGER: limits.STRANGER_BYTES_MAX,
+    Standing.EXPECTED: limits.MEMBER_BYTES_MAX,
+    Standing.PENDING: limits.PENDING_BYTES_MAX,
+    Standing.MEMBER: limits.MEMBER_BYTES_MAX,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One connection, from its acceptance to its end."""
+
+    descriptor: int
+    cookie: bytes
+    address: str
+    accepted_ns: int
+    since_ns: int
+    """When it was accepted, or lost its registration."""
+    routing_id: bytes | None = None
+    standing: Standing = Standing.STRANGER
+    received: int = 0
+    delivered: int = 0
+    """In messages that came out of the socket, with the framing."""
+    heartbeats: int = 0
+    """Received and certainly no part of a message."""
+    stranger_base: int = 0
+    """What it had received when it became a stranger."""
+    mark: int = 0
+    """What it had received at a moment after which the socket was found empty, `mark_drains` drains ago."""
+    mark_drains: int = 0
+    has_spoken: bool = False
+    """A message came after that."""
+    sent: int = 0
+    acknowledged: int = 0
+    is_cut: bool = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that count against its bound."""
+        if self.standing is Standing.STRANGER:
+            return self.received - self.stranger_base
+        return max(0, self.received - self.delivered - self.heartbeats)
+
+    @property
+    def unsent_bytes_max(self) -> int:
+        """How much may wait to be sent to it."""
+        return limits.MEMBER_UNSENT_BYTES_MAX if self.standing is Standing.MEMBER else limits.OUTSIDER_UNSENT_BYTES_MAX
+
+
+class Inflow:
+    """The guard of a master's connections.
+
+    Args:
+        port: at which the master listens; only connections accepted there are its own.
+        is_secure: messages come in CURVE.
+        standing_of: who a connection, by its routing id, is to the run.
+        refusals: where connections that are shut down are logged.
+
+    Attributes:
+        cut_count: connections that it has shut down.
+    """
+
+    def __init__(
+        self, port: int, is_secure: bool, standing_of: Callable[[bytes], Standing], refusals: RefusalLog
+    ) -> None:
+        self._port = port
+        self._message_bytes = _CURVE_MESSAGE_BYTES if is_secure else 0
+        self._standing_of = standing_of
+        self._refusals = refusals
+        self._connections: dict[int, _Connection] = {}  # Open ones, by descriptor.
+        self._by_routing_id: dict[bytes, _Connection] = {}
+        self._unregistered: dict[_Connection, None] = {}  # In order of `since_ns`.
+        self._drains = 0
+        self._due_ns = 0
+        self.cut_count = 0
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        half = limits.STRANGERS_MAX if descriptors == resource.RLIM_INFINITY else descriptors // 2
+        self._strangers_max = min(limits.STRANGERS_MAX, half)
+
+    def deadline_ns(self) -> int | None:
+        """When `look` is to be called again; None while there are no connections."""
+        return self._due_ns if self._connections else None
+
+    def wire_bytes(self, size: int) -> int:
+        """What a part of a message takes on the wire."""
+        size += self._message_bytes
+        return size + (2 if size < 256 else 9)
+
+    # --- What the loop tells ----------------------------------------------------------------------------------------
+
+    def opened(self, descriptor: int, now_ns: int) -> None:
+        """A connection was accepted. It may be gone again, and its descriptor another file's."""
+        self.closed(descriptor)
+        with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
+            if connection.family == socket.AF_UNIX or connection.getsockname()[1] != self._port:
+                return
+            cookie = connection.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
+            host, port = connection.getpeername()[:2]
+            address = format_address(host.removeprefix("::ffff:"), port)
+            opened = _Connection(descriptor, cookie, address, now_ns, now_ns)
+            self._connections[descriptor] = opened
+            self._unregistered[opened] = None
+
+    def closed(self, descriptor: int) -> None:
+        """A connection has ended."""
+        connection = self._connections.pop(descriptor, None)
+        if connection is not None:
+            self._unregistered.pop(connection, None)
+            if connection.routing_id is not None:
+                self._by_routing_id.pop(connection.routing_id, None)
+
+    def named(self, descriptor: int, routing_id: bytes) -> None:
+        """The first message of an open connection tells its routing id."""
+        connection = self._connections.get(descriptor)
+        if connection is not None:
+            connection.routing_id = routing_id
+            self._by_routing_id[routing_id] = connection
+
+    def delivered(self, routing_id: bytes, wire_bytes: int) -> None:
+        """A message came out of the socket."""
+        connection = self._by_routing_id.get(routing_id)
+        if connection is not None:
+            connection.delivered += wire_bytes
+            if self._drains > connection.mark_drains:
+                connection.has_spoken = True
+
+    def drained(self) -> None:
+        """The socket was found empty."""
+        self._drains += 1
+
+    def may_send(self, routing_id: bytes, size: int) -> bool:
+        """Takes note of a message to be sent. False if too much waits already: the connection is shut down."""
+        connection = self._by_routing_id.get(routing_id)
+        if connection is None:
+            return True
+        connection.sent += self.wire_bytes(size)
+        if connection.sent - connection.acknowledged <= connection.unsent_bytes_max:
+            return True
+        self._measure(connection)
+        return connection.sent - connection.acknowledged <= connection.unsent_bytes_max
+
+    def cut(self, routing_id: bytes, reason: str, now_ns: int) -> None:
+        """Shuts a connection down."""
+        connection = self._by_routing_id.get(routing_id)
+        if connection is not None:
+            self._cut(connection, reason, now_ns)
+
+    # --- Looking ----------------------------------------------------------------------------------------------------
+
+    def look(self, now_ns: int) -> None:
+        """Looks at the connections, if it is time, and shuts down those beyond their bounds. Call it in each turn."""
+        if now_ns < self._due_ns or not self._connections:
+            return
+        self._due_ns = now_ns + limits.INFLOW_INTERVAL_NS
+        self._due_ns += len(self._connections) * limits.INFLOW_INTERVAL_PER_CONNECTION_NS
+        total = outsiders = 0
+        for connection in self._connections.values():
+            if connection.is_cut:
+                continue
+            before = connection.received
+            self._measure(connection)
+            if connection.received != before:
+                self._look_at(connection, now_ns)
+            total += connection.held
+            if connection.standing in _OUTSIDERS:
+                outsiders += connection.held
+        if outsiders > limits.OUTSIDERS_BYTES_MAX:
+            self._bound_sum(_OUTSIDERS, limits.OUTSIDERS_BYTES_MAX, now_ns)
+        if total > limits.CONNECTIONS_BYTES_MAX:
+            self._bound_sum(tuple(Standing), limits.CONNECTIONS_BYTES_MAX, now_ns)
+        self._bound_strangers(now_ns)
+
+    def _look_at(self, connection: _Connection, now_ns: int) -> None:
+        """It has received something since the last time."""
+        self._judge(connection, now_ns)
+        if connection.has_spoken:
+            seconds = (now_ns - connection.accepted_ns) / limits.SECOND
+            possible = limits.HANDSHAKE_BYTES_MAX + int(seconds * limits.HEARTBEAT_BYTES_PER_SECOND_MAX)
+            certain = min(connection.mark - connection.delivered, possible)
+            connection.heartbeats = max(connection.heartbeats, certain)
+        connection.mark, connection.mark_drains, connection.has_spoken = connection.received, self._drains, False
+        if connection.held > _HELD_BYTES_MAX[connection.standing]:
+            what = "a stranger" if connection.standing is Standing.STRANGER else f"a {connection.standing.value}"
+            self._cut(connection, f"{connection.held} bytes that are no message for {what}", now_ns)
+
+    def _judge(self, connection: _Connection, now_ns: int) -> None:
+        """Finds out who a connection is now."""
+        was, routing_id = connection.standing, connection.routing_id
+        standing = Standing.STRANGER if routing_id is None else self._standing_of(routing_id)
+        connection.standing = standing
+        if standing not in _UNREGISTERED:
+            self._unregistered.pop(connection, None)
+        elif connection not in self._unregistered:
+            connection.since_ns = now_ns
+            self._unregistered[connection] = None
+        if standing is Standing.STRANGER and was is not standing:
+            connection.stranger_base = connection.received
+
+    def _bound_sum(self, standings: tuple[Standing, ...], bytes_max: int, now_ns: int) -> None:
+        found = [c for c in self._connections.values() if c.standing in standings and not c.is_cut]
+        total = sum(connection.held for connection in found)
+        for connection in sorted(found, key=lambda connection: connection.held, reverse=True):
+            if total <= bytes_max:
+                break
+            self._cut(connection, f"it holds most of {total} bytes that are no message", now_ns)
+            total -= connection.held
+
+    def _bound_strangers(self, now_ns: int) -> None:
+        """Who has not registered goes after a while, and the oldest of them when they are too many."""
+        for connection in list(self._unregistered):
+            is_late = now_ns - connection.since_ns >= limits.STRANGER_TIMEOUT_NS
+            if not is_late and len(self._unregistered) <= self._strangers_max:
+                break
+            self._judge(connection, now_ns)
+            if connection in self._unregistered:
+                self._cut(connection, "it has not registered" if is_late else "too many have not registered", now_ns)
+
+    @staticmethod
+    def _measure(connection: _Connection) -> None:
+        """Asks the kernel. The socket of another file would give wrong counts, for which nobody is shut down."""
+        with contextlib.suppress(OSError, struct.error):
+            borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, connection.descriptor)
+            try:
+                info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            finally:
+                borrowed.detach()
+            connection.acknowledged, connection.received = _COUNTS.unpack_from(info, _COUNTS_OFFSET)
+
+    def _cut(self, connection: _Connection, reason: str, now_ns: int) -> None:
+        if connection.is_cut:
+            return
+        connection.is_cut = True  # libzmq tells of its end.
+        self._unregistered.pop(connection, None)
+        self.cut_count += 1
+        with contextlib.suppress(OSError), _duplicate(connection.descriptor) as pinned:
+            if pinned.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) == connection.cookie:
+                pinned.shutdown(socket.SHUT_RDWR)
+                self._refusals.add(f"{connection.address}: {reason}", now_ns)
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    """A socket of its own for what a descriptor stands for, whatever happens to that meanwhile.
+
+    Raises:
+        OSError: it is closed, or no socket.
+    """
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
