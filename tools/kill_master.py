@@ -5,6 +5,9 @@ the master gets SIGKILL and is started again, on the same port, after 0 to 5 sec
 have the same results bit for bit, and the revision of the shared state must go on. What a kill costs is the time that
 the calls which saw it took longer than others.
 
+With --standby the peers know two masters. The one that leads is killed and stays away: the other one takes the run
+over. Only then is the first started again, as the standby of the next kill.
+
 Exit status: 0 if every promise was kept, 1 if not: a call that fails ends the tool.
 """
 
@@ -47,7 +50,9 @@ import zpccl
 STEPS_BETWEEN_SYNCS = 4
 PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 1.0
 """How long a new master may work before it is killed."""
-MS_NS = 1e6
+TAKEOVER_TIMEOUT_S = 60
+LOG_INTERVAL_S = 0.005
+MS_NS, NS = 1e6, 1e9
 
 
 class LoopingPeer(Peer):
@@ -94,24 +99,44 @@ class LoopingPeer(Peer):
 
 
 class MasterProcess:
-    """A zpccl-master on a port of its own, which can be killed and started again."""
+    """A zpccl-master on a port of its own, which can be killed and started again.
 
-    def __init__(self, grace_s: float) -> None:
+    Args:
+        grace_s: seconds that it waits for peers.
+        log: file that gets what it logs.
+    """
+
+    def __init__(self, grace_s: float, log: Path) -> None:
+        self._log = log
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self._command = [sys.executable, "-m", "zpccl.cli.master", "--bind", self.address, "--log-level", "error"]
+        self._command = [sys.executable, "-m", "zpccl.cli.master", "--bind", self.address, "--log-level", "info"]
         self._command += ["--recovery-grace", str(grace_s)]
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Starts it, and waits until it listens."""
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
         assert self._process.stdout is not None
         if MASTER_GREETING not in self._process.stdout.readline():
             raise WorkerFailed("the master did not start")
+
+    def wait_until_it_leads(self) -> None:
+        """Waits until it has taken the run over, by its log."""
+        deadline = time.monotonic() + TAKEOVER_TIMEOUT_S
+        while "taking over the run" not in self._log.read_text():
+            if time.monotonic() > deadline:
+                raise WorkerFailed(f"no standby has taken the run over: {self._log.read_text()}")
+            time.sleep(LOG_INTERVAL_S)
 
     def kill(self) -> int:
         """SIGKILL, which is on its way at the time returned (nanoseconds of `time.monotonic_ns`)."""
@@ -122,7 +147,22 @@ class MasterProcess:
         return now_ns
 
 
-def run_loop(workers: list[Worker], master: MasterProcess, options: argparse.Namespace) -> dict[str, Any]:
+def kill_and_replace(masters: list[MasterProcess], absence_s: float) -> tuple[int, int]:
+    """Kills the first of `masters`, which leads. Returns when, and when another one led, or could (nanoseconds)."""
+    leader = masters[0]
+    killed_ns = leader.kill()
+    if len(masters) == 1:
+        time.sleep(absence_s)
+        leader.start()
+        return killed_ns, time.monotonic_ns()
+    masters[1].wait_until_it_leads()
+    back_ns = time.monotonic_ns()
+    leader.start()
+    masters.append(masters.pop(0))
+    return killed_ns, back_ns
+
+
+def run_loop(workers: list[Worker], masters: list[MasterProcess], options: argparse.Namespace) -> dict[str, Any]:
     """Lets the peers loop, and kills the master meanwhile."""
     rng = random.Random(options.seed)
     kills: list[tuple[int, int]] = []
@@ -132,12 +172,9 @@ def run_loop(workers: list[Worker], master: MasterProcess, options: argparse.Nam
             worker.begin("loop", str(stop))
         for number in range(options.kills):
             time.sleep(rng.uniform(PAUSE_S_MIN, PAUSE_S_MAX))  # The moment of a kill is any.
-            killed_ns = master.kill()
-            absence_s = rng.uniform(0.0, options.absence)
-            time.sleep(absence_s)
-            master.start()
-            kills.append((killed_ns, time.monotonic_ns()))
-            say(f"kill {number + 1}: away for {(kills[-1][1] - killed_ns) / MS_NS:.0f} ms")
+            killed_ns, back_ns = kill_and_replace(masters, rng.uniform(0.0, options.absence))
+            kills.append((killed_ns, back_ns))
+            say(f"kill {number + 1}: away for {(back_ns - killed_ns) / MS_NS:.0f} ms")
         time.sleep(PAUSE_S_MAX)
         stop.touch()
         results = [worker.result() for worker in workers]
@@ -167,7 +204,8 @@ def summarise(
         "peers": options.peers,
         "bytes": options.bytes,
         "kills": len(kills),
-        "seconds_away_max": options.absence,
+        "masters": 2 if options.standby else 1,
+        "seconds_away_max": max((back_ns - killed_ns) / NS for killed_ns, back_ns in kills),
         "steps": max(steps),
         "calls": len(durations),
         "calls_that_saw_a_kill": len(extra),
@@ -189,6 +227,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=positive, default=20, help="of the master (default 20)")
     parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("1MiB"), help="of the tensor (default 1MiB)")
     parser.add_argument("--absence", type=float, default=5.0, help="seconds without a master, at most (default 5)")
+    parser.add_argument("--standby", action="store_true", help="a second master takes over from the one that is killed")
     parser.add_argument("--grace", type=float, default=1.0, help="recovery grace of the master, seconds (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of moments (default 0)")
     add_output_arguments(parser)
@@ -200,21 +239,26 @@ def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
 
     def play() -> int:
-        master = MasterProcess(options.grace)
-        master.start()
-        workers: list[Worker] = []
-        try:
-            for number in range(options.peers):
-                workers.append(Worker(f"peer {number}", LoopingPeer, master.address, number, options.bytes))
-            call_all(workers, "join", options.peers)
-            say(f"{options.peers} peers all-reduce {format_bytes(options.bytes)} and sync")
-            summary = run_loop(workers, master, options)
-        finally:
-            close_all(workers)
-            master.kill()
+        with tempfile.TemporaryDirectory() as directory:
+            logs = [Path(directory) / f"master{number}.log" for number in range(2 if options.standby else 1)]
+            masters = [MasterProcess(options.grace, log) for log in logs]
+            address = ",".join(master.address for master in masters)
+            for master in masters:
+                master.start()
+            workers: list[Worker] = []
+            try:
+                for number in range(options.peers):
+                    workers.append(Worker(f"peer {number}", LoopingPeer, address, number, options.bytes))
+                call_all(workers, "join", options.peers)
+                say(f"{options.peers} peers all-reduce {format_bytes(options.bytes)} and sync")
+                summary = run_loop(workers, masters, options)
+            finally:
+                close_all(workers)
+                for master in masters:
+                    master.kill()
         write_json(options.json, summary)
         rows = [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in summary.items()]
-        print_table("The master killed and started again", ["what", "value"], rows)
+        print_table("The master killed, another in its place", ["what", "value"], rows)
         return 0 if summary["promises_kept"] else 1
 
     return run_tool(play)

@@ -304,7 +304,7 @@ class MasterBench:
 
 OPTIONS = PeerOptions(peer_id=pid("a"), token=token("a"), name="a", addresses=("a:1",), masters=("m:48148",))
 HELLO = Hello(pid("a"), token("a"), False, 0, "a", ("a:1",), 1)
-HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",), 2, RUN_ID, 1)
+HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",), 2, RUN_ID, 1, 1)
 CONNECT = 1
 """The call id of connect()."""
 

@@ -63,7 +63,7 @@ neighbours = st.builds(m.Neighbour, ids, names, addresses, st.booleans())
 incarnations = st.integers(0, limits.INCARNATION_MAX)
 hellos = st.builds(
     m.Hello,
-    *(ids, ids, st.booleans(), groups, names, addresses, naturals, ids, incarnations),
+    *(ids, ids, st.booleans(), groups, names, addresses, naturals, ids, incarnations, incarnations),
     *(st.integers(1, limits.MASTERS_MAX), st.booleans()),
 )
 members = tuples(st.builds(m.Member, ids, groups, names))
@@ -155,8 +155,8 @@ def test_the_bytes_of_a_message() -> None:
     assert m.encode(m.Withdraw(5)) == b"zp\x03\x92\xa8withdraw\x05"
     assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x03\x95\xa8topology\x03\x04\x02\x00"
     assert m.encode(HELLO).hex() == (
-        "7a7003" "9c" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
-        "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "01" "c3"
+        "7a7003" "9d" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00" "01" "c3"
     )  # fmt: skip
 
 

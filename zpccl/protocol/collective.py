@@ -13,7 +13,8 @@ A member that is lost while a collective is in voting is no longer waited for. O
 all survivors had finished: then they all hold the same result, and it counts.
 
 A master that takes the run over goes on with the attempts that peers report. What it does not know yet may have been
-decided by the former master and be known to a member that has not reported: until all have, it decides nothing.
+decided by the former master and be known to a member that has not reported: until all have, it decides nothing. Nor
+does any master while its member list is not established (quorum.py).
 
 Answers are kept per peer until the peer says that it got them (`oldest_call_id`), so every message may come twice.
 """
@@ -163,6 +164,8 @@ class Collectives:
         members = self._registry.members(group)
         if not ballot.calls:
             del self.ballots[key]
+        elif not self._registry.is_established:
+            ballot.agreed_ns = None
         elif len(members) == 1:
             self._answer_all(self.ballots.pop(key), Result.TOO_FEW_PEERS, "this peer is alone in its group")
         elif len(ballot.calls) < len(members):
@@ -257,7 +260,9 @@ class Collectives:
         failed = [report for report in attempt.reports.values() if not report.ok]
         lost = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is not peer]
         survivors = [peer for peer in attempt.order if peer not in lost]
-        if not all(peer.is_heard for peer in survivors):
+        if not survivors:
+            return self._forget_attempt(attempt)
+        if not all(peer.is_heard for peer in survivors) or not self._registry.is_established:
             return  # One may know that it was decided otherwise.
         reports = [attempt.reports[peer] for peer in survivors if peer in attempt.reports]
         if failed:
@@ -309,7 +314,7 @@ class Collectives:
             assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
             survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]
             is_open = any(peer not in attempt.reports or not peer.is_heard for peer in survivors)
-            assert survivors and is_open, "an undecided attempt"
+            assert survivors and (is_open or not self._registry.is_established), "an undecided attempt"
 
 
 def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:

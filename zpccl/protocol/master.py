@@ -115,6 +115,7 @@ class MasterMachine:
         self._history: History | None = None  # Of a run that was taken over.
         self._quorum: Quorum | None = None  # Where peers know other masters.
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
+        self._dismissed: dict[Hashable, bytes] = {}  # Peers of the base that are told that they are members no more.
         self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._announced_epoch = 0
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
@@ -142,7 +143,9 @@ class MasterMachine:
         """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
         assert not self.registry.peers
         options = self.options
-        self._gathering = Gathering(now_ns, options.recovery_grace_ns, options.recovery_wait_ns, begin_ns)
+        incarnation = self._incarnation_after(self.incarnation)
+        grace_ns, wait_ns = options.recovery_grace_ns, options.recovery_wait_ns
+        self._gathering = Gathering(now_ns, grace_ns, wait_ns, incarnation, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -202,12 +205,13 @@ class MasterMachine:
             return self._on_early_message(self._gathering, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
-        if peer is not None:
-            peer.is_following = True
         if isinstance(message, Hello):
             self._on_hello(event.connection, peer, message, event.host, now_ns)
         elif isinstance(message, Report):
             self._on_report(event, message, now_ns)
+        elif peer is None and isinstance(message, Leave) and event.connection in self._dismissed:
+            if self._quorum is not None and self._quorum.add_consent(self._dismissed.pop(event.connection)):
+                self._on_established(now_ns)
         elif peer is None:
             if event.connection not in self._asked:  # Else it says all this again when its report is here.
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
@@ -223,10 +227,11 @@ class MasterMachine:
     def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
         if hello.master_count > 1 and self._quorum is None:
             self._quorum = Quorum([peer.peer_id for peer in self.registry.order])
-        if self._quorum is not None and hello.run_id == self.run_id and hello.incarnation > self.incarnation:
-            self._step_down(f"{hello.name} obeys a newer master", now_ns)
-            return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
         known = self.registry.peers.get(hello.peer_id)
+        is_ahead = hello.run_id == self.run_id and hello.promised > self.incarnation
+        if self._quorum is not None and is_ahead and known is not None:
+            self._step_down(f"{hello.name} has promised itself to a newer master", now_ns)
+            return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
         is_unknown = not known.is_heard if known is not None else bound is None
         if hello.was_welcomed and is_unknown and self._history is not None and hello.run_id == self.run_id:
             if known is not None and known.token in (b"", hello.token):
@@ -287,7 +292,8 @@ class MasterMachine:
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
-        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id, self.incarnation)
+        is_final = not self.registry.base
+        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id if is_final else bytes(16), self.incarnation)
         self._outbox.reply(connection, refused)
 
     def _welcome(self, peer: Peer) -> None:
@@ -333,15 +339,23 @@ class MasterMachine:
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
         elif isinstance(message, Seen):
-            self._on_seen(peer, message)
+            self._on_seen(peer, message, now_ns)
 
-    def _on_seen(self, peer: Peer, message: Seen) -> None:
+    def _on_seen(self, peer: Peer, message: Seen, now_ns: int) -> None:
         """A member has a list. Once it is established, the members need not report those before it."""
-        if self._quorum is None or message.epoch != self.registry.epoch or not self.registry.base:
+        if self._quorum is None or message.epoch >> 32 != self.incarnation:
+            return
+        peer.is_following = True
+        if message.epoch != self.registry.epoch or not self.registry.base:
             return
         if self._quorum.add_seen(peer.peer_id):
-            self.registry.base = ()
-            self._outbox.broadcast(self.registry.order, Established(message.epoch))
+            self._on_established(now_ns)
+
+    def _on_established(self, now_ns: int) -> None:
+        self.registry.base = ()
+        self._outbox.broadcast(self.registry.order, Established(self.registry.epoch))
+        self.collectives.on_members_changed(now_ns)
+        self.syncs.on_members_changed()
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
         self._forget_answers(peer, offer.oldest_call_id)
@@ -411,6 +425,7 @@ class MasterMachine:
     def _on_connection_closed(self, connection: Hashable, now_ns: int) -> None:
         self._complained.discard(connection)
         self._asked.discard(connection)
+        self._dismissed.pop(connection, None)
         if self._gathering is not None:
             return self._gathering.on_connection_closed(connection)
         peer = self.registry.by_connection.get(connection)
@@ -440,6 +455,8 @@ class MasterMachine:
                     if self.registry is not registry:
                         return  # It has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
+                if not self._is_unlinked(peer):
+                    continue  # Whom it could not reach is gone, just now.
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.collectives.tick(now_ns)
@@ -472,14 +489,14 @@ class MasterMachine:
         """A peer takes part no more. `consents`: by its own will or the administrator's, so it does not elsewhere."""
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
-        if consents and self._quorum is not None:
-            self._quorum.add_consent(peer.peer_id)
-        elif not self._may_lose(peer):
+        if not consents and not self._may_lose(peer):
             return self._step_down(f"{peer.name} {reason}", now_ns)
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
         self._announce_epoch(now_ns)
+        if consents and peer.is_member and self._quorum is not None and self._quorum.add_consent(peer.peer_id):
+            self._on_established(now_ns)
         self._outbox.broadcast(self._others_of_group(peer), NeighboursChanged(gone=(peer.peer_id,)))
 
     # --- Settling ---------------------------------------------------------------------------------------------------
@@ -582,11 +599,20 @@ class MasterMachine:
             self._outbox.reply(connection, refused)
 
     def _are_all_heard(self) -> bool:
-        return all(peer.is_heard for peer in self.registry.order)
+        return self.registry.is_established and all(peer.is_heard for peer in self.registry.order)
 
     def _ask_for_report(self, connection: Hashable) -> None:
         reason = "another master has taken the run over, and must know first what you know"
-        self._outbox.reply(connection, Refused(Refusal.REPORT, reason))
+        incarnation = self.incarnation if self._gathering is None else self._gathering.incarnation
+        self._outbox.reply(connection, Refused(Refusal.REPORT, reason, incarnation=incarnation))
+
+    def _outbid(self, gathering: Gathering, hello: Hello) -> bool:
+        """Another master may lead as what a peer has promised. True if this one now bids more, and asks all again."""
+        if hello.master_count == 1 or hello.promised < gathering.incarnation:
+            return False
+        for connection in gathering.raise_incarnation(self._incarnation_after(hello.promised)):
+            self._ask_for_report(connection)
+        return True
 
     def _on_early_message(self, gathering: Gathering, event: PeerMessageReceived, now_ns: int) -> None:
         """While reports are gathered. What stands is said again to a Welcome, so the rest may be dropped here."""
@@ -594,13 +620,17 @@ class MasterMachine:
         if isinstance(message, Hello):
             if message.was_welcomed and not gathering.rebind(event, message):
                 gathering.on_greeted(connection, now_ns)
-                self._ask_for_report(connection)
+                if not self._outbid(gathering, message):
+                    self._ask_for_report(connection)
             elif message.was_welcomed:
                 pass  # Its report is here; it gets its Welcome with the others.
             elif not gathering.hold(event, now_ns):
                 self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         elif isinstance(message, Report):
-            if not gathering.add(event, message, now_ns):
+            hello = message.hello
+            if hello.master_count > 1 and hello.promised != gathering.incarnation:  # It answers an earlier request.
+                self._outbid(gathering, hello)
+            elif not gathering.add(event, message, now_ns):
                 self._refuse_session(connection)
         elif isinstance(message, Leave):
             gathering.on_left(connection)
@@ -621,9 +651,12 @@ class MasterMachine:
         for _, report in gathering.reports.values():
             history.add(report)
         self.run_id = run_id
-        self.incarnation = self._incarnation_after(history.incarnation)
+        self.incarnation = max(gathering.incarnation, self._incarnation_after(history.incarnation))
         if any(report.hello.master_count > 1 for _, report in gathering.reports.values()):
             self._quorum = Quorum([member.peer_id for member in history.members])
+            for peer_id in gathering.left:
+                self._quorum.add_consent(peer_id)
+            self.registry.base = history.base
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
             absent.is_heard, absent.disconnected_ns = False, now_ns
@@ -692,10 +725,15 @@ class MasterMachine:
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
             return None
-        elif not report.members or history.would_admit(report):
+        elif not report.members or history.would_admit(report, self.registry.round):
             peer = self._register(connection, hello, event.host, now_ns)
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])
+        elif connection is not None and hello.peer_id in self.registry.base:
+            # Its word counts until the list without it is established. So it must confirm that it goes on nowhere.
+            self._dismissed[connection] = hello.peer_id
+            self._outbox.reply(connection, Kick(Result.RANK_CONNECTION_LOST, "removed by the former master"))
+            return None
         else:
             self._refuse_session(connection)
             return None

@@ -41,7 +41,7 @@ class Peer:
     is_heard: bool = True
     """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
     is_following: bool = True
-    """False from a report until the peer says anything else: before that it may go to another master."""
+    """False from a report until the peer has seen that it is welcome: before that it may go to another master."""
     unlinked_ns: int | None = None
     """Since when a pending peer lacks a link to a member of its group."""
     oldest_call_id: int = 0
@@ -75,6 +75,11 @@ class Registry:
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
+
+    @property
+    def is_established(self) -> bool:
+        """False while another master may not know of the member list: nothing is decided by it then."""
+        return not self.base
 
     def members(self, group: int | None = None) -> list[Peer]:
         """Members in ring order, of one group or of all."""

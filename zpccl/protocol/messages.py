@@ -67,6 +67,8 @@ class Hello(_Message, tag="hello", frozen=True):
     """The run that welcomed the sender; zeros before that."""
     incarnation: Incarnation = 0
     """Of the master that welcomed the sender last."""
+    promised: Incarnation = 0
+    """No master of a lower incarnation is obeyed: the sender has reported to one that may lead as this."""
     master_count: Annotated[int, Meta(ge=1, le=limits.MASTERS_MAX)] = 1
     """The masters that the sender was named: with several, only one that a quorum of the members reaches leads."""
     may_begin: bool = True
@@ -176,7 +178,7 @@ class Withdraw(_Message, tag="withdraw", frozen=True):
 
 
 class Seen(_Message, tag="seen", frozen=True):
-    """The sender has the member list of an epoch. Said where the list names those who must know of it."""
+    """The sender has the member list of an epoch, and obeys the receiver. Said where there are several masters."""
 
     epoch: Natural
 
@@ -275,8 +277,9 @@ class Refused(_Message, tag="refused", frozen=True):
     refusal: Refusal
     reason: Text
     run_id: PeerId = bytes(16)
-    """The run that the sender leads, and as which of its masters: where these are newer, the refusal is final."""
+    """The run that the sender leads, where the members know it: then the refusal is final."""
     incarnation: Incarnation = 0
+    """Of the sender; where it asks for a report, the one as which it will lead the run."""
 
 
 class Kick(_Message, tag="kick", frozen=True):
@@ -295,8 +298,7 @@ class Members(_Message, tag="members", frozen=True):
     """The last round of topology votes that is complete, and its value: a newcomer votes after it."""
     round_value: int = 0
     base: PeerIds = ()
-    """Where the run has several masters, until the list is established: the members of the last one that is. The
-    receiver answers with Seen."""
+    """Where the run has several masters, until the list is established: the members of the last one that is."""
 
 
 class Established(_Message, tag="established", frozen=True):

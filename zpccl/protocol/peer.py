@@ -148,6 +148,7 @@ class PeerMachine:
         self.members: tuple[Member, ...] = ()
         self.run_id = b""
         self.incarnation = 0
+        self._promised = 0  # Masters of lower incarnations are not obeyed.
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
         self._base: tuple[bytes, ...] = ()
@@ -302,13 +303,13 @@ class PeerMachine:
         return self.options.masters[self._master]
 
     def _go_on_later(self, now_ns: int) -> None:
-        """After a failure: turns to the next master, with a pause once all have failed. It may yet lead before that."""
+        """Turns to the next master: soon, after a pause once all were tried. This one may yet lead before that."""
         count = len(self.options.masters)
         if count > 1 and self.state is not State.CLOSED and self._go_on_ns is None:
             self._failures += 1
-            rounds = self._failures // count
-            pause_ns = min(limits.RECONNECT_INTERVAL_NS << min(rounds, 8), limits.RECONNECT_INTERVAL_MAX_NS)
-            self._go_on_ns = now_ns + (pause_ns if self._failures % count == 0 else 0)
+            pause_ns = limits.RECONNECT_INTERVAL_NS << min(self._failures // count, 8)
+            is_last = self._failures % count == 0
+            self._go_on_ns = now_ns + (min(pause_ns, limits.RECONNECT_INTERVAL_MAX_NS) if is_last else 0)
 
     def _go_on(self) -> None:
         """Turns to the next master, where there are several."""
@@ -351,6 +352,7 @@ class PeerMachine:
             self._connection_count,
             self.run_id or bytes(16),
             self.incarnation,
+            self._promised,
             len(options.masters),
             len(options.masters) == 1 or (self._master == 0 and len(self._without_run) == len(options.masters)),
         )
@@ -396,7 +398,9 @@ class PeerMachine:
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         elif isinstance(message, Kick):
-            self._close(error_of_kick(message.result, message.reason))
+            # Where there are other masters, this one must know that the peer goes on at none of them.
+            error = error_of_kick(message.result, message.reason)
+            self._close(error, say_leave=len(self.options.masters) > 1)
         elif isinstance(message, Established):
             self._base = () if message.epoch == self.epoch else self._base
         else:
@@ -409,29 +413,32 @@ class PeerMachine:
             self._deadline_ns = self._go_on_ns = None
             self._failures = 0
             self.run_id, self.incarnation = message.run_id, message.incarnation
+            self._promised = max(self._promised, self.incarnation)
             self.state = State.PENDING
             return self._log(Level.INFO, "registered; waiting to be admitted")
-        if message.run_id != self.run_id or message.incarnation < self.incarnation:
+        if message.run_id != self.run_id or message.incarnation < max(self.incarnation, self._promised):
             return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
         self._deadline_ns = self._stay_ns = self._go_on_ns = None
         self._failures = 0
         if message.incarnation > self.incarnation:
-            self.incarnation = message.incarnation
+            self.incarnation = self._promised = message.incarnation
             self._log(Level.INFO, "another master has taken the run over")
             self._say_standing()
 
     def _on_refused(self, message: Refused, now_ns: int) -> None:
         has_others = len(self.options.masters) > 1
         if message.refusal is Refusal.UNREGISTERED:
-            self._say_everything()
+            if self._go_on_ns is None:  # Else the Hello was refused too, and this peer is about to leave.
+                self._say_everything()
         elif (
             message.refusal in (Refusal.REPORT, Refusal.UNKNOWN_SESSION) and has_others and self.state is State.PENDING
         ):
             self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
-            if self.state is State.MEMBER:
+            if self.state is State.MEMBER and has_others:
                 self._miss_master(now_ns)
                 self._stay_ns = self._stay_ns or self._end_of_stay(now_ns)
+                self._promised = max(self._promised, message.incarnation)
             self._report_to_master()
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_newest(message):
             self._log(Level.WARNING, f"{self._address()} is not the master of this run: {message.reason}")
@@ -445,7 +452,7 @@ class PeerMachine:
             if self._master == 0:
                 self._without_run.clear()
             self._without_run.add(self._master)
-            self._go_on()
+            self._go_on_later(now_ns)
         elif message.refusal is Refusal.NO_QUORUM:
             self._on_try_failed(message.reason)
             self._go_on_later(now_ns)
@@ -457,7 +464,7 @@ class PeerMachine:
 
     def _start_over(self, now_ns: int) -> None:
         """The run that this peer waited for is not led here: it is a newcomer again, here first."""
-        self.state, self.run_id, self.incarnation = State.CONNECTING, b"", 0
+        self.state, self.run_id, self.incarnation, self._promised = State.CONNECTING, b"", 0, 0
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
         self._without_run.clear()
@@ -470,7 +477,7 @@ class PeerMachine:
             return
         self.epoch = message.epoch
         self.members, self._base = message.members, message.base
-        if message.base:
+        if len(self.options.masters) > 1:
             self._send(Seen(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):

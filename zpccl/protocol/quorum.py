@@ -47,16 +47,20 @@ class Quorum:
     def add_seen(self, peer_id: bytes) -> bool:
         """A member has the list. True if it is established by that."""
         self._seen.add(peer_id)
+        return self._establish()
+
+    def add_consent(self, peer_id: bytes) -> bool:
+        """A member leaves of its own accord: it goes on nowhere else. True if the list is established by that."""
+        self._consenting.add(peer_id)
+        return self._establish()
+
+    def _establish(self) -> bool:
         known = self._seen | self._consenting
         if not self.base or not is_quorum(known, self.base) or not is_quorum(known, self._members):
             return False
         self.base = frozenset()
         self._consenting.clear()
         return True
-
-    def add_consent(self, peer_id: bytes) -> None:
-        """A member leaves of its own accord: it goes on nowhere else."""
-        self._consenting.add(peer_id)
 
     def may_go_on(self, present: Collection[bytes]) -> bool:
         """True if those present may go on without the others."""

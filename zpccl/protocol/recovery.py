@@ -8,7 +8,9 @@ The newest member list that anybody knows is the one to go on with. Its epoch wa
 decided in it, on every connection, so who knows of a decision knows who had part in it.
 
 Where peers know several masters, they may be elsewhere, and come and go: only the reports of those who are connected
-count, and no grace period ends the wait for a quorum of the newest list (quorum.py).
+count, and no grace period ends the wait for a quorum of the newest list (quorum.py). With its report each promises to
+obey no master of a lower incarnation than this one will have. So when a quorum has reported, no earlier master can
+establish a list any more, and every list that is established is known to one of them.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ class Gathering:
         now_ns: when the master started.
         grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
         wait_ns: how long it waits for the reports of peers that were asked for one.
-        begin_ns: before that, no new run is begun: members of one that lacks a quorum may come back.
+        incarnation: as which it will lead the run.
+        begin_ns: before that, newcomers that know other masters begin no run: that of a quorum may come back.
     """
 
-    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int, begin_ns: int = 0) -> None:
+    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int, incarnation: int, begin_ns: int = 0) -> None:
+        self.incarnation = incarnation
         self._begin_ns = begin_ns
         self._grace_ns = grace_ns
         self._wait_ns = wait_ns
@@ -52,9 +56,18 @@ class Gathering:
 
     def on_greeted(self, connection: Hashable, now_ns: int) -> None:
         """A peer of an earlier master has said Hello."""
+        self._begin_ns = max(self._begin_ns, now_ns + limits.RUN_MEMORY_NS)
         self._greeted_ns = now_ns if self._greeted_ns is None else self._greeted_ns
         if len(self._greeted) < limits.PEERS_MAX:
             self._greeted.setdefault(connection, False)
+
+    def raise_incarnation(self, incarnation: int) -> list[Hashable]:
+        """Others have promised more: what was reported is void. Who must report again."""
+        self.incarnation = incarnation
+        self.reports = {p: (e, r) for p, (e, r) in self.reports.items() if r.hello.master_count == 1}
+        reported = {event.connection for event, _ in self.reports.values()}
+        self._greeted = {connection: connection in reported for connection in self._greeted}
+        return [connection for connection, has_reported in self._greeted.items() if not has_reported]
 
     def knows(self, connection: Hashable) -> bool:
         """True if a connection has said Hello."""
@@ -159,13 +172,17 @@ class Gathering:
         is_late = due_ns is not None and now_ns >= due_ns
         if self.reports:
             return (is_late or self._are_all_here()) and self._has_quorum()
-        if (is_late or not self._greeted) and now_ns >= self._begin_ns:
-            waiting = [event for event in self.held.values() if now_ns >= self._newcomer_due_ns(event)]
-            if any(isinstance(event.message, Hello) and event.message.may_begin for event in waiting):
-                return True
+        if (is_late or not self._greeted) and any(self._may_begin(event, now_ns) for event in self.held.values()):
+            return True
         if not self._greeted and (is_late or not self.held):
             self._greeted_ns = None  # They are gone again.
         return False
+
+    def _may_begin(self, event: PeerMessageReceived, now_ns: int) -> bool:
+        hello = event.message
+        if not isinstance(hello, Hello) or not hello.may_begin or now_ns < self._newcomer_due_ns(event):
+            return False
+        return hello.master_count == 1 or now_ns >= self._begin_ns
 
     def _are_all_here(self) -> bool:
         if not all(self._greeted.values()):
@@ -230,7 +247,7 @@ class History:
         self.run_id = run_id
         self.incarnation = 0
         self.epoch = 0
-        self.adopted_epoch = 0
+        self.adopted_epoch = self.adopted_incarnation = 0
         self.adopted: frozenset[bytes] = frozenset()
         self.members: tuple[Member, ...] = ()
         self.base: tuple[bytes, ...] = ()
@@ -244,7 +261,8 @@ class History:
 
     def adopt(self) -> None:
         """The master goes on with the list that is the newest now."""
-        self.adopted_epoch = self.epoch
+        self.adopted_incarnation = self.incarnation
+        self.adopted_epoch, self.adopted_incarnation = self.epoch, self.incarnation
         self.adopted = frozenset(member.peer_id for member in self.members)
 
     def add(self, report: Report) -> None:
@@ -277,10 +295,16 @@ class History:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
-    def would_admit(self, report: Report) -> bool:
-        """True for a newcomer that alone knows of its admission by the former master: to those who are members here."""
+    def would_admit(self, report: Report, round_here: int) -> bool:
+        """True for a newcomer that alone knows of its admission by the former master: to those who are members here.
+
+        Once they have completed that round anew, without it, they are elsewhere in their programs than it is.
+        """
         theirs = {member.peer_id for member in report.members}
-        return report.epoch > self.adopted_epoch and bool(self.adopted) and self.adopted <= theirs
+        is_of_same_master = report.hello.incarnation == self.adopted_incarnation
+        is_later = report.epoch > self.adopted_epoch
+        is_up_to_date = is_of_same_master and is_later and report.round > round_here
+        return is_up_to_date and bool(self.adopted) and self.adopted <= theirs
 
     def take_attempts(self, present: Container[bytes]) -> list[RunningAttempt]:
         """Attempts that nobody knows the end of, the oldest first, by the word of who takes part in the run."""

@@ -108,6 +108,9 @@ class Rounds:
             return
         for peer in [peer for peer in self.calls if self._registry.peers.get(peer.peer_id) is not peer]:
             del self.calls[peer]
+        if not self._registry.is_established:
+            self._update_agreed_ns = None
+            return
         self._refuse_conflicts()
         members = self._registry.members()
         functions = {call.function for call in self.calls.values()}

@@ -59,6 +59,8 @@ class StateSyncs:
 
     def evaluate(self) -> None:
         """Begins the sync of every group whose members have all called for it."""
+        if not self._registry.is_established:
+            return
         for group in sorted({peer.group for peer, call in self._rounds.calls.items() if call.offer is not None}):
             offers = self._rounds.sync_offers(group)
             if offers is None or group in self.transfers:
@@ -147,6 +149,9 @@ class StateSyncs:
             transfer = Transfer(sync.attempt_id, reporter.group, sync.revision, holders, calls, {})
             self.transfers[reporter.group] = transfer
             for peer, call_id in calls.items():
+                waiting = self._rounds.calls.get(peer)
+                if waiting is not None and waiting.call_id == call_id and waiting.offer is not None:
+                    transfer.offers[peer] = waiting.offer  # It never got the plan, and came before who did.
                 self._rounds.forget(peer, call_id)
                 peer.open_calls.setdefault(call_id, SYNC)
         if transfer.attempt_id != sync.attempt_id or reporter not in transfer.calls:
@@ -154,13 +159,13 @@ class StateSyncs:
         transfer.fetch[reporter] = ()  # It has its plan, and does not heed another.
         if not sync.is_fetching:
             transfer.done.add(reporter)
-        self._decide(transfer)
+        self._plan_anew(transfer)
 
     def _plan_anew(self, transfer: Transfer) -> None:
         """Finds what those must fetch who never got the plan, once the winner of the election has offered again."""
         winner = transfer.offers.get(transfer.holders[0]) if transfer.holders else None
         if winner is None:
-            return
+            return self._decide(transfer)
         for peer, offer in transfer.offers.items():
             if peer in transfer.fetch:
                 continue
@@ -219,7 +224,10 @@ class StateSyncs:
     def _decide(self, transfer: Transfer) -> None:
         survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
         lost = [peer for peer in transfer.holders if peer not in survivors]
-        if not all(peer.is_heard for peer in survivors):
+        if not survivors:
+            del self.transfers[transfer.group]
+            return
+        if not all(peer.is_heard for peer in survivors) or not self._registry.is_established:
             return  # One may know that it was decided otherwise.
         if transfer.failed is not None:
             self._abort(transfer, *transfer.failed)
@@ -252,4 +260,4 @@ class StateSyncs:
             assert transfer.group == group and set(transfer.fetch) <= set(transfer.calls)
             survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
             is_open = any(peer not in transfer.done or not peer.is_heard for peer in survivors)
-            assert survivors and is_open, "an undecided sync"
+            assert survivors and (is_open or not self._registry.is_established), "an undecided sync"

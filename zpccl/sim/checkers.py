@@ -256,6 +256,7 @@ class Causes(Checker):
         self._members: dict[bytes, str] = {}
         self._run_id = b""
         self._reign = (0, 0, 1)
+        self._incarnations: dict[bytes, int] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault among its participants."""
@@ -277,8 +278,12 @@ class Causes(Checker):
     def on_master_step(self, master: MasterNode) -> None:
         """A loss needs a fault of the member."""
         machine = master.machine
-        if machine.is_gathering or master is not self.cluster.master:
-            return
+        if machine.is_gathering or machine.registry.base or master is not self.cluster.master:
+            return  # Who is admitted by a list that is not established may find that it was not.
+        newest = self._incarnations.get(machine.run_id, 0)
+        if machine.incarnation < newest:
+            return  # It has been replaced, and does not know it yet.
+        self._incarnations[machine.run_id] = machine.incarnation
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
         if self._reign != master.reign:  # Who was not told that it is a member is none.
             self._reign = master.reign
@@ -363,8 +368,8 @@ class Progress(Checker):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._fresh_ns = 0
-        self._begun: dict[int, tuple[int, int]] = {}
-        self.groups_done: set[int] = set()
+        self._begun: dict[int, tuple[tuple[bytes, int], int]] = {}
+        self.groups_done: set[tuple[bytes, int]] = set()  # By run.
         self.committed_count = 0
         self.aborted_count = 0
         self.answered_count = 0
@@ -377,7 +382,7 @@ class Progress(Checker):
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Remembers when an attempt began, and that it ended."""
         if isinstance(effect, effects.StartReduce):
-            self._begun.setdefault(effect.attempt_id, (node.group, self.cluster.clock.now_ns))
+            self._begun.setdefault(effect.attempt_id, ((node.machine.run_id, node.group), self.cluster.clock.now_ns))
         elif isinstance(effect, effects.EndReduce):
             if effect.commit:
                 self.committed_count += 1

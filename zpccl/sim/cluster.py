@@ -105,7 +105,9 @@ class Cluster:
         self._make_master = make_master
         self._master_count = int(masters == 1)
         self._felt_until_ns = 0  # Faults around a death of the master are felt for so long.
-        self.masters = [MasterNode(self, index, make_master(self._rng.randbytes(16))) for index in range(masters)]
+        self.masters: list[MasterNode] = []
+        for index in range(masters):
+            self.masters.append(MasterNode(self, index, make_master(self._rng.randbytes(16))))
         if masters > 1:
             for master in self.masters:
                 self._prepare(master.machine, master.clock)
@@ -167,19 +169,22 @@ class Cluster:
         return not self.reasons_of_unrest()
 
     def reasons_of_unrest(self) -> list[str]:
-        """What is not well yet."""
+        """What is not well yet. Where all members were cut off when newcomers came, two runs may be left."""
         reasons = []
-        sizes: dict[int, int] = {}
-        order = {peer.peer_id for peer in self.master.machine.registry.order}
+        sizes: dict[tuple[bytes, int], int] = {}
         for node in self.live_nodes():
-            sizes[node.group] = sizes.get(node.group, 0) + 1
+            key = (node.machine.run_id, node.group)
+            sizes[key] = sizes.get(key, 0) + 1
             old = [call.call_id for call in node.calls.values() if call.opened_ns <= self._healed_ns]
             if old:
                 reasons.append(f"{node.name} waits in calls {old}")
-            if node.machine.state is not State.MEMBER or node.peer_id not in order:
+            master = node.connection.master.machine if node.connection is not None else None
+            if node.machine.state is not State.MEMBER:
                 reasons.append(f"{node.name} is no member but {node.machine.state.value}")
+            elif master is None or master.is_gathering or master.registry.peers.get(node.peer_id) is None:
+                reasons.append(f"{node.name} has no master")
         done = self.checkers.progress.groups_done
-        reasons += [f"group {g} commits nothing" for g, size in sizes.items() if size > 1 and g not in done]
+        reasons += [f"group {key[1]} commits nothing" for key, size in sizes.items() if size > 1 and key not in done]
         return reasons
 
     # --- What the parts of the world do -----------------------------------------------------------------------------

@@ -1,0 +1,442 @@
+"""Several masters: who leads, who waits, who goes where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.errors import Kicked, MasterUnreachable, Result
+from zpccl.limits import SECOND
+from zpccl.protocol import events
+from zpccl.protocol.effects import Send, UseMaster
+from zpccl.protocol.messages import (
+    Established,
+    Hello,
+    Kick,
+    Leave,
+    Refusal,
+    Refused,
+    Report,
+    RunningAttempt,
+    Seen,
+    Welcome,
+)
+from zpccl.protocol.peer import State
+
+from .harness import CONNECT, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pid, pids, spec, token
+from .test_recovery import report_of
+
+TWO = {"master_count": 2}
+
+
+class Standby(MasterBench):
+    """One of two masters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.machine.gather(self.now_ns)
+
+    def report(self, name: str, *arguments: Any, promised: int | None = None, **facts: Any) -> list[Any]:
+        """A peer connects, is asked, and reports; returns what is sent."""
+        number = sum(str(c).startswith(name) for c in self.said) + 1
+        self.connections[name] = f"{name}{number}"
+        report = report_of(name, *arguments, **facts)
+        hello = replace(report.hello, connection=number, **TWO)
+        (asked,) = [m for to, m in self.say(name, hello) if to == self.connections[name]]
+        assert asked.refusal is Refusal.REPORT
+        hello = replace(hello, promised=asked.incarnation if promised is None else promised)
+        return self.say(name, replace(report, hello=hello))
+
+    def see(self, *names: str) -> None:
+        """Members have the list of now."""
+        for name in names:
+            self.say(name, Seen(self.machine.registry.epoch))
+
+    def begin_run(self, names: str) -> None:
+        """A run with these members, established."""
+        self.now_ns += limits.RECOVERY_GRACE_NS
+        self.hello(names[0], **TWO)
+        self.tick(limits.RECOVERY_GRACE_NS)
+        for name in names[1:]:
+            self.hello(name, may_begin=False, **TWO)
+        self.link(*names)
+        if len(names) > 1:
+            self.vote(names[0], UPDATE, 900)
+            self.see(*names)
+        assert self.names() == names
+        assert self.machine.registry.is_established
+
+
+@pytest.fixture
+def bench() -> Standby:
+    return Standby()
+
+
+def refusals(told: list[Any]) -> list[Refusal]:
+    return [message.refusal for _, message in told if isinstance(message, Refused)]
+
+
+# --- Taking over ------------------------------------------------------------------------------------------------------
+
+
+def test_a_quorum_goes_on_after_the_grace_period(bench: Standby) -> None:
+    """L3: three of four; the fourth may still come."""
+    for name in "abc":
+        bench.report(name, "abcd")
+    assert bench.machine.is_gathering
+    told = bench.tick_at_deadline()
+    assert sum(isinstance(message, Welcome) for _, message in told) == 3
+    assert bench.names() == "abcd"
+
+
+def test_all_of_them_go_on_at_once(bench: Standby) -> None:
+    bench.report("a", "ab")
+    assert any(isinstance(message, Welcome) for _, message in bench.report("b", "ab"))
+
+
+def test_a_part_that_is_no_quorum_waits_without_end(bench: Standby) -> None:
+    """S3: c and d are half, without the lowest id."""
+    bench.report("c", "abcd")
+    bench.report("d", "abcd")
+    bench.tick(3600 * SECOND)
+    assert bench.machine.is_gathering
+    assert any(isinstance(message, Welcome) for _, message in bench.report("b", "abcd"))
+
+
+def test_half_with_the_lowest_id_goes_on(bench: Standby) -> None:
+    bench.report("a", "abcd")
+    bench.report("d", "abcd")
+    bench.tick_at_deadline()
+    assert bench.names() == "abcd"
+
+
+def test_who_has_gone_elsewhere_does_not_count(bench: Standby) -> None:
+    """S3: a has reported, and may follow another master now."""
+    bench.report("a", "abc")
+    bench.disconnect("a")
+    bench.report("b", "abc")
+    bench.tick(3600 * SECOND)
+    assert bench.machine.is_gathering
+
+
+def test_who_comes_back_reports_again(bench: Standby) -> None:
+    """It may have heard more in between, even where its old connection has not been noticed to break."""
+    bench.report("a", "abc")
+    number = bench.connections["a"]
+    bench.report("a", "abc", 6)
+    assert bench.connections["a"] != number
+    bench.report("b", "abc")
+    bench.tick_at_deadline()
+    assert bench.machine.registry.epoch >= 7
+
+
+def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> None:
+    """S3: c and d know a list without a and b, who may not, and are half of the one before."""
+    bench.report("c", "cd", 9, base=pids("abcd"))
+    bench.report("d", "cd", 9, base=pids("abcd"))
+    bench.tick(3600 * SECOND)
+    assert bench.machine.is_gathering
+
+
+def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
+    """S3, L1: nothing is decided before; its Leave counts as its word, as it goes on nowhere."""
+    bench.report("b", "abcd", 5)
+    bench.report("c", "cd", 9, base=pids("abcd"))
+    told = bench.report("d", "cd", 9, base=pids("abcd"))
+    told += bench.tick_at_deadline() if bench.machine.is_gathering else []
+    assert [to for to, message in told if isinstance(message, Kick)] == [bench.connections["b"]]
+    bench.see("c", "d")
+    assert not bench.machine.registry.is_established
+    assert any(isinstance(message, Established) for _, message in bench.leave("b"))
+
+
+def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> None:
+    """S1, S3."""
+    running = RunningAttempt(1, pids("ab"), (4, 5), spec())
+    bench.report("a", "ab", attempts=(running,))
+    bench.report("b", "ab", attempts=(running,))
+    bench.finish("a", 4, 1)
+    bench.finish("b", 5, 1)
+    assert bench.verdict("a", 4) is None
+    bench.see("a", "b")
+    verdict = bench.verdict("a", 4)
+    assert verdict is not None
+    assert getattr(verdict, "committed", False)
+
+
+# --- Promises ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
+    """S3: both are asked again, for more than either has promised."""
+    bench.report("a", "ab")
+    first = bench.machine._gathering
+    assert first is not None
+    low = first.incarnation
+    bench.connections["b"] = "b1"
+    hello = replace(report_of("b", "ab").hello, promised=low + 9, **TWO)
+    told = bench.say("b", hello)
+    assert {to for to, _ in told} == {"a1", "b1"}
+    assert min(message.incarnation for _, message in told) > low + 9
+    assert first.reports == {}
+
+
+def test_an_answer_to_an_earlier_request_does_not_count(bench: Standby) -> None:
+    bench.report("a", "ab", promised=0)
+    assert bench.machine._gathering is not None
+    assert bench.machine._gathering.reports == {}
+
+
+def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) -> None:
+    """S3: another master may have a quorum by now."""
+    bench.begin_run("ab")
+    hello = Hello(pid("b"), token("b"), True, 0, "b", (), 9, RUN_ID, 0, 5, 2)
+    bench.connections["b"] = "b9"
+    told = bench.say("b", hello)
+    assert bench.machine.is_gathering
+    assert {to for to, message in told if isinstance(message, Refused)} >= {"a1", "b9"}
+    assert all(message.incarnation > 5 for _, message in told if isinstance(message, Refused))
+
+
+# --- Leading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_quorum_goes_on_without_the_lost(bench: Standby) -> None:
+    bench.begin_run("abc")
+    bench.lose("c")
+    assert bench.names() == "ab"
+
+
+def test_a_rest_that_is_no_quorum_steps_down(bench: Standby) -> None:
+    """S3: a and b may be at another master, and go on there."""
+    bench.begin_run("abc")
+    bench.disconnect("a")
+    told = bench.lose("b")
+    assert bench.machine.is_gathering
+    assert refusals(told) == [Refusal.REPORT]
+
+
+def test_who_leaves_may_be_the_last_of_a_quorum(bench: Standby) -> None:
+    bench.begin_run("ab")
+    bench.leave("a")
+    assert bench.names() == "b"
+    bench.see("b")
+    assert bench.machine.registry.is_established
+
+
+def test_two_losses_need_two_steps(bench: Standby) -> None:
+    """S3: the second one waits until the list without the first is known."""
+    bench.begin_run("abcde")
+    bench.lose("e")
+    assert bench.names() == "abcd"
+    bench.disconnect("a")
+    bench.disconnect("b")
+    bench.tick(bench.options.disconnect_grace_ns)
+    assert bench.machine.is_gathering
+
+
+def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
+    """A member that breaks its bounds stays, if the run could not go on without it."""
+    bench.begin_run("ab")
+    bench.begin("a", 50, spec(1))
+    bench.begin("a", 50, spec(2))
+    assert bench.names() == "ab"
+
+
+def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None:
+    """It may have left for another master when the welcome was on its way."""
+    for name in "abc":
+        bench.report(name, "abc")
+    bench.see("a", "b")
+    bench.lose("c")
+    assert bench.names() == "abc"
+    bench.tick(limits.QUORUM_WAIT_NS)
+    assert bench.names() == "ab"
+
+
+# --- Newcomers --------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_standby_sends_newcomers_on(bench: Standby) -> None:
+    bench.now_ns += limits.RECOVERY_GRACE_NS
+    assert refusals(bench.hello("n", may_begin=False, **TWO)) == [Refusal.NO_RUN]
+    assert bench.machine.is_gathering
+
+
+def test_a_newcomer_waits_where_members_are(bench: Standby) -> None:
+    bench.report("b", "ab")
+    assert bench.hello("n", may_begin=False, **TWO) == []
+    assert refusals(bench.tick_at_deadline()) == [Refusal.NO_QUORUM]
+
+
+def test_one_that_all_others_sent_on_begins_a_run(bench: Standby) -> None:
+    """After a pause: members may be on their way here."""
+    bench.now_ns += limits.RECOVERY_GRACE_NS
+    assert bench.hello("n", **TWO) == []
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert bench.names() == "n"
+
+
+def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
+    bench.begin_run("ab")
+    bench.disconnect("a")
+    bench.lose("b")
+    bench.hello("n", **TWO)
+    assert refusals(bench.tick(limits.RECOVERY_GRACE_NS)) == [Refusal.NO_QUORUM]
+    bench.now_ns += limits.RUN_MEMORY_NS
+    bench.hello("n", **TWO)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert bench.names() == "n"
+
+
+def test_a_newcomer_that_is_a_member_without_knowing_counts(bench: Standby) -> None:
+    """L3: the former master admitted b, and died before b heard of it."""
+    bench.report("a", "ab", 5, base=pids("a"))
+    bench.hello("b", may_begin=False, **TWO)
+    bench.tick_at_deadline()
+    assert bench.names() == "ab"
+    assert all(peer.is_heard for peer in bench.machine.registry.order)
+
+
+# --- The peer ---------------------------------------------------------------------------------------------------------
+
+
+def peer_of_two() -> PeerBench:
+    return PeerBench(masters=("m:1", "n:2"))
+
+
+def failed(peer: PeerBench) -> list[Any]:
+    return peer.handle(events.ConnectionFailed("refused")) + peer.tick()
+
+
+def test_a_newcomer_asks_all_and_begins_at_the_first() -> None:
+    peer = peer_of_two().connecting()
+    assert peer.hear(Refused(Refusal.NO_RUN, "")) + peer.tick() == [UseMaster(1)]
+    (hello,) = peer.up()
+    assert not hello.message.may_begin
+    peer.hear(Refused(Refusal.NO_RUN, ""))
+    assert peer.tick(limits.RECONNECT_INTERVAL_MAX_NS) == [UseMaster(0)]
+    (hello,) = peer.up()
+    assert hello.message.may_begin
+
+
+def test_one_that_does_not_answer_may_lead_a_run() -> None:
+    """S3: then no run is begun; connect() gives up after its tries."""
+    peer = peer_of_two()
+    peer.handle(events.ConnectCalled(CONNECT, attempts=2))
+    told: list[Any] = []
+    for _ in range(4):
+        peer.up()
+        told += peer.hear(Refused(Refusal.NO_RUN, "")) + peer.tick(SECOND)
+        told += failed(peer) + peer.tick(SECOND)
+    assert not any(isinstance(e, Send) and getattr(e.message, "may_begin", False) for e in told)
+    assert isinstance(peer.machine.error, MasterUnreachable)
+    assert "m:1,n:2" in str(peer.machine.error)
+
+
+def test_a_member_turns_to_the_next_master() -> None:
+    """L3: at once when nobody answers any more; calls go on."""
+    peer = peer_of_two().member()
+    peer.reduce(5)
+    peer.down()
+    assert failed(peer) == [UseMaster(1)]
+    said = peer.up()
+    assert isinstance(said[0].message, Hello)
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", incarnation=77))
+    assert isinstance(report.message, Report)
+    assert report.message.hello.promised == 77
+    peer.hear(Welcome(RUN_ID, 77))
+    assert peer.machine.incarnation == 77
+    assert peer.machine.state is State.MEMBER
+
+
+def test_a_member_does_not_stay_where_nobody_leads() -> None:
+    peer = peer_of_two().member()
+    peer.down()
+    failed(peer)
+    peer.up()
+    peer.hear(Refused(Refusal.REPORT, "", incarnation=7))
+    assert peer.tick(limits.MASTER_STAY_NS - 1) == []
+    assert peer.tick(limits.MASTER_STAY_SPREAD_NS + 1) == [UseMaster(0)]
+
+
+def test_a_promise_is_kept() -> None:
+    """S3: who has reported to one that will lead as 9 does not obey one that leads as 8."""
+    peer = peer_of_two().member()
+    peer.reconnect()
+    peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    peer.hear(Welcome(RUN_ID, 8))
+    assert peer.machine.incarnation == 1
+    peer.hear(Welcome(RUN_ID, 9))
+    assert peer.machine.incarnation == 9
+
+
+def test_a_master_of_before_cannot_remove_a_member() -> None:
+    """S3: it does not know what has become of the run."""
+    peer = peer_of_two().member()
+    peer.reconnect()
+    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, 0))
+    assert peer.machine.state is State.MEMBER
+    assert peer.tick() == [UseMaster(1)]
+
+
+def test_the_master_of_now_can() -> None:
+    peer = peer_of_two().member()
+    peer.reconnect()
+    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, 1))
+    assert isinstance(peer.machine.error, Kicked)
+
+
+def test_who_is_removed_says_so() -> None:
+    peer = peer_of_two().member()
+    assert Send(Leave()) in peer.hear(Kick(Result.RANK_CONNECTION_LOST, "removed by the former master"))
+
+
+def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
+    """It has seen nothing of the run; links are made anew."""
+    peer = peer_of_two().pending()
+    effects = peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    assert peer.machine.state is State.CONNECTING
+    (hello,) = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert not hello.was_welcomed
+
+
+def test_lists_are_confirmed_where_there_are_several_masters() -> None:
+    peer = peer_of_two().member()
+    assert peer.hear(member_list(3, "ab")) == [Send(Seen(3))]
+    assert PeerBench().member().hear(member_list(3, "ab")) == []
+
+
+def test_the_base_is_reported_until_the_list_is_established() -> None:
+    peer = peer_of_two().member()
+    peer.hear(replace(member_list(3, "ab"), base=pids("abc")))
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    assert report.message.base == pids("abc")
+    peer.hear(Established(3))
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    assert report.message.base == ()
+
+
+def test_a_master_that_is_gone_for_good_ends_the_membership() -> None:
+    """L1: wherever the peer has looked meanwhile."""
+    peer = PeerBench(masters=("m:1", "n:2"), master_timeout_ns=20 * SECOND).member()
+    peer.reduce(5)
+    peer.down()
+    end_ns = peer.now_ns + 20 * SECOND
+    while peer.machine.state is State.MEMBER:
+        assert peer.now_ns <= end_ns + 5 * SECOND
+        failed(peer)
+        peer.tick(limits.RECONNECT_INTERVAL_MAX_NS)
+    assert isinstance(peer.machine.error, MasterUnreachable)
+
+
+def test_refusals_of_all_that_was_said_do_not_multiply() -> None:
+    """A master of another run refuses the Hello, and then every message after it."""
+    peer = peer_of_two().member()
+    peer.reduce(5)
+    peer.reconnect()
+    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", b"another run 1234", 7))
+    assert peer.hear(Refused(Refusal.UNREGISTERED, "")) == []
