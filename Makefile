@@ -51,6 +51,9 @@ demo: venv ## train on real text with three peers; one is killed, one joins
 sim: venv ## the simulator, on all cores: make sim SEEDS=2000
 	$(PY) -m zpccl.sim --seeds $(SEEDS) --jobs 0 $(ARGS)
 
+mutants: venv ## faults put into the protocol, one at a time: each must be caught by the simulator or a unit test
+	$(PY) tools/mutate_protocol.py $(ARGS)
+
 bench: venv ## all-reduce times, a table and out/bench_allreduce.json
 	mkdir -p out
 	$(PY) tools/bench_allreduce.py --peers 2 4 --bytes 4KiB 1MiB 64MiB 256MiB --json out/bench_allreduce.json $(ARGS)
@@ -104,5 +107,5 @@ clean: ## remove what was built, but not .venv
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 
-.PHONY: help deps venv demo sim bench test test-quick test-torch native-test asan tsan lint format types native-strict \
-	wheel clean
+.PHONY: help deps venv demo sim mutants bench test test-quick test-torch native-test asan tsan lint format types \
+	native-strict wheel clean

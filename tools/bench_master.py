@@ -7,8 +7,11 @@ after the other, so the time of a round holds its work too; the CPU time of the 
 One round is one all-reduce of everybody: N votes, N plans, N reports, N decisions. A batch is a round of --batch
 collectives, whose votes a peer sends in one message, as `all_reduce_multiple_with_retry` does.
 
-With --memory, `python_kib_per_peer` is the memory of Python's objects in a second master, in which they are
-counted; the buffers of ZeroMQ are not among them. `resident_kib_per_peer` is all by which the first master grew.
+Memory is that by which the resident set of a process grew, over the number of peers: `resident_kib_per_peer` of the
+master, `greeted_kib_per_peer` of a socket like the master's with nothing behind it, whose peers have said one message,
+and `bare_kib_per_peer` of that socket after as many messages of the same sizes as a typical peer of the master said
+and got: ZeroMQ's own. `own_kib_per_peer` is what the master takes beyond `bare`. With --memory, `python_kib_per_peer`
+is the memory of Python's objects in a second master, in which they are counted.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from common import (
 
 import zpccl
 from zpccl import limits
+from zpccl.control.master_loop import open_router
 from zpccl.protocol.messages import (
     Answer,
     Begin,
@@ -102,6 +106,9 @@ class LightPeer:
         self.peer_id = number.to_bytes(2, "big") + secrets.token_bytes(14)
         self.name = f"peer-{number}"
         self._next_call_id = 1
+        self.sent_bytes: list[int] = []
+        self.received_bytes: list[int] = []
+        """Of each message so far."""
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
@@ -109,7 +116,9 @@ class LightPeer:
 
     def send(self, message: PeerMessage) -> None:
         """Sends to the master."""
-        self.socket.send(encode(message))
+        data = encode(message)
+        self.sent_bytes.append(len(data))
+        self.socket.send(data)
 
     def call_ids(self, count: int) -> range:
         """New ids of calls."""
@@ -124,9 +133,11 @@ class LightPeer:
         """
         while True:
             try:
-                message = decode_master_message(self.socket.recv())
+                data = self.socket.recv()
             except zmq.Again as error:
                 raise WorkerFailed(f"{self.name} got no {kind.__name__}") from error
+            self.received_bytes.append(len(data))
+            message = decode_master_message(data)
             if isinstance(message, kind):
                 return message
             if isinstance(message, (Plan, Decision, Answer, Kick)):
@@ -150,6 +161,7 @@ class Crowd:
     def join(self) -> None:
         """Registers all and has them admitted, as many at a time as the master lets wait."""
         self._register(1)
+        rounds = 0
         while len(self.peers) < self._count:
             members = list(self.peers)
             self._register(min(limits.PENDING_PEERS_MAX, self._count - len(members)))
@@ -163,18 +175,37 @@ class Crowd:
                 peer.receive(Refused)  # They have no calls to withdraw; but now the master has read of their links.
             for peer in members:
                 (call_id,) = peer.call_ids(1)
-                peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE))
+                peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE, rounds))
+            rounds += 1
             admitted = {peer.receive(Answer).value for peer in members}  # type: ignore[union-attr]
             if admitted != {len(joiners)}:
                 raise WorkerFailed(f"{admitted} peers were admitted")
 
+    def send_all(self, sizes: Sequence[int]) -> None:
+        """Each says messages of these sizes, that mean nothing."""
+        for size in sizes:
+            for peer in self.peers:
+                peer.socket.send(bytes(size))
+
+    def receive_all(self, count: int) -> None:
+        """Each gets so many messages, that mean nothing."""
+        for _ in range(count):
+            for peer in self.peers:
+                peer.socket.recv()
+
+    def connect(self, count: int) -> list[LightPeer]:
+        """Connects so many more."""
+        first = len(self.peers)
+        for number in range(first, first + count):
+            self.peers.append(LightPeer(self._context, number, self._address))
+        return self.peers[first:]
+
     def _register(self, count: int) -> None:
-        joiners = [LightPeer(self._context, len(self.peers) + i, self._address) for i in range(count)]
+        joiners = self.connect(count)
         for peer in joiners:
             peer.send(Hello(peer.peer_id, secrets.token_bytes(16), False, 0, peer.name, ("127.0.0.1:48149",), 1))
         for peer in joiners:
             peer.receive(Welcome)
-        self.peers += joiners
 
     def reduce(self, batch: int) -> tuple[float, float]:
         """One round; returns the seconds from the first and from the last vote to the last decision."""
@@ -229,6 +260,78 @@ class TracedMaster:
         self._master.interrupt()
 
 
+class BareRouter:
+    """The socket of a master without a master, to be held by a `Worker`: what it takes is ZeroMQ's own."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = open_router(self._context, limits.HEARTBEAT_TIMEOUT_NS)
+        self._socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        self._socket.bind("tcp://127.0.0.1:*")
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._routing_ids: dict[bytes, None] = {}
+
+    def address(self) -> str:
+        """Where it listens."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+
+    def take(self, count: int) -> None:
+        """Takes so many messages."""
+        for _ in range(count):
+            routing_id, _ = self._socket.recv_multipart()
+            self._routing_ids.setdefault(routing_id)
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+
+    def send(self, sizes: Sequence[int]) -> None:
+        """Sends messages of these sizes, each to all who have said something."""
+        for size in sizes:
+            frame = zmq.Frame(bytes(size), copy=True)  # As a master does where a message is for many.
+            for routing_id in self._routing_ids:
+                self._socket.send_multipart((routing_id, frame), copy=False)
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+def bare_bytes_per_peer(count: int, taken: Sequence[int], sent: Sequence[int]) -> tuple[float, float]:
+    """By how many resident bytes a process grows for one of `count` connections to a socket with nothing behind it.
+
+    Args:
+        count: connections.
+        taken: bytes of the messages that each of them says.
+        sent: bytes of the messages that each of them gets.
+
+    Returns:
+        After each has said one message; and after all the messages.
+    """
+    worker = Worker("bare router", BareRouter)
+    crowd = None
+    try:
+        crowd = Crowd(worker.call("address"), count)
+        empty_bytes = memory_bytes(worker.pid)
+        crowd.connect(count)
+        worker.begin("take", count)
+        crowd.send_all(taken[:1])
+        worker.result()
+        greeted_bytes = memory_bytes(worker.pid)
+        worker.begin("take", count * len(taken[1:]))
+        crowd.send_all(taken[1:])
+        worker.result()
+        worker.begin("send", sent)
+        crowd.receive_all(len(sent))
+        worker.result()
+        return (greeted_bytes - empty_bytes) / count, (memory_bytes(worker.pid) - empty_bytes) / count
+    finally:
+        if crowd is not None:
+            crowd.close()
+        worker.close()
+
+
 def python_bytes_per_peer(count: int) -> float:
     """Bytes that a master needs for one of `count` members, after some rounds, beyond what ZeroMQ needs."""
     worker = Worker("traced master", TracedMaster)
@@ -270,6 +373,8 @@ def measure(count: int, rounds: int, batch: int, memory: bool) -> Row:
                 totals.append(total)
                 seconds.append(since_last_vote)
             grown_bytes = memory_bytes(pid) - empty_bytes
+            typical = crowd.peers[count // 2]
+    greeted_bytes, bare_bytes = bare_bytes_per_peer(count, typical.sent_bytes, typical.received_bytes)
     messages = count * (1 + 3 * batch)
     return {
         "peers": count,
@@ -283,12 +388,15 @@ def measure(count: int, rounds: int, batch: int, memory: bool) -> Row:
         "join_master_cpu_seconds": join_cpu_s,
         "python_kib_per_peer": None if python_bytes is None else python_bytes / 1024,
         "resident_kib_per_peer": grown_bytes / count / 1024,
+        "greeted_kib_per_peer": greeted_bytes / 1024,
+        "bare_kib_per_peer": bare_bytes / 1024,
+        "own_kib_per_peer": (grown_bytes / count - bare_bytes) / 1024,
         "cores": os.cpu_count(),
     }
 
 
 COLUMNS = ["peers", "batch", "median ms", "min ms", "max ms", "master CPU ms", "messages/s", "CPU us/message"]
-COLUMNS += ["join s", "join CPU s", "KiB/peer", "resident KiB/peer"]
+COLUMNS += ["join s", "join CPU s", "objects KiB", "resident KiB", "greeted KiB", "bare KiB", "own KiB"]
 
 
 def cells_of(row: Row) -> list[str]:
@@ -303,7 +411,7 @@ def cells_of(row: Row) -> list[str]:
         f"{row['join_seconds']:.2f}",
         f"{row['join_master_cpu_seconds']:.2f}",
         "-" if row["python_kib_per_peer"] is None else f"{row['python_kib_per_peer']:.1f}",
-        f"{row['resident_kib_per_peer']:.1f}",
+        *(f"{row[f'{name}_kib_per_peer']:.1f}" for name in ("resident", "greeted", "bare", "own")),
     ]
 
 

@@ -26,7 +26,7 @@ CONTROL_QUEUE_MESSAGES_MAX = 10_000
 """High-water mark of what waits to be sent on a control connection, and to be received by a peer."""
 CONTROL_RECEIVED_MESSAGES_MAX = 64
 """High-water mark of what a master has received on one connection and not read; TCP holds back the rest."""
-CONTROL_BATCH_BYTES_MAX = 16 * MIB
+CONTROL_BATCH_BYTES_MAX = 1 * MIB
 """What a master reads before it handles it."""
 PEERS_MAX = 2048
 """Members and pending peers of one run."""
@@ -104,6 +104,14 @@ WITHDRAW_TIMEOUT_NS = 5 * SECOND
 SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
 """How long a user's thread sleeps at a time: a signal that comes just before it sleeps is handled when it wakes."""
 LINGER_MS = 500
+
+# --- Metrics --------------------------------------------------------------------------------------------------------
+METRICS_INTERVAL_NS = 250 * MS
+"""A master publishes what can be seen of it no more often than this."""
+METRICS_GROUPS_MAX = 64
+"""Peer groups with a series of their own."""
+METRICS_STRAGGLERS_MAX = 32
+"""Peers that others wait for with a series of their own."""
 
 # --- Secrets --------------------------------------------------------------------------------------------------------
 SECRET_FILE_BYTES_MAX = 4 * KIB

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
 from zpccl.errors import InvalidUsage
+
+if TYPE_CHECKING:
+    from zpccl.observe.metrics import MetricsServer
 
 
 class MasterNode:
@@ -23,6 +27,7 @@ class MasterNode:
         allow: file with the public keys of the peers, where the secret is a private key.
         recovery_grace: seconds that it waits, from its start on, for peers of an earlier master whose run it may take
             over, before it admits the first peer of a new run. None: the default, 1 s.
+        metrics: "host:port" at which metrics are served for Prometheus, at /metrics; None serves none.
 
     Raises:
         InvalidArgument: the secret or the file is malformed.
@@ -35,10 +40,13 @@ class MasterNode:
         secret: str | None = None,
         allow: str | os.PathLike[str] | None = None,
         recovery_grace: float | None = None,
+        metrics: str | None = None,
     ) -> None:
         self._listen_address = listen_address
         self._keys = master_keys(secret, allow_file=allow)
         self._recovery_grace = recovery_grace
+        self._metrics_address = metrics
+        self._metrics: MetricsServer | None = None
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -47,17 +55,32 @@ class MasterNode:
         """Where the master listens, "host:port"."""
         return self._loop.address if self._loop is not None else self._listen_address
 
+    @property
+    def metrics_address(self) -> str | None:
+        """Where metrics are served, "host:port"; None where they are not."""
+        return self._metrics.address if self._metrics is not None else self._metrics_address
+
     def run(self) -> None:
         """Starts the master and returns.
 
         Raises:
             InvalidArgument: the address is malformed or not of this host.
-            InvalidUsage: the port is taken, or this master runs already.
+            InvalidUsage: a port is taken, this master runs already, or prometheus-client is needed and missing.
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already", function="MasterNode.run")
-        self._loop = MasterLoop(self._listen_address, keys=self._keys, recovery_grace=self._recovery_grace)
-        self._thread = threading.Thread(target=self._loop.run, name="zpccl-master", daemon=False)
+        metrics = open_metrics(self._metrics_address) if self._metrics_address is not None else None
+        try:
+            publish = metrics.publish if metrics is not None else None
+            loop = MasterLoop(
+                self._listen_address, keys=self._keys, recovery_grace=self._recovery_grace, publish=publish
+            )
+        except BaseException:
+            if metrics is not None:
+                metrics.close()
+            raise
+        self._loop, self._metrics = loop, metrics
+        self._thread = threading.Thread(target=_run, args=(loop, metrics), name="zpccl-master", daemon=False)
         self._thread.start()
 
     def reload(self) -> None:
@@ -82,3 +105,27 @@ class MasterNode:
         thread = getattr(self, "_thread", None)
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join()
+
+
+def open_metrics(listen: str) -> MetricsServer:
+    """Serves metrics of a master at "host:port".
+
+    Raises:
+        InvalidArgument: the address is malformed or not of this host.
+        InvalidUsage: the port is taken, or prometheus-client is missing.
+    """
+    try:
+        from zpccl.observe.metrics import MetricsServer
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "prometheus_client":
+            raise
+        raise InvalidUsage("metrics need the package prometheus-client: pip install 'zpccl[cli]'") from error
+    return MetricsServer(listen)
+
+
+def _run(loop: MasterLoop, metrics: MetricsServer | None) -> None:
+    try:
+        loop.run()
+    finally:
+        if metrics is not None:
+            metrics.close()

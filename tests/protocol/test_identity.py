@@ -26,6 +26,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import State
 
 from .harness import RUN_ID, PeerBench, logs, pid, sent, token
+from .test_recovery import report_of
 
 SEED = b"s" * 32
 
@@ -117,6 +118,16 @@ def test_a_connection_with_another_key_does_not_speak_for_a_peer() -> None:
     assert list(master.machine.registry.peers) == [a]
     master.say("a", "key of a", Leave())
     assert not master.machine.registry.peers
+
+
+def test_a_report_belongs_to_the_key_of_its_peer() -> None:
+    """S7: else who knows an id could report first, and be that peer at a new master."""
+    master = Master()
+    master.machine.gather(master.now_ns)
+    hello = Hello(id_of("a", "key of a"), token("a"), True, 0, "a", ("a:1",), 1, RUN_ID)
+    report = report_of("a", hello=hello)
+    assert to("elsewhere", master.say("elsewhere", "key of b", report), Refused).refusal is Refusal.MALFORMED
+    assert to("a", master.say("a", "key of a", report), Refused) is None
 
 
 def test_peers_with_a_revoked_key_are_removed_and_the_others_told() -> None:

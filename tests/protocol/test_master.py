@@ -315,6 +315,23 @@ def test_the_wait_for_links_begins_anew_when_a_link_breaks(bench: MasterBench) -
     assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
 
 
+def test_a_joiner_that_gets_on_is_waited_for(bench: MasterBench) -> None:
+    """Each link that a member has to it counts; what it says itself does not: it could say so for ever."""
+    bench.members("a", "b", "c")
+    bench.register("j")
+    for name, others in (("a", "bcj"), ("b", "acj")):
+        bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 2)
+        bench.say(name, Linked(pids(others)))
+        begun_ns = bench.now_ns
+        assert bench.machine.deadline_ns() == begun_ns + limits.LINK_WAIT_TIMEOUT_NS
+        bench.tick(1)
+        bench.say(name, Linked(pids(others)))
+        bench.say("j", Linked(pids("abc")))
+        assert bench.machine.deadline_ns() == begun_ns + limits.LINK_WAIT_TIMEOUT_NS
+    bench.tick_at_deadline()
+    assert (bench.names(), bench.pending()) == ("abc", "")
+
+
 def test_a_kick_can_be_read_however_many_members_there_are(bench: MasterBench) -> None:
     """L1: a reason that is too long for the message would leave the joiner waiting."""
     letters = [chr(ord("A") + i) * 100 for i in range(50)]
@@ -620,6 +637,18 @@ def test_answers_are_recalled_until_they_are_known(bench: MasterBench) -> None:
     assert bench.peer("a").answers == {}
     assert bench.vote("a", PENDING, 5, oldest=6) == []
     assert bench.vote("b", PENDING, 5) == [("b1", answer)]
+
+
+def test_the_answer_to_the_oldest_open_call_is_kept(bench: MasterBench) -> None:
+    """S1: of two decisions a has heard the first only. Its vote again for the second must not begin a new attempt."""
+    bench.members("a", "b")
+    for name in "ab":
+        bench.begin(name, 5, spec(1), spec(2))
+    for name in "ab":
+        bench.finish(name, 5)
+        bench.finish(name, 6, FIRST_ATTEMPT + 1)
+    assert bench.begin("a", 6, spec(2), oldest=6) == [("a1", Decision(6, FIRST_ATTEMPT + 1, True, 2))]
+    assert list(bench.peer("a").answers) == [6]
 
 
 def test_withdraw_of_a_call_whose_vote_was_lost(bench: MasterBench) -> None:

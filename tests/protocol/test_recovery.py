@@ -46,6 +46,7 @@ from .harness import (
     plan_of,
     sent,
     spec,
+    sync_plan,
     token,
 )
 
@@ -240,6 +241,26 @@ def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -
     assert bench.machine.registry.round == 4
 
 
+def test_a_member_by_a_list_that_lacks_one_of_ours_is_none(bench: TakeOver) -> None:
+    """S3: the former master had removed b and told c alone. Here b is a member, so c cannot be one by that list."""
+    bench.report("a")
+    bench.report("b")
+    told = bench.report("c", "ac", 6)
+    assert [(c, message.refusal) for c, message in told] == [("c1", Refusal.UNKNOWN_SESSION)]
+    assert bench.names() == "ab"
+
+
+def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
+    """S3: nobody but c knows of the newest list, in which it was admitted."""
+    bench.connections["c"] = "c1"
+    bench.say("c", hello_of("c"))
+    bench.report("a")
+    bench.report("b")
+    assert bench.machine.is_gathering
+    bench.report("c", "abc", 6)
+    assert bench.names() == "abc"
+
+
 def test_a_member_that_comes_too_late_has_been_removed(bench: TakeOver) -> None:
     """Regicide, seed 4609: it was in the middle of a step when others had begun anew, and both hung."""
     bench.report("p", "")
@@ -258,6 +279,36 @@ def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench:
     assert bench.say("a", hello_of("a", connection=2)) == []
     bench.report("b")
     assert bench.peer("a").connection == "a2"
+
+
+def test_a_report_that_was_overtaken_by_a_later_one(bench: TakeOver) -> None:
+    """L3: the first connection broke, and what was said there is read last: nobody listens there."""
+    for number in (2, 1):
+        bench.connections["a"] = f"a{number}"
+        assert bench.say("a", report_of("a", hello=hello_of("a", connection=number))) == []
+    told = bench.report("b")
+    assert {c for c, _ in told} == {"a2", "b1"}
+
+
+def test_a_later_report_of_a_peer_counts(bench: TakeOver) -> None:
+    """L3: it comes back before the others are there."""
+    for number in (1, 2):
+        bench.connections["a"] = f"a{number}"
+        assert bench.say("a", report_of("a", hello=hello_of("a", connection=number))) == []
+    told = bench.report("b")
+    assert {c for c, _ in told} == {"a2", "b1"}
+
+
+def test_a_report_with_another_token_is_refused(bench: TakeOver) -> None:
+    """S7: the first to report is the peer; who comes later with its id must know its token."""
+    bench.report("a")
+    bench.connections["x"] = "x1"
+    stranger = replace(hello_of("a", connection=9), token=token("x"))
+    ((connection, refused),) = bench.say("x", report_of("a", hello=stranger))
+    assert (connection, refused.refusal) == ("x1", Refusal.UNKNOWN_SESSION)
+    told = bench.report("b")
+    assert {c for c, _ in told} == {"a1", "b1"}
+    assert bench.peer("a").token == token("a")
 
 
 def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
@@ -327,6 +378,34 @@ def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
     assert not verdict.committed
 
 
+def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
+    """S1: a and b have finished with different results. Nobody can tell whose is wrong when only b is left."""
+    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
+    bench.report("a", "abc", attempts=(running,))
+    bench.report("b", "abc", attempts=(running,))
+    bench.tick_at_deadline()
+    bench.finish("a", 3, 7, digest=1)
+    bench.finish("b", 4, 7, digest=2)
+    bench.leave("a")
+    assert bench.verdict("b", 4) is None
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    verdict = bench.verdict("b", 4)
+    assert isinstance(verdict, Decision)
+    assert verdict.result == Result.INTERNAL_ERROR
+
+
+def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
+    """S5: b could not fetch, but c may have heard anything: here, that a and c committed without b."""
+    bench.report("a", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), False))
+    bench.report("b", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), True))
+    bench.tick_at_deadline()
+    bench.fetched("b", 4, 7, ok=False, reason="the link broke")
+    assert bench.verdict("a", 3) is None
+    told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
+    assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
+    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+
+
 def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
     """S1: c comes late and tells that the former master committed without b, which has no result."""
     running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
@@ -367,6 +446,23 @@ def test_a_running_sync_goes_on(bench: TakeOver) -> None:
     assert (plan.attempt_id, plan.revision, [e.key for e in plan.fetch]) == (7, 2, ["w"])
     bench.fetched("b", 4, 7)
     assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+
+
+def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: TakeOver) -> None:
+    """L1, L3: b has no plan and offers; a, which has one, reports late. b does not offer again, and must not wait."""
+    bench.report("b")
+    bench.tick_at_deadline()
+    bench.say("b", offer(4, 1, entry("w", "old")))
+    bench.report("a", sync=RunningSync(7, 2, pids("a"), pids("ab"), (3, 4), False))
+    told = bench.say("a", offer(3, 2, entry("w", "new")))
+    assert [message.attempt_id for c, message in told if c == "b1" and isinstance(message, SyncPlan)] == [7]
+    bench.fetched("b", 4, 7)
+    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+    bench.say("b", offer(5, 3, entry("w", "next"), oldest=5))  # It counts once: the next sync is another one.
+    bench.say("a", offer(4, 3, entry("w", "next"), oldest=4))
+    verdict = bench.verdict("b", 5)
+    assert isinstance(verdict, Decision)
+    assert (verdict.committed, verdict.value) == (True, 3)
 
 
 def test_an_offer_that_does_not_fit_ends_the_sync(bench: TakeOver) -> None:
@@ -423,6 +519,40 @@ def test_a_peer_remembers_ends_of_attempts() -> None:
     assert said.message.outcomes == (outcome(7, True, "ab", 10, 10),)
 
 
+def test_a_peer_remembers_whom_an_outcome_concerns() -> None:
+    """L3: b can be told of it by another master only if a knows that it took part."""
+    told = Decision(10, 7, True, 2, order=pids("ab"), calls=(10, 11))
+    for first, second in ((told, Decision(10, 7, True, 2)), (Decision(10, 7, True, 2), told)):
+        peer = PeerBench().member()
+        peer.hear(first)
+        peer.hear(second)
+        (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+        assert said.message.outcomes == (outcome(7, True, "ab", 10, 11),)
+
+
+def test_a_peer_remembers_the_round_that_answered_it() -> None:
+    """L3: another master may hear of it from this peer only, and the next vote is for a later one."""
+    peer = PeerBench().member()
+    peer.topology(10)
+    peer.hear(Answer(10, Result.SUCCESS, value=1, round=4))
+    (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+    assert (said.message.round, said.message.round_value) == (4, 1)
+    assert [effect.message for effect in peer.topology(11)] == [TopologyVote(11, 11, UPDATE, 4)]
+
+
+def test_a_sync_that_failed_is_not_the_last_one() -> None:
+    """S5: the next election goes on from the revision that all have."""
+    peer = PeerBench().member()
+    for call_id, revision, is_committed in ((10, 4, True), (11, 5, False)):
+        attempt_id = call_id - 3
+        peer.sync(call_id, revision)
+        peer.hear(sync_plan(call_id, revision, "b", ("w", "2"), attempt_id=attempt_id))
+        peer.handle(events.FetchDone(attempt_id))
+        peer.hear(Decision(call_id, attempt_id, is_committed, revision))
+    (said,) = peer.hear(Refused(Refusal.REPORT, "another master"))
+    assert said.message.last_sync == outcome(7, True, "ab", 10, 10, value=4)
+
+
 def test_an_older_master_is_not_obeyed() -> None:
     """S3."""
     peer = PeerBench().member()
@@ -433,11 +563,15 @@ def test_an_older_master_is_not_obeyed() -> None:
     assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
 
 
-def test_a_commit_without_a_result_ends_the_membership() -> None:
+@pytest.mark.parametrize("phase", ["voting", "running", "failed"])
+def test_a_commit_without_a_result_ends_the_membership(phase: str) -> None:
     """S1: it cannot give what it has not."""
     peer = PeerBench().member()
     peer.reduce(10)
-    peer.plan(10, 7)
+    if phase != "voting":
+        peer.plan(10, 7)
+    if phase == "failed":
+        peer.handle(events.ReduceDone(7, error="the link broke"))
     effects = peer.hear(Decision(10, 7, True, 2))
     assert "without this peer" in str(peer.error(effects))
 

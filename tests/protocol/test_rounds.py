@@ -152,6 +152,19 @@ def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
     assert bench.verdict("a", 2) == Answer(2, OK)
 
 
+@pytest.mark.parametrize("first, second", list(itertools.permutations(["update", "optimize", "pending"], 2)))
+def test_topology_calls_of_other_groups_conflict(bench: MasterBench, first: str, second: str) -> None:
+    """L1: such a round takes the members of all groups, so neither would ever be complete."""
+    bench.members("x", group=1)
+    ask(bench, "a", first)
+    ask(bench, "x", second)
+    for name in "ax":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+    assert not bench.snapshot()["waiting"]
+
+
 def test_three_different_calls() -> None:
     bench = MasterBench()
     bench.members("a", "b", "c")

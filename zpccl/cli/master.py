@@ -12,6 +12,7 @@ from zpccl.control.addresses import is_loopback, parse_address
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop, logger
 from zpccl.errors import PCCLError
+from zpccl.master_node import open_metrics
 from zpccl.observe.logs import LEVELS, log_to_stderr
 
 
@@ -56,6 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
         "(default %(default)s)",
     )
     parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve metrics for Prometheus at http://HOST:PORT/metrics (needs the extra `cli`; whoever reaches the "
+        "port can read them)",
+    )
+    parser.add_argument(
         "--log-level",
         choices=LEVELS,
         default=os.environ.get("ZPCCL_LOG_LEVEL", "").lower() or "info",
@@ -75,15 +82,20 @@ def main(arguments: list[str] | None = None) -> int:
     if options.log_level not in LEVELS:  # argparse does not check defaults.
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
+    metrics = None
     try:
         keys = master_keys(secret_file=options.secret_file, allow_file=options.allow)
+        metrics = open_metrics(options.metrics) if options.metrics is not None else None
         loop = MasterLoop(
             options.bind,
             heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND),
             keys=keys,
             recovery_grace=options.recovery_grace,
+            publish=metrics.publish if metrics is not None else None,
         )
     except PCCLError as error:
+        if metrics is not None:
+            metrics.close()
         print(f"zpccl-master: {error.message}", file=sys.stderr)
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Python runs handlers between its instructions: a signal just before the loop sleeps would not wake it.
     signal.set_wakeup_fd(loop.wakeup_descriptor, warn_on_full_buffer=False)
     print(f"zpccl-master listens on {loop.address}", flush=True)
+    if metrics is not None:
+        logger.info("metrics are at http://%s/metrics", metrics.address)
     if keys is not None and keys.allow_file is not None:
         logger.info("%d keys are allowed; the public key of this master is %s", len(keys.allowed), keys.public_text)
     elif keys is not None:
@@ -103,6 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
         loop.run()
     finally:
         signal.set_wakeup_fd(-1)
+        if metrics is not None:
+            metrics.close()
     logger.info("stopped")
     return 0
 

@@ -21,6 +21,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import zmq
@@ -32,6 +33,7 @@ from zpccl.control.keys import MasterKeys, read_allowed
 from zpccl.control.waiter import Waiter
 from zpccl.control.zap import HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
 from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.observe.snapshot import Snapshot, Traffic, take_snapshot
 from zpccl.protocol.effects import Broadcast, MasterEffect
 from zpccl.protocol.events import (
     ConnectionClosed,
@@ -57,6 +59,8 @@ class MasterLoop:
         keys: who may connect; None lets everybody in.
         recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
             default of `options`.
+        publish: is given what can be seen of the master: at the start, and soon after something has happened. Called in
+            the thread of the loop, METRICS_INTERVAL apart; it must not block.
 
     Attributes:
         wakeup_descriptor: a byte written to it wakes the loop; for `signal.set_wakeup_fd`.
@@ -73,6 +77,7 @@ class MasterLoop:
         heartbeat_timeout_ns: int = limits.HEARTBEAT_TIMEOUT_NS,
         keys: MasterKeys | None = None,
         recovery_grace: float | None = None,
+        publish: Callable[[Snapshot], None] | None = None,
     ) -> None:
         host, port = parse_address(listen, what="listen address")
         self._keys = keys
@@ -97,12 +102,16 @@ class MasterLoop:
         self._new_senders: list[tuple[bytes, int]] = []  # Routing id and descriptor of the messages just taken.
         self._unreachable: list[bytes] = []
         self._nameless_count = 0
+        self._traffic = Traffic()
+        self._publish = publish
+        self._published_ns: int | None = None
+        self._is_published = False  # Nothing has happened since then.
+        self._refusals = RefusalLog(logger)
         watched = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         try:
             if keys is not None:
-                refusals = RefusalLog(logger)
-                self._zap = ZapHandler(self._context, keys.allowed, refusals)
-                self._watch = HandshakeWatch(refusals)
+                self._zap = ZapHandler(self._context, keys.allowed, self._refusals)
+                self._watch = HandshakeWatch(self._refusals)
                 watched |= HandshakeWatch.EVENTS
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
         except zmq.ZMQError as error:
@@ -116,15 +125,7 @@ class MasterLoop:
         """Where the master listens, "host:port"."""
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
-        socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
-        socket.setsockopt(zmq.RCVHWM, limits.CONTROL_RECEIVED_MESSAGES_MAX)
-        socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
-        socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
-        set_heartbeat(socket, heartbeat_timeout_ns)
+        socket = open_router(self._context, heartbeat_timeout_ns)
         socket.setsockopt(zmq.IPV6, int(":" in host))
         if self._keys is not None:
             secure(socket, self._keys)
@@ -140,11 +141,36 @@ class MasterLoop:
                 waiter.register(self._wakeup)
                 if self._zap is not None:
                     waiter.register(self._zap.socket)
+                now_ns = time.monotonic_ns()
+                self._show(now_ns)
                 while not self._is_stopping:
-                    waiter.wait(poll_timeout_ms(self.machine.deadline_ns(), time.monotonic_ns()))
-                    self._run_once(time.monotonic_ns())
+                    waiter.wait(poll_timeout_ms(self._deadline_ns(), now_ns))
+                    woken_ns = time.monotonic_ns()
+                    self._run_once(woken_ns)
+                    now_ns = time.monotonic_ns()
+                    self._traffic.busy_ns += now_ns - woken_ns
+                    self._is_published = False
+                    self._show(now_ns)
         finally:
             self._close()
+
+    def _deadline_ns(self) -> int | None:
+        """When the loop has something to do though nothing comes."""
+        deadlines = [self.machine.deadline_ns()]
+        if self._publish is not None and not self._is_published and self._published_ns is not None:
+            deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _show(self, now_ns: int) -> None:
+        """Publishes a snapshot, if the last one is old enough."""
+        if self._publish is None:
+            return
+        if self._published_ns is not None and now_ns < self._published_ns + limits.METRICS_INTERVAL_NS:
+            return
+        self._published_ns, self._is_published = now_ns, True
+        self._traffic.refused_connections = self._refusals.refused_count
+        self._traffic.connections = sum(generation % 2 for generation in self._generation.values())
+        self._publish(take_snapshot(self.machine, self._traffic, now_ns))
 
     def stop(self) -> None:
         """Makes `run()` return. Safe from any thread and from signal handlers."""
@@ -221,7 +247,10 @@ class MasterLoop:
                 if self._nameless_count == 1:  # Whoever sends such bytes may send many.
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
-            size += len(frames[-1].buffer)
+            frame_bytes = sum(len(frame.buffer) for frame in frames)
+            size += frame_bytes
+            self._traffic.messages_received += 1
+            self._traffic.received_bytes += frame_bytes
             self._new_senders.append((routing_id, descriptor))
             identity = ""
             if self._zap is not None:
@@ -277,21 +306,26 @@ class MasterLoop:
     def _perform(self, effects: list[MasterEffect]) -> None:
         for effect in effects:
             if isinstance(effect, Broadcast):
-                data = encode(effect.message)
+                data: bytes | zmq.Frame = encode(effect.message)
+                if len(effect.connections) > 1:
+                    data = zmq.Frame(data, copy=True)  # All queues then share libzmq's one copy.
                 for connection in effect.connections:
                     self._send(connection, data)  # type: ignore[arg-type]  # Connections are routing ids here.
             else:
                 logger.log(effect.level, "%s", effect.text)
 
-    def _send(self, routing_id: bytes, data: bytes) -> None:
+    def _send(self, routing_id: bytes, data: bytes | zmq.Frame) -> None:
         try:
-            self._socket.send_multipart((routing_id, data), zmq.NOBLOCK)
+            self._socket.send_multipart((routing_id, data), zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             if error.errno == zmq.EAGAIN:
                 logger.warning("a peer does not read its messages; it is dropped")
             self._unreachable.append(routing_id)
+        else:
+            self._traffic.messages_sent += 1
+            self._traffic.sent_bytes += len(data)
 
     def _close(self) -> None:
         self._socket.disable_monitor()
@@ -307,6 +341,20 @@ class MasterLoop:
             self._is_ended = True
             os.close(self._wakeup)
             os.close(self.wakeup_descriptor)
+
+
+def open_router(context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
+    """The socket of a master, with its bounds, not bound yet."""
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+    socket.setsockopt(zmq.RCVHWM, limits.CONTROL_RECEIVED_MESSAGES_MAX)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
+    socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
+    set_heartbeat(socket, heartbeat_timeout_ns)
+    return socket
 
 
 def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:

@@ -31,9 +31,12 @@ class RefusalLog:
         self._logger = logger
         self._begin_ns: int | None = None
         self._count = 0
+        self.refused_count = 0
+        """Refusals since the beginning."""
 
     def add(self, text: str, now_ns: int) -> None:
         """Takes note of one refusal."""
+        self.refused_count += 1
         if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
             suppressed = self._count - limits.REFUSALS_LOGGED_MAX
             if suppressed > 0:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import topology
+from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan
@@ -200,6 +201,7 @@ class Collectives:
         )
         assert key not in self._attempt_at, "its participants cannot have voted"
         self.attempts[attempt.attempt_id] = self._attempt_at[key] = attempt
+        self._outbox.counts.plans += 1
         self._send_plan(attempt, attempt.order)
 
     def _send_plan(self, attempt: Attempt, peers: Iterable[Peer]) -> None:
@@ -273,6 +275,7 @@ class Collectives:
             if lost:
                 self._abort(attempt, Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
         elif len({report.digest for report in attempt.reports.values()}) <= 1:
+            self._outbox.counts.commits += 1
             self._end(attempt, committed=True)
         else:  # Reports of the lost count here too: one of two results is wrong, whoever is left.
             digests = ", ".join(f"{peer.name}: {report.digest:016x}" for peer, report in attempt.reports.items())
@@ -280,10 +283,19 @@ class Collectives:
             self._abort(attempt, Result.INTERNAL_ERROR, f"results differ: {digests}", ())
 
     def _abort(self, attempt: Attempt, result: Result, reason: str, blamed: Iterable[Peer]) -> None:
+        self._outbox.counts.aborts[self._abort_reason(attempt, result)] += 1
         blamed_names = tuple(peer.name for peer in blamed)
         text = f"attempt {attempt.attempt_id} at tag {attempt.spec.tag} aborted: {reason}"
         self._outbox.log(Level.WARNING, text + (f" ({', '.join(blamed_names)})" if blamed_names else ""))
         self._end(attempt, committed=False, result=result, reason=reason, blamed=blamed_names)
+
+    def _abort_reason(self, attempt: Attempt, result: Result) -> AbortReason:
+        if result is Result.INTERNAL_ERROR:
+            return AbortReason.RESULTS_DIFFER
+        if not all(report.ok for report in attempt.reports.values()):
+            return AbortReason.FAILED
+        is_lost = any(self._registry.peers.get(peer.peer_id) is not peer for peer in attempt.order)
+        return AbortReason.PEER_LOST if is_lost else AbortReason.WITHDRAWN
 
     def _end(
         self, attempt: Attempt, *, committed: bool, result: int = 0, reason: str = "", blamed: tuple[str, ...] = ()

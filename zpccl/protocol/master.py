@@ -39,6 +39,7 @@ from msgspec.structs import replace
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
+from zpccl.protocol.counts import Counts, LossReason
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.election import validate_entries
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
@@ -73,6 +74,9 @@ from zpccl.protocol.recovery import Gathering, History, choose_run
 from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
 from zpccl.protocol.statesync import StateSyncs
 
+_LEFT = "left"
+"""The reason of a loss, in the log."""
+
 
 @dataclass(frozen=True)
 class MasterOptions:
@@ -98,7 +102,8 @@ class MasterMachine:
     def __init__(self, run_id: bytes, incarnation: int = 0, options: MasterOptions | None = None) -> None:
         self._own_id = self.run_id = run_id
         self.options = options or MasterOptions()
-        self._outbox = Outbox()
+        self.counts = Counts()
+        self._outbox = Outbox(self.counts)
         self._attempt_count = 0
         self._term_count = 0
         self._gathering: Gathering | None = None
@@ -218,7 +223,7 @@ class MasterMachine:
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Leave):
-            self._lose(peer, "left", now_ns, Level.INFO, consents=True)
+            self._lose(peer, _LEFT, now_ns, Level.INFO, consents=True)
         elif peer.is_member:
             self._on_call(peer, message, now_ns)
         else:
@@ -305,6 +310,10 @@ class MasterMachine:
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
         linked = self.registry.link_bits(message.peers)
         gone = self.registry.peers_of_bits(peer.linked & ~linked)
+        if peer.is_member:  # Of joiners, those who get on have time: in a large group links take longer than one wait.
+            for other in self.registry.peers_of_bits(linked & ~peer.linked):
+                if other.group == peer.group and other.unlinked_ns is not None:
+                    other.unlinked_ns = now_ns
         peer.linked = linked
         peer.witnesses.clear()
         self._relinked.update(self.registry.pending() if peer.is_member else (peer,))
@@ -491,6 +500,7 @@ class MasterMachine:
             return
         if not consents and not self._may_lose(peer):
             return self._step_down(f"{peer.name} {reason}", now_ns)
+        self.counts.losses[_loss_reason(peer, reason)] += 1
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
@@ -657,6 +667,7 @@ class MasterMachine:
             for peer_id in gathering.left:
                 self._quorum.add_consent(peer_id)
             self.registry.base = history.base
+        self.counts.takeovers += 1
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
             absent.is_heard, absent.disconnected_ns = False, now_ns
@@ -680,7 +691,7 @@ class MasterMachine:
         self._apply_history(now_ns)
         for peer_id in gathering.left:
             if peer_id in self.registry.peers:
-                self._lose(self.registry.peers[peer_id], "left", now_ns, Level.INFO, consents=True)
+                self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, consents=True)
         self._relinked.update(self.registry.pending())
 
     def _on_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
@@ -789,6 +800,14 @@ class MasterMachine:
             if peer.peer_id not in calls and self.registry.peers.get(peer.peer_id) is peer:
                 reason = "the others finished an operation without it, as the former master had removed it"
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
+
+
+def _loss_reason(peer: Peer, reason: str) -> LossReason:
+    if reason == _LEFT:
+        return LossReason.LEFT
+    if not peer.is_heard:
+        return LossReason.ABSENT
+    return LossReason.KICKED if peer.disconnected_ns is None else LossReason.DISCONNECTED
 
 
 def _absent(peer_id: bytes) -> Peer:

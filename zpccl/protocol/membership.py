@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from zpccl import limits
+from zpccl.protocol.counts import Counts
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
 from zpccl.protocol.messages import Answer, Decision, MasterMessage, Member, Members, Neighbour
 
@@ -43,7 +44,7 @@ class Peer:
     is_following: bool = True
     """False from a report until the peer has seen that it is welcome: before that it may go to another master."""
     unlinked_ns: int | None = None
-    """Since when a pending peer lacks a link to a member of its group."""
+    """Since when a pending peer lacks links to members of its group, and none of them has said that it has one more."""
     oldest_call_id: int = 0
     witnesses: set[bytes] = field(default_factory=set)
     """Members that lost the link to this peer since it last said which links it has, this one among them."""
@@ -201,9 +202,10 @@ class Registry:
 
 
 class Outbox:
-    """Collects the effects of one step, in order."""
+    """Collects the effects of one step, in order, and counts what happens in `counts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None) -> None:
+        self.counts = counts if counts is not None else Counts()
         self._effects: list[MasterEffect] = []
 
     def send(self, peer: Peer, message: MasterMessage) -> None:

@@ -242,6 +242,8 @@ class StateSyncs:
 
     def _end(self, transfer: Transfer, *, committed: bool, reason: str = "", blamed: tuple[str, ...] = ()) -> None:
         del self.transfers[transfer.group]
+        self._outbox.counts.syncs_committed += committed
+        self._outbox.counts.syncs_aborted += not committed
         if committed:
             self.last_revision[transfer.group] = transfer.revision
             self._completed_last[transfer.group] = frozenset(transfer.calls)

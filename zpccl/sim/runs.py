@@ -72,7 +72,7 @@ class Setup:
         settled = self.settle(seed)
         cluster.run(self.steps, PROFILES[settled.faults].without(self.without).hasten(settled.haste))
         cluster.heal()
-        # With several masters a run may have lost its quorum: members wait in vain, and a new run waits for them.
+        # With several masters a run may have lost its quorum: members wait for it in vain, and a new run for them.
         if not (cluster.quiesces() if len(cluster.masters) == 1 else cluster.quiesces(steps=60_000, seconds=150)):
             raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
 

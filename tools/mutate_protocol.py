@@ -1,0 +1,330 @@
+"""Mutation check: puts the faults of mutants.py into the protocol, one at a time, and demands that each is caught.
+
+Each fault goes into a copy of its own in a temporary directory; the checkout is only read. There the simulator runs
+over a number of seeds, or the unit tests of the protocol run until one fails: first whoever is expected to catch the
+fault, then the other if it did not. A fault that both let pass is a hole in the tests: the tool names it and ends
+with 1. The protocol as it is goes first, and must pass both, for what fails anyway catches nothing.
+
+Who owns what: one thread, which owns every child and ends it by its process id, however the tool ends. A copy
+belongs to one child at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common import Row, WorkerFailed, add_output_arguments, positive, print_table, run_tool, say, write_json
+from mutants import MUTANTS, SIMULATOR, TESTS, Mutant
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTOCOL = Path("zpccl", "protocol")
+COPIED = (Path("zpccl"), Path("tests", "protocol"), Path("tests", "conftest.py"), Path("setup.cfg"))
+"""What a copy has: the package, the tests of the protocol, and the settings of pytest."""
+TEST_FOLDER = "tests/protocol"
+OUTPUT = "output.txt"
+SURVIVED = "SURVIVED"
+SEEDS = 300
+CHECK_TIMEOUT_S = 600.0
+"""Whatever runs for so long hangs."""
+
+_FOUND = {
+    SIMULATOR: re.compile(r"^seed (?P<by>\d+)\b.* failed: (?P<text>.*)$", re.MULTILINE),
+    TESTS: re.compile(r"^FAILED tests/protocol/(?P<by>.+?)(?: - (?P<text>.*))?$", re.MULTILINE),
+}
+_TYPO = re.compile(r"(SyntaxError|NameError|UnboundLocalError|ImportError)\b")
+"""A fault that fails for one of these is no fault of the protocol."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How far the checks look.
+
+    Attributes:
+        seeds: that the simulator runs, from 0 on.
+        tests: files or folders of unit tests, below the root.
+        asks_both: whether both checks look at each mutant, though the first has caught it.
+    """
+
+    seeds: int
+    tests: tuple[str, ...]
+    asks_both: bool
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check says of one copy.
+
+    Attributes:
+        checker: SIMULATOR or TESTS.
+        by: the seed or the test that failed; "" where all passed.
+        text: how it failed.
+        seconds: that it took.
+    """
+
+    checker: str
+    by: str
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one mutant: the findings of all checks that ran, and why not all could, if so."""
+
+    mutant: Mutant
+    findings: tuple[Finding, ...]
+    problem: str = ""
+
+    @property
+    def caught_by(self) -> str:
+        """Who caught it; "" if it survived."""
+        return ", ".join(finding.by for finding in self.findings if finding.by)
+
+    @property
+    def fate(self) -> str:
+        """Who caught it, or what else became of it."""
+        return self.caught_by or self.problem or SURVIVED
+
+    @property
+    def seconds(self) -> float:
+        """What all its checks took."""
+        return sum(finding.seconds for finding in self.findings)
+
+
+# --- Faults -----------------------------------------------------------------------------------------------------------
+
+
+def read(mutant: Mutant, root: Path = ROOT) -> str:
+    """The source that a mutant changes; "" if there is no such file."""
+    path = root / PROTOCOL / mutant.file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def place(mutant: Mutant) -> str:
+    """The file and line of the fault."""
+    before, found, _ = read(mutant).partition(mutant.old)
+    return f"{mutant.file}:{before.count(chr(10)) + 1 + changed_lines(mutant)[0]}" if found else f"{mutant.file}:?"
+
+
+def changed_lines(mutant: Mutant) -> tuple[int, int, int]:
+    """How many lines its texts begin with in common, and how many of the old and of the new text are left then."""
+    old, new = mutant.old.splitlines(), mutant.new.splitlines()
+    pairs = list(zip(old, new, strict=False))
+    before = next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
+    old, new = old[before:], new[before:]
+    while old and new and old[-1] == new[-1]:
+        del old[-1], new[-1]
+    return before, len(old), len(new)
+
+
+def problem_of(mutant: Mutant, root: Path = ROOT) -> str:
+    """What keeps a mutant from being put in: "" or a text."""
+    source = read(mutant, root)
+    count = source.count(mutant.old)
+    if count != 1:
+        return f"{mutant.name}: its text is {count} times in {mutant.file}, not once: bring mutants.py up to date"
+    try:
+        compile(source.replace(mutant.old, mutant.new), mutant.file, "exec")
+    except SyntaxError as error:
+        return f"{mutant.name}: {mutant.file} does not compile with it: {error}"
+    return ""
+
+
+def make_copy(source: Path, folder: Path) -> None:
+    """Copies what the checks need."""
+    for path in COPIED:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        if (source / path).is_dir():
+            shutil.copytree(source / path, folder / path, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source / path, folder / path)
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def command_of(checker: str, effort: Effort) -> list[str]:
+    """What runs in a copy."""
+    if checker == SIMULATOR:
+        return [sys.executable, "-m", "zpccl.sim", "--seeds", str(effort.seeds), "--no-shrink"]
+    return [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider", *effort.tests]
+
+
+async def run(command: Sequence[str], folder: Path) -> tuple[int | None, str]:
+    """Runs a command in a copy. Gives its exit status, None if it hangs, and what it said."""
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "ZPCCL_"))}
+    environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    environment["CI"] = "true"  # Hypothesis then tries the same examples every time.
+    status: int | None = None
+    with (folder / OUTPUT).open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=folder, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+        )
+        try:
+            with contextlib.suppress(asyncio.TimeoutError):
+                status = await asyncio.wait_for(process.wait(), CHECK_TIMEOUT_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    return status, (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+
+
+def judge(checker: str, status: int | None, output: str) -> tuple[str, str]:
+    """Who caught a fault, and how, by the end of a check and its output; two empty texts if it passed.
+
+    Raises:
+        WorkerFailed: it did not pass, and for no fault of the protocol.
+    """
+    if status == 0:
+        return "", ""
+    found = _FOUND[checker].search(output)
+    last = (output.strip().splitlines() or ["nothing"])[-1]
+    if found is None and (status is None or "+++ Timeout +++" in output):
+        return f"a hang of the {checker}", last
+    text = (found["text"] or "") if found is not None else last
+    if found is None or _TYPO.match(text):
+        raise WorkerFailed(f"the {checker} cannot run, exit status {status}: {text}")
+    return (f"seed {found['by']}" if checker == SIMULATOR else found["by"]), text
+
+
+async def check(checker: str, folder: Path, effort: Effort) -> Finding:
+    """Lets one of the two look at a copy."""
+    began = time.monotonic()
+    status, output = await run(command_of(checker, effort), folder)
+    by, text = judge(checker, status, output)
+    return Finding(checker, by, text, time.monotonic() - began)
+
+
+async def try_original(pristine: Path, effort: Effort) -> None:
+    """The protocol as it is must pass.
+
+    Raises:
+        WorkerFailed: it does not, or another zpccl than that of the copy would run.
+    """
+    where = "import pathlib, zpccl; print(pathlib.Path(zpccl.__file__).resolve().parent.parent)"
+    _, found = await run([sys.executable, "-c", where], pristine)
+    if found.strip() != str(pristine.resolve()):
+        raise WorkerFailed(f"a copy in {pristine} runs another zpccl: {found.strip()}")
+    for checker in (SIMULATOR, TESTS):
+        finding = await check(checker, pristine, effort)
+        if finding.by:
+            raise WorkerFailed(f"the protocol fails as it is: {finding.by}: {finding.text}")
+        say(f"without a fault: nothing found by the {checker}, {finding.seconds:.1f} s")
+
+
+async def try_mutant(mutant: Mutant, pristine: Path, effort: Effort) -> Verdict:
+    """Puts one fault into a copy and lets the checks look at it, one after the other."""
+    findings: list[Finding] = []
+    problem = ""
+    with tempfile.TemporaryDirectory(prefix="zpccl-mutant-") as name:
+        folder = Path(name)
+        make_copy(pristine, folder)
+        source = read(mutant, folder)
+        (folder / PROTOCOL / mutant.file).write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+        for checker in (mutant.finder, SIMULATOR if mutant.finder == TESTS else TESTS):
+            if effort.asks_both or not any(finding.by for finding in findings):
+                try:
+                    findings.append(await check(checker, folder, effort))
+                except WorkerFailed as error:
+                    problem = str(error)
+    verdict = Verdict(mutant, tuple(findings), problem)
+    say(f"{mutant.name}: {verdict.fate}, {verdict.seconds:.1f} s")
+    return verdict
+
+
+async def try_all(mutants: Sequence[Mutant], effort: Effort, jobs: int) -> list[Verdict]:
+    """Tries the original, then all mutants, some at the same time; verdicts in the order of the mutants."""
+    with tempfile.TemporaryDirectory(prefix="zpccl-original-") as name:
+        pristine = Path(name)
+        make_copy(ROOT, pristine)
+        problems = [problem for mutant in mutants if (problem := problem_of(mutant, pristine))]
+        if problems:
+            raise WorkerFailed("; ".join(problems))
+        await try_original(pristine, effort)
+        turns = asyncio.Semaphore(jobs)
+
+        async def in_turn(mutant: Mutant) -> Verdict:
+            async with turns:
+                return await try_mutant(mutant, pristine, effort)
+
+        return await asyncio.gather(*map(in_turn, mutants))
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def row_of(verdict: Verdict) -> Row:
+    """A verdict for --json."""
+    mutant = verdict.mutant
+    return {
+        "name": mutant.name,
+        "place": place(mutant),
+        "old": mutant.old,
+        "new": mutant.new,
+        "breaks": mutant.breaks,
+        "expected": mutant.finder,
+        "caught_by": verdict.caught_by,
+        "problem": verdict.problem,
+        "seconds": round(verdict.seconds, 2),
+        "findings": [asdict(finding) for finding in verdict.findings],
+    }
+
+
+def print_list(mutants: Sequence[Mutant]) -> int:
+    rows = [(mutant.name, place(mutant), mutant.finder, mutant.breaks) for mutant in mutants]
+    print_table(f"{len(rows)} mutants", ("mutant", "place", "expected to catch it", "breaks"), rows)
+    problems = [problem for mutant in mutants if (problem := problem_of(mutant))]
+    for problem in problems:
+        say(problem)
+    return 1 if problems else 0
+
+
+def check_mutants(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
+    effort = Effort(options.seeds, tuple(options.tests), options.both)
+    verdicts = asyncio.run(try_all(mutants, effort, options.jobs))
+    rows = [(v.mutant.name, place(v.mutant), v.fate, f"{v.seconds:.1f}") for v in verdicts]
+    survivors = [verdict for verdict in verdicts if not verdict.caught_by]
+    title = f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants caught, {options.seeds} seeds at most"
+    print_table(title, ("mutant", "place", "caught by", "seconds"), rows)
+    write_json(options.json, {"seeds": options.seeds, "mutants": [row_of(verdict) for verdict in verdicts]})
+    for verdict in survivors:
+        why = verdict.problem or f"survived, a hole in the tests: {verdict.mutant.breaks}"
+        say(f"{verdict.mutant.name}: {why}")
+    return 1 if survivors else 0
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    names = [mutant.name for mutant in MUTANTS]
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help="these mutants (default all)")
+    parser.add_argument("--list", action="store_true", help="print the mutants and what they break, and end")
+    parser.add_argument("--seeds", type=positive, default=SEEDS, help=f"of the simulator (default {SEEDS})")
+    parser.add_argument(
+        "--tests", nargs="+", metavar="PATH", default=[TEST_FOLDER], help=f"unit tests (default {TEST_FOLDER})"
+    )
+    parser.add_argument("--jobs", type=positive, default=1, help="mutants at the same time (default 1)")
+    parser.add_argument("--both", action="store_true", help="let both checks look at each mutant, to compare them")
+    add_output_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    mutants = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+    return print_list(mutants) if options.list else run_tool(lambda: check_mutants(mutants, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

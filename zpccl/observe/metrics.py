@@ -1,0 +1,153 @@
+"""Metrics of a master for Prometheus. Needs prometheus-client, which comes with the extra `cli`.
+
+The HTTP server has threads of its own. They read the last snapshot that the master's loop has published, and nothing
+else; a reference is replaced at once, so there is no lock. `MetricsServer.close()` ends the server and its socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from zpccl import limits
+from zpccl.control.addresses import format_address, parse_address
+from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.observe.snapshot import Snapshot, Straggler
+from zpccl.protocol.counts import AbortReason, LossReason
+
+OTHER_GROUPS = "other"
+
+
+class SnapshotCollector(Collector):
+    """Makes metrics of the last snapshot.
+
+    Args:
+        clock: nanoseconds now, on the clock of the snapshots.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self.snapshot: Snapshot | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics; none before the first snapshot."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return
+        yield from _state(snapshot)
+        yield from _events(snapshot)
+        yield from _traffic(snapshot)
+        yield from _straggling(snapshot, self._clock())
+
+
+def _state(snapshot: Snapshot) -> Iterator[Metric]:
+    yield _by_group("zpccl_members", "Members of the run.", snapshot.members)
+    yield _by_group("zpccl_pending_peers", "Peers that wait to be admitted.", snapshot.pending)
+    yield GaugeMetricFamily("zpccl_epoch", "Number of the member list.", snapshot.epoch)
+    yield GaugeMetricFamily("zpccl_incarnation", "Number of this master among those of the run.", snapshot.incarnation)
+    text = "1 while the master looks for peers of an earlier one."
+    yield GaugeMetricFamily("zpccl_gathering", text, int(snapshot.is_gathering))
+    text = "Collectives that wait for votes or links."
+    yield GaugeMetricFamily("zpccl_collectives_voting", text, snapshot.collectives_voting)
+    yield GaugeMetricFamily("zpccl_collectives_running", "Collectives that run.", snapshot.collectives_running)
+    yield GaugeMetricFamily("zpccl_syncs_running", "Syncs of shared state that run.", snapshot.syncs_running)
+
+
+def _by_group(name: str, text: str, counts: Mapping[int, int]) -> Metric:
+    """A gauge by peer group. Peers choose their group, so only the largest have a series of their own."""
+    family = GaugeMetricFamily(name, text, labels=["peer_group"])
+    by_size = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    for group, count in by_size[: limits.METRICS_GROUPS_MAX]:
+        family.add_metric([str(group)], count)
+    rest = by_size[limits.METRICS_GROUPS_MAX :]
+    if rest:
+        family.add_metric([OTHER_GROUPS], sum(count for _, count in rest))
+    return family
+
+
+def _events(snapshot: Snapshot) -> Iterator[Metric]:
+    yield CounterMetricFamily("zpccl_plans", "Attempts at collectives that were started.", snapshot.plans)
+    yield CounterMetricFamily("zpccl_commits", "Attempts that were committed.", snapshot.commits)
+    aborts = CounterMetricFamily("zpccl_aborts", "Attempts that were aborted.", labels=["reason"])
+    for abort_reason in AbortReason:
+        aborts.add_metric([abort_reason.value], snapshot.aborts.get(abort_reason, 0))
+    yield aborts
+    syncs = CounterMetricFamily("zpccl_syncs", "Syncs of shared state that ended.", labels=["outcome"])
+    syncs.add_metric(["committed"], snapshot.syncs_committed)
+    syncs.add_metric(["aborted"], snapshot.syncs_aborted)
+    yield syncs
+    losses = CounterMetricFamily("zpccl_peers_lost", "Peers that are gone, pending ones too.", labels=["reason"])
+    for loss_reason in LossReason:
+        losses.add_metric([loss_reason.value], snapshot.losses.get(loss_reason, 0))
+    yield losses
+    yield CounterMetricFamily("zpccl_takeovers", "Runs taken over from another master.", snapshot.takeovers)
+    text = "Messages that were none, or not of their sender."
+    yield CounterMetricFamily("zpccl_malformed_messages", text, snapshot.malformed_messages)
+
+
+def _traffic(snapshot: Snapshot) -> Iterator[Metric]:
+    traffic = snapshot.traffic
+    text = "Connections of those who may not take part."
+    yield CounterMetricFamily("zpccl_refused_connections", text, traffic.refused_connections)
+    yield GaugeMetricFamily("zpccl_connections", "Open control connections.", traffic.connections)
+    yield CounterMetricFamily("zpccl_messages_received", "Control messages received.", traffic.messages_received)
+    yield CounterMetricFamily("zpccl_messages_sent", "Control messages sent.", traffic.messages_sent)
+    yield CounterMetricFamily("zpccl_received_bytes", "Bytes of control messages received.", traffic.received_bytes)
+    yield CounterMetricFamily("zpccl_sent_bytes", "Bytes of control messages sent.", traffic.sent_bytes)
+    text = "Seconds in which the master's loop did not wait."
+    yield CounterMetricFamily("zpccl_busy_seconds", text, traffic.busy_ns / limits.SECOND)
+
+
+def _straggling(snapshot: Snapshot, now_ns: int) -> Iterator[Metric]:
+    """Peers choose their names and tags: a series is of a name and a function, and only the longest waits have one."""
+    longest: dict[tuple[str, str], Straggler] = {}
+    for straggler in sorted(snapshot.stragglers, key=lambda straggler: -straggler.waiting_ns):
+        longest.setdefault((straggler.peer, straggler.operation.partition(" ")[0]), straggler)
+    text = "Seconds for which others have waited for a peer."
+    family = GaugeMetricFamily("zpccl_straggler_seconds", text, labels=["peer", "operation"])
+    for labels, straggler in list(longest.items())[: limits.METRICS_STRAGGLERS_MAX]:
+        family.add_metric(labels, (straggler.waiting_ns + now_ns - snapshot.taken_ns) / limits.SECOND)
+    yield family
+    yield GaugeMetricFamily("zpccl_stragglers", "Peers that others wait for.", len({peer for peer, _ in longest}))
+
+
+class MetricsServer:
+    """Serves the metrics of a master at /metrics, to whoever asks.
+
+    Args:
+        listen: "host:port" to listen on; port 0 takes a free one.
+
+    Attributes:
+        address: where it listens, "host:port".
+
+    Raises:
+        InvalidArgument: the address is malformed or not of this host.
+        InvalidUsage: the port is taken.
+    """
+
+    def __init__(self, listen: str) -> None:
+        host, port = parse_address(listen, what="metrics address")
+        registry = CollectorRegistry()
+        self._collector = SnapshotCollector()
+        registry.register(self._collector)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
+            raise kind(f"cannot serve metrics on {listen}: {error.strerror}") from error
+        self.address = format_address(host, self._server.server_port)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Shows this snapshot from now on."""
+        self._collector.snapshot = snapshot
+
+    def close(self) -> None:
+        """Ends the server and waits for its end."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

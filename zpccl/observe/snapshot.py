@@ -1,0 +1,97 @@
+"""What can be seen of a master at one moment.
+
+The thread of the master's loop takes snapshots; they do not change afterwards, so that any thread may read them. Nobody
+else reads the machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zpccl.protocol.counts import AbortReason, LossReason
+from zpccl.protocol.master import MasterMachine
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the loop of a master counts. Numbers only grow, but `connections`, which is how many are open."""
+
+    messages_received: int = 0
+    received_bytes: int = 0
+    messages_sent: int = 0
+    sent_bytes: int = 0
+    refused_connections: int = 0
+    connections: int = 0
+    busy_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A peer that others wait for."""
+
+    peer: str
+    operation: str
+    """For people: the function, and which of its calls."""
+    waiting_ns: int
+    """For how long, when the snapshot was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A master at one moment."""
+
+    taken_ns: int
+    """When, on the clock of `time.monotonic_ns`."""
+    epoch: int
+    incarnation: int
+    is_gathering: bool
+    """It does not know yet which run it leads."""
+    members: Mapping[int, int]
+    """How many, by peer group."""
+    pending: Mapping[int, int]
+    collectives_voting: int
+    collectives_running: int
+    syncs_running: int
+    plans: int
+    commits: int
+    aborts: Mapping[AbortReason, int]
+    syncs_committed: int
+    syncs_aborted: int
+    losses: Mapping[LossReason, int]
+    takeovers: int
+    malformed_messages: int
+    stragglers: tuple[Straggler, ...] = ()
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snapshot:
+    """Copies what can be seen. For the thread that owns the machine."""
+    counts, registry = machine.counts, machine.registry
+    return Snapshot(
+        taken_ns=now_ns,
+        epoch=registry.epoch,
+        incarnation=machine.incarnation,
+        is_gathering=machine.is_gathering,
+        members=Counter(peer.group for peer in registry.order),
+        pending=Counter(peer.group for peer in registry.pending()),
+        collectives_voting=len(machine.collectives.ballots),
+        collectives_running=len(machine.collectives.attempts),
+        syncs_running=len(machine.syncs.transfers),
+        plans=counts.plans,
+        commits=counts.commits,
+        aborts=Counter(counts.aborts),
+        syncs_committed=counts.syncs_committed,
+        syncs_aborted=counts.syncs_aborted,
+        losses=Counter(counts.losses),
+        takeovers=counts.takeovers,
+        malformed_messages=machine.malformed_count,
+        stragglers=_stragglers(machine, now_ns),
+        traffic=Traffic(*(getattr(traffic, name) for name in Traffic.__slots__)),
+    )
+
+
+def _stragglers(machine: MasterMachine, now_ns: int) -> tuple[Straggler, ...]:
+    find = getattr(machine, "stragglers", None)
+    return tuple(Straggler(*found) for found in find(now_ns)) if find is not None else ()
