@@ -157,7 +157,7 @@ def make_copy(source: Path, folder: Path) -> None:
 def command_of(checker: str, effort: Effort) -> list[str]:
     """What runs in a copy."""
     if checker == SIMULATOR:
-        return [sys.executable, "-m", "zpccl.sim", "--seeds", str(effort.seeds)]
+        return [sys.executable, "-m", "zpccl.sim", "--seeds", str(effort.seeds), "--no-shrink"]
     return [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider", *effort.tests]
 
 

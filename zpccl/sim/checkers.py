@@ -14,6 +14,7 @@ from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers
 from zpccl.protocol import effects
 from zpccl.protocol.messages import Decision, Kick, MasterMessage, Member, Members, Plan, SyncPlan
 from zpccl.protocol.peer import LEFT_BEHIND, State
+from zpccl.sim.faults import SLOW_GRACE_NS
 from zpccl.sim.program import Collective, Connect, Outcome, Sync
 
 if TYPE_CHECKING:
@@ -348,7 +349,10 @@ class Causes(Checker):
             node = self.cluster.nodes.get(peer_id)
             connection = node.connection if node is not None and node.is_alive else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
-            has_returned = is_here and connection is not None and connection.master is master
+            # Of several masters only the one that leads is watched: a removal may be seen when the peer is back.
+            has_returned = is_here and len(self.cluster.masters) == 1
+            if connection is not None and since_ns < connection.stalled_until_ns + SLOW_GRACE_NS:
+                has_returned = False  # The master has heard its Hello, and may have waited in vain for its report.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it came back")
         self._members = members
 

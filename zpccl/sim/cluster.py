@@ -105,8 +105,10 @@ class Cluster:
         self.injector = Injector(self, skip)
         self._make_master = make_master
         self._master_count = int(masters == 1)
-        self._felt_until_ns = 0  # Faults around a death of the master are felt for so long.
-        self.masters = [MasterNode(self, index, make_master(self._rng.randbytes(16))) for index in range(masters)]
+        self._felt_until_ns = 0  # Faults around a death of the master, or a stall, are felt for so long.
+        self.masters: list[MasterNode] = []
+        for index in range(masters):
+            self.masters.append(MasterNode(self, index, make_master(self._rng.randbytes(16))))
         if masters > 1:
             for master in self.masters:
                 self._prepare(master.machine, master.clock)
@@ -240,11 +242,7 @@ class Cluster:
         self.master_crash_count += 1
         master.crash()
         self.network.lose_master(master)
-        felt_ns = absence_ns + TAKEOVER_NS + (MOVE_NS if len(self.masters) > 1 else 0)
-        before_ns, self._felt_until_ns = self.clock.now_ns, self.clock.now_ns + felt_ns
-        for place, incident in enumerate(self.incidents):
-            if incident.over_ns >= before_ns:
-                self.incidents[place] = replace(incident, over_ns=incident.over_ns + felt_ns)
+        self.prolong(absence_ns + TAKEOVER_NS + (MOVE_NS if len(self.masters) > 1 else 0))
 
         def happen() -> None:
             machine, clock = self._make_master(self._rng.randbytes(16)), self.draw_clock()
@@ -253,6 +251,14 @@ class Cluster:
             self.trace(master.name, "!!", "started")
 
         self.clock.after(absence_ns, happen)
+
+    def prolong(self, felt_ns: int) -> None:
+        """Nobody may hear for a while of the faults that strike now, or that struck a moment ago."""
+        now_ns = self.clock.now_ns
+        self._felt_until_ns = max(self._felt_until_ns, now_ns + felt_ns)
+        for place, incident in enumerate(self.incidents):
+            if incident.over_ns >= now_ns:
+                self.incidents[place] = replace(incident, over_ns=incident.over_ns + felt_ns)
 
     def _prepare(self, machine: MasterMachine, clock: LocalClock) -> None:
         """A master is about to start."""

@@ -145,6 +145,8 @@ class Coverage:
         for node in tuple(nodes) or cluster.live_nodes():
             for state in states_of_peer(node.machine):
                 self.counts[FAULT][kind, state] += 1
+        if not cluster.masters:
+            return  # The first is about to start.
         master = cluster.master
         for state in (conditions_of_master(master.machine) or [LEADING]) if master.is_alive else [GONE]:
             self.counts[FAULT][kind, state] += 1

@@ -380,6 +380,7 @@ class Injector:
         to_master, to_peer = rng.choice(((True, False), (False, True), (True, True)))
         duration_ns = int(10 ** rng.uniform(-1, 1.2) * SECOND)
         if self.strikes("stalls", *nodes):
+            self._cluster.prolong(duration_ns)
             for node in nodes:
                 self._cluster.note("stalled", node, is_silent=True, duration_ns=duration_ns)
                 self._cluster.network.stall(node, duration_ns, to_master=to_master, to_peer=to_peer)

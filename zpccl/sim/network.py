@@ -45,7 +45,7 @@ class Stream:
 
     def hold(self, duration_ns: int) -> None:
         """What is sent from now on arrives after `duration_ns` at the earliest."""
-        self._held_until_ns = self._cluster.clock.now_ns + duration_ns
+        self._held_until_ns = max(self._held_until_ns, self._cluster.clock.now_ns + duration_ns)
         self.last_due_ns = max(self.last_due_ns, self._held_until_ns)
 
     def send(self, delay_ns: int, deliver: Callable[[], None]) -> None:
@@ -85,6 +85,8 @@ class Connection:
     is_broken: bool = False
     is_greeted: bool = False
     """The master has got a Hello on it."""
+    stalled_until_ns: int = 0
+    """Until when it holds what is sent on it, in one direction at least."""
 
 
 class Network:
@@ -166,6 +168,7 @@ class Network:
         for stream, is_held in ((connection.to_master, to_master), (connection.to_peer, to_peer)):
             if is_held:
                 stream.hold(duration_ns)
+        connection.stalled_until_ns = max(connection.stalled_until_ns, clock.now_ns + duration_ns)
         key = (node.peer_id, master.index)
         self._cut[key] = self._cut.get(key, 0) + 1
         clock.after(duration_ns, lambda: self.join([node], master))
