@@ -2,7 +2,7 @@
 
 An input is a list of decisions (choices.py): how the master begins, then what happens. Beside what strangers say,
 peers do at times what honest ones would, so that there are members, attempts and syncs to be disturbed. Reports lie
-about anything but what runs: a master that takes a run over goes on with the operations that it is told of.
+about anything.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ENTRIES = [
     (entry("v", "x"), entry("w", "x")),
     (entry("w", "x"), entry("a", "x")),
 ]
+INCARNATIONS = (0, 0, 1, 2, 5000, limits.INCARNATION_MAX, 2**64 - 1)
 TIMES_NS = (0, 0, 0, 1, limits.DISCONNECT_GRACE_NS, limits.RECOVERY_GRACE_NS, 11 * limits.SECOND)
 TOGETHER = ("begin", "finish", "offer", "fetched", "update", "hello", "link")
 EVENTS_MAX = 200
@@ -45,8 +46,11 @@ class World:
     machine: MasterMachine
     keys: tuple[str, ...]
     now_ns: int = 0
+    term: int = 1
     outcomes: dict[int, bool] = field(default_factory=dict)
     epochs: dict[int, Any] = field(default_factory=dict)
+    asked: list[int] = field(default_factory=list)
+    """As which incarnations the master has asked for reports: who answers must promise that."""
 
     def peer_ids(self) -> list[bytes]:
         """Of all who may take part."""
@@ -54,11 +58,15 @@ class World:
         return [make_peer_id(key, salt) if key else salt.ljust(16, b".") for key in self.keys for salt in salts]
 
     def handle(self, event: events.MasterEvent) -> None:
-        """S1, S3 and the machine's own invariants."""
+        """S1, S3 and the machine's own invariants. One that has stepped down knows what reports tell, and no more."""
+        if self.term != self.machine.term:
+            self.term, self.outcomes = self.machine.term, {}
         for effect in self.machine.handle(event, self.now_ns):
             if isinstance(effect, Broadcast):
                 message = effect.message
                 assert m.decode_master_message(m.encode(message)) == message
+                if isinstance(message, m.Refused) and message.refusal is m.Refusal.REPORT:
+                    self.asked = [*self.asked[-2:], message.incarnation]
                 if isinstance(message, m.Decision):
                     known = self.outcomes.setdefault(message.attempt_id, message.committed)
                     assert known == message.committed, "S1: two outcomes of one attempt"
@@ -142,6 +150,10 @@ def _hello(world: World, choices: Choices) -> m.Hello:
         choices.one_of(((), ("h:1",), ("h:1", "[::1]:2"))),
         choices.one_of((0, 0, 1, 2, 2**63)),
         choices.one_of((RUN_ID, world.machine.run_id, bytes(16))),
+        choices.one_of(INCARNATIONS),
+        choices.one_of((*INCARNATIONS, *world.asked)),
+        choices.one_of((1, 1, 2)),
+        bool(choices.number(2)),
     )
 
 
@@ -151,7 +163,6 @@ def _report(world: World, choices: Choices) -> m.Report:
     last = _outcome(world, choices) if choices.number(2) else None
     return m.Report(
         _hello(world, choices),
-        choices.one_of((0, 1, 2, 5000, limits.INCARNATION_MAX, 2**64 - 1)),
         choices.one_of(CALLS),
         choices.one_of((0, 1, 2, 1 << 32, limits.EPOCH_MAX, 2**64 - 1)),
         members,
@@ -160,9 +171,22 @@ def _report(world: World, choices: Choices) -> m.Report:
         choices.one_of((0, 1, 2, -1, 2**64 - 1)),
         last,
         tuple(_outcome(world, choices) for _ in range(choices.number(3))),
-        (),
-        None,
+        tuple(_attempt(world, choices) for _ in range(choices.number(3))),
+        _sync(world, choices) if choices.number(2) else None,
+        choices.some_of(ids, 3),
     )
+
+
+def _attempt(world: World, choices: Choices) -> m.RunningAttempt:
+    order = choices.some_of(world.peer_ids(), 4)
+    return m.RunningAttempt(choices.one_of(ATTEMPTS), order, choices.some_of(CALLS, 4), spec(choices.number(2)))
+
+
+def _sync(world: World, choices: Choices) -> m.RunningSync:
+    holders, order = choices.some_of(world.peer_ids(), 2), choices.some_of(world.peer_ids(), 4)
+    revision = choices.number(4)
+    is_fetching = bool(choices.number(2))
+    return m.RunningSync(choices.one_of(ATTEMPTS), revision, holders, order, choices.some_of(CALLS, 4), is_fetching)
 
 
 def _outcome(world: World, choices: Choices) -> m.Outcome:
@@ -204,6 +228,7 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
         choices.one_of((None, *world.peer_ids())),
     ),
     lambda _, choices: m.Withdraw(choices.one_of(CALLS)),
+    lambda world, choices: m.Seen(choices.one_of((0, 1, world.machine.registry.epoch))),
     lambda _, choices: m.Leave(),
 ]
 

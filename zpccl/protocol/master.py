@@ -277,7 +277,8 @@ class MasterMachine:
             if len(self._asked) < limits.PEERS_MAX:
                 self._asked.add(connection)
             return self._ask_for_report(connection)
-        if known is not None and not known.token and not known.is_heard and not hello.was_welcomed:
+        is_unaware = not hello.was_welcomed and bound is None
+        if known is not None and not known.token and not known.is_heard and is_unaware:
             return self._on_unaware(connection, hello, host, now_ns)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
@@ -674,6 +675,8 @@ class MasterMachine:
                 pass  # Its report is here; it gets its Welcome with the others.
             elif not gathering.hold(event, now_ns):
                 self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
+        elif isinstance(message, Report) and message.epoch >> 32 > message.hello.incarnation:
+            self._refuse_session(connection)  # No master gives epochs that are not its own.
         elif isinstance(message, Report):
             hello = message.hello
             if hello.master_count > 1 and hello.promised != gathering.incarnation:  # It answers an earlier request.
@@ -741,6 +744,8 @@ class MasterMachine:
         if history is None or (known is not None and known.is_heard) or bound is not None:
             return self._on_hello(event.connection, bound, hello, event.host, now_ns)
         if hello.run_id != self.run_id or hello.incarnation >= self.incarnation:
+            return self._refuse_session(event.connection)
+        if report.epoch >> 32 > hello.incarnation:  # No master gives epochs that are not its own.
             return self._refuse_session(event.connection)
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
