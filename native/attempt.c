@@ -226,7 +226,11 @@ void zp__attempts_fail(zp__link *link, int status)
 }
 
 /* Who holds a stalled attempt up, as far as it can be seen from here: `next` if it does not take what we send, else
- * `previous` if it stopped in the middle of a frame, else nobody that we know of. */
+ * `previous` if it stopped in the middle of a frame, else nobody that we know of.
+ *
+ * The link to it stays. If its path were broken, zp__links_check() would have lost it by now: so its other end is
+ * there and is stopped, or waits for others, or has not heard of the attempt. A new link would find it as it is, and
+ * the other attempts on the old one would be lost. */
 static const uint8_t *stall_fault(const zp__attempt *attempt)
 {
 	if (!zp__list_empty(&attempt->flow.frames))

@@ -17,6 +17,8 @@
 
 #include "zp_internal.h"
 
+#define LOOKS_PER_TIMEOUT 12
+
 zp__link *zp__link_find(zp_engine *engine, const uint8_t peer[])
 {
 	ZP__EACH(node, &engine->links)
@@ -89,6 +91,7 @@ static void link_adopt(zp__link *link)
 	link->open = true;
 	link->references += link->connection_count;
 	zp__list_append(&engine->links, &link->node);
+	zp__thread_wake(&engine->threads[0]); /* It watches for paths that are broken. */
 	for (uint32_t i = 0; i < link->connection_count; i++) {
 		zp__connection *c = &link->connections[i];
 		c->thread = &engine->threads[engine->thread_next++ % engine->thread_count];
@@ -102,7 +105,7 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32
 		return -EINVAL;
 	int rc = 0;
 	for (uint32_t i = 0; rc == 0 && i < count; i++)
-		rc = zp__sock_prepare(fds[i]);
+		rc = zp__sock_prepare(fds[i], engine->config.path_timeout_ms);
 	if (rc < 0)
 		return rc;
 	zp__link *link = link_new(engine, peer, fds, count);
@@ -203,6 +206,40 @@ void zp__unpark(zp__connection *connection)
 		return;
 	zp__list_remove(&connection->parked_node);
 	zp__connection_attend(connection);
+}
+
+/* True if the other end has owed acknowledgements for too long. Small looks at short intervals tell a path that is
+ * silent from one over which nothing was sent before. */
+static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, uint64_t timeout_ns)
+{
+	uint64_t silence_ns = c->fd >= 0 && !c->closing ? zp__sock_silence_ms(c->fd) * 1000000u : 0;
+	if (silence_ns < interval_ns) {
+		c->silent_ns = 0;
+		return false;
+	}
+	if (!c->silent_ns)
+		c->silent_ns = now_ns - interval_ns;
+	return now_ns - c->silent_ns >= timeout_ns;
+}
+
+/* Loses links whose path is broken, though no error says so. Looks at all of them in turns. */
+uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
+{
+	uint64_t timeout_ns = engine->config.path_timeout_ms * (uint64_t)1000000;
+	uint64_t interval_ns = timeout_ns / LOOKS_PER_TIMEOUT;
+	if (!timeout_ns || zp__list_empty(&engine->links))
+		return UINT64_MAX;
+	if (now_ns < engine->links_check_ns)
+		return engine->links_check_ns;
+	engine->links_check_ns = now_ns + interval_ns;
+	ZP__EACH(node, &engine->links)
+	{
+		zp__link *link = ZP__ELEMENT(node, zp__link, node);
+		for (uint32_t i = 0; link->open && i < link->connection_count; i++)
+			if (is_silent(&link->connections[i], now_ns, interval_ns, timeout_ns))
+				zp__link_lose(link, -ETIMEDOUT, true);
+	}
+	return engine->links_check_ns;
 }
 
 /* By the connection's thread, or when the threads have ended. */

@@ -1,5 +1,6 @@
 /* The I/O threads. Each waits in epoll for its own connections and for its eventfd, by which other threads ask it to
- * look at its attention list (a connection to wake, unpark or close). The first thread also watches for stalls.
+ * look at its attention list (a connection to wake, unpark or close). The first thread also watches for stalls and
+ * for broken paths.
  *
  * Sockets are edge-triggered: what epoll said is remembered in connection->readable and ->writable until a call finds
  * the contrary. Connections with something to do are in thread->run and take turns, one frame each way a turn. */
@@ -150,7 +151,9 @@ static void *thread_main(void *argument)
 			now_ns = zp__now_ns();
 			if (check || now_ns >= deadline_ns) {
 				pthread_mutex_lock(&engine->mutex);
+				uint64_t links_ns = zp__links_check(engine, now_ns);
 				deadline_ns = zp__attempts_check(engine, now_ns);
+				deadline_ns = links_ns < deadline_ns ? links_ns : deadline_ns;
 				bool attention = !zp__list_empty(&thread->attention);
 				pthread_mutex_unlock(&engine->mutex);
 				check = false;

@@ -46,7 +46,22 @@ static void choose_congestion_control(int fd)
 		(void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-int zp__sock_prepare(int fd)
+/* The kernel gives up a connection over which nothing is on its way when its other end stays silent for so long.
+ *
+ * TCP_USER_TIMEOUT would do the same for what is on its way, and is not used: it also ends connections whose other end
+ * does answer, but reads nothing for so long, because it is stopped, or does not know yet of the attempt whose frames
+ * wait there. zp__links_check() makes that difference. */
+static void keep_alive(int fd, uint32_t timeout_ms)
+{
+	uint32_t probes = 3, idle_s = timeout_ms / 2000, interval_s = timeout_ms / 2000 / probes;
+	int on = 1, idle = idle_s ? (int)idle_s : 1, interval = interval_s ? (int)interval_s : 1, count = (int)probes;
+	(void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+}
+
+int zp__sock_prepare(int fd, uint32_t path_timeout_ms)
 {
 	int type;
 	socklen_t length = sizeof type;
@@ -62,6 +77,8 @@ int zp__sock_prepare(int fd)
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
 	choose_congestion_control(fd);
+	if (path_timeout_ms)
+		keep_alive(fd, path_timeout_ms);
 	return 0;
 }
 
@@ -94,6 +111,18 @@ bool zp__sock_has_unsent(int fd)
 {
 	int bytes = 0;
 	return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
+/* How long ago the last acknowledgement came, if there is something to acknowledge. Else, or if it is not TCP, 0.
+ * Where the other end has no room, nothing is on its way but probes, which it answers one by one. */
+uint64_t zp__sock_silence_ms(int fd)
+{
+	struct tcp_info info = {0};
+	socklen_t length = sizeof info;
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0 ||
+	    (info.tcpi_unacked == 0 && info.tcpi_probes < 2))
+		return 0;
+	return info.tcpi_last_ack_recv;
 }
 
 int zp__eventfd_open(void)

@@ -55,6 +55,7 @@ typedef struct zp_engine zp_engine;
 typedef struct {
 	uint32_t thread_count;
 	uint32_t stall_timeout_ms;	  /* An attempt in which no byte moves for so long fails with -ETIMEDOUT. */
+	uint32_t path_timeout_ms;	  /* A link whose other end acknowledges nothing for so long is lost. 0: never. */
 	uint64_t message_bytes_max;	  /* A longer message closes the connection that announces it. */
 	uint64_t messages_queued_bytes_max; /* Bound of received and not yet released messages, and of each send queue. */
 } zp_engine_config;

@@ -176,6 +176,7 @@ struct zp__connection {
 	zp__list idle_node;	 /* in link->idle: writable, and no frame to send */
 	zp__list parked_node;	 /* in engine->parked: its next frame may not land yet */
 	bool closing;
+	uint64_t silent_ns; /* since when the other end owes acknowledgements and sends none; 0: it does not */
 	uint64_t tx_bytes, rx_bytes;
 };
 
@@ -220,6 +221,7 @@ struct zp_engine {
 	uint32_t waiting;	 /* calls in pthread_cond_wait */
 	uint64_t id_known_max;
 	uint64_t link_id_last;
+	uint64_t links_check_ns; /* when the links are looked at next */
 	zp__list links, channels, parked, events, messages;
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
@@ -229,7 +231,8 @@ struct zp_engine {
 };
 
 /* sock.c */
-int zp__sock_prepare(int fd);
+int zp__sock_prepare(int fd, uint32_t path_timeout_ms);
+uint64_t zp__sock_silence_ms(int fd);
 ssize_t zp__sock_send(int fd, struct iovec *iov, int count);
 ssize_t zp__sock_receive(int fd, struct iovec *iov, int count);
 bool zp__sock_has_unsent(int fd);
@@ -257,6 +260,7 @@ void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame);	/* lock he
 void zp__link_retract(zp__flow *flow);					/* lock held */
 zp__link *zp__link_find(zp_engine *engine, const uint8_t peer[]);	/* lock held */
 void zp__connection_close(zp__connection *connection);			/* lock held */
+uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns); /* lock held; the next deadline, or UINT64_MAX */
 void zp__unpark(zp__connection *connection);				/* lock held */
 
 /* receive.c, send.c: one turn of a connection, by its thread. 1: call again; 0: nothing to do for now; -errno. */

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import socket
 
+from zpccl import limits
 from zpccl.dataplane.engine import Engine
 
 
 def test_connections_within_a_host_are_not_paced() -> None:
-    """A loopback connection leaves a pacing congestion control; it is non-blocking and closed on exec."""
+    """A loopback connection leaves a pacing congestion control; it is non-blocking, and noticed when it is cut."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dialled = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
@@ -21,6 +22,13 @@ def test_connections_within_a_host_are_not_paced() -> None:
             assert name in (b"cubic", b"reno")
             assert fcntl.fcntl(seen, fcntl.F_GETFL) & socket.SOCK_NONBLOCK
             assert seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert seen.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle_s, interval_s, count = (
+                seen.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle_s + count * interval_s == limits.PATH_TIMEOUT_NS // limits.SECOND
+            assert seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
         finally:
             engine.close()
 

@@ -108,7 +108,17 @@ LINK_SETUP_TIMEOUT_NS = 5 * SECOND
 LINK_RETRY_INTERVAL_NS = 200 * MS
 LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
 LINK_WAIT_TIMEOUT_NS = 10 * SECOND
-"""How long a plan waits for a link between two live members, and a joiner for its links."""
+"""How long a plan waits for links where no order of the ring can do without them, and a joiner for its links."""
+LINK_SUSPECT_NS = 60 * SECOND
+"""How long a link by which an attempt failed is avoided where another order can do without it."""
+LINK_FAILING_MAX_NS = 20 * SECOND
+"""A link that has cost failed attempts so much time, and carried none to its end since, counts as down."""
+LINK_SUSPECTS_TRIED_MAX = 8
+"""Where no order does without all suspected links: orders that are looked for with a few of them."""
+RING_EXACT_PEERS_MAX = 12
+"""Up to so many peers an order of the ring is found wherever there is one: in 10 ms at most."""
+RING_SEARCH_STEPS_MAX = 200_000
+"""Links looked at in the search for an order of a larger ring."""
 ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
 ADDRESS_STAGGER_NS = 50 * MS
@@ -124,6 +134,9 @@ FRAME_BYTES_DEFAULT = 512 * KIB
 FRAME_BYTES_MAX = 16 * MIB
 STALL_TIMEOUT_NS = 10 * SECOND
 """An attempt that moves no byte for this long is given up."""
+PATH_TIMEOUT_NS = 6 * SECOND
+"""A link whose other end acknowledges nothing for this long is lost. Below STALL_TIMEOUT: the two ends of a broken path
+then know of it before the rest of the ring only knows that nothing comes."""
 DATA_MESSAGE_BYTES_MAX = 8 * MIB
 """One message on a data link (a block of state, with its header)."""
 DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB

@@ -112,8 +112,10 @@ def test_errors_of_decisions() -> None:
 
 
 def test_errors_of_kicks() -> None:
-    kicked = error_of_kick(Result.INVALID_USAGE, "too many calls")
+    kicked = error_of_kick(Result.INVALID_USAGE, "too many calls", was_member=True)
     assert isinstance(kicked, Kicked)
     assert kicked.reason == "too many calls"
     assert str(kicked) == "MASTER_CONNECTION_FAILED: removed from the run: too many calls; connect again to take part"
-    assert type(error_of_kick(Result.RANK_CONNECTION_FAILED, "no data connection to b")) is PeerUnreachable
+    reason = "no data connection to b"
+    assert type(error_of_kick(Result.RANK_CONNECTION_FAILED, reason, was_member=False)) is PeerUnreachable
+    assert type(error_of_kick(Result.RANK_CONNECTION_FAILED, reason, was_member=True)) is Kicked

@@ -12,7 +12,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Level
-from zpccl.protocol.messages import Answer, Decision, Linked, Plan
+from zpccl.protocol.messages import Answer, Decision, Kick, Linked, Plan
 from zpccl.types import DataType, ReduceOp
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, plan_of, spec
@@ -172,7 +172,8 @@ def test_missing_links_of_many_can_be_told() -> None:
         bench.say(name, Linked(()))
         bench.begin(name, 1)
     bench.tick_at_deadline()
-    assert all(isinstance(bench.verdict(name, 1), Answer) for name in names)
+    assert bench.names() == names[0]
+    assert bench.verdict(names[0], 1) == Answer(1, Result.TOO_FEW_PEERS, reason=ALONE)
 
 
 def test_an_old_reason_of_a_lost_voter_does_not_count() -> None:
@@ -229,16 +230,176 @@ def test_a_plan_waits_for_links() -> None:
     assert bench.say("a", Linked(pids("b"))) == [("a1", plan_of(1)), ("b1", plan_of(1))]
 
 
-def test_links_are_not_waited_for_without_end() -> None:
-    """L1."""
-    bench = bench_of("a", "b", "c")
+def unlink(bench: MasterBench, *pairs: str) -> None:
+    """Of all links, these are down; the ends say so."""
+    names = bench.names()
+    for name in names:
+        bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
+
+
+def test_a_ring_goes_around_a_link_that_is_down() -> None:
+    """L2: at once, and nobody is removed."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ab")
+    for name in "abcd":
+        bench.begin(name, 1)
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("acbd")
+    for name in "abcd":
+        bench.finish(name, 1)
+    assert bench.verdict("b", 1) == committed(1, peers=4)
+    assert bench.names() == "abcd"
+
+
+def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
+    """L2."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ab", "ac")
+    for name in "abcd":
+        bench.begin(name, 1)
+    assert bench.plans == {}
+    bench.tick(limits.SECOND)
+    bench.say("a", Linked(pids("cd")))
+    assert bench.plans == {}
+    bench.say("c", Linked(pids("abd")))
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("acbd")
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_links_are_not_waited_for_without_end(copies: int) -> None:
+    """L1, L2: the member with the fewest links goes, of several the latest, and the rest goes on."""
+    bench = bench_of("a", "b", "c", copies=copies)
     bench.say("a", Linked(pids("c")))
     for name in "abc":
         bench.begin(name, 1)
     assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
-    answer = Answer(1, LOST, reason="no data connection between a and b")
-    assert bench.tick(1) == [("a1", answer), ("b1", answer), ("c1", answer)]
-    assert bench.machine.deadline_ns() is None
+    kick = Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a")
+    assert bench.tick(1)[0] == ("b1", kick)
+    assert bench.names() == "ac"
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ac")
+    for name in "ac":
+        bench.finish(name, 1)
+    assert bench.verdict("a", 1) == committed(1)
+
+
+def test_the_worst_connected_member_goes() -> None:
+    bench = bench_of("a", "b", "c", "d", "e")
+    unlink(bench, "ba", "bc", "bd", "de")
+    for name in "abcde":
+        bench.begin(name, 1, spec(1), spec(2))
+    (gone, kick) = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0]
+    assert (gone, kick.reason) == ("b1", "no working data connection to a, c, d")
+    assert bench.names() == "acde"
+    assert [lanes[0].order for lanes in bench.plans.values()] == [pids("adce")] * 2
+
+
+def test_two_halves_without_a_link_between_them() -> None:
+    """One half goes on, that of the first member."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ac", "ad", "bc", "bd")
+    for name in "abcd":
+        bench.begin(name, 1)
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "ab"
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
+
+
+def test_groups_are_judged_by_their_own_links() -> None:
+    bench = bench_of("a", "b")
+    bench.members("x", "y", group=1)
+    bench.say("x", Linked(()))
+    for name in "xyab":
+        bench.begin(name, 1)
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "abx"
+    assert bench.verdict("x", 1) == Answer(1, Result.TOO_FEW_PEERS, reason=ALONE)
+
+
+# --- Links that fail ------------------------------------------------------------------------------------------------
+
+
+def fail_by(bench: MasterBench, one: str, other: str, call_id: int, count: int = 8) -> tuple[bytes, ...]:
+    """All vote; `one` finds its link to `other` at fault after a while. Returns the order of the attempt."""
+    for name in bench.names():
+        bench.begin(name, call_id, spec(count=count))
+    attempt_id, lanes = list(bench.plans.items())[-1]
+    bench.tick(limits.PATH_TIMEOUT_NS)
+    bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")
+    order: tuple[bytes, ...] = lanes[0].order
+    return order
+
+
+def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, ...]:
+    """All vote and succeed. Returns the order of the attempt."""
+    for name in bench.names():
+        bench.begin(name, call_id, spec(count=count))
+    attempt_id, lanes = list(bench.plans.items())[-1]
+    for name in bench.names():
+        bench.finish(name, call_id, attempt_id)
+    order: tuple[bytes, ...] = lanes[0].order
+    return order
+
+
+def test_a_link_that_failed_is_avoided_for_a_while() -> None:
+    """L2: it may be up again, as where small packets pass and large ones do not."""
+    bench = bench_of("a", "b", "c", "d")
+    assert fail_by(bench, "a", "b", 1) == pids("abcd")
+    assert order_of(bench, 2) == pids("acbd")
+    bench.tick(limits.LINK_SUSPECT_NS - 1)
+    assert order_of(bench, 3) == pids("acbd")
+    bench.tick(1)
+    assert order_of(bench, 4) == pids("abcd")
+
+
+def test_the_least_suspected_links_are_used_where_no_ring_does_without() -> None:
+    bench = bench_of("a", "b", "c", "d")
+    fail_by(bench, "a", "b", 1)
+    assert fail_by(bench, "a", "c", 2) == pids("acbd")  # Now a has one good link, that to d.
+    assert fail_by(bench, "b", "a", 3) == pids("abcd")  # Of two that failed alike, the one that did so longer ago.
+    assert order_of(bench, 4) == pids("acbd")
+
+
+@pytest.mark.parametrize("count, is_trusted", [(7, False), (8, True)])
+def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trusted: bool) -> None:
+    bench = bench_of("a", "b", "c")
+    for call_id in range(1, 4):
+        fail_by(bench, "b", "c", call_id)
+    assert order_of(bench, 4, count) == pids("abc")
+    fail_by(bench, "b", "c", 5)  # The fourth in a row, or the first.
+    for name in "abc":
+        bench.begin(name, 6)
+    assert (bench.machine.collectives.ballots == {}) is is_trusted
+
+
+def test_a_link_that_goes_on_failing_counts_as_down() -> None:
+    """L2: three peers have but one ring. Who is at the end of the bad link goes after a while, not never."""
+    bench = bench_of("a", "b", "c")
+    tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
+    for call_id in range(1, tries + 1):
+        fail_by(bench, "a", "b", call_id)
+    for name in "abc":
+        bench.begin(name, tries + 1)
+    sent = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert sent[0] == ("b1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a"))
+    assert list(bench.plans.values())[-1][0].order == pids("ac")
+
+
+def test_only_a_neighbour_can_be_at_fault() -> None:
+    """A peer that accuses others than its neighbours in the ring is not believed; nor is one that accuses itself."""
+    bench = bench_of("a", "b", "c", "d")
+    for call_id, fault in enumerate((pid("c"), pid("a"), pid("z")), 1):
+        for name in "abcd":
+            bench.begin(name, call_id)
+        bench.finish("a", call_id, FIRST_ATTEMPT + call_id - 1, ok=False, digest=0, fault=fault)
+    assert order_of(bench, 9) == pids("abcd")
+
+
+def test_faults_of_who_is_gone_are_forgotten() -> None:
+    bench = bench_of("a", "b", "c", "d")
+    fail_by(bench, "a", "b", 1)
+    bench.leave("b")
+    assert order_of(bench, 2) == pids("acd")
+    assert not bench.machine.paths._faults
 
 
 def test_a_loss_may_end_the_wait_for_links() -> None:

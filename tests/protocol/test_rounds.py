@@ -8,7 +8,7 @@ import pytest
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.messages import Answer, Linked, Plan, TopologyKind
+from zpccl.protocol.messages import Answer, Kick, Linked, Plan, TopologyKind
 
 from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, UPDATE, MasterBench, offer, pids, spec
 
@@ -117,6 +117,79 @@ def test_only_one_call_at_a_time(bench: MasterBench) -> None:
     ]
     bench.vote("b", PENDING, 1)
     assert bench.verdict("a", 1) == Answer(1, OK)
+
+
+# --- Joiners that lack links ----------------------------------------------------------------------------------------
+
+
+def of_three() -> MasterBench:
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    return bench
+
+
+def update(bench: MasterBench, call_id: int = 1) -> None:
+    """All members vote."""
+    for name in bench.names():
+        bench.vote(name, UPDATE, call_id)
+
+
+def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> None:
+    """L2: after the time that links take to be set up."""
+    bench = of_three()
+    bench.register("j")
+    bench.say("j", Linked(pids("ab")))
+    bench.say("a", Linked(pids("bcj")))
+    bench.say("b", Linked(pids("acj")))
+    update(bench)
+    assert bench.verdict("a", 1) is None
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.verdict("a", 1) == Answer(1, OK, value=1)
+    assert bench.names() == "abcj"
+    for name in "abcj":
+        bench.begin(name, 2)
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("acbj")
+
+
+@pytest.mark.parametrize("links", ["", "a", "c"])
+def test_a_joiner_that_no_ring_takes_in_is_not_admitted(links: str) -> None:
+    """S6."""
+    bench = of_three()
+    bench.register("j")
+    bench.say("j", Linked(pids(links)))
+    for name in links:
+        bench.say(name, Linked(pids({*"abcj"} - {name})))
+    update(bench)
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.verdict("a", 1) == Answer(1, OK)
+    assert (bench.names(), bench.pending()) == ("abc", "j")
+    kick = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0][1]
+    assert isinstance(kick, Kick)
+    assert kick.result == Result.RANK_CONNECTION_FAILED
+
+
+def test_a_joiner_that_a_ring_takes_in_may_wait() -> None:
+    """It is not removed for lack of a link that it can do without; but when it cannot, its time begins."""
+    bench = of_three()
+    bench.register("j")
+    for name, linked in (("j", "ab"), ("a", "bcj"), ("b", "acj")):
+        bench.say(name, Linked(pids(linked)))
+    assert bench.machine.deadline_ns() is None
+    bench.say("a", Linked(pids("bc")))
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+    bench.tick_at_deadline()
+    assert (bench.names(), bench.pending()) == ("abc", "")
+
+
+def test_joiners_that_lack_links_are_judged_together() -> None:
+    """Each must fit into the ring beside those who are admitted with it."""
+    bench = of_three()
+    bench.register("j", "k")
+    for name, linked in (("j", "ab"), ("k", "ab"), ("a", "bcjk"), ("b", "acjk")):
+        bench.say(name, Linked(pids(linked)))
+    update(bench)
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert (bench.names(), bench.pending()) == ("abcj", "k")  # c, j and k would each need both a and b.
 
 
 # --- Calls that would wait for each other ---------------------------------------------------------------------------

@@ -137,6 +137,8 @@ class Engine:
     Args:
         threads: I/O threads.
         stall_timeout_ms: an attempt in which no byte moves for so long fails with ETIMEDOUT.
+        path_timeout_ms: a link whose other end acknowledges nothing for so long is lost; 0: never. The system counts
+            in seconds where a peer only receives.
         message_bytes_max: longest message to send and to receive.
         messages_queued_bytes_max: of messages received and not yet polled, and of those queued for each link.
 
@@ -149,6 +151,7 @@ class Engine:
         *,
         threads: int = limits.ENGINE_THREADS_DEFAULT,
         stall_timeout_ms: int = limits.STALL_TIMEOUT_NS // limits.MS,
+        path_timeout_ms: int = limits.PATH_TIMEOUT_NS // limits.MS,
         message_bytes_max: int = limits.DATA_MESSAGE_BYTES_MAX,
         messages_queued_bytes_max: int = limits.DATA_MESSAGES_QUEUED_BYTES_MAX,
     ) -> None:
@@ -157,6 +160,7 @@ class Engine:
             {
                 "thread_count": threads,
                 "stall_timeout_ms": stall_timeout_ms,
+                "path_timeout_ms": path_timeout_ms,
                 "message_bytes_max": message_bytes_max,
                 "messages_queued_bytes_max": messages_queued_bytes_max,
             },

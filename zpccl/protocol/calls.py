@@ -166,8 +166,8 @@ def error_of_decision(call: Call, decision: Decision) -> PCCLError:
     return call.withdrawn or PeerLost(decision.reason, peers=decision.peers)
 
 
-def error_of_kick(result: int, reason: str) -> PCCLError:
-    """The error that ends the membership of a peer that was removed."""
-    if result == Result.RANK_CONNECTION_FAILED:
+def error_of_kick(result: int, reason: str, *, was_member: bool) -> PCCLError:
+    """The error that ends the registration or the membership of a peer that was removed."""
+    if result == Result.RANK_CONNECTION_FAILED and not was_member:
         return PeerUnreachable(reason)
     return Kicked(f"removed from the run: {reason}; connect again to take part", reason=reason)

@@ -2,12 +2,16 @@
 
 A collective is known by its tag within a group. Each attempt at it runs through
 
-    voting --all voted--> agreed --links up--> running --all finished ok--> committed
-       |                    |                     |
-       | specs differ,      | links stay          | one failed, one was lost before all others
-       | alone, withdrawn   | down                | had finished, digests differ, withdrawn
-       v                    v                     v
-    answered             answered              aborted
+    voting --all voted--> agreed --links allow a ring--> running --all finished ok--> committed
+       |                    |  ^                            |
+       | specs differ,      |  | links stay down:           | one failed, one was lost before all others
+       | alone, withdrawn   |  | a member is removed        | had finished, digests differ, withdrawn
+       v                    `--'                            v
+    answered                                             aborted
+
+The ring is in order of admission, or in another where that one needs a link that is down or has failed of late
+(paths.py). Only where no order can do without the links that are down are they waited for, and when they do not come
+up in time the worst-connected member is removed, so that the rest can go on.
 
 A member that is lost while a collective is in voting is no longer waited for. One lost while it runs aborts it, unless
 all survivors had finished: then they all hold the same result, and it counts.
@@ -25,10 +29,10 @@ from dataclasses import dataclass, field
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol import topology
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan
+from zpccl.protocol.paths import Paths
 from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
 
 
@@ -36,6 +40,8 @@ from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
 class Ballot:
     """Votes to begin one collective."""
 
+    begun_ns: int
+    """When the first came."""
     calls: dict[Peer, tuple[int, CollectiveSpec]] = field(default_factory=dict)
     agreed_ns: int | None = None
     """When all had voted the same, where the plan waits for links."""
@@ -51,6 +57,8 @@ class Attempt:
     order: tuple[Peer, ...]
     calls: dict[Peer, int]
     plan: tuple[Lane, ...]
+    begun_ns: int | None = None
+    """When it was planned, by this master."""
     epoch: int = -1
     """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
     reports: dict[Peer, Finished] = field(default_factory=dict)
@@ -60,9 +68,15 @@ class Collectives:
     """All collectives of the run. `next_attempt_id` gives ids that grow and never repeat."""
 
     def __init__(
-        self, registry: Registry, outbox: Outbox, next_attempt_id: Callable[[], int], link_wait_ns: int
+        self,
+        registry: Registry,
+        outbox: Outbox,
+        paths: Paths,
+        next_attempt_id: Callable[[], int],
+        link_wait_ns: int,
     ) -> None:
         self._registry = registry
+        self._paths = paths
         self._outbox = outbox
         self._next_attempt_id = next_attempt_id
         self._link_wait_ns = link_wait_ns
@@ -84,12 +98,12 @@ class Collectives:
         if running is not None and peer in running.calls:
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
-        ballot = self.ballots.setdefault(key, Ballot())
+        ballot = self.ballots.setdefault(key, Ballot(now_ns))
         ballot.calls[peer] = (call_id, spec)
         if len(ballot.calls) >= self._registry.member_count(peer.group):
             self._count(key, now_ns)
 
-    def finished(self, peer: Peer, report: Finished) -> None:
+    def finished(self, peer: Peer, report: Finished, now_ns: int) -> None:
         """A participant's part is done or failed."""
         if report.call_id in peer.answers:  # Decided already: this peer missed the decision.
             return self._outbox.send(peer, peer.answers[report.call_id])
@@ -97,6 +111,8 @@ class Collectives:
         if attempt is None or attempt.calls.get(peer) != report.call_id:
             return self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
         attempt.reports[peer] = report
+        if not report.ok:
+            self._blame(attempt, peer, report.fault, now_ns)
         is_waiting = len(attempt.reports) < len(attempt.order) and attempt.epoch == self._registry.epoch
         if not report.ok or not is_waiting:
             self._decide(attempt)
@@ -131,8 +147,24 @@ class Collectives:
                 self._count(key, now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Gives up on plans whose links stay down."""
+        """A link may be suspected no more: plans that wait are looked at again."""
         self.on_links_changed(now_ns)
+
+    def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
+        """Members without whom plans could be made that have waited for links for too long, and why each must go."""
+        groups = {
+            group: None
+            for (group, _), ballot in self.ballots.items()
+            if ballot.agreed_ns is not None and now_ns - ballot.agreed_ns >= self._link_wait_ns
+        }
+        found: list[tuple[Peer, str]] = []
+        for group in groups:
+            members = self._registry.members(group)
+            while self._paths.order(members, now_ns) is None:
+                worst, others = self._paths.worst_connected(members, now_ns)
+                found.append((worst, f"no working data connection to {names(others)}"))
+                members.remove(worst)
+        return found
 
     def deadline_ns(self) -> int | None:
         """When tick() has something to do."""
@@ -175,14 +207,10 @@ class Collectives:
             self._plan(key, ballot, members, now_ns)
 
     def _plan(self, key: tuple[int, int], ballot: Ballot, members: list[Peer], now_ns: int) -> None:
-        missing = topology.missing_links(self._registry, members)
-        if missing:
+        order = self._paths.order(members, now_ns)
+        if order is None:
             if ballot.agreed_ns is None:
                 ballot.agreed_ns = now_ns
-            if now_ns - ballot.agreed_ns >= self._link_wait_ns:
-                texts = [f"{one.name} and {other.name}" for one, other in missing]
-                reason = f"no data connection between {', '.join(texts)}"
-                self._answer_all(self.ballots.pop(key), Result.RANK_CONNECTION_LOST, reason)
             return
         del self.ballots[key]
         spec = next(iter(ballot.calls.values()))[1]
@@ -190,9 +218,10 @@ class Collectives:
             attempt_id=self._next_attempt_id(),
             group=key[0],
             spec=spec,
-            order=tuple(members),
+            order=tuple(order),
             calls={peer: call_id for peer, (call_id, _) in ballot.calls.items()},
-            plan=(Lane(tuple(peer.peer_id for peer in members)),),
+            plan=(Lane(tuple(peer.peer_id for peer in order)),),
+            begun_ns=now_ns,
             epoch=self._registry.epoch,
         )
         assert key not in self._attempt_at, "its participants cannot have voted"
@@ -253,6 +282,14 @@ class Collectives:
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
+    def _blame(self, attempt: Attempt, peer: Peer, fault: bytes | None, now_ns: int) -> None:
+        """Holds it against the link to a neighbour that an attempt failed by it."""
+        place, count = attempt.order.index(peer), len(attempt.order)
+        for neighbour in dict.fromkeys((attempt.order[place - 1], attempt.order[(place + 1) % count])):
+            if neighbour.peer_id == fault and neighbour is not peer:
+                cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
+                self._paths.blame(peer, neighbour, cost_ns, attempt.spec.count, now_ns)
+
     def _decide(self, attempt: Attempt) -> None:
         failed = [report for report in attempt.reports.values() if not report.ok]
         lost = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is not peer]
@@ -284,6 +321,8 @@ class Collectives:
         self, attempt: Attempt, *, committed: bool, result: int = 0, reason: str = "", blamed: tuple[str, ...] = ()
     ) -> None:
         self._forget_attempt(attempt)
+        if committed:
+            self._paths.trust(attempt.order, attempt.spec.count)
         survivors = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is peer]
         order = tuple(peer.peer_id for peer in survivors)
         calls = tuple(attempt.calls[peer] for peer in survivors)

@@ -5,6 +5,7 @@ Tick. Its parts share a registry of peers and an outbox:
 
     MasterMachine      registration, loss of peers, dispatch
       Registry         who takes part, epochs, links        (membership.py)
+      Paths            which rings the links allow          (paths.py)
       Collectives      votes, plans, decisions              (collective.py)
       Rounds           topology votes, admission            (rounds.py)
       StateSyncs       election and transfer of state       (statesync.py)
@@ -59,6 +60,7 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zpccl.protocol.paths import Paths
 from zpccl.protocol.recovery import Gathering, History, choose_run
 from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
 from zpccl.protocol.statesync import StateSyncs
@@ -99,8 +101,13 @@ class MasterMachine:
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
-        self.collectives = Collectives(self.registry, self._outbox, self._next_attempt_id, self.options.link_wait_ns)
-        self.rounds = Rounds(self.registry, self._outbox, self.collectives, self._admit, self.options.admission_wait_ns)
+        self.paths = Paths(self.registry)
+        self.collectives = Collectives(
+            self.registry, self._outbox, self.paths, self._next_attempt_id, self.options.link_wait_ns
+        )
+        self.rounds = Rounds(
+            self.registry, self._outbox, self.paths, self.collectives, self._admit, self.options.admission_wait_ns
+        )
         self.syncs = StateSyncs(self.registry, self._outbox, self.rounds, self._next_attempt_id)
         self.number(incarnation)
 
@@ -159,7 +166,7 @@ class MasterMachine:
         self.syncs.validate()
         assert self._announced_epoch == self.registry.epoch
         for peer in self.registry.pending():
-            assert (peer.unlinked_ns is not None) == bool(self._unlinked(peer))
+            assert (peer.unlinked_ns is not None) == self._is_unlinked(peer)
         assert not self.registry.pending() or self.registry.order or not self._connected_pending()
 
     # --- Registration and messages ----------------------------------------------------------------------------------
@@ -280,7 +287,7 @@ class MasterMachine:
                 if self._accept_call(peer, call.call_id, call.spec, now_ns):
                     self.collectives.begin(peer, call.call_id, call.spec, now_ns)
         elif isinstance(message, Finished):
-            self.collectives.finished(peer, message)
+            self.collectives.finished(peer, message, now_ns)
         elif isinstance(message, TopologyVote):
             self._forget_answers(peer, message.oldest_call_id)
             if self._accept_call(peer, message.call_id, message.kind, now_ns):
@@ -390,6 +397,8 @@ class MasterMachine:
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.collectives.tick(now_ns)
+        for peer, reason in self.collectives.unreachable(now_ns):
+            self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.rounds.tick(now_ns)
 
     def _grace_ns(self, peer: Peer) -> int:
@@ -439,11 +448,11 @@ class MasterMachine:
         return [peer for peer in self.registry.pending() if peer.connection is not None]
 
     def _is_unlinked(self, peer: Peer) -> bool:
-        """True if the peer lacks a link to a member of its group."""
-        return any(
-            other.group == peer.group and other is not peer and not self.registry.are_linked(peer, other)
-            for other in self.registry.order
+        """True if the peer lacks a link to a member of its group, and no ring can do without it."""
+        lacks_one = any(
+            other.group == peer.group and not self.registry.are_linked(peer, other) for other in self.registry.order
         )
+        return lacks_one and not self.paths.can_join(self.registry.members(peer.group), peer)
 
     def _unlinked(self, peer: Peer) -> list[Peer]:
         members = self.registry.members(peer.group)

@@ -42,7 +42,7 @@ class Peer:
     is_heard: bool = True
     """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
     unlinked_ns: int | None = None
-    """Since when a pending peer lacks a link to a member of its group."""
+    """Since when a pending peer lacks links to members of its group, so that no ring can take it in."""
     oldest_call_id: int = 0
     witnesses: set[bytes] = field(default_factory=set)
     """Members that lost the link to this peer since it last said which links it has, this one among them."""

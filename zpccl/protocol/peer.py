@@ -328,7 +328,7 @@ class PeerMachine:
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         elif isinstance(message, Kick):
-            self._close(error_of_kick(message.result, message.reason))
+            self._close(error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER))
         else:
             self._on_refused(message)
 

@@ -9,7 +9,8 @@ Rounds of topology votes are numbered. A vote says which round its sender knows 
 the word of a peer that had its answer from a former master, the vote gets the value of that round.
 
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
-It waits for links that are being set up, for ADMISSION_WAIT at most; who is not ready then stays pending.
+It waits for links that are being set up, for ADMISSION_WAIT at most. Who still lacks some then is admitted where the
+others allow a ring with it, and else stays pending.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Answer, SyncOffer, TopologyKind
+from zpccl.protocol.paths import Paths
 
 SYNC = "sync_shared_state"
 FUNCTION_NAMES = {
@@ -51,12 +53,14 @@ class Rounds:
         self,
         registry: Registry,
         outbox: Outbox,
+        paths: Paths,
         collectives: Collectives,
         admit: Callable[[list[Peer], int], None],
         admission_wait_ns: int,
     ) -> None:
         self._registry = registry
         self._outbox = outbox
+        self._paths = paths
         self._collectives = collectives
         self._admit = admit
         self._admission_wait_ns = admission_wait_ns
@@ -152,6 +156,8 @@ class Rounds:
         waited = now_ns - self._update_agreed_ns >= self._admission_wait_ns
         if len(ready) < len(self._registry.pending()) and not waited:
             return
+        if waited:
+            ready += self._partly_linked_joiners(ready)
         self._update_agreed_ns = None
         voters, self.calls = self.calls, {}
         self._count_round(len(ready))
@@ -167,6 +173,17 @@ class Rounds:
             if joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others):
                 ready.append(joiner)
         return ready
+
+    def _partly_linked_joiners(self, ready: list[Peer]) -> list[Peer]:
+        """Those that can be admitted beside the ready ones although they lack links."""
+        found: list[Peer] = []
+        for joiner in self._registry.pending():
+            if joiner.connection is None or joiner in ready:
+                continue
+            others = [peer for peer in [*ready, *found] if peer.group == joiner.group]
+            if self._paths.can_join(self._registry.members(joiner.group) + others, joiner):
+                found.append(joiner)
+        return found
 
     def _answer_all(self, value: int = 0) -> None:
         voters, self.calls = self.calls, {}

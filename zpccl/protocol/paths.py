@@ -1,0 +1,128 @@
+"""Which paths between members work, as far as the master can tell, and the rings that they allow.
+
+A link that is not up, by the word of either end, cannot be used. One by which an attempt failed is suspected for a
+while: paths exist that let small packets pass and no others, so the link comes up again and fails again. Suspected
+links are used where no order does without them; one that has cost so much time that it plainly does not work, and
+brought no attempt to its end since, counts as down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from zpccl import limits
+from zpccl.protocol.membership import Peer, Registry
+from zpccl.protocol.topology import find_order, ring_edges
+
+Edge: TypeAlias = frozenset[Peer]
+
+
+@dataclass(slots=True)
+class Fault:
+    """What is held against a link."""
+
+    seen_ns: int
+    """When it was at fault last."""
+    cost_ns: int
+    """How long the attempts took that failed by it."""
+    count: int
+    """The elements of the largest of them: one that is smaller and succeeds proves nothing."""
+
+
+class Paths:
+    """The links of all groups, seen as edges of rings."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._faults: dict[Edge, Fault] = {}
+        self._known: dict[int, tuple[object, list[Peer] | None]] = {}  # The last order found, by group.
+
+    def order(self, members: Sequence[Peer], now_ns: int) -> list[Peer] | None:
+        """A ring of members of one group, or None where their links allow none. It avoids suspected links if it can."""
+        faults = self._live_faults(now_ns)
+        down = {edge for edge, fault in faults.items() if fault.cost_ns >= limits.LINK_FAILING_MAX_NS}
+        suspects = [edge for edge in faults if edge not in down]
+        suspects.sort(key=lambda edge: (faults[edge].cost_ns, faults[edge].seen_ns))
+        if not suspects and not down and self._is_ring(members):
+            return list(members)
+        facts = (tuple(members), tuple(peer.linked for peer in members), frozenset(down), tuple(suspects))
+        group = members[0].group if members else 0
+        if self._known.get(group, (None,))[0] != facts:
+            self._known[group] = facts, self._find(members, down, suspects)
+        return self._known[group][1]
+
+    def _is_ring(self, members: Sequence[Peer]) -> bool:
+        return all(self._registry.are_linked(one, other) for one, other in ring_edges(members))
+
+    def _find(self, members: Sequence[Peer], down: set[Edge], suspects: list[Edge]) -> list[Peer] | None:
+        tried = min(len(suspects), limits.LINK_SUSPECTS_TRIED_MAX)
+        for count in sorted({*range(tried + 1), len(suspects)}):  # With none of them, with the best one, ..., with all.
+            order = self._find_without(members, down.union(suspects[count:]))
+            if order is not None:
+                return order
+        return None
+
+    def _find_without(self, members: Sequence[Peer], avoided: set[Edge]) -> list[Peer] | None:
+        return find_order(
+            members, lambda one, other: self._registry.are_linked(one, other) and frozenset((one, other)) not in avoided
+        )
+
+    def can_join(self, members: Sequence[Peer], joiner: Peer) -> bool:
+        """True if the links allow a ring of these members with one more."""
+        others = sum(1 << peer.slot for peer in members)
+        if (joiner.linked & others).bit_count() < min(2, len(members)):
+            return False
+        for one, other in ring_edges(members):
+            if self._registry.are_linked(joiner, one) and self._registry.are_linked(joiner, other):
+                if self._is_ring(members):
+                    return True
+                break
+        return find_order([*members, joiner], self._registry.are_linked) is not None
+
+    def sources(self, receiver: Peer, holders: Sequence[Peer], now_ns: int) -> list[Peer]:
+        """The holders that a receiver has a link to, those first by whose link nothing failed."""
+        faults = self._live_faults(now_ns)
+        linked = [holder for holder in holders if self._registry.are_linked(receiver, holder)]
+        return sorted(linked, key=lambda holder: frozenset((receiver, holder)) in faults)
+
+    def worst_connected(self, members: Sequence[Peer], now_ns: int) -> tuple[Peer, list[Peer]]:
+        """The member with the fewest links to the others, of several the latest, and whom it does not reach."""
+        faults = self._live_faults(now_ns)
+
+        def missing(peer: Peer) -> list[Peer]:
+            return [other for other in members if other is not peer and not self._is_usable(peer, other, faults)]
+
+        unreachable = {peer: missing(peer) for peer in reversed(members)}
+        worst = max(unreachable, key=lambda peer: len(unreachable[peer]))
+        return worst, unreachable[worst]
+
+    def _is_usable(self, one: Peer, other: Peer, faults: dict[Edge, Fault]) -> bool:
+        fault = faults.get(frozenset((one, other)))
+        is_down = fault is not None and fault.cost_ns >= limits.LINK_FAILING_MAX_NS
+        return not is_down and self._registry.are_linked(one, other)
+
+    # --- Faults -----------------------------------------------------------------------------------------------------
+
+    def blame(self, one: Peer, other: Peer, cost_ns: int, count: int, now_ns: int) -> None:
+        """An attempt with so many elements failed by the link between two peers, after some time."""
+        fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns, 0, 0))
+        fault.seen_ns, fault.cost_ns, fault.count = now_ns, fault.cost_ns + cost_ns, max(fault.count, count)
+
+    def trust(self, order: Sequence[Peer], count: int) -> None:
+        """An attempt with so many elements succeeded in this ring."""
+        if self._faults:
+            for one, other in ring_edges(order):
+                fault = self._faults.get(frozenset((one, other)))
+                if fault is not None and fault.count <= count:
+                    del self._faults[frozenset((one, other))]
+
+    def _live_faults(self, now_ns: int) -> dict[Edge, Fault]:
+        """Faults that are not old, of peers that are still there."""
+        peers = self._registry.peers
+        for edge, fault in list(self._faults.items()):
+            is_old = now_ns - fault.seen_ns >= limits.LINK_SUSPECT_NS
+            if is_old or any(peers.get(peer.peer_id) is not peer for peer in edge):
+                del self._faults[edge]
+        return self._faults
