@@ -153,3 +153,6 @@ STATE_REQUESTS_IN_FLIGHT = 4
 """Blocks that a receiver asks a holder for ahead of what it has."""
 STATE_STALL_TIMEOUT_NS = 30 * SECOND
 """A transfer in which no block arrives for this long is given up."""
+STATE_SOURCE_TIMEOUT_NS = 8 * SECOND
+"""A source that sends no block for this long is left for another, where there is one. Above PATH_TIMEOUT: one that
+waits itself for its source then knows of it first."""

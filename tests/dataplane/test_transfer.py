@@ -160,3 +160,159 @@ def test_a_holder_that_cannot_be_reached_fails_the_fetch() -> None:
     assert pair.reported.wait(30)
     assert [(a, f) for a, _, f in pair.reports] == [(CHANNEL, HOLDER)] and "no link" in pair.reports[0][1]
     pair.end(commit=False)
+
+
+# --- Several sources ------------------------------------------------------------------------------------------------
+
+BIG = 6 * STATE_BLOCK_BYTES
+
+
+class Net:
+    """Transfers by name, each in a thread, and links between them that a test can break.
+
+    All bytes of a peer's tensor are the number given for it, but for the first `ones`, which are 1.
+    """
+
+    def __init__(self, ones: int = 0, **contents: int) -> None:
+        self.arrays = {name: {"w": np.full(BIG, value, np.uint8)} for name, value in contents.items()}
+        for arrays in self.arrays.values():
+            arrays["w"][:ones] = 1
+        self.broken: set[frozenset[str]] = set()
+        self.deaf: set[str] = set()
+        self.reports: dict[str, list[tuple[str, bytes | None]]] = {name: [] for name in contents}
+        self.reported = {name: threading.Event() for name in contents}
+        self.sent: dict[str, int] = dict.fromkeys(contents, 0)
+        self.on_block: Callable[[str, str], None] = lambda sender, receiver: None
+        self.transfers = {
+            name: StateTransfer(
+                {k: view(a, k, writable=True) for k, a in arrays.items()}, self._sender(name), self._reporter(name)
+            )
+            for name, arrays in self.arrays.items()
+        }
+        self._threads = [threading.Thread(target=each.run) for each in self.transfers.values()]
+
+    def _sender(self, name: str) -> Callable[[bytes, int, bytes], None]:
+        def send(peer: bytes, channel: int, body: bytes) -> None:
+            receiver = peer.decode()
+            if {name, receiver} in self.broken:
+                raise OSError(107, "no link")
+            if isinstance(module._decoder.decode(body), module.Block):
+                self.sent[name] += 1
+                self.on_block(name, receiver)
+            if receiver not in self.deaf:
+                self.transfers[receiver].deliver(name.encode(), body)
+
+        return send
+
+    def _reporter(self, name: str) -> Callable[[int, str, bytes | None], None]:
+        def report(attempt_id: int, error: str, fault: bytes | None) -> None:
+            self.reports[name].append((error, fault))
+            self.reported[name].set()
+
+        return report
+
+    def cut(self, one: str, other: str) -> None:
+        """The link breaks; both ends notice."""
+        self.broken.add(frozenset((one, other)))
+        self.transfers[one].lose_link(other.encode())
+        self.transfers[other].lose_link(one.encode())
+
+    def start(self, **sources: str) -> None:
+        """Who is named fetches what a holds from its sources; the others serve."""
+        for name, transfer in self.transfers.items():
+            fetch = self.transfers["a"].digests if name in sources else {}
+            transfer.start(CHANNEL, tuple(s.encode() for s in sources.get(name, "")), dict(fetch))
+        for thread in self._threads:
+            thread.start()
+
+    def end(self, commit: bool = True) -> None:
+        for transfer in self.transfers.values():
+            transfer.end(commit)
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_a_fetcher_turns_to_a_source_that_it_has_a_link_to() -> None:
+    """L2: one that cannot be reached is no reason to fail."""
+    net = Net(a=1, b=1, c=0)
+    net.broken.add(frozenset("ac"))
+    net.start(c="ab")
+    assert net.reported["c"].wait(30) and net.reports["c"] == [("", None)]
+    net.end()
+    assert (net.arrays["c"]["w"] == 1).all() and net.sent["a"] == 0
+
+
+def test_a_fetcher_goes_on_with_another_source_where_the_first_left_off() -> None:
+    net = Net(a=1, b=1, c=0)
+
+    def cut_after_the_first(sender: str, receiver: str) -> None:
+        if sender == "a":
+            net.cut("a", "c")
+
+    net.on_block = cut_after_the_first
+    net.start(c="ab")
+    assert net.reported["c"].wait(30) and net.reports["c"] == [("", None)]
+    net.end()
+    assert (net.arrays["c"]["w"] == 1).all()
+    assert net.sent["b"] <= BIG // STATE_BLOCK_BYTES
+
+
+def test_a_fetcher_leaves_a_source_that_sends_damage() -> None:
+    net = Net(a=1, b=2, c=0)  # b holds something else than was elected.
+    net.start(c="ba")
+    assert net.reported["c"].wait(30) and net.reports["c"] == [("", None)]
+    net.end()
+    assert (net.arrays["c"]["w"] == 1).all()
+
+
+def test_a_fetcher_leaves_a_source_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.limits, "STATE_SOURCE_TIMEOUT_NS", 1)
+    net = Net(a=1, b=1, c=0)
+    net.deaf.add("b")
+    net.start(c="ba")
+    assert net.reported["c"].wait(30) and net.reports["c"] == [("", None)]
+    net.end()
+    assert (net.arrays["c"]["w"] == 1).all()
+
+
+def test_a_fetcher_gives_up_when_no_source_is_left() -> None:
+    net = Net(a=1, b=1, c=0)
+    net.broken |= {frozenset("ac"), frozenset("bc")}
+    net.start(c="ab")
+    assert net.reported["c"].wait(30)
+    assert [(error, fault) for error, fault in net.reports["c"]] == [("cannot ask for state: no link", b"b")]
+    net.end(commit=False)
+    assert (net.arrays["c"]["w"] == 0).all()
+
+
+def test_a_lost_link_to_the_only_source_fails_the_fetch() -> None:
+    net = Net(a=1, c=0)
+    net.deaf.add("a")
+    net.start(c="a")
+    net.transfers["c"].lose_link(b"a")
+    assert net.reported["c"].wait(30) and net.reports["c"] == [("the link to it was lost", b"a")]
+    net.end(commit=False)
+
+
+def test_who_fetches_serves_those_without_a_link_to_a_holder() -> None:
+    """L2, S5: c gets from b what b gets from a, block by block, before it is written anywhere."""
+    net = Net(a=1, b=0, c=0)
+    net.broken.add(frozenset("ac"))
+    net.start(b="a", c="b")
+    for name in "bc":
+        assert net.reported[name].wait(30) and net.reports[name] == [("", None)]
+    assert (net.arrays["b"]["w"] == 0).all()
+    net.end()
+    assert all((net.arrays[name]["w"] == 1).all() for name in "bc")
+
+
+def test_who_has_part_of_it_serves_that_too() -> None:
+    """Blocks that b need not fetch come from its tensor, the others from what it has fetched."""
+    net = Net(2 * STATE_BLOCK_BYTES, a=1, b=0, c=0)
+    net.broken.add(frozenset("ac"))
+    net.start(b="a", c="b")
+    for name in "bc":
+        assert net.reported[name].wait(30) and net.reports[name] == [("", None)]
+    net.end()
+    assert (net.arrays["c"]["w"] == 1).all() and net.sent["a"] == BIG // STATE_BLOCK_BYTES - 2

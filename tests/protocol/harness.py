@@ -425,11 +425,18 @@ def plan_of(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab", ca
 
 
 def sync_plan(
-    call_id: int, revision: int, holders: str, *fetch: tuple[str, str], attempt_id: int = FIRST_ATTEMPT, **calls: int
+    call_id: int,
+    revision: int,
+    holders: str,
+    *fetch: tuple[str, str],
+    attempt_id: int = FIRST_ATTEMPT,
+    sources: str = "",
+    **calls: int,
 ) -> SyncPlan:
     """A sync plan; `fetch` has key and contents of each tensor to fetch."""
     from zpccl.protocol.messages import FetchEntry
 
     entries = tuple(FetchEntry(key, digest(text)) for key, text in fetch)
     calls = calls or {"a": call_id, "b": call_id}
-    return SyncPlan(call_id, attempt_id, revision, pids(holders), entries, pids(calls), tuple(calls.values()))
+    facts = (call_id, attempt_id, revision, pids(holders), entries, pids(calls), tuple(calls.values()))
+    return SyncPlan(*facts, pids(sources))

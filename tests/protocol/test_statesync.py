@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.messages import Answer, Decision, StateEntry, SyncPlan
+from zpccl.protocol.messages import Answer, Decision, Kick, Linked, StateEntry, SyncPlan
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, spec, sync_plan
 
@@ -48,7 +49,7 @@ def test_from_offers_to_commit() -> None:
     assert bench.say("b", offer(2, 1, w("x"))) == [
         ("a1", sync_plan(1, 1, "ab", a=1, b=2, c=3)),
         ("b1", sync_plan(2, 1, "ab", a=1, b=2, c=3)),
-        ("c1", sync_plan(3, 1, "ab", ("w", "x"), a=1, b=2, c=3)),
+        ("c1", sync_plan(3, 1, "ab", ("w", "x"), sources="ab", a=1, b=2, c=3)),
     ]
     assert bench.fetched("c", 3) == [
         ("a1", committed(1, 1)),
@@ -328,3 +329,115 @@ def test_holders_are_in_ring_order() -> None:
         bench.say(name, offer(1, 0))
     plans = [message for message in bench.said["a1"] if isinstance(message, SyncPlan)]
     assert plans[0].holders == pids("cab")
+
+
+# --- Links ----------------------------------------------------------------------------------------------------------
+
+
+def sources_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
+    """From whom each fetches who does, by the last plan."""
+    plans = {name: [m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan)] for name in bench.names()}
+    return {name: of_peer[-1].sources for name, of_peer in plans.items() if of_peer and of_peer[-1].fetch}
+
+
+def unlink(bench: MasterBench, *pairs: str) -> None:
+    """Of all links, these are down; the ends say so."""
+    names = bench.names()
+    for name in names:
+        bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
+
+
+def test_sources_are_holders_with_a_link() -> None:
+    """L2: nobody is told to fetch from one whom it cannot reach."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ad", "bc")
+    for name in "abcd":
+        bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
+    assert sources_of(bench) == {"c": pids("a"), "d": pids("b")}
+    for name in "cd":
+        bench.fetched(name, 1)
+    assert bench.verdict("a", 1) == committed(1, 1)
+
+
+def test_holders_by_whose_link_something_failed_come_last() -> None:
+    bench = running()
+    assert sources_of(bench) == {"c": pids("ab")}
+    bench.fetched("c", 1, ok=False, fault=pid("a"), reason="no block came")
+    for name in "abc":
+        bench.say(name, offer(2, int(name in "ab"), w("x" if name in "ab" else "old")))
+    assert sources_of(bench) == {"c": pids("ba")}
+
+
+def test_who_reaches_no_holder_fetches_from_who_does() -> None:
+    """L2: through as many as it takes."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ac", "ad", "bd")
+    for name in "abcd":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    assert sources_of(bench) == {"b": pids("a"), "c": pids("b"), "d": pids("c")}
+    for name in "bcd":
+        bench.fetched(name, 1)
+    assert bench.verdict("d", 1) == committed(1, 1)
+
+
+def test_who_will_not_hold_all_of_it_is_no_source() -> None:
+    """b has a value of its own for a key that may differ, and keeps it; d is behind and must have that of a."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ad")
+    for name in "abcd":
+        free = entry("free", name, free=True)
+        bench.say(name, offer(1, int(name in "ab"), free, w("new" if name in "a" else name)))
+    # Of a and b, which are at the revision, a comes first: b fetches w alone, c both, d both.
+    assert sources_of(bench) == {"b": pids("a"), "c": pids("a"), "d": pids("c")}
+
+
+def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac", "bc")
+    for name in "abc":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    assert sources_of(bench) == {}
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+    assert bench.say("c", offer(1, 0, w("c"))) == []
+    unlink(bench, "ac")
+    assert sources_of(bench) == {"b": pids("a"), "c": pids("b")}
+    assert bench.machine.deadline_ns() is None
+
+
+def test_who_stays_without_a_source_is_removed() -> None:
+    """L1, L2."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac", "bc")
+    for name in "abc":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    kick = bench.tick_at_deadline()[0]
+    reason = "no data connection to anybody who can send it the shared state of a"
+    assert kick == ("c1", Kick(Result.RANK_CONNECTION_FAILED, reason))
+    assert (bench.names(), sources_of(bench)) == ("ab", {"b": pids("a")})
+    bench.fetched("b", 1)
+    assert bench.verdict("a", 1) == committed(1, 1)
+
+
+@pytest.mark.parametrize("how", ["leave", "withdraw"])
+def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
+    bench = bench_of("a", "b")
+    unlink(bench, "ab")
+    for name in "ab":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    if how == "leave":
+        bench.leave("a")
+        assert bench.verdict("b", 1) == aborted(1, 1, "lost a", "a")
+    else:
+        bench.withdraw("b", 1)
+        assert bench.verdict("a", 1) == aborted(1, 1, "b withdrew from it", "b")
+    assert bench.snapshot()["transfers"] == {}
+
+
+def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
+    """Who is left holds all there is: that is a sync that succeeded."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac", "bc")
+    for name in "abc":
+        bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
+    bench.leave("c")
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, 1)

@@ -440,6 +440,7 @@ class PeerLoop:
                 call.transfer.deliver(event.peer, event.body)
         elif self._link_ids.get(event.peer) == event.link_id:
             del self._link_ids[event.peer]
+            self._tell_transfers(event.peer)
             self._handle(events.LinkFailed(event.peer, os.strerror(-event.status)), now_ns)
 
     def _handle(self, event: events.PeerEvent, now_ns: int) -> None:
@@ -521,7 +522,7 @@ class PeerLoop:
         self._attempts[plan.attempt_id] = plan.call_id
         self._engine.open_channel(plan.attempt_id)
         self._channels.add(plan.attempt_id)
-        transfer.start(plan.attempt_id, plan.holders, {entry.key: entry.digest for entry in plan.fetch})
+        transfer.start(plan.attempt_id, plan.sources or plan.holders, {entry.key: entry.digest for entry in plan.fetch})
 
     def _end_sync(self, effect: effects.EndSync) -> None:
         self._attempts.pop(effect.attempt_id, None)
@@ -552,6 +553,13 @@ class PeerLoop:
         if self._link_ids.pop(peer_id, None) is not None:
             with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.
                 self._engine.close_link(peer_id)
+            self._tell_transfers(peer_id)
+
+    def _tell_transfers(self, peer_id: bytes) -> None:
+        """A link is gone: what a sync waits for on it will not come."""
+        for call in self._calls.values():
+            if call.transfer is not None:
+                call.transfer.lose_link(peer_id)
 
     def send_state(self, peer_id: bytes, channel_id: int, body: bytes) -> None:
         """Sends a message of a sync, from the thread of the user. Waits for room while the sync goes on.

@@ -108,7 +108,9 @@ class MasterMachine:
         self.rounds = Rounds(
             self.registry, self._outbox, self.paths, self.collectives, self._admit, self.options.admission_wait_ns
         )
-        self.syncs = StateSyncs(self.registry, self._outbox, self.rounds, self._next_attempt_id)
+        self.syncs = StateSyncs(
+            self.registry, self._outbox, self.paths, self.rounds, self._next_attempt_id, self.options.link_wait_ns
+        )
         self.number(incarnation)
 
     def number(self, incarnation: int) -> None:
@@ -149,7 +151,7 @@ class MasterMachine:
         """When the next Tick is due, or None."""
         if self._gathering is not None:
             return self._gathering.deadline_ns()
-        deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns()]
+        deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns(), self.syncs.deadline_ns()]
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
@@ -279,6 +281,7 @@ class MasterMachine:
             if other.disconnected_ns is not None:
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
         self.collectives.on_links_changed(now_ns)
+        self.syncs.on_links_changed(now_ns)
 
     def _on_call(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
         if isinstance(message, Begin):
@@ -296,7 +299,7 @@ class MasterMachine:
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
         elif isinstance(message, SyncFinished):
-            self.syncs.finished(peer, message)
+            self.syncs.finished(peer, message, now_ns)
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
 
@@ -397,7 +400,7 @@ class MasterMachine:
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.collectives.tick(now_ns)
-        for peer, reason in self.collectives.unreachable(now_ns):
+        for peer, reason in [*self.collectives.unreachable(now_ns), *self.syncs.unreachable(now_ns)]:
             self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.rounds.tick(now_ns)
 
@@ -436,7 +439,7 @@ class MasterMachine:
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
         self.rounds.evaluate(now_ns)
-        self.syncs.evaluate()
+        self.syncs.evaluate(now_ns)
         for peer in self._relinked:
             if peer.is_member or not self._is_unlinked(peer):
                 peer.unlinked_ns = None
@@ -471,7 +474,7 @@ class MasterMachine:
         self._relinked.update(self.registry.pending())
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed()
+        self.syncs.on_members_changed(now_ns)
 
     def _others_of_group(self, peer: Peer) -> list[Peer]:
         """All others of a peer's group, pending ones too."""
@@ -572,7 +575,7 @@ class MasterMachine:
         self._apply_history(now_ns)
         self._announce_epoch(now_ns)
         self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed()
+        self.syncs.on_members_changed(now_ns)
 
     def _accept_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> Peer | None:
         """Takes note of who reports: a member of the adopted list, a pending peer, or one who is neither."""

@@ -372,6 +372,8 @@ class SyncPlan(_Message, tag="sync", frozen=True):
     order: PeerIds
     """All who take part, and the call of each."""
     calls: CallIds
+    sources: PeerIds = ()
+    """From whom the receiver fetches, the best first: holders, or others who fetch the same from them."""
 
 
 PeerMessage: TypeAlias = (

@@ -1,9 +1,13 @@
 """Syncs of shared state, as the master sees them: offers, election, transfer, decision.
 
-    offers from all members of the group --elect--> running --all who fetch have it--> committed
-                                           |           |
-                                     refused peers   a holder or a fetcher failed, withdrawn -> aborted
-                                     are answered
+    offers from all members --elect--> agreed --all have a source--> running --all who fetch have it--> committed
+                                         |      |  ^                    |
+                             refused peers      |  | links stay down:   a holder or a fetcher failed, withdrawn
+                              are answered      |  | a fetcher is       |
+                                                `--' removed            `--> aborted
+
+Who fetches is given its sources: the holders that it has a link to. Where there is none, those who fetch the same and
+have a source themselves: what they get they pass on. Who has no link to any of these is waited for.
 
 Peers that fetch keep what they got aside until the sync is committed, so a sync that fails changes nobody's state.
 Peers that have nothing to fetch wait too: they may be asked for blocks. A bystander or fetcher that dies is no longer
@@ -25,6 +29,7 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect, entries_to_fetch
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Answer, Decision, FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
+from zpccl.protocol.paths import Paths
 from zpccl.protocol.rounds import SYNC, Rounds
 
 
@@ -42,22 +47,38 @@ class Transfer:
     failed: tuple[str, list[Peer]] | None = None
     """Why a transfer failed, and the peers at fault."""
     offers: dict[Peer, SyncOffer] = field(default_factory=dict)
-    """Of a sync that was taken over: offers made again."""
+    """All that each holds, until the plan is sent; of a sync that was taken over: offers made again."""
+    sources: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
+    """From whom each fetches, the best first."""
+    agreed_ns: int | None = None
+    """When all was elected, while there are peers without a source."""
+    begun_ns: int | None = None
+    """When the plan was sent, by this master."""
 
 
 class StateSyncs:
     """The syncs of all groups, at most one running in each."""
 
-    def __init__(self, registry: Registry, outbox: Outbox, rounds: Rounds, next_attempt_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        outbox: Outbox,
+        paths: Paths,
+        rounds: Rounds,
+        next_attempt_id: Callable[[], int],
+        link_wait_ns: int,
+    ) -> None:
         self._registry = registry
         self._outbox = outbox
+        self._paths = paths
+        self._link_wait_ns = link_wait_ns
         self._rounds = rounds
         self._next_attempt_id = next_attempt_id
         self.transfers: dict[int, Transfer] = {}  # By group.
         self.last_revision: dict[int, int] = {}  # By group.
         self._completed_last: dict[int, frozenset[Peer]] = {}
 
-    def evaluate(self) -> None:
+    def evaluate(self, now_ns: int) -> None:
         """Begins the sync of every group whose members have all called for it."""
         for group in sorted({peer.group for peer, call in self._rounds.calls.items() if call.offer is not None}):
             offers = self._rounds.sync_offers(group)
@@ -80,7 +101,19 @@ class StateSyncs:
                 )
             self._refuse(election.refused, calls, is_over=not election.fetch)
             if election.fetch:
-                self._start(group, election.revision, tuple(election.holders), calls, election.fetch)
+                transfer = Transfer(
+                    attempt_id=self._next_attempt_id(),
+                    group=group,
+                    revision=election.revision,
+                    holders=tuple(election.holders),
+                    calls={peer: call_id for peer, call_id in calls.items() if peer in election.fetch},
+                    fetch=election.fetch,
+                    done={peer for peer, entries in election.fetch.items() if not entries},
+                    offers=offers,
+                    agreed_ns=now_ns,
+                )
+                self.transfers[group] = transfer
+                self._start(transfer, now_ns)
 
     def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int], *, is_over: bool) -> None:
         """Answers the refused. Where nobody is left, each is told who gets the same answer, as of an attempt."""
@@ -96,27 +129,55 @@ class StateSyncs:
             for peer in peers:
                 self._outbox.answer(peer, Answer(calls[peer], result, 0, text, "", (), 0, *attempt))
 
-    def _start(
-        self,
-        group: int,
-        revision: int,
-        holders: tuple[Peer, ...],
-        calls: dict[Peer, int],
-        fetch: dict[Peer, tuple[FetchEntry, ...]],
-    ) -> None:
-        transfer = Transfer(
-            attempt_id=self._next_attempt_id(),
-            group=group,
-            revision=revision,
-            holders=holders,
-            calls={peer: calls[peer] for peer in calls if peer in fetch},
-            fetch=fetch,
-            done={peer for peer, entries in fetch.items() if not entries},
-        )
-        self.transfers[group] = transfer
+    def _start(self, transfer: Transfer, now_ns: int) -> None:
+        """Sends the plan, unless there is a peer without a source."""
+        sources, without = self._find_sources(transfer, now_ns)
+        if without:
+            return
+        transfer.sources, transfer.offers = sources, {}
+        transfer.agreed_ns, transfer.begun_ns = None, now_ns
         for peer in transfer.calls:
             self._send_plan(transfer, peer)
         self._decide(transfer)
+
+    def _find_sources(
+        self, transfer: Transfer, now_ns: int
+    ) -> tuple[dict[Peer, tuple[Peer, ...]], dict[Peer, tuple[FetchEntry, ...]]]:
+        """From whom each can fetch, and what those must fetch who have a link to nobody who could send it."""
+        present = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
+        without = {peer: transfer.fetch[peer] for peer in present if transfer.fetch[peer]}
+        sources: dict[Peer, tuple[Peer, ...]] = {}
+        nearest = [peer for peer in transfer.holders if peer in present]
+        while nearest and without:  # Those who can reach these are the next who can be reached.
+            found: dict[Peer, tuple[Peer, ...]] = {}
+            for peer, entries in without.items():
+                able = [s for s in nearest if s in transfer.holders or set(entries) <= _will_hold(transfer, s)]
+                if linked := self._paths.sources(peer, able, now_ns):
+                    found[peer] = tuple(linked)
+            sources |= found
+            without = {peer: entries for peer, entries in without.items() if peer not in found}
+            nearest = list(found)
+        return sources, without
+
+    def on_links_changed(self, now_ns: int) -> None:
+        """A link came up or went down: plans that wait for links are looked at again."""
+        for transfer in list(self.transfers.values()):
+            if transfer.agreed_ns is not None:
+                self._start(transfer, now_ns)
+
+    def deadline_ns(self) -> int | None:
+        """When unreachable() has something to say."""
+        waiting = [transfer.agreed_ns for transfer in self.transfers.values() if transfer.agreed_ns is not None]
+        return min(waiting) + self._link_wait_ns if waiting else None
+
+    def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
+        """Members that have waited for a link to a source for too long, and why each must go."""
+        found: list[tuple[Peer, str]] = []
+        for transfer in self.transfers.values():
+            if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self._link_wait_ns:
+                reason = f"no data connection to anybody who can send it the shared state of {names(transfer.holders)}"
+                found += [(peer, reason) for peer in self._find_sources(transfer, now_ns)[1]]
+        return found
 
     def _send_plan(self, transfer: Transfer, peer: Peer) -> None:
         holder_ids = tuple(holder.peer_id for holder in transfer.holders)
@@ -124,13 +185,16 @@ class StateSyncs:
         order = tuple(participant.peer_id for participant in transfer.calls)
         calls = tuple(transfer.calls.values())
         facts = (call_id, transfer.attempt_id, transfer.revision, holder_ids, transfer.fetch[peer], order, calls)
-        self._outbox.send(peer, SyncPlan(*facts))
+        sources = tuple(source.peer_id for source in transfer.sources.get(peer, ()))
+        self._outbox.send(peer, SyncPlan(*facts, sources))
 
     def is_running(self, peer: Peer, call_id: int, offer: SyncOffer | None) -> bool:
         """True if the call is part of a running sync. Its plan is then sent again."""
         transfer = self.transfers.get(peer.group)
         if transfer is None or transfer.calls.get(peer) != call_id:
             return False
+        if transfer.agreed_ns is not None:
+            return True  # The plan is yet to come.
         if peer in transfer.fetch:
             self._send_plan(transfer, peer)
         if offer is not None and transfer.fetch.keys() != transfer.calls.keys():
@@ -189,7 +253,7 @@ class StateSyncs:
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
-    def finished(self, peer: Peer, report: SyncFinished) -> None:
+    def finished(self, peer: Peer, report: SyncFinished, now_ns: int) -> None:
         """A peer has fetched all that it should, or could not."""
         if report.call_id in peer.answers:
             return self._outbox.send(peer, peer.answers[report.call_id])
@@ -199,7 +263,10 @@ class StateSyncs:
         if report.ok:
             transfer.done.add(peer)
             return self._decide(transfer)
-        fault = [holder for holder in transfer.holders if holder.peer_id == report.fault]
+        fault = [source for source in transfer.calls if source.peer_id == report.fault and source is not peer]
+        for source in fault:
+            cost_ns = now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
+            self._paths.blame(peer, source, cost_ns, 0, now_ns)
         transfer.failed = (report.reason or "a transfer failed", fault)
         return self._decide(transfer)
 
@@ -211,10 +278,11 @@ class StateSyncs:
         self._abort(transfer, f"{peer.name} withdrew from it", [peer])
         return True
 
-    def on_members_changed(self) -> None:
+    def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: who is gone is no longer waited for."""
         for transfer in list(self.transfers.values()):
             self._decide(transfer)
+        self.on_links_changed(now_ns)
 
     def _decide(self, transfer: Transfer) -> None:
         survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
@@ -253,3 +321,11 @@ class StateSyncs:
             survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
             is_open = any(peer not in transfer.done or not peer.is_heard for peer in survivors)
             assert survivors and is_open, "an undecided sync"
+
+
+def _will_hold(transfer: Transfer, peer: Peer) -> set[FetchEntry]:
+    """What a peer holds that fetches its own part of the same sync."""
+    fetched = transfer.fetch[peer]
+    keys = {entry.key for entry in fetched}
+    held = {FetchEntry(entry.key, entry.digest) for entry in transfer.offers[peer].entries if entry.key not in keys}
+    return held.union(fetched)
