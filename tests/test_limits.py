@@ -35,6 +35,9 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.DISCONNECT_GRACE_NS < limits.HEARTBEAT_TIMEOUT_NS
     assert limits.ADMISSION_WAIT_NS < limits.LINK_WAIT_TIMEOUT_NS
     assert limits.LINK_SETUP_TIMEOUT_NS < limits.LINK_WAIT_TIMEOUT_NS
+    assert limits.PATH_TIMEOUT_NS < limits.STALL_TIMEOUT_NS  # Who is at the ends of a broken path knows first.
+    assert limits.PATH_TIMEOUT_NS < limits.STATE_SOURCE_TIMEOUT_NS < limits.STATE_STALL_TIMEOUT_NS
+    assert limits.LINK_FAILING_MAX_NS < limits.LINK_SUSPECT_NS
     assert limits.LINK_CONNECTIONS_DEFAULT <= limits.LINK_CONNECTIONS_MAX
     assert limits.FRAME_BYTES_DEFAULT <= limits.FRAME_BYTES_MAX
     assert limits.PENDING_PEERS_MAX <= limits.PEERS_MAX

@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from e2e.harness import HANG_SECONDS, until
 
@@ -133,3 +134,25 @@ def test_it_leaks_nothing() -> None:
         with zpccl.MasterNode("127.0.0.1:0"):
             pass
     until(lambda: descriptors() <= before and threading.active_count() <= threads)
+
+
+def test_who_does_not_vote_is_removed_where_there_is_a_straggler_timeout() -> None:
+    """L1: it is alive and says nothing; the others go on, and it is told why."""
+    with zpccl.MasterNode("127.0.0.1:0", straggler_timeout=1) as master, zpccl.Communicator(master.address) as first:
+        second = zpccl.Communicator(master.address, name="hung")
+        thread = threading.Thread(target=second.connect)
+        thread.start()
+        until(first.are_peers_pending, "the second peer registers")
+        until(lambda: first.update_topology() or first.world_size == 2, "the second peer is admitted")
+        thread.join(HANG_SECONDS)
+        with pytest.raises(zpccl.TooFewPeers):
+            first.all_reduce(np.ones(4))
+        with pytest.raises(zpccl.Kicked, match="did not vote"):
+            second.all_reduce(np.ones(4))
+        second.close()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.9, -1, float("nan")])
+def test_a_straggler_timeout_that_is_too_short(seconds: float) -> None:
+    with pytest.raises(zpccl.InvalidArgument, match="straggler_timeout"):
+        zpccl.MasterNode("127.0.0.1:0", straggler_timeout=seconds)

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.protocol import events
+from zpccl.protocol import events, paths
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Broadcast, EndReduce, EndSync, Resolve
 from zpccl.protocol.master import MasterMachine
@@ -36,7 +36,9 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import PeerMachine
 from zpccl.protocol.rounds import Rounds
-from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PROFILES, Cluster, Violation
+from zpccl.protocol.stragglers import Wait
+from zpccl.protocol.topology import ring_edges
+from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
 from zpccl.sim.__main__ import main
 from zpccl.sim.clock import Clock
 from zpccl.sim.dataplane import Buffer, DataPlane
@@ -44,6 +46,7 @@ from zpccl.sim.program import Script
 from zpccl.sim.runs import replay_command, run_seed
 
 SEEDS_PER_TEST = 10
+STILL = Faults("still")
 
 
 # --- The protocol -----------------------------------------------------------------------------------------------------
@@ -78,6 +81,29 @@ def test_dying_joiners_abort_nothing() -> None:
         counts.update(commits=progress.committed_count, aborts=progress.aborted_count, faults=len(cluster.incidents))
     assert counts["faults"] > 100
     assert counts["aborts"] < counts["commits"] / 20  # Of those who were admitted with a link that was dying.
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_broken_path_costs_one_attempt_and_nobody(is_cut: bool) -> None:
+    """L2: cut, or a black hole: all go on, in another order, as soon as its ends have noticed."""
+    cluster = Cluster(7, peer_count=5, script=SIMPLE)
+    cluster.run(steps=1, faults=STILL)
+    while len(cluster.master.machine.registry.order) < 5:
+        cluster.run(steps=1, faults=STILL)
+    registry, progress = cluster.master.machine.registry, cluster.checkers.progress
+    one, other, *_ = (peer.peer_id for peer in registry.order)
+    while not cluster.links.are_linked(one, other):
+        cluster.run(steps=1, faults=STILL)
+    cluster.note("path cut", cluster.nodes[one], cluster.nodes[other], lasts=True)
+    cluster.links.damage(one, other, is_cut=is_cut)
+    epoch, damaged_ns, aborted = registry.epoch, cluster.clock.now_ns, progress.aborted_count
+    while cluster.clock.now_ns < damaged_ns + 45 * limits.SECOND:
+        cluster.run(steps=1, faults=STILL)
+        if not progress.aborted_count - aborted:
+            progress.restart()  # What counts is committed after the path has cost an attempt.
+    assert registry.epoch == epoch
+    assert progress.aborted_count - aborted <= 2 * 5  # Each peer's part of two collectives at most.
+    assert progress.groups_done
 
 
 # --- What seeds have found --------------------------------------------------------------------------------------------
@@ -328,6 +354,20 @@ def test_catches_connections_without_numbers(monkeypatch: pytest.MonkeyPatch) ->
     assert any("S6" in promises_broken(profile, range(600), steps=1500) for profile in ("flaky", "chaos"))
 
 
+def test_catches_rings_in_order_of_admission_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        paths,
+        "find_order",
+        lambda peers, is_usable: list(peers) if all(is_usable(*edge) for edge in ring_edges(peers)) else None,
+    )
+    assert "L2" in promises_broken("paths", range(100), steps=3000)
+
+
+def test_catches_stragglers_that_are_held_up_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wait, "stragglers", lambda self: dict.fromkeys(self.missing, self.since_ns))
+    assert "S6" in promises_broken("paths", range(100), steps=3000)
+
+
 def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     original = PeerMachine.handle
 
@@ -361,6 +401,7 @@ def test_catches_a_call_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_catches_joiners_that_are_never_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+    monkeypatch.setattr(Rounds, "_partly_linked_joiners", lambda self, ready: [])
     assert "L2" in promises_broken("calm")
 
 
@@ -473,12 +514,12 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
 def test_profiles_do_what_they_say() -> None:
     """Every kind of fault happens."""
     kinds: Counter[str] = Counter()
-    for seed, faults in enumerate((CHURN, FLAKY_NETWORK, HOSTILE, CHAOS, CHAOS, PROFILES["muddled"])):
+    for seed, faults in enumerate((CHURN, FLAKY_NETWORK, HOSTILE, CHAOS, CHAOS, PROFILES["muddled"], PATHS)):
         cluster = Cluster(seed, peer_count=5)
         cluster.run(steps=2500, faults=faults)
         kinds.update(incident.kind for incident in cluster.incidents)
     expected = "crashed|left|connection broken|link broken|withdrawn|wrong result|muddled".split("|")
-    assert kinds.keys() >= set(expected)
+    assert kinds.keys() >= {*expected, "path cut", "path is a black hole", "hung"}
 
 
 def test_scripts_differ_between_seeds() -> None:
@@ -507,6 +548,7 @@ def test_command_fails_and_says_how_to_replay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+    monkeypatch.setattr(Rounds, "_partly_linked_joiners", lambda self, ready: [])
     assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm"]) == 1
     out = capsys.readouterr().out
     assert "seed 2 (calm) failed: Violation: L2" in out

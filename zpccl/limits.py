@@ -82,6 +82,11 @@ INCARNATION_STEP_MAX = 4096
 """The number of a master that takes over is higher than the last known one by a random step of this size at most."""
 RECOVERY_WAIT_NS = 4 * SECOND
 """How long a master that took over waits for members that have not reported."""
+STRAGGLER_WARNING_NS = 10 * SECOND
+"""A member whose vote others wait for is named in the log after this time, and again after twice, four times, ..."""
+STRAGGLER_LINES_MAX = 8
+"""Operations named in the log at a time; the rest is counted."""
+STRAGGLER_TIMEOUT_MIN_NS = 1 * SECOND
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""
 LEAVE_TIMEOUT_NS = 2 * SECOND

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 
+from zpccl import limits
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
-from zpccl.errors import InvalidUsage
+from zpccl.errors import InvalidArgument, InvalidUsage
 
 
 class MasterNode:
@@ -23,9 +24,11 @@ class MasterNode:
         allow: file with the public keys of the peers, where the secret is a private key.
         recovery_grace: seconds that it waits, from its start on, for peers of an earlier master whose run it may take
             over, before it admits the first peer of a new run. None: the default, 1 s.
+        straggler_timeout: seconds after which a peer is removed whose vote all others wait for; it may join again.
+            None: such peers are named in the log only.
 
     Raises:
-        InvalidArgument: the secret or the file is malformed.
+        InvalidArgument: the secret or the file is malformed, or the straggler timeout is below 1 s.
     """
 
     def __init__(
@@ -35,10 +38,14 @@ class MasterNode:
         secret: str | None = None,
         allow: str | os.PathLike[str] | None = None,
         recovery_grace: float | None = None,
+        straggler_timeout: float | None = None,
     ) -> None:
+        if straggler_timeout is not None and not straggler_timeout * limits.SECOND >= limits.STRAGGLER_TIMEOUT_MIN_NS:
+            raise InvalidArgument(f"straggler_timeout is {straggler_timeout} s; at least 1 s is needed")
         self._listen_address = listen_address
         self._keys = master_keys(secret, allow_file=allow)
         self._recovery_grace = recovery_grace
+        self._straggler_timeout = straggler_timeout
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -56,7 +63,12 @@ class MasterNode:
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already", function="MasterNode.run")
-        self._loop = MasterLoop(self._listen_address, keys=self._keys, recovery_grace=self._recovery_grace)
+        self._loop = MasterLoop(
+            self._listen_address,
+            keys=self._keys,
+            recovery_grace=self._recovery_grace,
+            straggler_timeout=self._straggler_timeout,
+        )
         self._thread = threading.Thread(target=self._loop.run, name="zpccl-master", daemon=False)
         self._thread.start()
 

@@ -82,6 +82,8 @@ def test_help() -> None:
         (["--heartbeat-timeout", "0"], "--heartbeat-timeout"),
         (["--heartbeat-timeout", "nan"], "--heartbeat-timeout"),
         (["--heartbeat-timeout", "x"], "--heartbeat-timeout"),
+        (["--straggler-timeout", "0.5"], "--straggler-timeout"),
+        (["--straggler-timeout", "nan"], "--straggler-timeout"),
         (["surplus"], "surplus"),
     ],
 )

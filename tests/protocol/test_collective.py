@@ -594,7 +594,7 @@ def test_withdraw_while_links_are_waited_for() -> None:
     for name in "ab":
         bench.begin(name, 1)
     bench.withdraw("b", 1)
-    assert bench.machine.deadline_ns() is None
+    assert bench.machine.collectives.deadline_ns() is None
     bench.say("a", Linked(pids("b")))
     assert bench.plans == {}
 

@@ -156,7 +156,7 @@ def test_the_master_comes_to_rest(steps: list[Step]) -> None:
         machine.handle(event, now_ns)
     for _ in range(100):
         deadline_ns = machine.deadline_ns()
-        if deadline_ns is None:
+        if deadline_ns is None or deadline_ns - now_ns > 3600 * limits.SECOND:  # Warnings of stragglers become rare.
             break
         now_ns = max(now_ns, deadline_ns)
         machine.handle(events.Tick(), now_ns)

@@ -380,15 +380,28 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
     assert bench.verdict("d", 1) == committed(1, 1)
 
 
-def test_who_will_not_hold_all_of_it_is_no_source() -> None:
-    """b has a value of its own for a key that may differ, and keeps it; d is behind and must have that of a."""
+def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
+    """What a peer must fetch: keys and contents."""
+    (plan,) = (m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan))
+    return {entry.key: entry.digest.decode().rstrip("-") for entry in plan.fetch}
+
+
+@pytest.mark.parametrize(
+    "links_down, source, free",
+    [((), "a", "a"), (("ad",), "b", "b"), (("ad", "bd"), "c", "a"), (("ac", "ad"), "b", "b")],
+)
+def test_keys_that_may_differ_come_from_the_source(links_down: tuple[str, ...], source: str, free: str) -> None:
+    """L2, found by the simulator: b holds what was elected, but for a key that may differ. It serves where a cannot."""
     bench = bench_of("a", "b", "c", "d")
-    unlink(bench, "ad")
+    unlink(bench, *links_down)
     for name in "abcd":
-        free = entry("free", name, free=True)
-        bench.say(name, offer(1, int(name in "ab"), free, w("new" if name in "a" else name)))
-    # Of a and b, which are at the revision, a comes first: b fetches w alone, c both, d both.
-    assert sources_of(bench) == {"b": pids("a"), "c": pids("a"), "d": pids("c")}
+        contents = "new" if name in "ab" else name
+        bench.say(name, offer(1, int(name in "ab"), entry("free", name, free=True), w(contents)))
+    assert sources_of(bench)["d"] == pids(source)
+    assert fetched_by(bench, "d") == {"free": free, "w": "new"}
+    for name in "cd":
+        bench.fetched(name, 1)
+    assert bench.verdict("d", 1) == committed(1, 1)
 
 
 def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
@@ -404,6 +417,22 @@ def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
     assert bench.machine.deadline_ns() is None
 
 
+def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
+    """S4, paths, seed 2214: peers drop frames of ids that they hear of after a greater one."""
+    bench = bench_of("a", "b")
+    bench.members("x", "y", group=1)
+    bench.say("a", Linked(()))
+    for name in "ab":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    for name in "xy":
+        bench.begin(name, 1)
+    bench.say("a", Linked(pids("b")))
+    (plan,) = (m for m in bench.said["b1"] if isinstance(m, SyncPlan))
+    assert plan.attempt_id > max(bench.plans)
+    bench.fetched("b", 1, plan.attempt_id)
+    assert bench.verdict("a", 1) == committed(1, 1, plan.attempt_id)
+
+
 def test_who_stays_without_a_source_is_removed() -> None:
     """L1, L2."""
     bench = bench_of("a", "b", "c")
@@ -414,8 +443,8 @@ def test_who_stays_without_a_source_is_removed() -> None:
     reason = "no data connection to anybody who can send it the shared state of a"
     assert kick == ("c1", Kick(Result.RANK_CONNECTION_FAILED, reason))
     assert (bench.names(), sources_of(bench)) == ("ab", {"b": pids("a")})
-    bench.fetched("b", 1)
-    assert bench.verdict("a", 1) == committed(1, 1)
+    bench.fetched("b", 1, FIRST_ATTEMPT + 1)
+    assert bench.verdict("a", 1) == committed(1, 1, FIRST_ATTEMPT + 1)
 
 
 @pytest.mark.parametrize("how", ["leave", "withdraw"])

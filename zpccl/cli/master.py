@@ -56,6 +56,13 @@ def build_parser() -> argparse.ArgumentParser:
         "(default %(default)s)",
     )
     parser.add_argument(
+        "--straggler-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="remove a peer whose vote others have waited for so long, as when its trainer hangs; it may join again "
+        "(default: never; it is named in the log)",
+    )
+    parser.add_argument(
         "--log-level",
         choices=LEVELS,
         default=os.environ.get("ZPCCL_LOG_LEVEL", "").lower() or "info",
@@ -72,6 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
     if not 0 <= options.recovery_grace <= 3600:
         parser.error("--recovery-grace must be between 0 and 3600 seconds")
+    if options.straggler_timeout is not None and not 1 <= options.straggler_timeout <= 86400:
+        parser.error("--straggler-timeout must be between 1 and 86400 seconds")
     if options.log_level not in LEVELS:  # argparse does not check defaults.
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
@@ -82,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             heartbeat_timeout_ns=int(options.heartbeat_timeout * limits.SECOND),
             keys=keys,
             recovery_grace=options.recovery_grace,
+            straggler_timeout=options.straggler_timeout,
         )
     except PCCLError as error:
         print(f"zpccl-master: {error.message}", file=sys.stderr)

@@ -57,6 +57,7 @@ class MasterLoop:
         keys: who may connect; None lets everybody in.
         recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
             default of `options`.
+        straggler_timeout: seconds after which a peer is removed whose vote others wait for; None: as `options` say.
 
     Attributes:
         wakeup_descriptor: a byte written to it wakes the loop; for `signal.set_wakeup_fd`.
@@ -73,6 +74,7 @@ class MasterLoop:
         heartbeat_timeout_ns: int = limits.HEARTBEAT_TIMEOUT_NS,
         keys: MasterKeys | None = None,
         recovery_grace: float | None = None,
+        straggler_timeout: float | None = None,
     ) -> None:
         host, port = parse_address(listen, what="listen address")
         self._keys = keys
@@ -81,6 +83,8 @@ class MasterLoop:
             options = replace(options, link_seed=keys.link_seed)
         if recovery_grace is not None:
             options = replace(options, recovery_grace_ns=int(recovery_grace * limits.SECOND))
+        if straggler_timeout is not None:
+            options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
         self.machine.gather(time.monotonic_ns())
         self._context = zmq.Context()

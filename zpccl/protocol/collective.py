@@ -103,7 +103,7 @@ class Collectives:
         if len(ballot.calls) >= self._registry.member_count(peer.group):
             self._count(key, now_ns)
 
-    def finished(self, peer: Peer, report: Finished, now_ns: int) -> None:
+    def finished(self, peer: Peer, report: Finished) -> None:
         """A participant's part is done or failed."""
         if report.call_id in peer.answers:  # Decided already: this peer missed the decision.
             return self._outbox.send(peer, peer.answers[report.call_id])
@@ -112,7 +112,7 @@ class Collectives:
             return self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
         attempt.reports[peer] = report
         if not report.ok:
-            self._blame(attempt, peer, report.fault, now_ns)
+            self._blame(attempt, peer, report.fault)
         is_waiting = len(attempt.reports) < len(attempt.order) and attempt.epoch == self._registry.epoch
         if not report.ok or not is_waiting:
             self._decide(attempt)
@@ -157,14 +157,11 @@ class Collectives:
             for (group, _), ballot in self.ballots.items()
             if ballot.agreed_ns is not None and now_ns - ballot.agreed_ns >= self._link_wait_ns
         }
-        found: list[tuple[Peer, str]] = []
-        for group in groups:
-            members = self._registry.members(group)
-            while self._paths.order(members, now_ns) is None:
-                worst, others = self._paths.worst_connected(members, now_ns)
-                found.append((worst, f"no working data connection to {names(others)}"))
-                members.remove(worst)
-        return found
+        return [
+            (peer, f"no working data connection to {names(others)}")
+            for group in groups
+            for peer, others in self._paths.surplus(self._registry.members(group), now_ns)
+        ]
 
     def deadline_ns(self) -> int | None:
         """When tick() has something to do."""
@@ -282,9 +279,9 @@ class Collectives:
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
-    def _blame(self, attempt: Attempt, peer: Peer, fault: bytes | None, now_ns: int) -> None:
+    def _blame(self, attempt: Attempt, peer: Peer, fault: bytes | None) -> None:
         """Holds it against the link to a neighbour that an attempt failed by it."""
-        place, count = attempt.order.index(peer), len(attempt.order)
+        place, count, now_ns = attempt.order.index(peer), len(attempt.order), self._outbox.now_ns
         for neighbour in dict.fromkeys((attempt.order[place - 1], attempt.order[(place + 1) % count])):
             if neighbour.peer_id == fault and neighbour is not peer:
                 cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0

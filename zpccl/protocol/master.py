@@ -9,6 +9,7 @@ Tick. Its parts share a registry of peers and an outbox:
       Collectives      votes, plans, decisions              (collective.py)
       Rounds           topology votes, admission            (rounds.py)
       StateSyncs       election and transfer of state       (statesync.py)
+      Stragglers       who does not vote                    (stragglers.py)
 
 After every event the master settles: it tells members of a new epoch, then lets each part look at what has become
 complete. A peer is lost when its connection broke and it did not come back within the grace period, or at once when
@@ -64,6 +65,7 @@ from zpccl.protocol.paths import Paths
 from zpccl.protocol.recovery import Gathering, History, choose_run
 from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
 from zpccl.protocol.statesync import StateSyncs
+from zpccl.protocol.stragglers import Stragglers
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class MasterOptions:
     link_seed: bytes = field(default=b"", repr=False)
     recovery_grace_ns: int = limits.RECOVERY_GRACE_NS
     recovery_wait_ns: int = limits.RECOVERY_WAIT_NS
+    straggler_timeout_ns: int | None = None
+    """A member whose vote others wait for longer than this is removed; None: nobody is, for that."""
 
 
 class MasterMachine:
@@ -111,6 +115,7 @@ class MasterMachine:
         self.syncs = StateSyncs(
             self.registry, self._outbox, self.paths, self.rounds, self._next_attempt_id, self.options.link_wait_ns
         )
+        self._stragglers = Stragglers(self.registry, self._outbox, self.collectives, self.rounds)
         self.number(incarnation)
 
     def number(self, incarnation: int) -> None:
@@ -131,6 +136,7 @@ class MasterMachine:
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
+        self._outbox.now_ns = now_ns
         if isinstance(event, PeerMessageReceived):
             if self._is_of_its_key(event):
                 self._on_message(event, now_ns)
@@ -152,6 +158,7 @@ class MasterMachine:
         if self._gathering is not None:
             return self._gathering.deadline_ns()
         deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns(), self.syncs.deadline_ns()]
+        deadlines.append(self._stragglers.deadline_ns())
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
@@ -159,6 +166,17 @@ class MasterMachine:
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def stragglers(self, now_ns: int | None = None) -> tuple[tuple[str, str, int], ...]:
+        """Members whose vote others have waited for longer than STRAGGLER_WARNING.
+
+        Args:
+            now_ns: the time; None: that of the last event.
+
+        Returns:
+            For each and each operation: its name, the operation, and for how long others have waited, in nanoseconds.
+        """
+        return self._stragglers.stragglers(self._outbox.now_ns if now_ns is None else now_ns)
 
     def validate(self) -> None:
         """States what always holds between events."""
@@ -290,16 +308,18 @@ class MasterMachine:
                 if self._accept_call(peer, call.call_id, call.spec, now_ns):
                     self.collectives.begin(peer, call.call_id, call.spec, now_ns)
         elif isinstance(message, Finished):
-            self.collectives.finished(peer, message, now_ns)
+            self.collectives.finished(peer, message)
         elif isinstance(message, TopologyVote):
             self._forget_answers(peer, message.oldest_call_id)
             if self._accept_call(peer, message.call_id, message.kind, now_ns):
                 function = FUNCTION_NAMES[message.kind]
-                self.rounds.vote(peer, WaitingCall(message.call_id, function, after_round=message.after_round))
+                self.rounds.vote(
+                    peer, WaitingCall(message.call_id, function, after_round=message.after_round, since_ns=now_ns)
+                )
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
         elif isinstance(message, SyncFinished):
-            self.syncs.finished(peer, message, now_ns)
+            self.syncs.finished(peer, message)
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
 
@@ -315,7 +335,7 @@ class MasterMachine:
             return self._outbox.answer(
                 peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
             )
-        self.rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer))
+        self.rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer, since_ns=now_ns))
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
@@ -403,6 +423,8 @@ class MasterMachine:
         for peer, reason in [*self.collectives.unreachable(now_ns), *self.syncs.unreachable(now_ns)]:
             self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.rounds.tick(now_ns)
+        for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
+            self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
     def _grace_ns(self, peer: Peer) -> int:
         return self.options.disconnect_grace_ns if peer.is_heard else self.options.recovery_wait_ns
@@ -446,6 +468,7 @@ class MasterMachine:
             elif peer.unlinked_ns is None:
                 peer.unlinked_ns = now_ns
         self._relinked.clear()
+        self._stragglers.settle(now_ns, self.options.straggler_timeout_ns)
 
     def _connected_pending(self) -> list[Peer]:
         return [peer for peer in self.registry.pending() if peer.connection is not None]

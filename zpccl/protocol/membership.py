@@ -44,6 +44,8 @@ class Peer:
     unlinked_ns: int | None = None
     """Since when a pending peer lacks links to members of its group, so that no ring can take it in."""
     oldest_call_id: int = 0
+    answered_ns: int = 0
+    """When a call of it was answered last."""
     witnesses: set[bytes] = field(default_factory=set)
     """Members that lost the link to this peer since it last said which links it has, this one among them."""
     open_calls: dict[int, Hashable] = field(default_factory=dict)
@@ -183,10 +185,11 @@ class Registry:
 
 
 class Outbox:
-    """Collects the effects of one step, in order."""
+    """Collects the effects of one step, in order. `now_ns` is the time of the step."""
 
     def __init__(self) -> None:
         self._effects: list[MasterEffect] = []
+        self.now_ns = 0
 
     def send(self, peer: Peer, message: MasterMessage) -> None:
         """Sends to one peer, if it is connected."""
@@ -207,6 +210,7 @@ class Outbox:
         """Sends the one answer to a call, and keeps it, or `kept`, in case it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
+        peer.answered_ns = self.now_ns
         peer.answers[message.call_id] = kept or message
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]

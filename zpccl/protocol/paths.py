@@ -87,21 +87,34 @@ class Paths:
         linked = [holder for holder in holders if self._registry.are_linked(receiver, holder)]
         return sorted(linked, key=lambda holder: frozenset((receiver, holder)) in faults)
 
-    def worst_connected(self, members: Sequence[Peer], now_ns: int) -> tuple[Peer, list[Peer]]:
-        """The member with the fewest links to the others, of several the latest, and whom it does not reach."""
-        faults = self._live_faults(now_ns)
+    def surplus(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, list[Peer]]]:
+        """Members without whom the rest has a ring, and whom each does not reach.
 
-        def missing(peer: Peer) -> list[Peer]:
-            return [other for other in members if other is not peer and not self._is_usable(peer, other, faults)]
-
-        unreachable = {peer: missing(peer) for peer in reversed(members)}
-        worst = max(unreachable, key=lambda peer: len(unreachable[peer]))
-        return worst, unreachable[worst]
+        The one with the fewest links to the others goes, of several the latest, until there is a ring.
+        """
+        faults, rest = self._live_faults(now_ns), list(members)
+        bits = {  # One bit for each that a member reaches.
+            peer: sum(
+                1 << other.slot for other in members if other is not peer and self._is_usable(peer, other, faults)
+            )
+            for peer in members
+        }
+        found: list[tuple[Peer, list[Peer]]] = []
+        while len(rest) > 1:
+            worst = min(reversed(rest), key=lambda peer: bits[peer].bit_count())
+            if bits[worst].bit_count() >= min(2, len(rest) - 1) and self.order(rest, now_ns) is not None:
+                break
+            rest.remove(worst)
+            found.append((worst, [other for other in rest if not bits[worst] >> other.slot & 1]))
+            for other in rest:
+                bits[other] &= ~(1 << worst.slot)
+        return found
 
     def _is_usable(self, one: Peer, other: Peer, faults: dict[Edge, Fault]) -> bool:
-        fault = faults.get(frozenset((one, other)))
-        is_down = fault is not None and fault.cost_ns >= limits.LINK_FAILING_MAX_NS
-        return not is_down and self._registry.are_linked(one, other)
+        if not self._registry.are_linked(one, other):
+            return False
+        fault = faults.get(frozenset((one, other))) if faults else None
+        return fault is None or fault.cost_ns < limits.LINK_FAILING_MAX_NS
 
     # --- Faults -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ others allow a ring with it, and else stays pending.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -44,6 +44,7 @@ class WaitingCall:
     offer: SyncOffer | None = None
     after_round: int | None = None
     """Of a topology vote: the last round that its sender knew to be complete."""
+    since_ns: int = field(default=0, compare=False)
 
 
 class Rounds:

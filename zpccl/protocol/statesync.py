@@ -6,8 +6,9 @@
                               are answered      |  | a fetcher is       |
                                                 `--' removed            `--> aborted
 
-Who fetches is given its sources: the holders that it has a link to. Where there is none, those who fetch the same and
-have a source themselves: what they get they pass on. Who has no link to any of these is waited for.
+Who fetches is given its sources: the holders that it has a link to. Where there is none, others who hold the elected
+contents, but for keys that may differ; where there is none of these, those who fetch the same and have a source
+themselves: what they get they pass on. Who has no link to any of all these is waited for.
 
 Peers that fetch keep what they got aside until the sync is committed, so a sync that fails changes nobody's state.
 Peers that have nothing to fetch wait too: they may be asked for blocks. A bystander or fetcher that dies is no longer
@@ -20,6 +21,7 @@ reported nothing is decided, as with collectives.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -113,7 +115,7 @@ class StateSyncs:
                     agreed_ns=now_ns,
                 )
                 self.transfers[group] = transfer
-                self._start(transfer, now_ns)
+                self._start(transfer, now_ns, has_waited=False)
 
     def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int], *, is_over: bool) -> None:
         """Answers the refused. Where nobody is left, each is told who gets the same answer, as of an attempt."""
@@ -129,41 +131,51 @@ class StateSyncs:
             for peer in peers:
                 self._outbox.answer(peer, Answer(calls[peer], result, 0, text, "", (), 0, *attempt))
 
-    def _start(self, transfer: Transfer, now_ns: int) -> None:
+    def _start(self, transfer: Transfer, now_ns: int, *, has_waited: bool) -> None:
         """Sends the plan, unless there is a peer without a source."""
-        sources, without = self._find_sources(transfer, now_ns)
-        if without:
+        found = self._find_sources(transfer, now_ns)
+        if found.without:
             return
-        transfer.sources, transfer.offers = sources, {}
+        transfer.sources, transfer.fetch, transfer.offers = found.sources, found.fetch, {}
+        transfer.done |= {peer for peer, entries in found.fetch.items() if not entries}
         transfer.agreed_ns, transfer.begun_ns = None, now_ns
+        if has_waited:  # Peers may have got plans with greater ids meanwhile.
+            transfer.attempt_id = self._next_attempt_id()
         for peer in transfer.calls:
             self._send_plan(transfer, peer)
         self._decide(transfer)
 
-    def _find_sources(
-        self, transfer: Transfer, now_ns: int
-    ) -> tuple[dict[Peer, tuple[Peer, ...]], dict[Peer, tuple[FetchEntry, ...]]]:
-        """From whom each can fetch, and what those must fetch who have a link to nobody who could send it."""
+    def _find_sources(self, transfer: Transfer, now_ns: int) -> _Sources:
+        """From whom each can fetch: from holders, from others who hold the elected contents, from those who fetch them.
+
+        Those others may differ in keys that allow it; who fetches from them gets their values of these.
+        """
         present = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
-        without = {peer: transfer.fetch[peer] for peer in present if transfer.fetch[peer]}
-        sources: dict[Peer, tuple[Peer, ...]] = {}
-        nearest = [peer for peer in transfer.holders if peer in present]
-        while nearest and without:  # Those who can reach these are the next who can be reached.
-            found: dict[Peer, tuple[Peer, ...]] = {}
-            for peer, entries in without.items():
-                able = [s for s in nearest if s in transfer.holders or set(entries) <= _will_hold(transfer, s)]
-                if linked := self._paths.sources(peer, able, now_ns):
-                    found[peer] = tuple(linked)
-            sources |= found
-            without = {peer: entries for peer, entries in without.items() if peer not in found}
-            nearest = list(found)
-        return sources, without
+        found = _Sources({}, dict(transfer.fetch), [peer for peer in present if transfer.fetch[peer]])
+        holders = [peer for peer in transfer.holders if peer in present]
+        others = [peer for peer in present if not transfer.fetch[peer] and peer not in holders]
+        levels = deque([holders, others])
+        while levels and found.without:
+            level, reached = levels.popleft(), []
+            for peer in found.without:
+                linked = self._paths.sources(peer, level, now_ns)
+                entries = {source: _entries_from(source, peer, transfer.offers, found.fetch) for source in linked}
+                same = [source for source in linked if entries[source] == found.fetch[peer]] or [
+                    source for source in linked if entries[source] == entries[linked[0]]
+                ]
+                if same:
+                    found.sources[peer], found.fetch[peer] = tuple(same), entries[same[0]]
+                    reached.append(peer)
+            found.without = [peer for peer in found.without if peer not in reached]
+            if reached:
+                levels.append(reached)
+        return found
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down: plans that wait for links are looked at again."""
         for transfer in list(self.transfers.values()):
             if transfer.agreed_ns is not None:
-                self._start(transfer, now_ns)
+                self._start(transfer, now_ns, has_waited=True)
 
     def deadline_ns(self) -> int | None:
         """When unreachable() has something to say."""
@@ -176,7 +188,7 @@ class StateSyncs:
         for transfer in self.transfers.values():
             if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self._link_wait_ns:
                 reason = f"no data connection to anybody who can send it the shared state of {names(transfer.holders)}"
-                found += [(peer, reason) for peer in self._find_sources(transfer, now_ns)[1]]
+                found += [(peer, reason) for peer in self._find_sources(transfer, now_ns).without]
         return found
 
     def _send_plan(self, transfer: Transfer, peer: Peer) -> None:
@@ -253,7 +265,7 @@ class StateSyncs:
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
-    def finished(self, peer: Peer, report: SyncFinished, now_ns: int) -> None:
+    def finished(self, peer: Peer, report: SyncFinished) -> None:
         """A peer has fetched all that it should, or could not."""
         if report.call_id in peer.answers:
             return self._outbox.send(peer, peer.answers[report.call_id])
@@ -265,8 +277,8 @@ class StateSyncs:
             return self._decide(transfer)
         fault = [source for source in transfer.calls if source.peer_id == report.fault and source is not peer]
         for source in fault:
-            cost_ns = now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
-            self._paths.blame(peer, source, cost_ns, 0, now_ns)
+            cost_ns = self._outbox.now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
+            self._paths.blame(peer, source, cost_ns, 0, self._outbox.now_ns)
         transfer.failed = (report.reason or "a transfer failed", fault)
         return self._decide(transfer)
 
@@ -323,9 +335,21 @@ class StateSyncs:
             assert survivors and is_open, "an undecided sync"
 
 
-def _will_hold(transfer: Transfer, peer: Peer) -> set[FetchEntry]:
-    """What a peer holds that fetches its own part of the same sync."""
-    fetched = transfer.fetch[peer]
-    keys = {entry.key for entry in fetched}
-    held = {FetchEntry(entry.key, entry.digest) for entry in transfer.offers[peer].entries if entry.key not in keys}
-    return held.union(fetched)
+@dataclass(slots=True)
+class _Sources:
+    """From whom each fetches, what, and who can fetch from nobody."""
+
+    sources: dict[Peer, tuple[Peer, ...]]
+    fetch: dict[Peer, tuple[FetchEntry, ...]]
+    without: list[Peer]
+
+
+def _entries_from(
+    source: Peer, peer: Peer, offers: dict[Peer, SyncOffer], fetch: dict[Peer, tuple[FetchEntry, ...]]
+) -> tuple[FetchEntry, ...]:
+    """What a peer must fetch, with the values that the source has, or will have."""
+    held = {entry.key: entry.digest for entry in offers[source].entries}
+    held |= {entry.key: entry.digest for entry in fetch[source]}
+    own = {entry.key: entry.digest for entry in offers[peer].entries}
+    entries = (FetchEntry(entry.key, held[entry.key]) for entry in fetch[peer])
+    return tuple(entry for entry in entries if entry.digest != own[entry.key])

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import Kicked, NoSharedState, PCCLError, TooFewPeers
+from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers
 from zpccl.protocol import effects
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Plan, SyncPlan
+from zpccl.protocol.messages import Decision, Kick, MasterMessage, Member, Members, Plan, SyncPlan
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.program import Collective, Connect, Outcome, Sync
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: programs here make few calls, so more would be a leak."""
+
+
+LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken"}
+"""Faults for which a member may lack links."""
 
 
 class Checker:
@@ -245,18 +249,24 @@ class EqualState(Checker):
 
 
 class Causes(Checker):
-    """S6: attempts abort and members are lost only because of a fault of their own, never because of a joiner."""
+    """S6: attempts abort and members are lost only because of a fault of their own, never because of a joiner.
+
+    L2: nobody is removed for its links while the paths that work allow a ring of all.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._participants: dict[int, tuple[frozenset[bytes], int]] = {}
         self._members: dict[bytes, str] = {}
+        self._evicted: set[bytes] = set()
         self._run_id = b""
         self._master_count = 0
 
     def on_master_message(self, connection: str, message: MasterMessage) -> None:
-        """An abort needs a fault among its participants."""
-        if isinstance(message, Plan):
+        """An abort needs a fault among its participants; so does an eviction."""
+        if isinstance(message, Kick):
+            self._on_kick(connection, message)
+        elif isinstance(message, Plan):
             known = (frozenset(message.lanes[0].order), self.cluster.clock.now_ns)
             self._participants.setdefault(message.attempt_id, known)
         elif isinstance(message, SyncPlan):
@@ -271,6 +281,44 @@ class Causes(Checker):
                 has_cause, "S6", f"attempt {message.attempt_id} aborts without a cause: {message.reason}"
             )
 
+    def _on_kick(self, connection: str, kick: Kick) -> None:
+        node = self.cluster.node_of(connection)
+        if node is None or not node.is_alive or node.peer_id not in self.cluster.member_ids:
+            return
+        is_for_links, is_for_votes = kick.result == Result.RANK_CONNECTION_FAILED, "did not vote" in kick.reason
+        if is_for_links:
+            self.cluster.require(not self._has_ring(node), "L2", f"{node.name} is removed though there is a ring")
+        if is_for_links or is_for_votes:
+            kinds = LINK_FAULTS if is_for_links else {"hung"}
+            since_ns = self.cluster.clock.now_ns - limits.LINK_WAIT_TIMEOUT_NS - limits.LINK_SUSPECT_NS
+            is_guilty = any(
+                incident.over_ns >= since_ns and incident.kind in kinds and node.peer_id in incident.peers
+                for incident in self.cluster.incidents
+            )
+            self.cluster.require(is_guilty, "S6", f"{node.name} is removed without a cause: {kick.reason}")
+            self._evicted.add(node.peer_id)
+
+    def _has_ring(self, node: PeerNode) -> bool:
+        """True if beyond doubt, and known to all for long, the paths of a member's group allow a ring."""
+        faults, links, nodes = self.cluster.faults, self.cluster.links, self.cluster.nodes
+        known_ns = self.cluster.clock.now_ns - limits.LINK_SUSPECT_NS - 2 * limits.LINK_WAIT_TIMEOUT_NS
+        group = [nodes[i] for i in self.cluster.member_ids if i in nodes and nodes[i].group == node.group]
+        is_quiet = faults.refusal_chance == faults.link_breaks == faults.connection_breaks == faults.master_crashes == 0
+        if not is_quiet or self.cluster.healed_ns > known_ns or not all(member.is_alive for member in group):
+            return False
+        first, *rest = [member.peer_id for member in group]
+
+        def is_sound(one: bytes, other: bytes) -> bool:
+            since_ns = links.carries_since_ns(one, other)
+            return since_ns is not None and since_ns <= known_ns
+
+        def reaches_first(last: bytes, left: list[bytes]) -> bool:
+            if not left:
+                return is_sound(last, first)
+            return any(is_sound(last, i) and reaches_first(i, [j for j in left if j != i]) for i in left)
+
+        return reaches_first(first, rest)
+
     def on_master_step(self, machine: MasterMachine) -> None:
         """A loss needs a fault of the member."""
         if machine.is_gathering:
@@ -283,7 +331,7 @@ class Causes(Checker):
                 self._members = {}  # All who knew of the run were away for too long.
             self._run_id = machine.run_id
             self._members = {i: n for i, n in self._members.items() if nodes[i].machine.state is State.MEMBER}
-        for peer_id in self._members.keys() - members.keys():
+        for peer_id in self._members.keys() - members.keys() - self._evicted:
             since_ns = self.cluster.clock.now_ns
             is_stranger = peer_id not in self.cluster.nodes
             has_cause = is_stranger or self.cluster.has_cause(frozenset((peer_id,)), since_ns)

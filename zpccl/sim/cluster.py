@@ -22,7 +22,18 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, Timer
 from zpccl.sim.dataplane import DataPlane, SharedState
-from zpccl.sim.faults import CALM, EFFECT_NS, HEALED, NOTICE_NS, SLOW_GRACE_NS, TAKEOVER_NS, Faults, Incident, Injector
+from zpccl.sim.faults import (
+    CALM,
+    EFFECT_NS,
+    HEALED,
+    LASTING_NS,
+    NOTICE_NS,
+    SLOW_GRACE_NS,
+    TAKEOVER_NS,
+    Faults,
+    Incident,
+    Injector,
+)
 from zpccl.sim.links import Links
 from zpccl.sim.network import Network
 from zpccl.sim.node import MasterNode, PeerNode
@@ -87,7 +98,8 @@ class Cluster:
         self.master = MasterNode(self, make_master(self._rng.randbytes(16)))
         self.step_count = 0
         self.master_crash_count = 0
-        self._healed_ns = 0
+        self.healed_ns = -(10**18)
+        """When the faults ended."""
         self._peer_count = peer_count
         self._is_started = False
 
@@ -101,6 +113,7 @@ class Cluster:
         """
         self.faults = faults
         self.injector.start(faults)
+        self._configure(self.master.machine)
         if not self._is_started:
             self._is_started = True
             for _ in range(self._peer_count):
@@ -116,7 +129,7 @@ class Cluster:
             node.slowness = 1
         while sum(node.group == 0 for node in self.live_nodes()) < 2:
             self.spawn(group=0)
-        self._healed_ns = self.clock.now_ns
+        self.healed_ns = self.clock.now_ns
         self.checkers.progress.restart()
 
     def quiesces(self, steps: int = 20_000, seconds: int = 60) -> bool:
@@ -125,7 +138,7 @@ class Cluster:
         All is well when every process is a member, every call that was open at the healing is answered, and every
         group of two or more has committed a collective that began after it.
         """
-        end_ns = self._healed_ns + seconds * SECOND
+        end_ns = self.healed_ns + seconds * SECOND
         for count in range(steps):
             if count % 16 == 0 and not self.reasons_of_unrest():
                 return True
@@ -142,7 +155,7 @@ class Cluster:
         order = {peer.peer_id for peer in self.master.machine.registry.order}
         for node in self.live_nodes():
             sizes[node.group] = sizes.get(node.group, 0) + 1
-            old = [call.call_id for call in node.calls.values() if call.opened_ns <= self._healed_ns]
+            old = [call.call_id for call in node.calls.values() if call.opened_ns <= self.healed_ns]
             if old:
                 reasons.append(f"{node.name} waits in calls {old}")
             if node.machine.state is not State.MEMBER or node.peer_id not in order:
@@ -207,19 +220,34 @@ class Cluster:
             machine.number(self._master_count << 20)  # Should a new run begin, its numbers are all new here.
             if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
                 machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
+            self._configure(machine)
             machine.gather(self.clock.now_ns)
             self.master.restart(machine)
             self.trace("master", "!!", "started")
 
         self.clock.after(absence_ns, happen)
 
-    def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> None:
-        """Enters a fault in the journal."""
+    def _configure(self, machine: MasterMachine) -> None:
+        machine.options = replace(machine.options, straggler_timeout_ns=self.faults.straggler_timeout_ns)
+
+    def note(self, kind: str, *nodes: PeerNode, is_silent: bool = False, lasts: bool = False) -> Incident:
+        """Enters a fault in the journal. One that lasts has effects until end_incident()."""
         over_ns = self.clock.now_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)
         over_ns += max(0, self._felt_until_ns - self.clock.now_ns)
         peers = frozenset(node.peer_id for node in nodes)
-        self.incidents.append(Incident(self.clock.now_ns, over_ns, kind, peers))
+        incident = Incident(self.clock.now_ns, LASTING_NS if lasts else over_ns, kind, peers)
+        self.incidents.append(incident)
         self.trace("fault", "**", f"{kind}: {', '.join(node.name for node in nodes)}")
+        return incident
+
+    def end_incident(self, incident: Incident) -> None:
+        """A lasting fault is over; its effects may still be felt for a while."""
+        self.trace("fault", "**", f"over: {incident.kind}")
+        over_ns = max(self.clock.now_ns, self._felt_until_ns) + NOTICE_NS + EFFECT_NS
+        self.incidents = [
+            replace(one, over_ns=over_ns) if one.time_ns == incident.time_ns and one.peers == incident.peers else one
+            for one in self.incidents
+        ]
 
     def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
         """True if a fault that was not over then concerns these peers and no others."""

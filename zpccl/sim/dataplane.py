@@ -2,7 +2,8 @@
 
 Buffers are numbers and every collective is a sum in place. While an attempt runs, its buffers hold rubbish; a peer that
 has received all holds the sum. An attempt makes its way only after all its peers have started it, and only while its
-ring holds: whoever has not all then gets none of the rest. The neighbours of a break notice it, the others stall.
+ring holds: whoever has not all then gets none of the rest. The neighbours of a break notice it, the others stall. A
+path that carries nothing large is noticed by the two at its ends, who lose their link.
 
 A shared state is a few numbers by key. Peers that fetch copy them from a holder that serves the same sync.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zpccl.limits import MS, STALL_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
+from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
 from zpccl.protocol import events
 from zpccl.protocol.messages import SyncPlan
 from zpccl.sim.clock import Timer
@@ -94,6 +95,8 @@ class Fetch:
     next_step: Timer | None = None
     stall: Timer | None = None
     is_done: bool = False
+    is_here: bool = False
+    """All that was to be fetched has come."""
 
     def stop(self) -> None:
         """Nothing is fetched or reported any more."""
@@ -136,6 +139,9 @@ class DataPlane:
         for other_id in sorted(transfer.edges_of(node.peer_id)):
             if not links.are_linked(node.peer_id, other_id):
                 transfer.is_broken = True
+            elif not links.carries(node.peer_id, other_id):
+                transfer.is_broken = True
+                self._lose_later(transfer, part, other_id)
             if not links.is_up_at(node.peer_id, other_id):
                 self._fail_later(transfer, part, other_id)
         if not transfer.is_broken and len(transfer.inputs) == len(order):
@@ -218,6 +224,17 @@ class DataPlane:
         delay_ns = self._rng.randrange(40 * MS)
         part.timers.append(self._cluster.clock.after(delay_ns, lambda: self._fail(transfer, part, fault)))
 
+    def _lose_later(self, transfer: Transfer, part: Part, other_id: bytes) -> None:
+        """The link is lost when nothing was acknowledged for a while, by then with every attempt that needs it."""
+
+        def happen() -> None:
+            links = self._cluster.links
+            if transfer.parts.get(part.node.peer_id) is part and links.are_linked(part.node.peer_id, other_id):
+                links.break_link(part.node.peer_id, other_id, is_silent=False)
+
+        delay_ns = self._rng.randrange(PATH_TIMEOUT_NS, PATH_TIMEOUT_NS + SECOND)
+        part.timers.append(self._cluster.clock.after(delay_ns, happen))
+
     def _fail(self, transfer: Transfer, part: Part, fault: bytes | None) -> None:
         if part.is_finished or transfer.parts.get(part.node.peer_id) is not part:
             return
@@ -236,9 +253,7 @@ class DataPlane:
         self._cluster.require(key not in self.ended and key not in self.fetches, "S4", f"{node.name} syncs twice")
         fetch = self.fetches[key] = Fetch(plan)
         self._continue(node, fetch)
-        for (other_id, attempt_id), other in self.fetches.items():  # Who waits for this holder goes on.
-            if attempt_id == plan.attempt_id and other.next_step is None:
-                self._continue(self._cluster.nodes[other_id], other)
+        self._wake(plan.attempt_id)
         fetch.stall = self._cluster.clock.after(
             STATE_STALL_TIMEOUT_NS, lambda: self._report_fetch(node, fetch, "stalled", None)
         )
@@ -268,32 +283,48 @@ class DataPlane:
         del self.fetches[key]
 
     def _continue(self, node: PeerNode, fetch: Fetch) -> None:
-        """Fetches from some holder that serves, if there is one."""
-        serving = [h for h in fetch.plan.holders if (h, fetch.plan.attempt_id) in self.fetches]
-        linked = [h for h in serving if self._cluster.links.are_linked(node.peer_id, h)]
-        holder = self._rng.choice(linked) if linked else None
+        """Fetches from some source that has all there is to have, once there is one."""
+        links, attempt_id = self._cluster.links, fetch.plan.attempt_id
+        sources = fetch.plan.sources or fetch.plan.holders
+        linked = [s for s in sources if links.are_linked(node.peer_id, s)]
+        good = [s for s in linked if links.carries(node.peer_id, s)]
+        serving = [s for s in good if self._serves(s, attempt_id)]
+        source = self._rng.choice(serving) if serving else None
+        delay_ns = self._delay_ns(node) + (STATE_SOURCE_TIMEOUT_NS if linked != good else 0)
 
         def happen() -> None:
             if not fetch.plan.fetch:
                 self._report_fetch(node, fetch, "", None)
-            elif holder is not None:
-                self._copy(node, fetch, holder)
+            elif source is not None:
+                self._copy(node, fetch, source)
             else:
-                self._report_fetch(node, fetch, "no link to a holder", serving[0])
+                self._report_fetch(node, fetch, "no link to a source, or nothing comes", (linked or sources)[0])
 
-        if serving or not fetch.plan.fetch:
-            fetch.next_step = self._cluster.clock.after(self._delay_ns(node), happen)
+        if serving or not good or not fetch.plan.fetch:
+            fetch.next_step = self._cluster.clock.after(delay_ns, happen)
 
-    def _copy(self, node: PeerNode, fetch: Fetch, holder_id: bytes) -> None:
-        is_served = (holder_id, fetch.plan.attempt_id) in self.fetches
-        if not is_served or not self._cluster.links.are_linked(node.peer_id, holder_id):
-            return self._report_fetch(node, fetch, "the holder is gone", holder_id)
-        held = self._cluster.nodes[holder_id].shared_state.values
+    def _serves(self, peer_id: bytes, attempt_id: int) -> bool:
+        fetch = self.fetches.get((peer_id, attempt_id))
+        return fetch is not None and (not fetch.plan.fetch or fetch.is_here)
+
+    def _copy(self, node: PeerNode, fetch: Fetch, source_id: bytes) -> None:
+        attempt_id = fetch.plan.attempt_id
+        if not self._serves(source_id, attempt_id) or not self._cluster.links.are_linked(node.peer_id, source_id):
+            return self._report_fetch(node, fetch, "the source is gone", source_id)
+        held = {**self._cluster.nodes[source_id].shared_state.values, **self.fetches[source_id, attempt_id].values}
         for entry in fetch.plan.fetch:
             if digest_of(held[entry.key]) != entry.digest:
-                return self._report_fetch(node, fetch, f"{entry.key} does not check", holder_id)
+                return self._report_fetch(node, fetch, f"{entry.key} does not check", source_id)
             fetch.values[entry.key] = held[entry.key]
+        fetch.is_here = True
+        self._wake(attempt_id)
         return self._report_fetch(node, fetch, "", None)
+
+    def _wake(self, attempt_id: int) -> None:
+        """Who waits for a source to have something goes on."""
+        for (other_id, of_attempt), other in list(self.fetches.items()):
+            if of_attempt == attempt_id and other.next_step is None:
+                self._continue(self._cluster.nodes[other_id], other)
 
     def _report_fetch(self, node: PeerNode, fetch: Fetch, error: str, fault: bytes | None) -> None:
         if not fetch.is_done:

@@ -27,6 +27,16 @@ class Faults:
     leaves: float = 0.0
     connection_breaks: float = 0.0
     link_breaks: float = 0.0
+    cuts: float = 0.0
+    black_holes: float = 0.0
+    path_faults_max: int = 2
+    """Paths that are cut or black holes at the same time."""
+    path_fault_ns_max: int = 60 * SECOND
+    hangs: float = 0.0
+    """That a trainer stops, with all its sockets alive."""
+    hang_ns_max: int = 40 * SECOND
+    straggler_timeout_ns: int | None = None
+    """Of the master."""
     strangers: float = 0.0
     master_crashes: float = 0.0
     master_absence_ns_max: int = 5 * SECOND
@@ -115,9 +125,19 @@ REGICIDE = Faults(
     withdraw_chance=0.05,
     duplicate_chance=0.05,
 )
+PATHS = Faults(
+    "paths",
+    joins=0.2,
+    crashes=0.03,
+    cuts=0.2,
+    black_holes=0.2,
+    hangs=0.04,
+    straggler_timeout_ns=20 * SECOND,
+    silent_chance=0.2,
+)
 PROFILES = {
     profile.name: profile
-    for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, CHAOS, CALM, HEADLESS, REGICIDE)
+    for profile in (CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, CHAOS, CALM, HEADLESS, REGICIDE, PATHS)
 }
 HEALED = replace(CALM, name="healed", joins=0.0)
 
@@ -128,6 +148,8 @@ TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
 """How long after the return of a master a fault may be noticed that happened before."""
 EFFECT_NS = 3 * SECOND
 """How long a fault is felt after all have noticed it."""
+LASTING_NS = 10**18
+"""Until when a fault is felt that is not over."""
 NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
 """How long a silent fault stays unnoticed."""
 
@@ -150,16 +172,25 @@ class Injector:
         self._cluster = cluster
         self._rng = cluster.child_rng()
         self._era = 0  # Timers of older eras do nothing.
+        self._damaged: dict[tuple[bytes, bytes], Incident] = {}
+        self._hung: dict[bytes, Incident] = {}
 
     def start(self, faults: Faults) -> None:
-        """Begins with a profile; the one before it ends."""
+        """Begins with a profile; the one before it ends, and what lasts of it."""
         self._era += 1
+        for pair in list(self._damaged):
+            self._restore_path(pair)
+        for peer_id in list(self._hung):
+            self._wake(peer_id)
         for rate, strike in (
             (faults.joins, self._join),
             (faults.crashes, self._crash),
             (faults.leaves, self._leave),
             (faults.connection_breaks, self._break_connection),
             (faults.link_breaks, self._break_link),
+            (faults.cuts, lambda: self._damage_path(is_cut=True)),
+            (faults.black_holes, lambda: self._damage_path(is_cut=False)),
+            (faults.hangs, self._hang),
             (faults.strangers, self._stranger),
             (faults.master_crashes, self._crash_master),
         ):
@@ -211,6 +242,40 @@ class Injector:
             nodes, is_silent = self._cluster.nodes, self._is_silent()
             self._cluster.note("link broken", nodes[one], nodes[other], is_silent=is_silent)
             self._cluster.links.break_link(one, other, is_silent=is_silent)
+
+    def _damage_path(self, *, is_cut: bool) -> None:
+        """Cuts the path between two peers, or makes it a black hole, for a while."""
+        links, nodes = self._cluster.links, self._cluster.nodes
+        pairs = [pair for pair in links.up() if pair not in self._damaged]
+        if not pairs or len(self._damaged) >= self._cluster.faults.path_faults_max:
+            return
+        pair = self._rng.choice(pairs)
+        kind = "path cut" if is_cut else "path is a black hole"
+        self._damaged[pair] = self._cluster.note(kind, *map(nodes.__getitem__, pair), lasts=True)
+        links.damage(*pair, is_cut=is_cut)
+        self._later(self._cluster.faults.path_fault_ns_max, lambda: self._restore_path(pair))
+
+    def _restore_path(self, pair: tuple[bytes, bytes]) -> None:
+        self._cluster.links.restore(*pair)
+        self._cluster.end_incident(self._damaged.pop(pair))
+
+    def _hang(self) -> None:
+        """A trainer stops, and goes on after a while as if nothing had been."""
+        victims = [node for node in self._victims() if node.peer_id not in self._hung]
+        if victims:
+            node = self._rng.choice(victims)
+            self._hung[node.peer_id] = self._cluster.note("hung", node, lasts=True)
+            node.hang()
+            self._later(self._cluster.faults.hang_ns_max, lambda: self._wake(node.peer_id))
+
+    def _wake(self, peer_id: bytes) -> None:
+        self._cluster.nodes[peer_id].wake()
+        self._cluster.end_incident(self._hung.pop(peer_id))
+
+    def _later(self, delay_ns_max: int, end: Callable[[], None]) -> None:
+        """Ends a lasting fault, unless its era has ended, and it with it."""
+        era = self._era
+        self._cluster.clock.after(self._rng.randrange(delay_ns_max), lambda: end() if era == self._era else None)
 
     def _crash_master(self) -> None:
         self._cluster.crash_master(self._rng.randrange(self._cluster.faults.master_absence_ns_max))

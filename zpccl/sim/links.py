@@ -4,6 +4,9 @@
                             `--refused, other end gone, nobody there in time (the dialler only)-------^
 
 A link is alive or not in itself; each end is told in its own time, so one end may take a link for up that is not.
+
+The path under a link may be cut: then there is no link until it is restored. Or it is a black hole: links come up, and
+nothing large gets through.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zpccl.limits import LINK_SETUP_TIMEOUT_NS, MS, STALL_TIMEOUT_NS
+from zpccl.limits import LINK_SETUP_TIMEOUT_NS, MS, PATH_TIMEOUT_NS, SECOND
 from zpccl.protocol import events
 from zpccl.protocol.messages import Neighbour
 from zpccl.sim.clock import Timer
@@ -54,6 +57,10 @@ class Pair:
 
     ends: dict[bytes, End]
     is_alive: bool = False
+    is_cut: bool = False
+    is_black_hole: bool = False
+    restored_ns: int = -(10**18)
+    """When its path was mended last."""
 
 
 class Links:
@@ -75,6 +82,30 @@ class Links:
     def up(self) -> list[tuple[bytes, bytes]]:
         """The peers of every link that is alive."""
         return [key for key, pair in self._pairs.items() if pair.is_alive]
+
+    def carries(self, one: bytes, other: bytes) -> bool:
+        """True while all that is sent from one to the other arrives, should there be a link."""
+        pair = self._pair(one, other)
+        return not pair.is_cut and not pair.is_black_hole
+
+    def carries_since_ns(self, one: bytes, other: bytes) -> int | None:
+        """Since when that is so; None while it is not."""
+        return self._pair(one, other).restored_ns if self.carries(one, other) else None
+
+    def damage(self, one: bytes, other: bytes, *, is_cut: bool) -> None:
+        """Cuts the path between two peers without a word, or makes it a black hole."""
+        pair = self._pair(one, other)
+        if is_cut:
+            pair.is_cut = True
+            self.break_link(one, other, is_silent=True)
+        else:
+            pair.is_black_hole = True
+
+    def restore(self, one: bytes, other: bytes) -> None:
+        """Mends a path."""
+        pair = self._pair(one, other)
+        pair.is_cut = pair.is_black_hole = False
+        pair.restored_ns = self._cluster.clock.now_ns
 
     def open(self, node: PeerNode, neighbour: Neighbour) -> None:
         """One end wants a link; LinkUp or LinkFailed follows."""
@@ -132,6 +163,8 @@ class Links:
         def happen() -> None:
             end, other_end = pair.ends[dialler], pair.ends[other_id]
             other = self._cluster.nodes.get(other_id)
+            if pair.is_cut:
+                return
             if other is None or not other.is_alive or self._rng.random() < self._cluster.faults.refusal_chance:
                 self._fail(dialler, other_id, "refused")
             elif other_end.state is EndState.WANTED:
@@ -149,8 +182,9 @@ class Links:
         node.handle(events.LinkFailed(other_id, reason))
 
     def _tell_broken(self, peer_id: bytes, other_id: bytes, *, is_silent: bool) -> None:
+        times = (PATH_TIMEOUT_NS // 2, PATH_TIMEOUT_NS + SECOND) if is_silent else (40 * MS,)
         if self._pair(peer_id, other_id).ends[peer_id].state is EndState.UP:
-            self._tell(peer_id, other_id, self._rng.randrange(STALL_TIMEOUT_NS if is_silent else 40 * MS), "broken")
+            self._tell(peer_id, other_id, self._rng.randrange(*times), "broken")
 
     def _tell(self, peer_id: bytes, other_id: bytes, delay_ns: int, reason: str) -> None:
         """Tells an end that the link is up, or why it is down, after all that it was told before."""

@@ -116,6 +116,8 @@ class PeerNode:
         self.backlog: list[PeerMessage] = []
         """What was sent while there was no connection."""
         self.is_alive = True
+        self._is_hung = False
+        self._held: list[Callable[[], None]] = []  # What the threads of a hung program would do next.
         self.calls: dict[int, UserCall] = {}
         self.committed: dict[int, int] = {}  # Calls that were committed, with their attempt.
         self._call_of_attempt: dict[int, int] = {}
@@ -210,6 +212,8 @@ class PeerNode:
         def resume(value: Any) -> None:
             if not self.is_alive:
                 return
+            if self._is_hung:
+                return self._held.append(lambda: resume(value))
             try:
                 request = program.send(value)
             except StopIteration as stop:
@@ -220,6 +224,17 @@ class PeerNode:
                 self._request(request, resume)
 
         self._cluster.clock.after(0, lambda: resume(None))
+
+    def hang(self) -> None:
+        """The threads of the program do nothing more; the machine goes on."""
+        self._is_hung = True
+
+    def wake(self) -> None:
+        """They go on where they were."""
+        self._is_hung = False
+        held, self._held = self._held, []
+        for go_on in held:
+            self._cluster.clock.after(0, go_on)
 
     def _request(self, request: Request, answer: Callable[[Any], None]) -> None:
         if isinstance(request, Pause):

@@ -1,0 +1,144 @@
+"""Which rings the links allow, and what is held against links."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl import limits
+from zpccl.protocol.membership import Peer, Registry
+from zpccl.protocol.paths import Paths
+
+from .harness import pids
+from .test_membership import peer
+
+NOW = 1_000
+
+
+class Net:
+    """Peers by one-letter names, all linked but for `down`."""
+
+    def __init__(self, names: str, *down: str) -> None:
+        self.registry = Registry()
+        self.peers = {name: peer(name) for name in names}
+        for one in self.peers.values():
+            self.registry.add(one)
+        self.registry.admit(self.peers.values())
+        for name, one in self.peers.items():
+            others = (n for n in names if n != name and {n, name} not in map(set, down))
+            one.linked = self.registry.link_bits(pids(others))
+        self.paths = Paths(self.registry)
+
+    def of(self, names: str) -> list[Peer]:
+        return [self.peers[name] for name in names]
+
+    def order(self, names: str, now_ns: int = NOW) -> str | None:
+        found = self.paths.order(self.of(names), now_ns)
+        return "".join(one.name for one in found) if found is not None else None
+
+    def blame(self, pair: str, cost_ns: int = 0, count: int = 8, now_ns: int = NOW) -> None:
+        self.paths.blame(*self.of(pair), cost_ns, count, now_ns)
+
+
+def test_a_link_counts_only_while_both_ends_say_so() -> None:
+    net = Net("abcd")
+    net.peers["a"].linked = net.registry.link_bits(pids("cd"))
+    assert net.order("abcd") == "acbd"
+
+
+def test_the_order_is_looked_for_again_when_links_change() -> None:
+    net = Net("abcd", "ab", "ac")
+    assert net.order("abcd") is None
+    net.peers["c"].linked |= net.registry.link_bits(pids("a"))
+    net.peers["a"].linked |= net.registry.link_bits(pids("c"))
+    assert net.order("abcd") == "acbd"
+    assert net.order("abd") is None
+
+
+@pytest.mark.parametrize(
+    "down, joiner_links, can_join",
+    [
+        ((), "abc", True),
+        ((), "ab", True),
+        ((), "a", False),
+        ((), "", False),
+        (("ab",), "ab", True),  # The joiner closes the gap: there was no ring without it.
+        (("ab",), "bc", False),
+    ],
+)
+def test_can_join(down: tuple[str, ...], joiner_links: str, can_join: bool) -> None:
+    missing = tuple(f"j{name}" for name in "abc" if name not in joiner_links)
+    net = Net("abcj", *down, *missing)
+    assert net.paths.can_join(net.of("abc"), net.peers["j"]) is can_join
+
+
+@pytest.mark.parametrize("members", ["", "a"])
+def test_can_join_few(members: str) -> None:
+    net = Net("aj")
+    assert net.paths.can_join(net.of(members), net.peers["j"])
+
+
+def test_sources_are_linked_and_the_blameless_come_first() -> None:
+    net = Net("abcd", "ad")
+    net.blame("bd")
+    assert net.paths.sources(net.peers["d"], net.of("abc"), NOW) == net.of("cb")
+    assert net.paths.sources(net.peers["d"], net.of("abc"), NOW + limits.LINK_SUSPECT_NS) == net.of("bc")
+
+
+@pytest.mark.parametrize(
+    "down, surplus",
+    [
+        ([], []),
+        (["ab"], []),
+        (["ab", "ac", "ad"], [("a", "bcd")]),
+        (["ab", "ac", "ad", "bc", "bd", "be"], [("b", "acde"), ("a", "cd")]),
+        (
+            ["de", "ce", "be", "cd", "bd", "ad"],
+            [("d", "abce"), ("e", "bc")],
+        ),  # Of two alike, the latest; a-b-c is left.
+        (["ac", "ad", "ae", "bc", "bd", "be"], [("b", "cde"), ("a", "cde")]),
+        (
+            ["ab", "ac", "ad", "ae", "bc", "bd", "be", "cd", "ce", "de"],
+            [("e", "abcd"), ("d", "abc"), ("c", "ab"), ("b", "a")],
+        ),
+    ],
+)
+def test_surplus(down: list[str], surplus: list[tuple[str, str]]) -> None:
+    net = Net("abcde", *down)
+    found = net.paths.surplus(net.of("abcde"), NOW)
+    assert [(one.name, "".join(other.name for other in others)) for one, others in found] == surplus
+
+
+def test_a_link_that_goes_on_failing_makes_surplus() -> None:
+    net = Net("abc")
+    net.blame("bc", limits.LINK_FAILING_MAX_NS)
+    assert net.paths.surplus(net.of("abc"), NOW) == [(net.peers["c"], net.of("b"))]
+
+
+def test_time_that_a_link_costs_adds_up_until_it_is_trusted() -> None:
+    net = Net("abc")
+    for _ in range(2):
+        net.blame("ab", limits.LINK_FAILING_MAX_NS // 2)
+    assert net.order("abc") is None
+    net.paths.trust(net.of("abc"), 7)
+    assert net.order("abc") is None
+    net.paths.trust(net.of("abc"), 8)
+    assert net.order("abc") == "abc"
+    net.blame("ab", limits.LINK_FAILING_MAX_NS // 2)
+    assert net.order("abc") == "abc"
+
+
+def test_only_the_links_of_the_ring_are_trusted() -> None:
+    net = Net("abcd")
+    net.blame("ab")
+    net.paths.trust(net.of("acbd"), 8)
+    assert net.order("abcd") == "acbd"
+
+
+def test_many_suspects_are_no_reason_to_give_up() -> None:
+    """More than are tried one by one."""
+    net = Net("abcdef")
+    for one in "abcdef":
+        for other in "abcdef":
+            if one < other:
+                net.blame(one + other, now_ns=NOW + ord(one) + ord(other))
+    assert net.order("abcdef", NOW + 1000) is not None

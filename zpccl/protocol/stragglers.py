@@ -1,0 +1,188 @@
+"""Who is waited for: members that do not vote in an operation while others do.
+
+An operation needs the votes of all members in its scope: a collective and a sync those of one group, a topology call
+those of all. Whoever has not voted for one for STRAGGLER_WARNING is named in the log, again after twice that time, and
+so on; with a timeout it is removed when that has passed. Who is in another operation itself is held up there, and is
+no straggler here: whom that one waits for is. Its time begins when that one is over. are_peers_pending() is no excuse,
+since collectives may run beside it: of peers that wait there for others who wait for them in a collective, these hold
+all up.
+
+Operations are looked at when the next of these times may have come, not at every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from zpccl import limits
+from zpccl.protocol.collective import Ballot, Collectives
+from zpccl.protocol.effects import Level
+from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.messages import TopologyKind
+from zpccl.protocol.rounds import SYNC, Rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An operation that lacks votes."""
+
+    operation: str
+    since_ns: int
+    voters: Sequence[Peer]
+    missing: Sequence[Peer]
+    still_lacks: Callable[[Peer], bool]
+    """Whether the vote of a peer is missing, later on."""
+
+    def stragglers(self) -> dict[Peer, int]:
+        """Those of the missing who are not in another operation, and since when each is waited for."""
+        idle = [peer for peer in self.missing if all(c == TopologyKind.PENDING for c in peer.open_calls.values())]
+        return {peer: max(self.since_ns, peer.answered_ns) for peer in idle}
+
+
+@dataclass(slots=True)
+class _Warning:
+    """What was said about an operation, and when it is said again."""
+
+    wait: Wait
+    named: list[Peer]
+    """Who is named in the log and not yet taken back; nobody where the operation was only counted."""
+    next_ns: int
+
+
+class Stragglers:
+    """The peers that others wait for."""
+
+    def __init__(self, registry: Registry, outbox: Outbox, collectives: Collectives, rounds: Rounds) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._collectives = collectives
+        self._rounds = rounds
+        self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and begin.
+        self._look_ns: int | None = None
+        self._newest_ns = -1  # When the newest operation began that is arranged for.
+
+    def waits(self) -> Iterator[Wait]:
+        """All operations that lack votes."""
+        for (group, tag), ballot in self._collectives.ballots.items():
+            if ballot.agreed_ns is None:
+                yield self._wait_of_ballot(group, tag, ballot)
+        begun: dict[tuple[str, int | None], Peer] = {}
+        for peer, call in self._rounds.calls.items():
+            begun.setdefault((call.function, peer.group if call.function == SYNC else None), peer)
+        for (function, of_group), first in begun.items():
+            yield self._wait_of_round(function, of_group, first)
+
+    def _wait_of_ballot(self, group: int, tag: int, ballot: Ballot) -> Wait:
+        ballots, members = self._collectives.ballots, self._registry.members(group)
+
+        def still_lacks(peer: Peer) -> bool:
+            return ballots.get((group, tag)) is ballot and ballot.agreed_ns is None and peer not in ballot.calls
+
+        voters = [peer for peer in members if peer in ballot.calls]
+        missing = [peer for peer in members if peer not in ballot.calls]
+        return Wait(f"all_reduce at tag {tag} of group {group}", ballot.begun_ns, voters, missing, still_lacks)
+
+    def _wait_of_round(self, function: str, group: int | None, first: Peer) -> Wait:
+        rounds, members, first_call = self._rounds, self._registry.members(group), self._rounds.calls[first]
+
+        def has_voted(peer: Peer) -> bool:
+            return peer in rounds.calls and rounds.calls[peer].function == function
+
+        def still_lacks(peer: Peer) -> bool:
+            return rounds.calls.get(first) is first_call and not has_voted(peer)
+
+        voters = [peer for peer in members if has_voted(peer)]
+        missing = [peer for peer in members if not has_voted(peer)]
+        operation = function if group is None else f"{function} of group {group}"
+        return Wait(operation, first_call.since_ns, voters, missing, still_lacks)
+
+    def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
+        """Who has been waited for longer than STRAGGLER_WARNING: name, operation, and for how long in nanoseconds."""
+        return tuple(
+            (peer.name, wait.operation, now_ns - since_ns)
+            for wait in self.waits()
+            for peer, since_ns in wait.stragglers().items()
+            if now_ns - since_ns >= limits.STRAGGLER_WARNING_NS
+        )
+
+    def settle(self, now_ns: int, timeout_ns: int | None) -> None:
+        """To be called after every event: arranges a look at what has begun, and tells of who has voted after all."""
+        newest_ns = max(
+            next((ballot.begun_ns for ballot in reversed(self._collectives.ballots.values())), -1),
+            next((call.since_ns for call in reversed(self._rounds.calls.values())), -1),
+        )
+        soonest_ns = now_ns + min(limits.STRAGGLER_WARNING_NS, timeout_ns or limits.STRAGGLER_WARNING_NS)
+        if newest_ns < 0:
+            self._look_ns = None
+        elif newest_ns > self._newest_ns:
+            self._look_ns = soonest_ns if self._look_ns is None else min(self._look_ns, soonest_ns)
+        elif self._look_ns is None and any(wait.missing for wait in self.waits()):  # A vote was withdrawn.
+            self._look_ns = soonest_ns
+        self._newest_ns = max(self._newest_ns, newest_ns)
+        self._recall()
+
+    def tick(self, now_ns: int, timeout_ns: int | None) -> list[tuple[Peer, str]]:
+        """Warns. Returns who must go, and why; without a timeout nobody."""
+        if self._look_ns is None or now_ns < self._look_ns:
+            return []
+        self._look_ns = None
+        overdue: dict[Peer, str] = {}
+        waits = [wait for wait in self.waits() if wait.missing]
+        self._warn_of([wait for wait in waits if self._warn_ns(wait) <= now_ns], now_ns)
+        known = {_key(wait) for wait in waits}
+        self._warnings = {key: warning for key, warning in self._warnings.items() if key in known}
+        for wait in waits:
+            next_ns = self._warn_ns(wait)
+            if timeout_ns is not None:
+                stragglers = wait.stragglers()
+                late = [peer for peer, since_ns in stragglers.items() if now_ns - since_ns >= timeout_ns]
+                for peer in late:
+                    overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and it did not vote")
+                due_ns = [since_ns + timeout_ns for peer, since_ns in stragglers.items() if peer not in late]
+                next_ns = min(next_ns, now_ns + timeout_ns, *due_ns)  # Who is held up now may be late no sooner.
+            self._look_ns = next_ns if self._look_ns is None else min(self._look_ns, next_ns)
+        return list(overdue.items())
+
+    def deadline_ns(self) -> int | None:
+        """When tick() has something to do."""
+        return self._look_ns
+
+    def _warn_ns(self, wait: Wait) -> int:
+        """When the next warning of an operation is due."""
+        known = self._warnings.get(_key(wait))
+        return known.next_ns if known is not None else wait.since_ns + limits.STRAGGLER_WARNING_NS
+
+    def _warn_of(self, waits: list[Wait], now_ns: int) -> None:
+        for place, wait in enumerate(waits):
+            waited_ns = now_ns - wait.since_ns
+            shortest_ns = min(waited_ns, limits.STRAGGLER_WARNING_NS)
+            late = [peer for peer, since_ns in wait.stragglers().items() if now_ns - since_ns >= shortest_ns]
+            is_said = place < limits.STRAGGLER_LINES_MAX
+            if is_said:
+                who = names(late) if late else f"{names(wait.missing)}, busy in other calls"
+                text = f"waiting for {who}: {_describe(wait, now_ns)}"
+                self._outbox.log(Level.WARNING, text[: limits.TEXT_CHARS_MAX])
+            named = (late or list(wait.missing)) if is_said else []
+            self._warnings[_key(wait)] = _Warning(wait, named, now_ns + waited_ns)
+        if len(waits) > limits.STRAGGLER_LINES_MAX:
+            self._outbox.log(Level.WARNING, f"{len(waits) - limits.STRAGGLER_LINES_MAX} more operations lack votes")
+
+    def _recall(self) -> None:
+        """Says of whom it has warned and who is not waited for any more."""
+        for warning in self._warnings.values():
+            released = [peer for peer in warning.named if not warning.wait.still_lacks(peer)]
+            if released:
+                warning.named = [peer for peer in warning.named if peer not in released]
+                present = [peer for peer in released if self._registry.peers.get(peer.peer_id) is peer]
+                if present:
+                    text = f"no longer waiting for {names(present)} in {warning.wait.operation}"
+                    self._outbox.log(Level.INFO, text[: limits.TEXT_CHARS_MAX])
+
+
+def _key(wait: Wait) -> tuple[str, int]:
+    return wait.operation, wait.since_ns
+
+
+def _describe(wait: Wait, now_ns: int) -> str:
+    return f"{names(wait.voters)} called {wait.operation} {(now_ns - wait.since_ns) // limits.SECOND} s ago"
