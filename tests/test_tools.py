@@ -232,7 +232,8 @@ def test_broken_promise_is_a_problem(reports: list[dict[str, Any]], finished: bo
 def cut_report(errors_s: list[float], committed_s: float | None, restored: bool = True) -> dict[str, Any]:
     errors_ns = [int(seconds * 1e9) for seconds in errors_s]
     committed_ns = None if committed_s is None else int(committed_s * 1e9)
-    return {"errors_ns": errors_ns, "restored": restored, "committed_ns": committed_ns}
+    texts = ["lost"] * len(errors_ns)
+    return {"errors_ns": errors_ns, "texts": texts, "restored": restored, "committed_ns": committed_ns}
 
 
 def test_a_cut_counts_from_its_begin_to_the_slowest_peer() -> None:
