@@ -17,6 +17,7 @@ TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))  # As Python does for a script there; the children need it too.
 
 import common  # noqa: E402
+import cut_paths  # noqa: E402
 import kill_peer  # noqa: E402
 from bench_raw_tcp import RawTcpRing  # noqa: E402
 
@@ -225,6 +226,42 @@ def test_broken_promise_is_a_problem(reports: list[dict[str, Any]], finished: bo
     assert outcome is not None and outcome.problems and not outcome.right
 
 
+# --- Silent cuts ------------------------------------------------------------------------------------------------------
+
+
+def cut_report(errors_s: list[float], committed_s: float | None, restored: bool = True) -> dict[str, Any]:
+    errors_ns = [int(seconds * 1e9) for seconds in errors_s]
+    committed_ns = None if committed_s is None else int(committed_s * 1e9)
+    texts = ["lost"] * len(errors_ns)
+    return {"errors_ns": errors_ns, "texts": texts, "restored": restored, "committed_ns": committed_ns}
+
+
+def test_a_cut_counts_from_its_begin_to_the_slowest_peer() -> None:
+    reports = [cut_report([5.0, 6.0], 8.0), cut_report([5.5], 7.0), cut_report([], 7.5)]
+    outcome = cut_paths.judge("path", 1_000_000_000, reports, "")
+    assert (outcome["seconds_to_error"], outcome["seconds_to_commit"]) == (4.5, 7.0)
+    assert (outcome["failed_calls"], outcome["problems"]) == (2, [])
+
+
+def test_a_cut_that_is_never_felt_has_no_time_to_error() -> None:
+    outcome = cut_paths.judge("idle", 0, [cut_report([], 0.5), cut_report([], 1.0)], "")
+    assert (outcome["seconds_to_error"], outcome["seconds_to_commit"]) == (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "report", "removed", "problem"),
+    [
+        ("path", {"errors_ns": [1], "removed": "Kicked"}, "", "could have stayed"),
+        ("path", cut_report([1.0], None), "", "no all-reduce with the right sum"),
+        ("path", cut_report([1.0], 2.0, restored=False), "", "not restored"),
+        ("host", cut_report([1.0], 2.0), "", "was not told"),
+    ],
+)
+def test_broken_promises_of_cuts_are_named(kind: str, report: dict[str, Any], removed: str, problem: str) -> None:
+    outcome = cut_paths.judge(kind, 0, [report, cut_report([1.0], 2.0)], removed)
+    assert len(outcome["problems"]) == 1 and problem in outcome["problems"][0]
+
+
 # --- The tools, small -------------------------------------------------------------------------------------------------
 
 
@@ -252,6 +289,22 @@ def test_kill_master_keeps_the_promises(tmp_path: Path) -> None:
     assert (found["kills"], found["digests_equal"], found["revision_goes_on"]) == (1, True, True)
     assert found["calls_that_saw_a_kill"] == 2
     assert found["promises_kept"] is True
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_cut_paths_keeps_the_promises(tmp_path: Path) -> None:
+    """L1, L2, S1, S2."""
+    path = tmp_path / "cut.json"
+    options = ["--cut", "host", "path", "--bytes", "16MiB", "--rounds", "1", "--heartbeat-timeout", "2"]
+    ended = run_tool("cut_paths.py", *options, "--json", str(path))
+    if "cannot make network namespaces" in ended.stderr:
+        pytest.skip(ended.stderr.strip())
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(path.read_text())
+    assert [(row["cut"], row["rounds"], row["problems"]) for row in rows] == [("host", 1, []), ("path", 1, [])]
+    assert 0 < rows[1]["seconds_to_error_median"] < rows[1]["seconds_to_commit_median"]
+    assert rows[0]["seconds_to_commit_median"] > 0  # Between two calls, nobody may feel that a host is cut off.
 
 
 @pytest.mark.e2e
@@ -353,7 +406,7 @@ def test_gloo_is_measured_beside(tmp_path: Path) -> None:
     assert (row["system"], row["place"], row["connections"]) == ("gloo", "in", 1)
 
 
-@pytest.mark.parametrize("tool", ["kill_peer.py", "bench_allreduce.py", "bench_memory.py"])
+@pytest.mark.parametrize("tool", ["kill_peer.py", "cut_paths.py", "bench_allreduce.py", "bench_memory.py"])
 def test_wrong_arguments_are_said_in_a_line(tool: str) -> None:
     ended = run_tool(tool, "--bytes", "much")
     assert ended.returncode == 2

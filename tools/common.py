@@ -343,12 +343,14 @@ class Peer:
     Args:
         address: of the master.
         connections: TCP connections to each other peer.
+        options: more of the communicator's; without `listen` it listens on loopback only.
     """
 
-    def __init__(self, address: str, connections: int) -> None:
+    def __init__(self, address: str, connections: int, **options: Any) -> None:
         ports = f"127.0.0.1:{zpccl.limits.PEER_PORT_FIRST}"
         last = zpccl.limits.PEER_PORT_FIRST + zpccl.limits.PEER_PORT_COUNT - 1
-        self.comm = zpccl.Communicator(address, connections=connections, listen=f"{ports}-{last}")
+        options.setdefault("listen", f"{ports}-{last}")
+        self.comm = zpccl.Communicator(address, connections=connections, **options)
 
     def ready(self) -> None:
         """Answers when the process is up and everything is imported."""

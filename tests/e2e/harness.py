@@ -8,6 +8,7 @@ Every wait has a bound; a child that exceeds it prints the stacks of its threads
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -18,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from networks import Network, enter
 
 import zpccl
 from zpccl.cli.master import main as master_main
@@ -69,6 +72,20 @@ class ChildFailed(AssertionError):
 
 
 # --- In the child ---------------------------------------------------------------------------------------------------
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _begin(namespace: str, target: Callable[..., Any], *arguments: Any) -> None:
+    """Runs a child: on its host, and not longer than the tests, however these end.
+
+    The fork server ends once nobody has the other end of its pipe; a child that kept its copy would keep both alive.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)
+    if namespace:
+        enter(namespace)
+    target(*arguments)
 
 
 class Peer:
@@ -163,12 +180,15 @@ def _run_master(arguments: list[str], log: str, ready: Connection) -> None:
 
 
 class Process:
-    """A process of a run."""
+    """A process of a run, on this host or in a namespace."""
 
-    def __init__(self, target: Callable[..., Any], arguments: tuple[Any, ...], directory: str, name: str) -> None:
+    def __init__(
+        self, target: Callable[..., Any], arguments: tuple[Any, ...], directory: str, name: str, namespace: str = ""
+    ) -> None:
         self.name = name
         self.log = Path(directory) / f"{name}.log"
-        self.process = _context.Process(target=target, args=(*arguments, str(self.log)), name=name, daemon=True)
+        whole = (namespace, target, *arguments, str(self.log))
+        self.process = _context.Process(target=_begin, args=whole, name=name, daemon=True)
 
     @property
     def pid(self) -> int:
@@ -223,9 +243,9 @@ class Process:
 class Child(Process):
     """A peer's process, as the test sees it."""
 
-    def __init__(self, directory: str, name: str) -> None:
+    def __init__(self, directory: str, name: str, namespace: str = "") -> None:
         self._pipe, theirs = _context.Pipe()
-        super().__init__(_obey, (theirs,), directory, name)
+        super().__init__(_obey, (theirs,), directory, name, namespace)
         self.process.start()
         theirs.close()
         self._notes: list[Any] = []
@@ -298,11 +318,13 @@ class Child(Process):
 class MasterProcess(Process):
     """zpccl-master in a process."""
 
-    def __init__(self, directory: str, name: str, *arguments: str, bind: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, directory: str, name: str, *arguments: str, bind: str = "127.0.0.1:0", namespace: str = ""
+    ) -> None:
         ours, theirs = os.pipe()
         reading, writing = Connection(ours, writable=False), Connection(theirs, readable=False)
         command = ["--bind", bind, "--log-level", "debug", "--recovery-grace", "0.1", *arguments]
-        super().__init__(_start_master, (command, writing), directory, name)
+        super().__init__(_start_master, (command, writing), directory, name, namespace)
         self.process.start()
         writing.close()
         with os.fdopen(os.dup(reading.fileno())) as lines:
@@ -316,18 +338,25 @@ def _start_master(arguments: list[str], ready: Connection, log: str) -> None:
 
 
 class Cluster:
-    """A master and the peers of a test. They end with it."""
+    """A master and the peers of a test. They end with it. In a network the master is on host 0, peer n on host n."""
 
-    def __init__(self, directory: str, *master_arguments: str) -> None:
+    def __init__(self, directory: str, *master_arguments: str, network: Network | None = None) -> None:
         self._directory = directory
         self._count = 0
+        self._network = network
         self.children: list[Child] = []
-        self.master = MasterProcess(directory, "master", *master_arguments)
+        address = network.address(0) if network is not None else "127.0.0.1"
+        self.master = MasterProcess(
+            directory, "master", *master_arguments, bind=f"{address}:0", namespace=self._namespace(0)
+        )
+
+    def _namespace(self, host: int) -> str:
+        return self._network.namespace(host) if self._network is not None else ""
 
     def child(self) -> Child:
         """A new process that has not connected."""
         self._count += 1
-        child = Child(self._directory, f"peer{self._count}")
+        child = Child(self._directory, f"peer{self._count}", self._namespace(self._count))
         self.children.append(child)
         return child
 
@@ -360,10 +389,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*master_arguments: str) -> Iterator[Cluster]:
+def cluster(*master_arguments: str, network: Network | None = None) -> Iterator[Cluster]:
     """A master without peers."""
     with tempfile.TemporaryDirectory() as directory:
-        run = Cluster(directory, *master_arguments)
+        run = Cluster(directory, *master_arguments, network=network)
         try:
             yield run
         finally:

@@ -1,0 +1,56 @@
+"""Hosts that fall silent: no RST, no ICMP, nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.harness import cluster
+from e2e.networks import hosts, wait_for_resends
+from e2e.training import end, lines_of_losses, start_training, train_anew
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+MASTER = 0
+
+
+def test_a_host_that_is_cut_off() -> None:
+    """L1, L2, S5: the others go on without it; when it is back it is told that it was removed, and can take part."""
+    with hosts(5) as network, cluster("--heartbeat-timeout", "2", network=network) as run:
+        children = start_training(run, 4, heartbeat_timeout=2)
+        lost, others = children[3], children[:3]
+        network.cut_host(4)
+        assert [child.note() for child in others] == [3] * 3
+        assert not lost.is_done()
+        network.heal()
+        failure = lost.failure()
+        assert failure.kind == "Kicked" and failure.attributes["reason"]
+        lost.start(train_anew, run.master.address, name=lost.name, heartbeat_timeout=2)
+        assert [child.note() for child in children] == [4] * 4
+        results = end(children)
+        for result in results[:3]:
+            assert set(result["failures"]) <= {(lost.name,)}
+
+
+def test_a_host_that_stays_cut_off() -> None:
+    """L1: its calls end when the master has been away for master_timeout."""
+    with hosts(4) as network, cluster("--heartbeat-timeout", "2", network=network) as run:
+        children = start_training(run, 3, heartbeat_timeout=2, master_timeout=3)
+        network.cut_host(3)
+        assert children[2].failure().kind == "MasterUnreachable"
+        assert [child.note() for child in children[:2]] == [2, 2]
+        network.heal()
+        children[2].start(train_anew, run.master.address, name="again")
+        assert [child.note() for child in children] == [3] * 3
+        end(children)
+
+
+def test_the_host_of_the_master_is_cut_off_for_less_than_the_heartbeat_timeout() -> None:
+    """L3: no call fails, nobody is lost."""
+    with hosts(5) as network, cluster(network=network) as run:
+        children = start_training(run, 4)
+        network.cut_host(MASTER)
+        wait_for_resends(network, MASTER, 4)
+        network.heal()
+        for result in end(children):
+            assert result["failures"] == []
+        assert lines_of_losses(run) == []

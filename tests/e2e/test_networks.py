@@ -1,0 +1,174 @@
+"""The network that other tests cut: its cuts are silent, and nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from networks import HOSTS_MAX, Network, counter
+
+from e2e.harness import HANG_SECONDS, TESTS, until
+from e2e.networks import hosts, wait_for_resends
+
+pytestmark = pytest.mark.e2e
+
+PORT = 5000
+
+
+def datagram_socket(network: Network, host: int) -> socket.socket:
+    """A UDP socket on a host."""
+
+    def make() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.bind((network.address(host), PORT))
+        made.settimeout(HANG_SECONDS)
+        return made
+
+    return network.run(host, make)
+
+
+@contextlib.contextmanager
+def connection(network: Network, one: int, other: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A TCP connection between two hosts: its two ends."""
+
+    def listen() -> socket.socket:
+        return socket.create_server((network.address(other), PORT))
+
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(network.run(other, listen))
+        address = listener.getsockname()
+        dialled = stack.enter_context(network.run(one, lambda: socket.create_connection(address, HANG_SECONDS)))
+        accepted = stack.enter_context(listener.accept()[0])
+        accepted.settimeout(HANG_SECONDS)
+        yield dialled, accepted
+
+
+def icmp_messages_received(network: Network) -> int:
+    """All that any host got."""
+    return sum(network.run(host, lambda: counter("Icmp", "InMsgs")) for host in range(network.host_count))
+
+
+def test_a_cut_path_is_silent_and_comes_back() -> None:
+    """TCP sends again and again and hears nothing: no RST, no ICMP. When the path is back, so are the bytes."""
+    with hosts(3) as network, connection(network, 0, 1) as (dialled, accepted):
+        dialled.sendall(b"before")
+        assert accepted.recv(100) == b"before"
+        network.cut(0, 1)
+        with connection(network, 0, 2) as (to_third, from_first):
+            dialled.sendall(b"lost")
+            wait_for_resends(network, 0, 3)
+            assert dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+            accepted.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                accepted.recv(100)
+            to_third.sendall(b"other paths work")
+            assert from_first.recv(100) == b"other paths work"
+        assert network.icmp_messages_sent() == icmp_messages_received(network) == 0
+        network.heal()
+        accepted.settimeout(HANG_SECONDS)
+        assert accepted.recv(100) == b"lost"
+
+
+def test_nobody_answers_a_new_connection_over_a_cut_path() -> None:
+    with hosts(2) as network:
+        network.cut(0, 1)
+
+        def dial() -> socket.socket:
+            dialled = socket.socket()
+            dialled.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                dialled.connect((network.address(1), PORT))  # Nobody listens: that would be a RST.
+            return dialled
+
+        with network.run(0, dial) as dialled:
+            wait_for_resends(network, 0, 2)
+            assert dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+            assert network.icmp_messages_sent() == 0
+            network.heal()
+            until(lambda: dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), "the refusal")
+
+
+def test_one_way_is_cut_and_the_other_is_not() -> None:
+    with hosts(2) as network, datagram_socket(network, 0) as zero, datagram_socket(network, 1) as one:
+        network.cut_one_way(0, 1)
+        zero.sendto(b"lost", one.getsockname())
+        one.sendto(b"heard", zero.getsockname())
+        assert zero.recv(100) == b"heard"
+        network.heal()
+        zero.sendto(b"later", one.getsockname())
+        assert one.recv(100) == b"later"
+        assert icmp_messages_received(network) == 0
+
+
+def test_a_host_is_cut_off_from_all() -> None:
+    with hosts(3) as network, contextlib.ExitStack() as stack:
+        zero, one, two = (stack.enter_context(datagram_socket(network, host)) for host in range(3))
+        network.cut_host(2)
+        for other in (zero, one):
+            other.sendto(b"lost", two.getsockname())
+            two.sendto(b"lost too", other.getsockname())
+        zero.sendto(b"not lost", one.getsockname())
+        assert one.recv(100) == b"not lost"
+        network.heal()
+        one.sendto(b"one", two.getsockname())
+        assert two.recv(100) == b"one"
+        for other in (zero, one):
+            two.sendto(b"two", other.getsockname())
+            assert other.recv(100) == b"two"
+        assert network.icmp_messages_sent() == icmp_messages_received(network) == 0
+
+
+def test_this_process_stays_where_it_is() -> None:
+    before = os.stat("/proc/self/ns/net").st_ino
+    forwarding = Path("/proc/sys/net/ipv4/ip_forward").read_text(encoding="ascii")
+    with hosts(1) as network:
+        assert os.stat("/proc/thread-self/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino == before
+        assert network.run(0, lambda: os.stat("/proc/thread-self/ns/net").st_ino) != before
+    assert Path("/proc/sys/net/ipv4/ip_forward").read_text(encoding="ascii") == forwarding
+
+
+KILLED = """
+import os, signal
+from e2e.harness import Cluster
+from networks import Network
+network = Network(2)
+cluster = Cluster({directory!r}, network=network)
+child = cluster.child()
+print(cluster.master.pid, child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_is_left_of_a_test_run_that_is_killed(tmp_path: Path) -> None:
+    """Its processes end, and with them all that holds its namespaces."""
+    with hosts(1):
+        pass  # Or there is nothing to test here.
+    command = [sys.executable, "-c", KILLED.format(directory=str(tmp_path))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in (str(TESTS), *sys.path) if path)}
+    killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in killed.stdout.split()]
+    assert len(pids) == 2
+    for pid in pids:
+        until(lambda pid=pid: not is_running(pid), f"the end of process {pid}")
+
+
+def is_running(pid: int) -> bool:
+    """True if there is such a process, and it is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_hosts_have_addresses_of_their_own() -> None:
+    with hosts(3) as network:
+        assert len({network.address(host) for host in range(3)}) == 3
+    assert HOSTS_MAX < 256

@@ -1,0 +1,74 @@
+"""Peers that are stopped (SIGSTOP), as on a host that sleeps or swaps, and go on later."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Child, cluster, until
+from e2e.training import end, train, train_anew
+from zpccl.errors import Result
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def sockets_of(child: Child) -> set[str]:
+    """The inodes of its sockets."""
+    names = [os.readlink(entry) for entry in Path(f"/proc/{child.pid}/fd").iterdir()]
+    return {name.removeprefix("socket:[").removesuffix("]") for name in names if name.startswith("socket:[")}
+
+
+def unread_bytes(child: Child, sockets: set[str], port: int) -> int:
+    """What waits in the kernel to be read on those of the child's connections that lead to a port."""
+    total = 0
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{child.pid}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+            _, _, remote, _, queues, _, _, _, _, inode = line.split()[:10]
+            if inode in sockets and int(remote.rpartition(":")[2], 16) == port:
+                total += int(queues.partition(":")[2], 16)
+    return total
+
+
+def test_stopped_for_longer_than_the_heartbeat_timeout() -> None:
+    """L1, L2, S5: evicted and told why; with a new communicator it takes part again and holds what the others hold."""
+    with cluster("--heartbeat-timeout", "2") as run:
+        children = run.members(4, heartbeat_timeout=2)
+        sleeper, others = children[3], children[:3]
+        for child in children:
+            child.start(train)
+        assert [child.note() for child in children] == [4] * 4
+        sleeper.freeze()
+        assert [child.note() for child in others] == [3] * 3
+        sleeper.thaw()
+        failure = sleeper.failure()
+        assert failure.kind == "Kicked" and failure.result == Result.MASTER_CONNECTION_FAILED
+        assert failure.attributes["reason"]
+        sleeper.start(train_anew, run.master.address, name=sleeper.name, heartbeat_timeout=2)
+        assert [child.note() for child in children] == [4] * 4
+        results = end(children)
+        for result in results[:3]:
+            assert set(result["failures"]) <= {(sleeper.name,)}
+        assert results[3]["failures"] == []
+
+
+def test_stopped_for_less_than_the_heartbeat_timeout() -> None:
+    """L1: the others wait, for some heartbeats that nobody answers; nothing else happens."""
+    with cluster() as run:
+        children = run.members(4)
+        for child in children:
+            child.start(train)
+        assert [child.note() for child in children] == [4] * 4
+        port = int(run.master.address.rpartition(":")[2])
+        children[3].freeze()
+        sockets = sockets_of(children[3])
+        for _ in range(5):  # Two or three messages may have been under way; the others are heartbeats.
+            before = unread_bytes(children[3], sockets, port)
+            until(lambda before=before: unread_bytes(children[3], sockets, port) > before, "a heartbeat")
+        assert not any(child.is_done() for child in children)
+        children[3].thaw()
+        for result in end(children):
+            assert result["failures"] == []
+            assert result["view"][1] == 4
+        assert "lost" not in run.master.log.read_text()

@@ -1,0 +1,86 @@
+"""A training loop for children that goes on whatever happens to the others, and tells who took part."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+import zpccl
+from e2e import harness
+from e2e.harness import Peer
+
+T = TypeVar("T")
+
+ELEMENTS = 50_000
+
+
+def train(peer: Peer, is_newcomer: bool = False) -> dict[str, Any]:
+    """Admits who waits, all-reduces, syncs; calls again where a peer was lost. Ends when any was told to.
+
+    Notes the number of participants of a reduce whenever it has changed.
+    """
+    weights = np.full(ELEMENTS, -1.0 if is_newcomer else 0.0, np.float32)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
+    failures: list[tuple[str, ...]] = []
+    is_over, participants, must_sync = False, 0, is_newcomer
+    while not is_over:
+        if not is_newcomer and again(failures, peer.comm.are_peers_pending):
+            again(failures, peer.comm.update_topology)
+            must_sync = True
+        if must_sync:
+            again(failures, lambda: peer.comm.sync_shared_state(state))
+            must_sync = is_newcomer = False
+        send = np.ones(ELEMENTS, np.float32)
+        send[0] = 1000.0 * peer.is_told()
+        total = again(failures, lambda send=send: peer.comm.all_reduce(send))
+        weights[1:] += total[1:] * np.float32(state.revision % 7)
+        state.push_revision()
+        is_over = bool(total[0] >= 1000.0)
+        if participants != int(total[1]):
+            participants = int(total[1])
+            peer.note(participants)
+    digest = hashlib.blake2b(weights.tobytes()).hexdigest()
+    return {"digest": digest, "revision": state.revision, "failures": failures, "view": harness.view(peer)}
+
+
+def again(failures: list[tuple[str, ...]], call: Callable[[], T]) -> T:
+    """Makes a call until no peer is lost in it; `failures` gets the names of those who were."""
+    while True:
+        try:
+            return call()
+        except zpccl.PeerLost as error:
+            failures.append(error.peers)
+
+
+def train_anew(peer: Peer, address: str, **options: Any) -> dict[str, Any]:
+    """Joins with a new communicator in place of one that has ended, and trains."""
+    peer.comm.close()
+    harness.connect(peer, address, **options)
+    return train(peer, is_newcomer=True)
+
+
+def start_training(run: harness.Cluster, count: int, **options: Any) -> list[harness.Child]:
+    """Members that train; each has noted that all take part."""
+    children = run.members(count, **options)
+    for child in children:
+        child.start(train)
+    assert [child.note() for child in children] == [count] * count
+    return children
+
+
+def lines_of_losses(run: harness.Cluster) -> list[str]:
+    """What the master's log says of members that it has lost or removed."""
+    lines = run.master.log.read_text().splitlines()
+    return [line for line in lines if "zpccl.master: member " in line and not line.endswith(" left")]
+
+
+def end(children: list[harness.Child]) -> list[dict[str, Any]]:
+    """Ends the training, and checks that all hold the same."""
+    children[0].tell()  # The others hear of it from this one.
+    results = [child.value() for child in children]
+    for key in ("digest", "revision"):
+        assert len({result[key] for result in results}) == 1, (key, results)
+    return results

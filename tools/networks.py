@@ -1,0 +1,222 @@
+"""A network of hosts inside this one, whose paths can be cut: for end-to-end tests and tools. Linux, as root.
+
+Each host is a network namespace with one address; a router, which is a namespace too, joins them. What is cut, the
+router drops without a word, as a broken path of the internet does: no RST and no ICMP message tells anybody of it.
+
+Who owns what: this process owns one descriptor for each namespace. Namespaces have no names and no files, so the kernel
+removes them, and all devices in them, once these descriptors are closed and the processes inside have ended, however
+this process ends. Commands run in threads of their own, which enter a namespace first and then end; no other thread of
+this process ever leaves its namespace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+HOSTS_MAX = 250
+LINK_TIMEOUT_S = 10.0
+"""How long a new device may take until it carries packets."""
+_RTMGRP_LINK, _SIOCGIFFLAGS, _IFF_RUNNING = 1, 0x8913, 0x40  # linux/rtnetlink.h, sockios.h, if.h
+_CLONE_NEWNET = 0x40000000  # linux/sched.h; the os module has it from Python 3.12 on only.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NetworkUnavailable(Exception):
+    """This process may not make networks, or lacks the tools for it."""
+
+
+def enter(namespace: str) -> None:
+    """Puts the calling thread, and all that it starts from now on, into a namespace (`Network.namespace`)."""
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.setns(descriptor, _CLONE_NEWNET) < 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+    finally:
+        os.close(descriptor)
+
+
+class Network:
+    """Hosts numbered from 0 and the router between them.
+
+    Args:
+        host_count: 1 to HOSTS_MAX.
+
+    Raises:
+        NetworkUnavailable: not permitted, or no `ip` command.
+    """
+
+    def __init__(self, host_count: int) -> None:
+        assert 1 <= host_count <= HOSTS_MAX
+        self.host_count = host_count
+        self._rules: list[str] = []
+        self._descriptors: list[int] = []
+        try:
+            for _ in range(host_count + 1):
+                self._descriptors.append(_in_thread(_new_namespace))
+            self._set_up()
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.close()
+            text = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
+            raise NetworkUnavailable(f"cannot make network namespaces: {text}") from error
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the namespaces: they end with the last process inside. May be called twice."""
+        descriptors, self._descriptors = self._descriptors, []
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of a host."""
+        assert 0 <= host < self.host_count
+        return f"10.0.{host}.2"
+
+    def namespace(self, host: int) -> str:
+        """Where processes of the same user find the namespace of a host, to `enter` it, while this process lives."""
+        assert 0 <= host < self.host_count
+        return self._path(host)
+
+    def run(self, host: int, function: Callable[[], T]) -> T:
+        """Runs a function in a thread on a host: sockets that it makes and processes that it starts belong there."""
+        return self._run(self.namespace(host), function)
+
+    def icmp_messages_sent(self) -> int:
+        """ICMP messages that the router has sent: it should be none."""
+        return self._run(self._router, lambda: counter("Icmp", "OutMsgs"))
+
+    # --- Cutting ----------------------------------------------------------------------------------------------------
+
+    def cut(self, one: int, other: int) -> None:
+        """Drops all that two hosts send to each other."""
+        self._add_rules(self._one_way(one, other), self._one_way(other, one))
+
+    def cut_one_way(self, sender: int, receiver: int) -> None:
+        """Drops what one host sends to another, and not what comes back."""
+        self._add_rules(self._one_way(sender, receiver))
+
+    def cut_host(self, host: int) -> None:
+        """Drops all that a host sends and all that is sent to it."""
+        self._add_rules(f"from {self.address(host)} blackhole", f"to {self.address(host)} blackhole")
+
+    def heal(self) -> None:
+        """Undoes all cuts."""
+        rules, self._rules = self._rules, []
+        self._ip(self._router, [f"rule del {rule}" for rule in rules])
+
+    def _one_way(self, sender: int, receiver: int) -> str:
+        return f"from {self.address(sender)} to {self.address(receiver)} blackhole"
+
+    def _add_rules(self, *rules: str) -> None:
+        """Rules of routing: where one says blackhole, packets to be forwarded are dropped, and nothing is sent."""
+        numbered = [f"priority {100 + len(self._rules) + index} {rule}" for index, rule in enumerate(rules)]
+        self._ip(self._router, [f"rule add {rule}" for rule in numbered])
+        self._rules += numbered
+
+    # --- Setting up -------------------------------------------------------------------------------------------------
+
+    @property
+    def _router(self) -> str:
+        return self._path(self.host_count)
+
+    def _path(self, index: int) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._descriptors[index]}"
+
+    def _set_up(self) -> None:
+        def begin() -> None:
+            for name, value in (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0")):
+                Path("/proc/sys/net/ipv4", name).write_text(value, encoding="ascii")
+
+        self._run(self._router, begin)
+        router = ["link set lo up"]
+        for host in range(self.host_count):
+            commands = [
+                "link set lo up",
+                f"link add eth0 type veth peer name host{host} netns {self._router}",
+                f"address add {self.address(host)}/30 dev eth0",
+                "link set eth0 up",
+                f"route add default via 10.0.{host}.1",
+            ]
+            self._ip(self.namespace(host), commands)
+            router += [f"address add 10.0.{host}.1/30 dev host{host}", f"link set host{host} up"]
+        self._ip(self._router, router)
+        for host in range(self.host_count):  # Until then packets are dropped, and TCP takes it for a slow network.
+            self.run(host, lambda: _wait_for_link("eth0"))
+            self._run(self._router, lambda host=host: _wait_for_link(f"host{host}"))  # type: ignore[misc]
+
+    def _ip(self, namespace: str, commands: Sequence[str]) -> None:
+        def run() -> None:
+            text = "".join(f"{command}\n" for command in commands)
+            subprocess.run(["ip", "-batch", "-"], input=text, text=True, check=True, capture_output=True)
+
+        if commands:
+            self._run(namespace, run)
+
+    def _run(self, namespace: str, function: Callable[[], T]) -> T:
+        def inside() -> T:
+            enter(namespace)
+            return function()
+
+        return _in_thread(inside)
+
+
+def counter(protocol: str, name: str) -> int:
+    """A counter of the network that the calling thread is in, as /proc/net/snmp has it: ("Tcp", "RetransSegs")."""
+    lines = Path("/proc/thread-self/net/snmp").read_text(encoding="ascii").splitlines()
+    names, values = (line.split() for line in lines if line.startswith(f"{protocol}:"))
+    return int(values[names.index(name)])
+
+
+def _wait_for_link(device: str) -> None:
+    """Waits until a device can carry packets. Netlink tells of every change of one."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as changes:
+        changes.bind((0, _RTMGRP_LINK))
+        changes.settimeout(LINK_TIMEOUT_S)
+        while True:
+            request = bytearray(struct.pack("16sh22x", device.encode(), 0))
+            fcntl.ioctl(changes, _SIOCGIFFLAGS, request)
+            (flags,) = struct.unpack_from("H", request, 16)
+            if flags & _IFF_RUNNING:
+                return
+            changes.recv(65536)
+
+
+def _new_namespace() -> int:
+    if _libc.unshare(_CLONE_NEWNET) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _in_thread(function: Callable[[], T]) -> T:
+    """Runs a function in a thread that ends with it."""
+    values: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            values.append(function())
+        except BaseException as error:  # noqa: BLE001  # It is raised where the function was wanted.
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="network")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return values[0]
