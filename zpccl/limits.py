@@ -92,6 +92,8 @@ HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 HEARTBEAT_TIMEOUT_MIN_NS = 1 * SECOND
 """Less leaves no room for DISCONNECT_GRACE and a heartbeat that a busy machine sends late."""
 HEARTBEAT_INTERVAL_NS = 1 * SECOND
+CUT_OFF_SPREAD_NS = 2 * SECOND
+"""Members that are all lost within this time may not be gone: the master itself may have been cut off."""
 DISCONNECT_GRACE_NS = 500 * MS
 """A peer whose control connection broke may come back for this long, unless others lost it too."""
 REGISTRATION_TIMEOUT_NS = 5 * SECOND

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from e2e.harness import cluster
+from e2e.harness import Peer, cluster, until
 from e2e.networks import hosts, wait_for_resends
-from e2e.training import end, lines_of_losses, start_training, train_anew
+from e2e.training import end, lines_of_losses, start_training, train, train_anew
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -54,3 +57,34 @@ def test_the_host_of_the_master_is_cut_off_for_less_than_the_heartbeat_timeout()
         for result in end(children):
             assert result["failures"] == []
         assert lines_of_losses(run) == []
+
+
+def train_and_tell_of_absence(peer: Peer) -> dict[str, Any]:
+    """Trains; notes when the connection to the master is given up."""
+    loop = peer.comm._loop
+    assert loop is not None
+    peer.note_when(lambda: not loop._machine._is_connected, "away")
+    return train(peer)
+
+
+def test_the_host_of_the_master_is_cut_off_for_longer_than_the_heartbeat_timeout() -> None:
+    """L3: as when the master is killed and started again: no call fails."""
+    with hosts(5) as network, cluster("--heartbeat-timeout", "2", network=network) as run:
+        children = run.members(4, heartbeat_timeout=2)
+        for child in children:
+            child.start(train_and_tell_of_absence)
+        assert [child.note() for child in children] == [4] * 4
+        network.cut_host(MASTER)
+        assert [child.note() for child in children] == ["away"] * 4
+        port = int(run.master.address.rpartition(":")[2])
+        until(lambda: not network.run(MASTER, lambda: connections_to(port)), "the master to give the peers up")
+        network.heal()
+        for result in end(children):
+            assert result["failures"] == []
+
+
+def connections_to(port: int) -> int:
+    """How many connections to a port are established, in the network of the calling thread."""
+    lines = Path("/proc/thread-self/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return sum(int(local.rpartition(":")[2], 16) == port and state == "01" for _, local, _, state, *_ in fields)

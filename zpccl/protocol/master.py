@@ -129,6 +129,7 @@ class MasterMachine:
         self._dismissed: dict[Hashable, bytes] = {}  # Peers of the base that are told that they are members no more.
         self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._announced_epoch = 0
+        self._last_loss_ns: int | None = None  # Of a member, against its will.
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
@@ -530,6 +531,14 @@ class MasterMachine:
         rest = [p.peer_id for p in self.registry.order if p.connection is not None and p is not peer]
         return self._quorum.may_go_on(rest)
 
+    def _is_cut_off(self, peer: Peer, now_ns: int) -> bool:
+        """True if nobody is left of several members who were lost at about the same time."""
+        if not peer.is_member or any(p.connection is not None and p is not peer for p in self.registry.order):
+            return False
+        last_ns = self._last_loss_ns
+        is_recent = last_ns is not None and now_ns - last_ns < limits.CUT_OFF_SPREAD_NS
+        return peer.connection is None and (len(self.registry.order) > 1 or is_recent)
+
     def _lose(
         self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, consents: bool = False
     ) -> None:
@@ -537,7 +546,11 @@ class MasterMachine:
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
         if not consents and not self._may_lose(peer):
-            return self._step_down(f"{peer.name} {reason}", now_ns)
+            return self._step_down(f"the rest may be no quorum: {peer.name} {reason}", now_ns)
+        if not consents and self._is_cut_off(peer, now_ns):
+            return self._step_down("all members are gone; rather it is this master that was cut off", now_ns)
+        if peer.is_member and not consents:
+            self._last_loss_ns = now_ns
         self.counts.losses[_loss_reason(peer, reason)] += 1
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
@@ -623,7 +636,7 @@ class MasterMachine:
 
     def _step_down(self, reason: str, now_ns: int) -> None:
         """Another master may lead the run. Those who are still here report anew, to this one or to another."""
-        self._outbox.log(Level.WARNING, f"stepping down, as those who are left may be no quorum: {reason}")
+        self._outbox.log(Level.WARNING, f"stepping down: {reason}")
         connections = list(self.registry.by_connection)
         self._forget_run()
         self.run_id = hashlib.blake2b(self._own_id + bytes([self._term_count % 256]), digest_size=16).digest()

@@ -441,8 +441,8 @@ class PeerMachine:
         self._send(self._hello())
 
     def _on_members(self, message: Members) -> None:
-        if message.epoch < self.epoch:
-            return
+        if message.epoch < self.epoch or message.epoch >> 32 > self.incarnation:
+            return  # Of a master that has not welcomed this peer, or whose welcome came too late: it will say it again.
         self.epoch = message.epoch
         self.members, self._base = message.members, message.base
         if self._masters.has_others:

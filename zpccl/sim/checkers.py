@@ -340,7 +340,8 @@ class Causes(Checker):
             if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
                 self._members = {}  # All who knew of the run were away for too long.
             self._run_id = machine.run_id
-            self._members = {i: n for i, n in self._members.items() if i in nodes and is_member(nodes[i])}
+            left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
+            self._members = {i: n for i, n in left if is_member(nodes[i])}
         for peer_id in self._members.keys() - members.keys() - self._evicted:
             since_ns = self.cluster.clock.now_ns
             is_stranger = peer_id not in self.cluster.nodes
