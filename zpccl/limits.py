@@ -91,7 +91,9 @@ HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""
 HEARTBEAT_TIMEOUT_MIN_NS = 1 * SECOND
 """Less leaves no room for DISCONNECT_GRACE and a heartbeat that a busy machine sends late."""
-HEARTBEAT_INTERVAL_NS = 1 * SECOND
+HEARTBEAT_INTERVAL_NS = 400 * MS
+"""Below DISCONNECT_GRACE: when a master is cut off, it gives up its connections within one interval of each other, and
+must not take the first for lost before it knows of the last."""
 CUT_OFF_SPREAD_NS = 2 * SECOND
 """Members that are all lost within this time may not be gone: the master itself may have been cut off."""
 DISCONNECT_GRACE_NS = 500 * MS

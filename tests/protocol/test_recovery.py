@@ -592,3 +592,41 @@ def test_a_gathering_master_does_not_hold_more_than_its_bounds(monkeypatch: pyte
     assert 3 * SECOND > limits.RECOVERY_GRACE_NS
     assert sent(bench.handle(events.PeerMessageReceived("z", TopologyVote(0, 0, UPDATE))))
     assert Plan not in map(type, bench.said)
+
+
+# --- A master that was cut off ----------------------------------------------------------------------------------------
+
+
+def test_a_master_that_loses_all_at_once_asks_them_again() -> None:
+    """L3: they may have lost the master, not the other way round: it goes on where they are, as another one would."""
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    for name in "ab":
+        bench.disconnect(name)
+        assert not bench.machine.is_gathering
+    bench.disconnect("c")
+    assert bench.machine.is_gathering
+    for name, members in (("a", "abc"), ("b", "abc"), ("c", "abc")):
+        bench.hello(name, welcomed=True, run_id=RUN_ID)
+        bench.say(name, report_of(name, members, 9, run_id=RUN_ID, incarnation=bench.machine.incarnation))
+    assert bench.names() == "abc"
+
+
+def test_losses_that_others_did_not_hear_of_are_void() -> None:
+    """L3: what is noticed of the first before the last is gone was told to nobody."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.lose("a")
+    assert bench.names() == "b"
+    bench.disconnect("b")
+    assert bench.machine.is_gathering
+
+
+def test_the_last_member_is_lost_as_any() -> None:
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.lose("a")
+    bench.now_ns += limits.CUT_OFF_SPREAD_NS
+    bench.lose("b")
+    assert not bench.machine.is_gathering
+    assert bench.names() == ""

@@ -477,6 +477,8 @@ class MasterMachine:
             return
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
+        if peer.is_member and self._is_cut_off(now_ns):
+            return self._step_down("all members are gone; rather it is this master that was cut off", now_ns)
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
         if witnesses:
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
@@ -531,13 +533,12 @@ class MasterMachine:
         rest = [p.peer_id for p in self.registry.order if p.connection is not None and p is not peer]
         return self._quorum.may_go_on(rest)
 
-    def _is_cut_off(self, peer: Peer, now_ns: int) -> bool:
-        """True if nobody is left of several members who were lost at about the same time."""
-        if not peer.is_member or any(p.connection is not None and p is not peer for p in self.registry.order):
+    def _is_cut_off(self, now_ns: int) -> bool:
+        """True if nobody is connected of several members, who were lost at about the same time."""
+        if any(peer.connection is not None for peer in self.registry.order):
             return False
         last_ns = self._last_loss_ns
-        is_recent = last_ns is not None and now_ns - last_ns < limits.CUT_OFF_SPREAD_NS
-        return peer.connection is None and (len(self.registry.order) > 1 or is_recent)
+        return len(self.registry.order) > 1 or (last_ns is not None and now_ns - last_ns < limits.CUT_OFF_SPREAD_NS)
 
     def _lose(
         self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, consents: bool = False
@@ -547,8 +548,6 @@ class MasterMachine:
             return
         if not consents and not self._may_lose(peer):
             return self._step_down(f"the rest may be no quorum: {peer.name} {reason}", now_ns)
-        if not consents and self._is_cut_off(peer, now_ns):
-            return self._step_down("all members are gone; rather it is this master that was cut off", now_ns)
         if peer.is_member and not consents:
             self._last_loss_ns = now_ns
         self.counts.losses[_loss_reason(peer, reason)] += 1

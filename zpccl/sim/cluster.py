@@ -139,6 +139,11 @@ class Cluster:
             self._step()
 
     @property
+    def takeover_ns(self) -> int:
+        """How long it may take until another master has noticed what happened before."""
+        return TAKEOVER_NS + (MOVE_NS if len(self.masters) > 1 else 0)
+
+    @property
     def master(self) -> MasterNode:
         """The one that leads; of several, which do not know of each other, the latest. The first where none does."""
         leading = [node for node in self.masters if node.is_alive and not node.machine.is_gathering]
@@ -242,7 +247,7 @@ class Cluster:
         self.master_crash_count += 1
         master.crash()
         self.network.lose_master(master)
-        self.prolong(absence_ns + TAKEOVER_NS + (MOVE_NS if len(self.masters) > 1 else 0))
+        self.prolong(absence_ns + self.takeover_ns)
 
         def happen() -> None:
             machine, clock = self._make_master(self._rng.randbytes(16)), self.draw_clock()

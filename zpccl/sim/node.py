@@ -89,7 +89,10 @@ class MasterNode:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_master_event(self.machine, event)
+        term = self.machine.term
         done = self.machine.handle(event, self.clock.now_ns())
+        if self.machine.term != term:  # Stepped down: what happened of late is noticed only when it has gathered.
+            cluster.prolong(cluster.takeover_ns)
         self.machine.validate()
         for effect in done:
             cluster.trace(self.name, "->", effect)
