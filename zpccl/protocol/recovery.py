@@ -47,6 +47,7 @@ class Gathering:
         self._grace_ns = grace_ns
         self._wait_ns = wait_ns
         self._greeted_ns: int | None = None
+        self._last_greeted_ns = now_ns
         self._started_ns = self._looked_ns = now_ns
         self._greeted: dict[Hashable, bool] = {}  # Connections of earlier peers, and whether their report is here.
         self.reports: dict[bytes, tuple[PeerMessageReceived, Report]] = {}  # By peer.
@@ -58,6 +59,8 @@ class Gathering:
         """A peer of an earlier master has said Hello."""
         self._begin_ns = max(self._begin_ns, now_ns + limits.RUN_MEMORY_NS)
         self._greeted_ns = now_ns if self._greeted_ns is None else self._greeted_ns
+        if connection not in self._greeted:
+            self._last_greeted_ns = now_ns
         if len(self._greeted) < limits.PEERS_MAX:
             self._greeted.setdefault(connection, False)
 
@@ -140,7 +143,13 @@ class Gathering:
             return None
         # Pending peers have seen members: there must be some, who know more.
         is_complete = any(r.members for _, r in self.reports.values()) and all(self._greeted.values())
-        return self._greeted_ns + (self._grace_ns if is_complete else max(self._grace_ns, self._wait_ns))
+        wait_ns = max(self._grace_ns, self._wait_ns)
+        if is_complete:
+            return self._greeted_ns + self._grace_ns
+        # Who came late has time for its report too, but not without end: somebody may come ever again.
+        return max(
+            self._greeted_ns + wait_ns, min(self._last_greeted_ns + self._grace_ns, self._greeted_ns + 2 * wait_ns)
+        )
 
     def _newcomer_due_ns(self, event: PeerMessageReceived) -> int:
         """How long a newcomer waits for members of an earlier run."""
