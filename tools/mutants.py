@@ -358,8 +358,8 @@ MUTANTS = (
     Mutant(
         name="older-member-list-taken",
         file="peer.py",
-        old="if message.epoch < self.epoch:",
-        new="if message.epoch == self.epoch:",
+        old="if message.epoch < self.epoch or",
+        new="if message.epoch == self.epoch or",
         breaks="S3: a peer goes back to an older member list",
         finder=TESTS,
     ),
