@@ -333,6 +333,18 @@ def test_a_joiner_that_gets_on_is_waited_for(bench: MasterBench) -> None:
     assert (bench.names(), bench.pending()) == ("abc", "")
 
 
+def test_a_joiner_is_not_removed_with_the_one_it_could_not_reach() -> None:
+    """Split, seed 51, S6: the member was removed at the same moment, and nothing was missing then."""
+    bench = MasterBench(options=MasterOptions(link_wait_ns=SECOND, disconnect_grace_ns=SECOND))
+    bench.members("a", "b")
+    bench.register("j")
+    bench.say("j", Linked(pids("a")))
+    bench.say("a", Linked(pids("bj")))
+    bench.disconnect("b")
+    bench.tick(SECOND)
+    assert (bench.names(), bench.pending()) == ("a", "j")
+
+
 def test_a_kick_can_be_read_however_many_members_there_are(bench: MasterBench) -> None:
     """L1: a reason that is too long for the message would leave the joiner waiting."""
     letters = [chr(ord("A") + i) * 100 for i in range(50)]

@@ -630,3 +630,26 @@ def test_the_last_member_is_lost_as_any() -> None:
     bench.lose("b")
     assert not bench.machine.is_gathering
     assert bench.names() == ""
+
+
+def test_who_comes_late_has_time_for_its_report(bench: TakeOver) -> None:
+    """Anarchy, seed 4151, S6: it was removed a moment after it had come back."""
+    bench.report("p", "")
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    bench.connections["a"] = "a1"
+    bench.say("a", hello_of("a"))
+    bench.tick(1)
+    assert bench.machine.is_gathering
+    bench.say("a", report_of("a", "a"))
+    assert bench.names() == "a"
+
+
+def test_a_newcomer_whose_round_was_done_anew_is_not_admitted(bench: TakeOver) -> None:
+    """Split, seed 5439, L1: the others were elsewhere in their programs, and all waited for each other."""
+    for name in "ab":
+        bench.report(name, "ab", round=3)
+    assert bench.names() == "ab"
+    for name in "ab":
+        bench.vote(name, PENDING, 50)
+    bench.report("n", "abn", 6, round=4)
+    assert bench.names() == "ab"

@@ -142,7 +142,7 @@ def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> No
 
 
 def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
-    """S3, L1: nothing is decided before; its Leave counts as its word, as it goes on nowhere."""
+    """Split, seed 1533. S3, L1: nothing is decided before; its Leave counts as its word, as it goes on nowhere."""
     bench.report("b", "abcd", 5)
     bench.report("c", "cd", 9, base=pids("abcd"))
     told = bench.report("d", "cd", 9, base=pids("abcd"))
@@ -154,7 +154,7 @@ def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
 
 
 def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> None:
-    """S1, S3."""
+    """Split, seed 456. S1, S3."""
     running = RunningAttempt(1, pids("ab"), (4, 5), spec())
     bench.report("a", "ab", attempts=(running,))
     bench.report("b", "ab", attempts=(running,))
@@ -171,7 +171,7 @@ def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> No
 
 
 def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
-    """S3: both are asked again, for more than either has promised."""
+    """Split, seed 162. S3: both are asked again, for more than either has promised."""
     bench.report("a", "ab")
     first = bench.machine._gathering
     assert first is not None
@@ -201,6 +201,30 @@ def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) 
     assert all(message.incarnation > 5 for _, message in told if isinstance(message, Refused))
 
 
+def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: Standby) -> None:
+    """Split, seed 96, S1: this one had removed it and decided without it."""
+    for name in "abc":
+        bench.report(name, "abcd", round=1)
+    bench.tick_at_deadline()
+    bench.see("a", "b", "c")
+    bench.tick(limits.QUORUM_WAIT_NS)
+    assert bench.names() == "abc"
+    own = bench.machine.incarnation
+    bench.report("d", "abcd", own << 32, incarnation=own - 1, round=2)
+    assert bench.names() == "abc"
+
+
+def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None:
+    """Split, seed 1217, B1: also where the list is not established."""
+    running = RunningAttempt(1, pids("a"), (4,), spec())
+    for name in "abc":
+        bench.report(name, "abc", attempts=(running,) if name == "a" else ())
+    assert bench.machine.collectives.attempts
+    bench.leave("a")
+    assert not bench.machine.registry.is_established
+    assert not bench.machine.collectives.attempts
+
+
 # --- Leading ----------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +244,7 @@ def test_a_rest_that_is_no_quorum_steps_down(bench: Standby) -> None:
 
 
 def test_who_leaves_may_be_the_last_of_a_quorum(bench: Standby) -> None:
+    """Split, seed 1592: nobody was left to confirm the list without it."""
     bench.begin_run("ab")
     bench.leave("a")
     assert bench.names() == "b"
@@ -247,7 +272,7 @@ def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
 
 
 def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None:
-    """It may have left for another master when the welcome was on its way."""
+    """Split, seed 228. It may have left for another master when the welcome was on its way."""
     for name in "abc":
         bench.report(name, "abc")
     bench.see("a", "b")
@@ -281,6 +306,7 @@ def test_one_that_all_others_sent_on_begins_a_run(bench: Standby) -> None:
 
 
 def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
+    """Split, seed 203."""
     bench.begin_run("ab")
     bench.disconnect("a")
     bench.lose("b")
@@ -293,7 +319,7 @@ def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
 
 
 def test_a_newcomer_that_is_a_member_without_knowing_counts(bench: Standby) -> None:
-    """L3: the former master admitted b, and died before b heard of it."""
+    """Split, seed 23. L3: the former master admitted b, and died before b heard of it."""
     bench.report("a", "ab", 5, base=pids("a"))
     bench.hello("b", may_begin=False, **TWO)
     bench.tick_at_deadline()
@@ -361,6 +387,34 @@ def test_a_member_does_not_stay_where_nobody_leads() -> None:
     peer.hear(Refused(Refusal.REPORT, "", incarnation=7))
     assert peer.tick(limits.MASTER_STAY_NS - 1) == []
     assert peer.tick(limits.MASTER_STAY_SPREAD_NS + 1) == [UseMaster(0)]
+
+
+def test_a_master_that_answers_is_not_left_for_an_earlier_failure() -> None:
+    """Standby, seed 328: it took the run over with the report, and then removed the peer that had gone on."""
+    peer = peer_of_two().member()
+    peer.down()
+    for _ in range(2):
+        peer.handle(events.ConnectionFailed("refused"))
+        peer.tick()
+    peer.handle(events.ConnectionFailed("refused"))
+    peer.up()
+    assert peer.tick(limits.RECONNECT_INTERVAL_MAX_NS) == []
+
+
+def test_a_member_whose_master_stepped_down_does_not_wait_for_ever() -> None:
+    """Split, seed 215, L1: its connection never broke, so nothing counted the time."""
+    peer = PeerBench(masters=("m:1", "n:2"), master_timeout_ns=20 * SECOND).member()
+    peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    for _ in range(20):
+        peer.tick(SECOND)
+    assert isinstance(peer.machine.error, MasterUnreachable)
+
+
+def test_a_list_without_a_welcome_does_not_count() -> None:
+    """Standby, seed 10059, L3: the welcome came too late and was dropped; then no master took the report for honest."""
+    peer = peer_of_two().member()
+    peer.hear(member_list(7 << 32, "ab"))
+    assert peer.machine.epoch == 2
 
 
 def test_a_promise_is_kept() -> None:
@@ -434,7 +488,7 @@ def test_a_master_that_is_gone_for_good_ends_the_membership() -> None:
 
 
 def test_refusals_of_all_that_was_said_do_not_multiply() -> None:
-    """A master of another run refuses the Hello, and then every message after it."""
+    """Split, seed 264. A master of another run refuses the Hello, and then every message after it."""
     peer = peer_of_two().member()
     peer.reduce(5)
     peer.reconnect()
