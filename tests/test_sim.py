@@ -36,6 +36,7 @@ from zpccl.protocol.messages import (
     TopologyVote,
 )
 from zpccl.protocol.peer import PeerMachine
+from zpccl.protocol.requests import Requests
 from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.stragglers import Wait
 from zpccl.protocol.topology import ring_edges
@@ -412,7 +413,7 @@ def test_catches_a_machine_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_catches_answers_that_are_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MasterMachine, "_forget_answers", staticmethod(lambda peer, oldest_call_id: None))
+    monkeypatch.setattr(Requests, "_forget_answers", staticmethod(lambda peer, oldest_call_id: None))
     assert "B1" in promises_broken("calm", steps=3000)
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.requests import Requests
 from zpccl.protocol.rounds import Rounds
 from zpccl.sim import Violation
 from zpccl.sim.__main__ import main
@@ -149,7 +150,7 @@ def explode(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(self: MasterMachine, peer: Any, message: Any) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(MasterMachine, "_on_withdraw", explode)
+    monkeypatch.setattr(Requests, "_on_withdraw", explode)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         name="answer-forgotten-one-call-early",
-        file="master.py",
+        file="requests.py",
         old="for call_id in [call_id for call_id in peer.answers if call_id < oldest_call_id]:",
         new="for call_id in [call_id for call_id in peer.answers if call_id <= oldest_call_id]:",
         breaks="S1: a call whose answer got lost is begun anew by one peer alone",
@@ -279,8 +279,8 @@ MUTANTS = (
     ),
     Mutant(
         name="withdrawal-before-all-are-heard",
-        file="master.py",
-        old="if not self._are_all_heard():  # One of those",
+        file="requests.py",
+        old="if not self._registry.are_all_heard:  # One of those",
         new="if not self.registry.order:  # One of those",
         breaks="L3: a call is withdrawn that the former master has committed",
         finder=TESTS,
@@ -324,7 +324,7 @@ MUTANTS = (
     ),
     Mutant(
         name="calls-in-flight-without-bound",
-        file="master.py",
+        file="requests.py",
         old="if call_id not in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:",
         new="if call_id in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:",
         breaks="B1: one peer can make the master keep calls without limit",
@@ -549,5 +549,13 @@ MUTANTS = (
         old="(self.index == 0 and len(self._without_run) == len(self.addresses))",
         new="self.index == 0",
         breaks="S3: a newcomer begins a run of its own at an idle master",
+    ),
+    Mutant(
+        name="cut-off-master-removes-all",
+        file="master.py",
+        old="if peer.is_member and self._is_cut_off(now_ns):",
+        new="if not peer.is_member and self._is_cut_off(now_ns):",
+        breaks="L3: a master that was cut off comes back and knows nobody",
+        finder=TESTS,
     ),
 )

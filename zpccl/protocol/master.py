@@ -10,6 +10,9 @@ Tick. Its parts share a registry of peers and an outbox:
       Rounds           topology votes, admission            (rounds.py)
       StateSyncs       election and transfer of state       (statesync.py)
       Stragglers       who does not vote                    (stragglers.py)
+      Requests         calls, on their way to the former    (requests.py)
+      TakeOver         what the reports of peers tell       (takeover.py, recovery.py)
+      Quorum           where there are several masters      (quorum.py)
 
 After every event the master settles: it tells members of a new epoch, then lets each part look at what has become
 complete. A peer is lost when its connection broke and it did not come back within the grace period, or at once when
@@ -43,40 +46,31 @@ from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.counts import Counts, LossReason
 from zpccl.protocol.effects import Level, MasterEffect
-from zpccl.protocol.election import validate_entries
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
 from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names
 from zpccl.protocol.messages import (
-    Answer,
-    Begin,
-    Decision,
     Established,
-    Finished,
     Hello,
     Kick,
     Leave,
     Linked,
     Neighbours,
     NeighboursChanged,
-    Outcome,
-    PeerMessage,
     Refusal,
     Refused,
     Report,
     Seen,
-    SyncFinished,
-    SyncOffer,
-    TopologyVote,
     Welcome,
-    Withdraw,
 )
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.quorum import Quorum
 from zpccl.protocol.recovery import Gathering, History, choose_run
-from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
+from zpccl.protocol.requests import Requests
+from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.statesync import StateSyncs
 from zpccl.protocol.stragglers import Stragglers
+from zpccl.protocol.takeover import TakeOver
 
 _LEFT = "left"
 """The reason of a loss, in the log."""
@@ -127,7 +121,6 @@ class MasterMachine:
         self._quorum: Quorum | None = None  # Where peers know other masters.
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
         self._dismissed: dict[Hashable, bytes] = {}  # Peers of the base that are told that they are members no more.
-        self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
         self._announced_epoch = 0
         self._last_loss_ns: int | None = None  # Of a member, against its will.
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
@@ -137,6 +130,9 @@ class MasterMachine:
         self.rounds = Rounds(*how, self.collectives, self._admit, options.admission_wait_ns)
         self.syncs = StateSyncs(*how, self.rounds, self._next_attempt_id, options.link_wait_ns)
         self._stragglers = Stragglers(self.registry, self._outbox, self.collectives, self.rounds)
+        parts = (self.registry, self._outbox, self.collectives, self.rounds, self.syncs, self._kick)
+        self.requests = Requests(*parts)
+        self._takeover = TakeOver(*parts)
 
     def number(self, incarnation: int) -> None:
         """Sets the incarnation of a master that leads no run yet, should it begin one. Epochs follow it."""
@@ -255,8 +251,10 @@ class MasterMachine:
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Leave):
             self._lose(peer, _LEFT, now_ns, Level.INFO, consents=True)
+        elif isinstance(message, Seen) and peer.is_member:
+            self._on_seen(peer, message, now_ns)
         elif peer.is_member:
-            self._on_call(peer, message, now_ns)
+            self.requests.take(peer, message, now_ns)
         else:
             self._outbox.send(peer, Refused(Refusal.MALFORMED, f"{type(message).__name__} before admission"))
 
@@ -361,30 +359,6 @@ class MasterMachine:
         self.collectives.on_links_changed(now_ns)
         self.syncs.on_links_changed(now_ns)
 
-    def _on_call(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
-        if isinstance(message, Begin):
-            self._forget_answers(peer, message.oldest_call_id)
-            for call in message.calls:
-                if self._accept_call(peer, call.call_id, call.spec, now_ns):
-                    self.collectives.begin(peer, call.call_id, call.spec, now_ns)
-        elif isinstance(message, Finished):
-            self.collectives.finished(peer, message)
-        elif isinstance(message, TopologyVote):
-            self._forget_answers(peer, message.oldest_call_id)
-            if self._accept_call(peer, message.call_id, message.kind, now_ns):
-                function = FUNCTION_NAMES[message.kind]
-                self.rounds.vote(
-                    peer, WaitingCall(message.call_id, function, after_round=message.after_round, since_ns=now_ns)
-                )
-        elif isinstance(message, SyncOffer):
-            self._on_sync_offer(peer, message, now_ns)
-        elif isinstance(message, SyncFinished):
-            self.syncs.finished(peer, message)
-        elif isinstance(message, Withdraw):
-            self._on_withdraw(peer, message)
-        elif isinstance(message, Seen):
-            self._on_seen(peer, message, now_ns)
-
     def _on_seen(self, peer: Peer, message: Seen, now_ns: int) -> None:
         """A member has a list. Once it is established, the members need not report those before it."""
         if self._quorum is None or message.epoch >> 32 != self.incarnation:
@@ -400,60 +374,6 @@ class MasterMachine:
         self._outbox.broadcast(self.registry.order, Established(self.registry.epoch))
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
-
-    def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
-        self._forget_answers(peer, offer.oldest_call_id)
-        if not self._accept_call(peer, offer.call_id, SYNC, now_ns):
-            return
-        problem = validate_entries(offer.entries)
-        if self.syncs.is_running(peer, offer.call_id, None if problem else offer):
-            return
-        if problem and offer.call_id not in peer.answers:
-            self.rounds.forget(peer, offer.call_id)  # It may have been offered well before.
-            return self._outbox.answer(
-                peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
-            )
-        self.rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer, since_ns=now_ns))
-
-    def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
-        call_id = message.call_id
-        if not self._are_all_heard():  # One of those who are away may know that the call has succeeded.
-            if call_id in peer.open_calls:
-                self._withdrawals[peer.peer_id, call_id] = message
-            return
-        if call_id in peer.answers:
-            self._outbox.send(peer, peer.answers[call_id])
-        elif call_id in peer.open_calls:
-            found = (
-                self.collectives.withdraw(peer, call_id)
-                or self.rounds.withdraw(peer, call_id)
-                or self.syncs.withdraw(peer, call_id)
-            )
-            assert found, "an open call that no part knows"
-        elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
-            self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
-
-    def _accept_call(self, peer: Peer, call_id: int, call: Hashable, now_ns: int) -> bool:
-        """False for calls that were answered and taken note of, and for peers that break their bounds."""
-        if peer.peer_id not in self.registry.peers or call_id < peer.oldest_call_id:
-            return False
-        if call_id in peer.answers:
-            return True
-        if call_id not in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:
-            reason = f"more than {limits.CALLS_IN_FLIGHT_MAX} calls without an answer"
-        elif peer.open_calls.setdefault(call_id, call) != call:
-            reason = f"call id {call_id} was used for two calls"
-        else:
-            return True
-        self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
-        return False
-
-    @staticmethod
-    def _forget_answers(peer: Peer, oldest_call_id: int) -> None:
-        if oldest_call_id > peer.oldest_call_id:
-            peer.oldest_call_id = oldest_call_id
-            for call_id in [call_id for call_id in peer.answers if call_id < oldest_call_id]:
-                del peer.answers[call_id]
 
     def _on_malformed(self, event: MalformedReceived) -> None:
         self.malformed_count += 1
@@ -567,12 +487,7 @@ class MasterMachine:
                 return self._turn_away(self._gathering, now_ns)
             gathering, self._gathering = self._gathering, None
             self._adopt(gathering, now_ns)
-        if self._withdrawals and self._are_all_heard():
-            withdrawals, self._withdrawals = self._withdrawals, {}
-            for (peer_id, _), message in withdrawals.items():
-                peer = self.registry.peers.get(peer_id)
-                if peer is not None:
-                    self._on_withdraw(peer, message)
+        self.requests.settle()
         if not self.registry.order:
             for peer in self._connected_pending()[:1]:  # An empty run admits at once.
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
@@ -659,9 +574,6 @@ class MasterMachine:
                 refused = Refused(Refusal.NO_RUN, "no run is here")
             self._outbox.reply(connection, refused)
 
-    def _are_all_heard(self) -> bool:
-        return self.registry.is_established and all(peer.is_heard for peer in self.registry.order)
-
     def _ask_for_report(self, connection: Hashable) -> None:
         reason = "another master has taken the run over, and must know first what you know"
         incarnation = self.incarnation if self._gathering is None else self._gathering.incarnation
@@ -737,11 +649,11 @@ class MasterMachine:
             self._accept_report(event, report, now_ns)
         self._announced_epoch = self.registry.epoch
         self._propose(history.base)
-        self._apply_round(history)  # Before the Welcomes: members that did not know of their admission vote after it.
+        self._takeover.apply_round(history)
         for peer in list(self.registry.peers.values()):
             if peer.is_heard:
                 self._welcome(peer)
-        self._apply_history(now_ns)
+        self._takeover.apply(history, now_ns)
         for peer_id in gathering.left:
             if peer_id in self.registry.peers:
                 self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, consents=True)
@@ -763,12 +675,12 @@ class MasterMachine:
         if peer is None:
             return
         history.add(report)
-        self._apply_round(history)
+        self._takeover.apply_round(history)
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Where it listens, and who dials, may be news to them.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
-        self._apply_history(now_ns)
+        self._takeover.apply(history, now_ns)
         self._announce_epoch(now_ns)
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
@@ -808,54 +720,6 @@ class MasterMachine:
         peer.oldest_call_id = report.oldest_call_id
         return peer
 
-    def _apply_round(self, history: History) -> None:
-        if history.round > self.registry.round:
-            self.registry.round, self.registry.round_value = history.round, history.round_value
-
-    def _apply_history(self, now_ns: int) -> None:
-        """Brings what reports tell into force: what is decided first, then what still runs."""
-        history, peers = self._history, self.registry.peers
-        assert history is not None
-        for outcome in history.outcomes.values():
-            self._settle_attempt(outcome, history.calls_of(outcome), now_ns)
-        for attempt in history.take_attempts(peers):
-            calls = {
-                peers.get(peer_id) or _absent(peer_id): call_id
-                for peer_id, call_id in zip(attempt.order, attempt.calls, strict=False)
-            }
-            self.collectives.restore(attempt.attempt_id, attempt.spec, calls)
-        for sync in history.take_syncs(peers):
-            reporter = peers[sync.reporter]
-            calls = {
-                peers[peer_id]: call_id
-                for peer_id, call_id in zip(sync.running.order, sync.running.calls, strict=False)
-                if peer_id in peers and call_id not in peers[peer_id].answers
-            }
-            holders = tuple(peers.get(peer_id) or _absent(peer_id) for peer_id in sync.running.holders)
-            self.syncs.restore(sync.running, reporter, calls, holders)
-        for group, last in history.take_last_syncs().items():
-            completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
-            self.syncs.restore_last(group, last.value, completed)
-        self.rounds.answer_missed()
-
-    def _settle_attempt(self, outcome: Outcome, calls: dict[bytes, int], now_ns: int) -> None:
-        """A former master has decided an attempt: all who take part get that decision."""
-        running = self.collectives.take(outcome.attempt_id) or self.syncs.take(outcome.attempt_id)
-        if not outcome.committed or not outcome.order:
-            calls = {**{peer.peer_id: call_id for peer, call_id in running.items()}, **calls}
-        for peer_id, call_id in calls.items():
-            peer = self.registry.peers.get(peer_id)
-            if peer is None or not peer.is_heard or call_id in peer.answers or call_id < peer.oldest_call_id:
-                continue
-            self.collectives.forget(peer, call_id)
-            self.rounds.forget(peer, call_id)
-            facts = (outcome.attempt_id, outcome.committed, outcome.value, outcome.result, outcome.reason)
-            self._outbox.answer(peer, Decision(call_id, *facts, (), tuple(calls), tuple(calls.values())))
-        for peer in running:  # Restored, by their word, before this outcome was known.
-            if peer.peer_id not in calls and self.registry.peers.get(peer.peer_id) is peer:
-                reason = "the others finished an operation without it, as the former master had removed it"
-                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
-
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:
     if reason == _LEFT:
@@ -863,11 +727,6 @@ def _loss_reason(peer: Peer, reason: str) -> LossReason:
     if not peer.is_heard:
         return LossReason.ABSENT
     return LossReason.KICKED if peer.disconnected_ns is None else LossReason.DISCONNECTED
-
-
-def _absent(peer_id: bytes) -> Peer:
-    """Stands for a participant of an attempt who is gone."""
-    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", 0, None)
 
 
 def with_seen_address(addresses: tuple[str, ...], host: str) -> tuple[str, ...]:

@@ -96,6 +96,11 @@ class Registry:
         """False while another master may not know of the member list: nothing is decided by it then."""
         return not self.base
 
+    @property
+    def are_all_heard(self) -> bool:
+        """True if every member has reported, where the run was taken over, and the member list is established."""
+        return self.is_established and all(peer.is_heard for peer in self.order)
+
     def members(self, group: int | None = None) -> list[Peer]:
         """Members in ring order, of one group or of all."""
         return [peer for peer in self.order if group is None or peer.group == group]

@@ -1,0 +1,138 @@
+"""What members ask of the master: their calls, once the messages have come.
+
+Every message may come twice. A call keeps its id, so one that is known gets its answer again, or is told what has
+become of it. A peer that breaks the bounds of its calls is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.protocol.collective import Collectives
+from zpccl.protocol.election import validate_entries
+from zpccl.protocol.membership import Outbox, Peer, Registry
+from zpccl.protocol.messages import (
+    Answer,
+    Begin,
+    Finished,
+    PeerMessage,
+    SyncFinished,
+    SyncOffer,
+    TopologyVote,
+    Withdraw,
+)
+from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
+from zpccl.protocol.statesync import StateSyncs
+
+
+class Requests:
+    """The calls of all members, on their way to those who decide them.
+
+    Args:
+        kick: removes a peer, with a result and a reason, at a time.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        outbox: Outbox,
+        collectives: Collectives,
+        rounds: Rounds,
+        syncs: StateSyncs,
+        kick: Callable[[Peer, Result, str, int], object],
+    ) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._collectives = collectives
+        self._rounds = rounds
+        self._syncs = syncs
+        self._kick = kick
+        self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
+
+    def take(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
+        """A member makes calls, reports on them, or takes one back."""
+        if isinstance(message, Begin):
+            self._forget_answers(peer, message.oldest_call_id)
+            for call in message.calls:
+                if self._accept_call(peer, call.call_id, call.spec, now_ns):
+                    self._collectives.begin(peer, call.call_id, call.spec, now_ns)
+        elif isinstance(message, Finished):
+            self._collectives.finished(peer, message)
+        elif isinstance(message, TopologyVote):
+            self._forget_answers(peer, message.oldest_call_id)
+            if self._accept_call(peer, message.call_id, message.kind, now_ns):
+                function = FUNCTION_NAMES[message.kind]
+                self._rounds.vote(
+                    peer, WaitingCall(message.call_id, function, after_round=message.after_round, since_ns=now_ns)
+                )
+        elif isinstance(message, SyncOffer):
+            self._on_sync_offer(peer, message, now_ns)
+        elif isinstance(message, SyncFinished):
+            self._syncs.finished(peer, message)
+        elif isinstance(message, Withdraw):
+            self._on_withdraw(peer, message)
+
+    def settle(self) -> None:
+        """Answers withdrawals that have waited for all members to report."""
+        if self._withdrawals and self._registry.are_all_heard:
+            withdrawals, self._withdrawals = self._withdrawals, {}
+            for (peer_id, _), message in withdrawals.items():
+                peer = self._registry.peers.get(peer_id)
+                if peer is not None:
+                    self._on_withdraw(peer, message)
+
+    def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
+        self._forget_answers(peer, offer.oldest_call_id)
+        if not self._accept_call(peer, offer.call_id, SYNC, now_ns):
+            return
+        problem = validate_entries(offer.entries)
+        if self._syncs.is_running(peer, offer.call_id, None if problem else offer):
+            return
+        if problem and offer.call_id not in peer.answers:
+            self._rounds.forget(peer, offer.call_id)  # It may have been offered well before.
+            return self._outbox.answer(
+                peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
+            )
+        self._rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer, since_ns=now_ns))
+
+    def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
+        call_id = message.call_id
+        if not self._registry.are_all_heard:  # One of those who are away may know that the call has succeeded.
+            if call_id in peer.open_calls:
+                self._withdrawals[peer.peer_id, call_id] = message
+            return
+        if call_id in peer.answers:
+            self._outbox.send(peer, peer.answers[call_id])
+        elif call_id in peer.open_calls:
+            found = (
+                self._collectives.withdraw(peer, call_id)
+                or self._rounds.withdraw(peer, call_id)
+                or self._syncs.withdraw(peer, call_id)
+            )
+            assert found, "an open call that no part knows"
+        elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
+            self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
+
+    def _accept_call(self, peer: Peer, call_id: int, call: Hashable, now_ns: int) -> bool:
+        """False for calls that were answered and taken note of, and for peers that break their bounds."""
+        if peer.peer_id not in self._registry.peers or call_id < peer.oldest_call_id:
+            return False
+        if call_id in peer.answers:
+            return True
+        if call_id not in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:
+            reason = f"more than {limits.CALLS_IN_FLIGHT_MAX} calls without an answer"
+        elif peer.open_calls.setdefault(call_id, call) != call:
+            reason = f"call id {call_id} was used for two calls"
+        else:
+            return True
+        self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
+        return False
+
+    @staticmethod
+    def _forget_answers(peer: Peer, oldest_call_id: int) -> None:
+        if oldest_call_id > peer.oldest_call_id:
+            peer.oldest_call_id = oldest_call_id
+            for call_id in [call_id for call_id in peer.answers if call_id < oldest_call_id]:
+                del peer.answers[call_id]

@@ -1,0 +1,96 @@
+"""Brings into force what the reports of a run tell: what was decided first, then what still runs.
+
+The registry has the members by then; who has not reported yet is there, and not heard.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from zpccl.errors import Result
+from zpccl.protocol.collective import Collectives
+from zpccl.protocol.membership import Outbox, Peer, Registry
+from zpccl.protocol.messages import Decision, Outcome
+from zpccl.protocol.recovery import History
+from zpccl.protocol.rounds import Rounds
+from zpccl.protocol.statesync import StateSyncs
+
+
+class Kick(Protocol):
+    """Removes a peer; `consents`: it takes part nowhere else."""
+
+    def __call__(self, peer: Peer, result: Result, reason: str, now_ns: int, *, consents: bool = False) -> bool:
+        """False if it cannot be removed."""
+
+
+class TakeOver:
+    """Applies a history to the parts of a master."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        outbox: Outbox,
+        collectives: Collectives,
+        rounds: Rounds,
+        syncs: StateSyncs,
+        kick: Kick,
+    ) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._collectives = collectives
+        self._rounds = rounds
+        self._syncs = syncs
+        self._kick = kick
+
+    def apply_round(self, history: History) -> None:
+        """The last round of topology votes. Before the Welcomes: who did not know of its admission votes after it."""
+        if history.round > self._registry.round:
+            self._registry.round, self._registry.round_value = history.round, history.round_value
+
+    def apply(self, history: History, now_ns: int) -> None:
+        """All else. May be called again when another report has come: what it adds is applied then."""
+        peers = self._registry.peers
+        for outcome in history.outcomes.values():
+            self._settle(outcome, history.calls_of(outcome), now_ns)
+        for attempt in history.take_attempts(peers):
+            calls = {
+                peers.get(peer_id) or _absent(peer_id): call_id
+                for peer_id, call_id in zip(attempt.order, attempt.calls, strict=False)
+            }
+            self._collectives.restore(attempt.attempt_id, attempt.spec, calls)
+        for sync in history.take_syncs(peers):
+            reporter = peers[sync.reporter]
+            calls = {
+                peers[peer_id]: call_id
+                for peer_id, call_id in zip(sync.running.order, sync.running.calls, strict=False)
+                if peer_id in peers and call_id not in peers[peer_id].answers
+            }
+            holders = tuple(peers.get(peer_id) or _absent(peer_id) for peer_id in sync.running.holders)
+            self._syncs.restore(sync.running, reporter, calls, holders)
+        for group, last in history.take_last_syncs().items():
+            completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
+            self._syncs.restore_last(group, last.value, completed)
+        self._rounds.answer_missed()
+
+    def _settle(self, outcome: Outcome, calls: dict[bytes, int], now_ns: int) -> None:
+        """A former master has decided an attempt: all who take part get that decision."""
+        running = self._collectives.take(outcome.attempt_id) or self._syncs.take(outcome.attempt_id)
+        if not outcome.committed or not outcome.order:
+            calls = {**{peer.peer_id: call_id for peer, call_id in running.items()}, **calls}
+        for peer_id, call_id in calls.items():
+            peer = self._registry.peers.get(peer_id)
+            if peer is None or not peer.is_heard or call_id in peer.answers or call_id < peer.oldest_call_id:
+                continue
+            self._collectives.forget(peer, call_id)
+            self._rounds.forget(peer, call_id)
+            facts = (outcome.attempt_id, outcome.committed, outcome.value, outcome.result, outcome.reason)
+            self._outbox.answer(peer, Decision(call_id, *facts, (), tuple(calls), tuple(calls.values())))
+        for peer in running:  # Restored, by their word, before this outcome was known.
+            if peer.peer_id not in calls and self._registry.peers.get(peer.peer_id) is peer:
+                reason = "the others finished an operation without it, as the former master had removed it"
+                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
+
+
+def _absent(peer_id: bytes) -> Peer:
+    """Stands for a participant of an attempt who is gone."""
+    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", 0, None)
