@@ -281,7 +281,7 @@ MUTANTS = (
         name="withdrawal-before-all-are-heard",
         file="requests.py",
         old="if not self._registry.are_all_heard:  # One of those",
-        new="if not self.registry.order:  # One of those",
+        new="if not self._registry.order:  # One of those",
         breaks="L3: a call is withdrawn that the former master has committed",
         finder=TESTS,
     ),
