@@ -51,6 +51,7 @@ import sys
 from zpccl.protocol.rounds import Rounds
 from zpccl.sim.__main__ import main
 Rounds._ready_joiners = lambda self: []
+Rounds._partly_linked_joiners = lambda self, ready: []
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -142,6 +143,7 @@ def forget_digests(monkeypatch: pytest.MonkeyPatch) -> None:
 def refuse_joiners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants a fault: nobody is ever admitted."""
     monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+    monkeypatch.setattr(Rounds, "_partly_linked_joiners", lambda self, ready: [])
 
 
 def explode(monkeypatch: pytest.MonkeyPatch) -> None:
