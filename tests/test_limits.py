@@ -38,6 +38,8 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.PATH_TIMEOUT_NS < limits.STALL_TIMEOUT_NS  # Who is at the ends of a broken path knows first.
     assert limits.PATH_TIMEOUT_NS < limits.STATE_SOURCE_TIMEOUT_NS < limits.STATE_STALL_TIMEOUT_NS
     assert limits.LINK_FAILING_MAX_NS < limits.LINK_SUSPECT_NS
+    assert limits.UNEXPLAINED_STALL_MIN_NS < limits.STALL_TIMEOUT_NS  # And doubts of several rings live together.
+    assert 3 * limits.LINK_DOUBTS_MAX * limits.STALL_TIMEOUT_NS <= limits.LINK_SUSPECT_NS
     assert limits.LINK_CONNECTIONS_DEFAULT <= limits.LINK_CONNECTIONS_MAX
     assert limits.FRAME_BYTES_DEFAULT <= limits.FRAME_BYTES_MAX
     assert limits.PENDING_PEERS_MAX <= limits.PEERS_MAX

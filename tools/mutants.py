@@ -89,6 +89,38 @@ MUTANTS = (
         breaks="S1: peers reduce tensors of different sizes or types with each other",
         finder=TESTS,
     ),
+    Mutant(
+        name="late-fault-not-heard",
+        file="collective.py",
+        old="if aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok:",
+        new="if aborted is not None and aborted.calls.get(peer) == report.call_id and report.ok:",
+        breaks="L2: who says by which link an attempt failed is not heard when another was first to say that it did",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="both-ends-cost-twice",
+        file="collective.py",
+        old="                attempt.faults.add(edge)\n",
+        new="                attempt.faults.add(frozenset())\n",
+        breaks="L2: a peer is removed for its link although that was given but half the time",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="doubts-never-suffice",
+        file="paths.py",
+        old="self.doubts >= limits.LINK_DOUBTS_MAX",
+        new="self.doubts < 0",
+        breaks="L2: attempts stall in the same ring again and again where nobody knows why",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="one-stall-counts-for-many",
+        file="paths.py",
+        old="if fault.seen_ns <= begun_ns:",
+        new="if fault.seen_ns <= now_ns:",
+        breaks="L2: attempts that stall beside each other make a ring doubtful that has stalled once",
+        finder=TESTS,
+    ),
     # --- Topology -----------------------------------------------------------------------------------------------------
     Mutant(
         name="ring-not-closed",

@@ -173,6 +173,13 @@ LINK_SUSPECT_NS = 60 * SECOND
 """How long a link by which an attempt failed is avoided where another order can do without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND
 """A link that has cost failed attempts so much time, and carried none to its end since, counts as down."""
+UNEXPLAINED_STALL_MIN_NS = 5 * SECOND
+"""An attempt that failed after so long, and nobody named a link, makes every link of its ring doubtful. Those that end
+sooner lack a link that its ends are about to report, or were withdrawn."""
+LINK_DOUBTS_MAX = 2
+"""A link of so many such attempts in a row, one after the other, is avoided where another order can do without it."""
+ABORTED_ATTEMPTS_KEPT_MAX = 16
+"""Attempts that failed last: reports on them that were on their way still count against links."""
 LINK_SUSPECTS_TRIED_MAX = 8
 """Where no order does without all suspected links: orders that are looked for with a few of them."""
 RING_EXACT_PEERS_MAX = 12

@@ -13,6 +13,7 @@ from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Answer, Decision, Kick, Linked, Plan
+from zpccl.protocol.topology import ring_edges
 from zpccl.types import DataType, ReduceOp
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, plan_of, spec
@@ -382,6 +383,114 @@ def test_a_link_that_goes_on_failing_counts_as_down() -> None:
     sent = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert sent[0] == ("b1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a"))
     assert list(bench.plans.values())[-1][0].order == pids("ac")
+
+
+def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tuple[bytes, ...]:
+    """All vote, and stall at the same time. `faults` are "ab" where a blames b; the others say nothing of why.
+
+    The first report decides, and the rest was on its way. Returns the order of the attempt.
+    """
+    for name in bench.names():
+        bench.begin(name, call_id, spec(**changes))
+    attempt_id, lanes = list(bench.plans.items())[-1]
+    bench.tick(limits.STALL_TIMEOUT_NS)
+    blamed = {one: pid(other) for one, other in faults}
+    for name in sorted(bench.names(), key=lambda name: name in blamed):  # Who knows something is the last to say it.
+        bench.finish(name, call_id, attempt_id, ok=False, digest=0, fault=blamed.get(name), reason="timed out")
+    order: tuple[bytes, ...] = lanes[0].order
+    return order
+
+
+@pytest.mark.parametrize("faults", [("bc",), ("cb",), ("bc", "cb")])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_who_names_a_link_late_is_heard(faults: tuple[str, ...], copies: int) -> None:
+    """L2: every peer of a ring stalls at once, and the first to say so knows nothing."""
+    bench = bench_of("a", "b", "c", "d", copies=copies)
+    assert stall(bench, 1, *faults) == pids("abcd")
+    assert order_of(bench, 2) == pids("abdc")
+
+
+def test_a_link_that_both_ends_name_costs_once() -> None:
+    """Else one stall of three peers would count for two, and one of them would be removed at once."""
+    bench = bench_of("a", "b", "c")
+    stall(bench, 1, "bc", "cb")
+    assert stall(bench, 2, "bc", "cb") == pids("abc")
+    for name in "abc":
+        bench.begin(name, 3)
+    assert bench.machine.collectives.ballots  # Twice: now it counts as down.
+
+
+def test_stalls_without_a_culprit_change_the_ring() -> None:
+    """L2: whichever link it is, some ring does without it, and comes in turn. Nobody is removed for it."""
+    bench = bench_of("a", "b", "c", "d")
+    orders = [stall(bench, call_id) for call_id in range(1, 6)]
+    assert orders[0] == orders[1] == pids("abcd")
+    rings = [frozenset(frozenset(edge) for edge in ring_edges(order)) for order in orders[1:]]
+    assert len(set(rings[:3])) == 3 and rings[3] != rings[2]  # There are no more rings of four.
+    assert bench.names() == "abcd"
+
+
+def test_success_takes_doubts_away() -> None:
+    bench = bench_of("a", "b", "c", "d")
+    for call_id in range(1, 9, 2):
+        assert stall(bench, call_id) == pids("abcd")
+        assert order_of(bench, call_id + 1) == pids("abcd")
+
+
+def test_stalls_at_the_same_time_count_once() -> None:
+    """They have one reason."""
+    bench = bench_of("a", "b", "c", "d")
+    for name in "abcd":
+        bench.begin(name, 1, spec(1), spec(2))
+    bench.tick(limits.STALL_TIMEOUT_NS)
+    for tag in (0, 1):
+        bench.finish("a", 1 + tag, FIRST_ATTEMPT + tag, ok=False, digest=0)
+    assert stall(bench, 3) == pids("abcd")
+    assert stall(bench, 4) != pids("abcd")
+
+
+def test_a_failure_at_once_is_no_stall() -> None:
+    """Where a link is lost just before the plan comes, its ends say so in a moment."""
+    bench = bench_of("a", "b", "c", "d")
+    for call_id in range(1, 2 * limits.LINK_DOUBTS_MAX):
+        for name in "abcd":
+            bench.begin(name, call_id)
+        bench.tick(limits.UNEXPLAINED_STALL_MIN_NS - 1)
+        bench.finish("a", call_id, FIRST_ATTEMPT + call_id - 1, ok=False, digest=0, reason="cannot start")
+    assert order_of(bench, 50) == pids("abcd")
+
+
+def test_groups_are_doubted_on_their_own() -> None:
+    bench = bench_of("a", "b", "c", "d")
+    bench.members("w", "x", "y", "z", group=1)
+    for call_id in (1, 2):
+        for name in "abcdwxyz":
+            bench.begin(name, call_id)
+        bench.tick(limits.STALL_TIMEOUT_NS)
+        for attempt_id in list(bench.plans)[-2:]:
+            is_first = bench.plans[attempt_id][0].order == pids("abcd")
+            for name in "abcd" if is_first else "wxyz":
+                bench.finish(name, call_id, attempt_id, ok=not is_first, digest=0)
+    for name in "abcdwxyz":
+        bench.begin(name, 3)
+    orders = [lanes[0].order for lanes in bench.plans.values()][-2:]
+    assert pids("wxyz") in orders and pids("abcd") not in orders
+
+
+def test_few_failures_are_remembered() -> None:
+    """B1. A report on one that is forgotten changes nothing."""
+    bench = bench_of("a", "b", "c", "d")
+    count = limits.ABORTED_ATTEMPTS_KEPT_MAX + 1
+    for name in "abcd":
+        bench.begin(name, 1, *map(spec, range(count)))
+    bench.tick(limits.STALL_TIMEOUT_NS)
+    for number in range(count):
+        bench.finish("a", 1 + number, FIRST_ATTEMPT + number, ok=False, digest=0)
+    assert len(bench.machine.collectives._aborted) == limits.ABORTED_ATTEMPTS_KEPT_MAX
+    bench.finish("b", 1, FIRST_ATTEMPT, ok=False, digest=0, fault=pid("c"))
+    assert order_of(bench, 50) == pids("abcd")
+    bench.finish("b", count, FIRST_ATTEMPT + count - 1, ok=False, digest=0, fault=pid("c"))
+    assert order_of(bench, 51) == pids("abdc")
 
 
 def test_only_a_neighbour_can_be_at_fault() -> None:

@@ -142,3 +142,43 @@ def test_many_suspects_are_no_reason_to_give_up() -> None:
             if one < other:
                 net.blame(one + other, now_ns=NOW + ord(one) + ord(other))
     assert net.order("abcdef", NOW + 1000) is not None
+
+
+def doubt(net: Net, names: str, now_ns: int) -> None:
+    net.paths.doubt(net.of(names), now_ns, 8, now_ns)
+
+
+@pytest.mark.parametrize("names", ["abcde", "abcdef", "abcdefghijklm"])
+def test_links_of_a_doubtful_ring_are_avoided(names: str) -> None:
+    net = Net(names)
+    doubt(net, names, NOW)
+    assert net.order(names) == names
+    doubt(net, names, NOW + 1)
+    order = net.order(names, NOW + 1)
+    assert order is not None
+    pairs = {frozenset(pair) for pair in zip(names, names[1:] + names[0], strict=True)}
+    assert pairs.isdisjoint(frozenset(pair) for pair in zip(order, order[1:] + order[0], strict=True))
+    assert net.order(names, NOW + 1 + limits.LINK_SUSPECT_NS) == names
+
+
+def test_a_link_that_was_named_is_worse_than_any_doubt() -> None:
+    net = Net("abcd")
+    for step in range(5):
+        for names in ("abcd", "acbd"):
+            doubt(net, names, NOW + step)
+    net.blame("ac", now_ns=NOW)
+    assert net.order("abcd", NOW + 4) == "abcd"
+
+
+def test_doubts_make_no_surplus() -> None:
+    net = Net("abc")
+    for step in range(100):
+        doubt(net, "abc", NOW + step)
+    assert net.order("abc", NOW + 100) == "abc"
+    assert net.paths.surplus(net.of("abc"), NOW + 100) == []
+
+
+def test_a_doubtful_source_is_as_good_as_others() -> None:
+    net = Net("abcd")
+    doubt(net, "abcd", NOW)
+    assert net.paths.sources(net.peers["d"], net.of("abc"), NOW) == net.of("abc")

@@ -64,6 +64,8 @@ class Attempt:
     epoch: int = -1
     """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
     reports: dict[Peer, Finished] = field(default_factory=dict)
+    faults: set[frozenset[Peer]] = field(default_factory=set)
+    """The links by which it failed, as peers at their ends say."""
 
 
 class Collectives:
@@ -85,6 +87,8 @@ class Collectives:
         self.ballots: dict[tuple[int, int], Ballot] = {}  # By group and tag.
         self.attempts: dict[int, Attempt] = {}
         self._attempt_at: dict[tuple[int, int], Attempt] = {}  # By group and tag.
+        self._aborted: dict[int, Attempt] = {}  # The last that failed by reports, without these.
+        self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
 
     def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
         """A member votes. A vote that came before gets what has become of it."""
@@ -107,6 +111,9 @@ class Collectives:
 
     def finished(self, peer: Peer, report: Finished) -> None:
         """A participant's part is done or failed."""
+        aborted = self._aborted.get(report.attempt_id)
+        if aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok:
+            self._blame(aborted, peer, report.fault)  # Others were first to say that it failed, not by what.
         if report.call_id in peer.answers:  # Decided already: this peer missed the decision.
             return self._outbox.send(peer, peer.answers[report.call_id])
         attempt = self.attempts.get(report.attempt_id)
@@ -208,6 +215,7 @@ class Collectives:
             self._plan(key, ballot, members, now_ns)
 
     def _plan(self, key: tuple[int, int], ballot: Ballot, members: list[Peer], now_ns: int) -> None:
+        self._doubt(key[0], now_ns)
         order = self._paths.order(members, now_ns)
         if order is None:
             if ballot.agreed_ns is None:
@@ -290,12 +298,35 @@ class Collectives:
     # --- Decisions --------------------------------------------------------------------------------------------------
 
     def _blame(self, attempt: Attempt, peer: Peer, fault: bytes | None) -> None:
-        """Holds it against the link to a neighbour that an attempt failed by it."""
+        """Holds it against the link to a neighbour that an attempt failed by it, once for both ends."""
         place, count, now_ns = attempt.order.index(peer), len(attempt.order), self._outbox.now_ns
-        for neighbour in dict.fromkeys((attempt.order[place - 1], attempt.order[(place + 1) % count])):
-            if neighbour.peer_id == fault and neighbour is not peer:
+        for neighbour in (attempt.order[place - 1], attempt.order[(place + 1) % count]):
+            edge = frozenset((peer, neighbour))
+            if neighbour.peer_id == fault and neighbour is not peer and edge not in attempt.faults:
+                attempt.faults.add(edge)
+                self._unexplained.discard(attempt.attempt_id)
                 cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
                 self._paths.blame(peer, neighbour, cost_ns, attempt.spec.count, now_ns)
+
+    def _remember_failure(self, attempt: Attempt) -> None:
+        """Peers that stall do so at the same time: reports may be on their way that say more than the first."""
+        began_ns, now_ns = attempt.begun_ns, self._outbox.now_ns
+        attempt.reports.clear()
+        self._aborted[attempt.attempt_id] = attempt
+        if not attempt.faults and began_ns is not None and now_ns - began_ns >= limits.UNEXPLAINED_STALL_MIN_NS:
+            self._unexplained.add(attempt.attempt_id)
+        if len(self._aborted) > limits.ABORTED_ATTEMPTS_KEPT_MAX:
+            oldest = next(iter(self._aborted))
+            del self._aborted[oldest]
+            self._unexplained.discard(oldest)
+
+    def _doubt(self, group: int, now_ns: int) -> None:
+        """The members of a group have voted again, and each had reported before: nothing more will be known."""
+        for attempt_id in sorted(self._unexplained):
+            attempt = self._aborted[attempt_id]
+            if attempt.group == group and attempt.begun_ns is not None:
+                self._unexplained.discard(attempt_id)
+                self._paths.doubt(attempt.order, attempt.begun_ns, attempt.spec.count, now_ns)
 
     def _decide(self, attempt: Attempt) -> None:
         failed = [report for report in attempt.reports.values() if not report.ok]
@@ -310,6 +341,8 @@ class Collectives:
             faults = {report.fault for report in failed} - {None}
             blamed = [peer for peer in attempt.order if peer in lost or peer.peer_id in faults]
             self._abort(attempt, Result.RANK_CONNECTION_LOST, failed[0].reason or "a peer failed", blamed)
+            if not lost:
+                self._remember_failure(attempt)
         elif len(reports) < len(survivors):
             if lost:
                 self._abort(attempt, Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
@@ -363,6 +396,8 @@ class Collectives:
             assert ballot.calls and all(self._registry.peers.get(p.peer_id) is p for p in ballot.calls)
         assert all(self.attempts.get(a.attempt_id) is a for a in self._attempt_at.values())
         assert self._attempt_at.keys() == {(a.group, a.spec.tag) for a in self.attempts.values()}
+        assert self._unexplained <= self._aborted.keys() and self.attempts.keys().isdisjoint(self._aborted)
+        assert len(self._aborted) <= limits.ABORTED_ATTEMPTS_KEPT_MAX
         for attempt_id, attempt in self.attempts.items():
             assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
             survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]

@@ -4,6 +4,10 @@ A link that is not up, by the word of either end, cannot be used. One by which a
 while: paths exist that let small packets pass and no others, so the link comes up again and fails again. Suspected
 links are used where no order does without them; one that has cost so much time that it plainly does not work, and
 brought no attempt to its end since, counts as down.
+
+Where attempts stall and nobody can say by which link, each link of their ring may be the one. After a few such attempts
+all of them are suspected, less than any that was named, those of several rings more than others: so the next ring is
+another one, until one works. A link that is only doubtful never counts as down, lest a peer be removed for it.
 """
 
 from __future__ import annotations
@@ -29,6 +33,15 @@ class Fault:
     """How long the attempts took that failed by it."""
     count: int
     """The elements of the largest of them: one that is smaller and succeeds proves nothing."""
+    is_named: bool = False
+    """A peer at one of its ends said that it failed."""
+    doubts: int = 0
+    """Attempts in a row in whose ring it was, and that stalled without a word of why."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """False while there is too little against the link to avoid it."""
+        return self.is_named or self.doubts >= limits.LINK_DOUBTS_MAX
 
 
 class Paths:
@@ -43,8 +56,8 @@ class Paths:
         """A ring of members of one group, or None where their links allow none. It avoids suspected links if it can."""
         faults = self._live_faults(now_ns)
         down = {edge for edge, fault in faults.items() if fault.cost_ns >= limits.LINK_FAILING_MAX_NS}
-        suspects = [edge for edge in faults if edge not in down]
-        suspects.sort(key=lambda edge: (faults[edge].cost_ns, faults[edge].seen_ns))
+        suspects = [edge for edge, fault in faults.items() if fault.is_suspect and edge not in down]
+        suspects.sort(key=lambda edge: _weight(faults[edge]))
         if not suspects and not down and self._is_ring(members):
             return list(members)
         facts = (tuple(members), tuple(peer.linked for peer in members), frozenset(down), tuple(suspects))
@@ -85,7 +98,12 @@ class Paths:
         """The holders that a receiver has a link to, those first by whose link nothing failed."""
         faults = self._live_faults(now_ns)
         linked = [holder for holder in holders if self._registry.are_linked(receiver, holder)]
-        return sorted(linked, key=lambda holder: frozenset((receiver, holder)) in faults)
+
+        def is_suspect(holder: Peer) -> bool:
+            fault = faults.get(frozenset((receiver, holder)))
+            return fault is not None and fault.is_suspect
+
+        return sorted(linked, key=is_suspect)
 
     def surplus(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, list[Peer]]]:
         """Members without whom the rest has a ring, and whom each does not reach.
@@ -122,6 +140,19 @@ class Paths:
         """An attempt with so many elements failed by the link between two peers, after some time."""
         fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns, 0, 0))
         fault.seen_ns, fault.cost_ns, fault.count = now_ns, fault.cost_ns + cost_ns, max(fault.count, count)
+        fault.is_named = True
+
+    def doubt(self, order: Sequence[Peer], begun_ns: int, count: int, now_ns: int) -> None:
+        """An attempt with so many elements, begun then, stalled in this ring, and nobody knows by which link.
+
+        What stalls at the same time stalls for one reason, and counts once.
+        """
+        faults = self._live_faults(now_ns)
+        for one, other in ring_edges(order):
+            fault = faults.setdefault(frozenset((one, other)), Fault(-1, 0, 0))
+            if fault.seen_ns <= begun_ns:
+                fault.doubts += 1
+            fault.seen_ns, fault.count = now_ns, max(fault.count, count)
 
     def trust(self, order: Sequence[Peer], count: int) -> None:
         """An attempt with so many elements succeeded in this ring."""
@@ -139,3 +170,8 @@ class Paths:
             if is_old or any(peers.get(peer.peer_id) is not peer for peer in edge):
                 del self._faults[edge]
         return self._faults
+
+
+def _weight(fault: Fault) -> tuple[bool, int, int, int]:
+    """How much speaks against a suspected link, to compare."""
+    return fault.is_named, fault.cost_ns, fault.doubts, fault.seen_ns
