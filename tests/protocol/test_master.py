@@ -333,6 +333,51 @@ def test_a_joiner_that_gets_on_is_waited_for(bench: MasterBench) -> None:
     assert (bench.names(), bench.pending()) == ("abc", "")
 
 
+def test_a_master_that_loses_all_at_once_waits_for_them(bench: MasterBench) -> None:
+    """L3: rather it was cut off itself, for however long; once it hears of anybody, the others may come too."""
+    bench.members("a", "b", "c")
+    for name in "abc":
+        bench.disconnect(name)
+    assert bench.machine.deadline_ns() is None
+    bench.tick(3600 * SECOND)
+    bench.hello("b", welcomed=True)
+    assert bench.names() == "abc"
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    bench.hello("c", welcomed=True)
+    assert bench.names() == "abc"
+    bench.tick(1)
+    assert bench.names() == "bc"
+
+
+def test_a_newcomer_ends_the_wait_for_those_who_are_gone(bench: MasterBench) -> None:
+    """L2: they may all be dead."""
+    bench.members("a", "b")
+    for name in "ab":
+        bench.disconnect(name)
+    bench.hello("n")
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    assert bench.names() == "n"
+
+
+def test_all_are_back_and_one_is_lost_as_usual(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    for name in "ab":
+        bench.disconnect(name)
+    for name in "ab":
+        bench.hello(name, welcomed=True)
+    assert not bench.machine.is_alone
+    bench.lose("a")
+    assert bench.names() == "b"
+
+
+def test_the_last_member_is_lost_as_any(bench: MasterBench) -> None:
+    bench.members("a", "b")
+    bench.lose("a")
+    bench.now_ns += limits.CUT_OFF_SPREAD_NS
+    bench.lose("b")
+    assert bench.names() == ""
+
+
 def test_a_joiner_is_not_removed_with_the_one_it_could_not_reach() -> None:
     """Split, seed 51, S6: the member was removed at the same moment, and nothing was missing then."""
     bench = MasterBench(options=MasterOptions(link_wait_ns=SECOND, disconnect_grace_ns=SECOND))

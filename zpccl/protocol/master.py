@@ -16,7 +16,8 @@ Tick. Its parts share a registry of peers and an outbox:
 
 After every event the master settles: it tells members of a new epoch, then lets each part look at what has become
 complete. A peer is lost when its connection broke and it did not come back within the grace period, or at once when
-another peer lost its link to it too.
+another peer lost its link to it too. When all members are gone at once, rather the master was cut off: it waits for
+them until it hears of anybody, and some seconds longer.
 
 A master that may be replacing another one gathers first: it asks peers of an earlier master for their reports, and lets
 newcomers wait. Once all members of the newest member list have reported, or the grace period is over, it adopts the
@@ -123,6 +124,8 @@ class MasterMachine:
         self._dismissed: dict[Hashable, bytes] = {}  # Peers of the base that are told that they are members no more.
         self._announced_epoch = 0
         self._last_loss_ns: int | None = None  # Of a member, against its will.
+        self._is_alone = False  # All members were gone at once, and not all are back.
+        self._heard_ns: int | None = None  # When it heard of anybody after that.
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
@@ -144,6 +147,11 @@ class MasterMachine:
     def term(self) -> int:
         """Grows whenever it forgets what it knew of a run."""
         return self._term_count
+
+    @property
+    def is_alone(self) -> bool:
+        """True while members are waited for who were all gone at once."""
+        return self._is_alone
 
     @property
     def is_gathering(self) -> bool:
@@ -186,7 +194,7 @@ class MasterMachine:
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
-                deadlines.append(peer.disconnected_ns + self._grace_ns(peer))
+                deadlines.append(self._loss_ns(peer))
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -233,6 +241,8 @@ class MasterMachine:
         return all(is_peer_id_of(peer_id, event.identity) for peer_id in named)
 
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
+        if self._is_alone and self._heard_ns is None:
+            self._heard_ns = now_ns
         if self._gathering is not None:
             return self._on_early_message(self._gathering, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
@@ -398,7 +408,9 @@ class MasterMachine:
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
         if peer.is_member and self._is_cut_off(now_ns):
-            return self._step_down("all members are gone; rather it is this master that was cut off", now_ns)
+            self._outbox.log(Level.WARNING, "all members are gone; rather it is this master that is cut off")
+            self._is_alone = True
+            self._heard_ns = now_ns if self._connected_pending() else None
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
         if witnesses:
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
@@ -415,7 +427,8 @@ class MasterMachine:
         registry = self.registry
         for peer in list(self.registry.peers.values()):
             if peer.disconnected_ns is not None:
-                if now_ns - peer.disconnected_ns >= self._grace_ns(peer):
+                loss_ns = self._loss_ns(peer)
+                if loss_ns is not None and now_ns >= loss_ns:
                     what = "lost its connection to the master" if peer.is_heard else "did not find the new master"
                     self._lose(peer, what, now_ns)
                     if self.registry is not registry:
@@ -432,10 +445,15 @@ class MasterMachine:
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
-    def _grace_ns(self, peer: Peer) -> int:
+    def _loss_ns(self, peer: Peer) -> int | None:
+        """When a peer whose connection broke is lost; None while there is no saying."""
+        assert peer.disconnected_ns is not None
+        if self._is_alone and peer.is_member:
+            return None if self._heard_ns is None else self._heard_ns + self.options.recovery_wait_ns
         if self._quorum is not None and not (peer.is_heard and peer.is_following):
-            return max(self.options.recovery_wait_ns, limits.QUORUM_WAIT_NS)
-        return self.options.disconnect_grace_ns if peer.is_heard else self.options.recovery_wait_ns
+            return peer.disconnected_ns + max(self.options.recovery_wait_ns, limits.QUORUM_WAIT_NS)
+        grace_ns = self.options.disconnect_grace_ns if peer.is_heard else self.options.recovery_wait_ns
+        return peer.disconnected_ns + grace_ns
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int, *, consents: bool = False) -> bool:
         """Removes a peer. False if the others may not go on without it."""
@@ -454,8 +472,12 @@ class MasterMachine:
         return self._quorum.may_go_on(rest)
 
     def _is_cut_off(self, now_ns: int) -> bool:
-        """True if nobody is connected of several members, who were lost at about the same time."""
-        if any(peer.connection is not None for peer in self.registry.order):
+        """True if nobody is connected of several members, who were lost at about the same time.
+
+        They are waited for then, without end while nobody at all is heard. Where there are other masters, they may have
+        gone there, and this one steps down soon.
+        """
+        if self._quorum is not None or self._is_alone or any(p.connection is not None for p in self.registry.order):
             return False
         last_ns = self._last_loss_ns
         return len(self.registry.order) > 1 or (last_ns is not None and now_ns - last_ns < limits.CUT_OFF_SPREAD_NS)
@@ -492,6 +514,8 @@ class MasterMachine:
             for peer in self._connected_pending()[:1]:  # An empty run admits at once.
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
+        if self._is_alone and all(peer.connection is not None for peer in self.registry.order):
+            self._is_alone = False
         self.rounds.evaluate(now_ns)
         self.syncs.evaluate(now_ns)
         for peer in self._relinked:

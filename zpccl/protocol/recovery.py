@@ -315,6 +315,20 @@ class History:
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         return is_up_to_date and bool(self.adopted) and self.adopted <= theirs
 
+    def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Outcome]]:
+        """Who reports that an attempt runs which has ended for others, without it: who, its call, and the end."""
+        items: list[tuple[bytes, RunningAttempt | RunningSync]] = [(i.reporter, i.running) for i in self._attempts]
+        items += [(i.reporter, i.running) for i in self._syncs]
+        found = []
+        for reporter, running in items:
+            outcome = self.outcomes.get(running.attempt_id)
+            call_id = dict(zip(running.order, running.calls, strict=False)).get(reporter)
+            if outcome is None or call_id is None or reporter not in present:
+                continue
+            if reporter not in self.calls_of(outcome):
+                found.append((reporter, call_id, outcome))
+        return found
+
     def take_attempts(self, present: Container[bytes]) -> list[RunningAttempt]:
         """Attempts that nobody knows the end of, the oldest first, by the word of who takes part in the run."""
         taken, self._attempts = self._attempts, []

@@ -50,8 +50,14 @@ class TakeOver:
     def apply(self, history: History, now_ns: int) -> None:
         """All else. May be called again when another report has come: what it adds is applied then."""
         peers = self._registry.peers
+        without: dict[Peer, None] = {}  # Who lacks a result of the others. Removed last: it ends what else they run.
         for outcome in history.outcomes.values():
-            self._settle(outcome, history.calls_of(outcome), now_ns)
+            without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
+        for peer_id, call_id, outcome in history.overtaken(peers):
+            if outcome.committed:
+                without[peers[peer_id]] = None
+            else:
+                self._settle(outcome, {peer_id: call_id})
         for attempt in history.take_attempts(peers):
             calls = {
                 peers.get(peer_id) or _absent(peer_id): call_id
@@ -71,9 +77,17 @@ class TakeOver:
             completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
             self._syncs.restore_last(group, last.value, completed)
         self._rounds.answer_missed()
+        for peer in without:
+            if self._registry.peers.get(peer.peer_id) is peer and peer.is_heard:
+                reason = "the others finished an operation without it, as the former master had removed it"
+                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
 
-    def _settle(self, outcome: Outcome, calls: dict[bytes, int], now_ns: int) -> None:
-        """A former master has decided an attempt: all who take part get that decision."""
+    def _settle(self, outcome: Outcome, calls: dict[bytes, int]) -> list[Peer]:
+        """A former master has decided an attempt: all who take part get that decision.
+
+        Returns:
+            Who said that it runs, before this outcome was known, and took no part in it any more when it was decided.
+        """
         running = self._collectives.take(outcome.attempt_id) or self._syncs.take(outcome.attempt_id)
         if not outcome.committed or not outcome.order:
             calls = {**{peer.peer_id: call_id for peer, call_id in running.items()}, **calls}
@@ -85,10 +99,7 @@ class TakeOver:
             self._rounds.forget(peer, call_id)
             facts = (outcome.attempt_id, outcome.committed, outcome.value, outcome.result, outcome.reason)
             self._outbox.answer(peer, Decision(call_id, *facts, (), tuple(calls), tuple(calls.values())))
-        for peer in running:  # Restored, by their word, before this outcome was known.
-            if peer.peer_id not in calls and self._registry.peers.get(peer.peer_id) is peer:
-                reason = "the others finished an operation without it, as the former master had removed it"
-                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
+        return [peer for peer in running if peer.peer_id not in calls]
 
 
 def _absent(peer_id: bytes) -> Peer:

@@ -89,9 +89,9 @@ class MasterNode:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_master_event(self.machine, event)
-        term = self.machine.term
+        before = self.machine.term, self.machine.is_alone
         done = self.machine.handle(event, self.clock.now_ns())
-        if self.machine.term != term:  # Stepped down: what happened of late is noticed only when it has gathered.
+        if before != (self.machine.term, self.machine.is_alone):  # It takes longer to notice what happened of late.
             cluster.prolong(cluster.takeover_ns)
         self.machine.validate()
         for effect in done:
