@@ -562,8 +562,8 @@ MUTANTS = (
     Mutant(
         name="reports-of-the-gone-count",
         file="recovery.py",
-        old="if event.connection == connection and report.hello.master_count > 1:",
-        new="if event.connection == connection and report.hello.master_count > 99:",
+        old="if event.connection == connection and report.hello.master_count > 1 and",
+        new="if event.connection == connection and report.hello.master_count > 99 and",
         breaks="S3: a member is counted by two masters",
         finder=TESTS,
     ),

@@ -115,8 +115,8 @@ INCARNATION_MAX = 2**30
 EPOCH_MAX = (INCARNATION_MAX + INCARNATION_STEP_MAX + 1) << 32
 ROUND_MAX = 2**62
 """Of a report; the next one must have room too."""
-MASTERS_MAX = 16
-"""Masters in the address list of a peer."""
+MASTERS_MAX = 3
+"""Masters in the address list of a peer: with more, a peer might not get round to all of them within QUORUM_WAIT."""
 MASTER_STAY_FIRST_NS = 4 * SECOND
 """How long a peer waits at the first master of its list until that one leads the run; then it tries the next."""
 MASTER_STAY_NS = 2 * SECOND

@@ -637,3 +637,16 @@ def test_who_lacks_a_result_of_the_others_is_removed(bench: TakeOver) -> None:
     told = bench.report("a", "abc", 5, attempts=(RunningAttempt(1, pids("abc"), (4, 5, 6), spec()),))
     assert any(isinstance(message, Kick) for _, message in told)
     assert bench.names() == "bc"
+
+
+def test_a_list_that_names_one_twice_is_no_list(bench: TakeOver) -> None:
+    """B1: it ended the master, and the next one, whenever that peer reported."""
+    told = bench.report("a", "aa")
+    assert [message.refusal for _, message in told] == [Refusal.UNKNOWN_SESSION]
+
+
+def test_a_connection_reports_for_one_peer(bench: TakeOver) -> None:
+    bench.report("a", "ab")
+    told = bench.say("a", report_of("b", "ab"))
+    assert [message.refusal for _, message in told] == [Refusal.UNKNOWN_SESSION]
+    assert bench.machine.is_gathering

@@ -17,6 +17,8 @@ from zpccl.protocol.messages import (
     Hello,
     Kick,
     Leave,
+    Linked,
+    Members,
     Refusal,
     Refused,
     Report,
@@ -167,6 +169,26 @@ def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> No
     assert getattr(verdict, "committed", False)
 
 
+def test_the_report_of_one_who_leaves_counts_with_it(bench: Standby) -> None:
+    """S3: else it helps to a quorum for an older list than the one it has reported."""
+    bench.report("p", "pq", 9)
+    bench.leave("p")
+    bench.disconnect("p")
+    bench.report("r", "pqr", 5)
+    bench.tick(3600 * SECOND)
+    assert bench.names() != "pqr"
+
+
+def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: Standby) -> None:
+    """S3: it would report it as established to another master."""
+    for name in "ab":
+        bench.report(name, "ab", round=3)
+    bench.see("a", "b")
+    told = bench.report("n", "abn", 6, round=4)
+    assert bench.names() == "abn"
+    assert all(message.base for _, message in told if isinstance(message, Members))
+
+
 # --- Promises ---------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +247,27 @@ def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None
     assert not bench.machine.collectives.attempts
 
 
+def test_nobody_makes_a_leader_gather_but_a_member(bench: Standby) -> None:
+    """S7: neither who does not know its token, nor with a number that leaves no room for the next."""
+    bench.begin_run("ab")
+    for bad, promised in ((token("x"), 5), (token("b"), limits.INCARNATION_MAX)):
+        bench.connections["b"] = "b9"
+        bench.say("b", Hello(pid("b"), bad, True, 0, "b", (), 9, RUN_ID, 0, promised, 2))
+        assert not bench.machine.is_gathering
+
+
+def test_peers_with_other_lists_do_not_stop_a_run() -> None:
+    """L1: a stranger with two masters changes nothing; members with one master confirm lists where that is needed."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.connections["x"] = "x1"
+    bench.say("x", Hello(pid("a"), token("x"), True, 0, "x", (), 1, RUN_ID, 0, 0, 2))
+    bench.lose("b")
+    assert bench.machine.registry.is_established
+    peer = PeerBench().member()
+    assert peer.hear(replace(member_list(3, "ab"), base=pids("ab"))) == [Send(Seen(3))]
+
+
 # --- Leading ----------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +312,16 @@ def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
     bench.begin("a", 50, spec(1))
     bench.begin("a", 50, spec(2))
     assert bench.names() == "ab"
+
+
+def test_a_link_that_stays_down_does_not_keep_the_master_busy(bench: Standby) -> None:
+    """L1: the one to remove is the one without whom there is no quorum; its deadline must not stay in the past."""
+    bench.begin_run("ba")
+    for name in "ab":
+        bench.say(name, Linked(()))
+        bench.begin(name, 50)
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "ba"
 
 
 def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None:

@@ -172,6 +172,11 @@ class Collectives:
             for peer, others in self._paths.surplus(self._registry.members(group), now_ns)
         ]
 
+    def wait_again(self, now_ns: int) -> None:
+        """Whom plans could do without must stay: all that wait for links go on waiting."""
+        for ballot in self.ballots.values():
+            ballot.agreed_ns = None if ballot.agreed_ns is None else now_ns
+
     def deadline_ns(self) -> int | None:
         """When tick() has something to do."""
         waiting = [ballot.agreed_ns for ballot in self.ballots.values() if ballot.agreed_ns is not None]

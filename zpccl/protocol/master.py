@@ -269,11 +269,8 @@ class MasterMachine:
             self._outbox.send(peer, Refused(Refusal.MALFORMED, f"{type(message).__name__} before admission"))
 
     def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
-        if hello.master_count > 1 and self._quorum is None:
-            self._quorum = Quorum([peer.peer_id for peer in self.registry.order])
         known = self.registry.peers.get(hello.peer_id)
-        is_ahead = hello.run_id == self.run_id and hello.promised > self.incarnation
-        if self._quorum is not None and is_ahead and known is not None:
+        if known is not None and self._is_ahead(known, hello):
             self._step_down(f"{hello.name} has promised itself to a newer master", now_ns)
             return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
         is_unknown = not known.is_heard if known is not None else bound is None
@@ -302,6 +299,7 @@ class MasterMachine:
             known.connection_count = hello.connection
             known.disconnected_ns = None
             known.witnesses.clear()
+            self._note_masters(hello)
             return self._welcome(known)
         if hello.was_welcomed:
             return self._refuse_session(connection)
@@ -314,6 +312,17 @@ class MasterMachine:
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
             self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
 
+    def _is_ahead(self, known: Peer, hello: Hello) -> bool:
+        """True for a peer of this master that has promised itself to one that may lead the run by now."""
+        is_itself = hello.was_welcomed and known.token in (b"", hello.token) and hello.run_id == self.run_id
+        is_credible = self.incarnation < hello.promised <= limits.INCARNATION_MAX - limits.INCARNATION_STEP_MAX
+        return self._quorum is not None and is_itself and is_credible
+
+    def _note_masters(self, hello: Hello) -> None:
+        """A peer may know other masters: then only a quorum may go on."""
+        if hello.master_count > 1 and self._quorum is None:
+            self._quorum = Quorum([peer.peer_id for peer in self.registry.order])
+
     def _on_unaware(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> None:
         """A newcomer is a member, by the word of others, and has not heard of it: there is nothing to report."""
         hello = replace(hello, run_id=self.run_id)
@@ -321,6 +330,7 @@ class MasterMachine:
         self._on_report(PeerMessageReceived(connection, report, host), report, now_ns)
 
     def _register(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> Peer:
+        self._note_masters(hello)
         peer = Peer(
             peer_id=hello.peer_id,
             group=hello.group,
@@ -440,7 +450,9 @@ class MasterMachine:
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self.collectives.tick(now_ns)
         for peer, reason in [*self.collectives.unreachable(now_ns), *self.syncs.unreachable(now_ns)]:
-            self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
+            if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
+                self.collectives.wait_again(now_ns)
+                self.syncs.wait_again(now_ns)
         self.rounds.tick(now_ns)
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
@@ -509,6 +521,8 @@ class MasterMachine:
                 return self._turn_away(self._gathering, now_ns)
             gathering, self._gathering = self._gathering, None
             self._adopt(gathering, now_ns)
+            if self.is_gathering:
+                return
         self.requests.settle()
         if not self.registry.order:
             for peer in self._connected_pending()[:1]:  # An empty run admits at once.
@@ -605,7 +619,7 @@ class MasterMachine:
 
     def _outbid(self, gathering: Gathering, hello: Hello) -> bool:
         """Another master may lead as what a peer has promised. True if this one now bids more, and asks all again."""
-        if hello.master_count == 1 or hello.promised < gathering.incarnation:
+        if hello.promised > limits.INCARNATION_MAX - limits.INCARNATION_STEP_MAX or not gathering.is_outbid(hello):
             return False
         for connection in gathering.raise_incarnation(self._incarnation_after(hello.promised)):
             self._ask_for_report(connection)
@@ -623,8 +637,8 @@ class MasterMachine:
                 pass  # Its report is here; it gets its Welcome with the others.
             elif not gathering.hold(event, now_ns):
                 self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
-        elif isinstance(message, Report) and message.epoch >> 32 > message.hello.incarnation:
-            self._refuse_session(connection)  # No master gives epochs that are not its own.
+        elif isinstance(message, Report) and not is_plausible(message):
+            self._refuse_session(connection)
         elif isinstance(message, Report):
             hello = message.hello
             if hello.master_count > 1 and hello.promised != gathering.incarnation:  # It answers an earlier request.
@@ -693,13 +707,15 @@ class MasterMachine:
             return self._on_hello(event.connection, bound, hello, event.host, now_ns)
         if hello.run_id != self.run_id or hello.incarnation >= self.incarnation:
             return self._refuse_session(event.connection)
-        if report.epoch >> 32 > hello.incarnation:  # No master gives epochs that are not its own.
+        if not is_plausible(report):
             return self._refuse_session(event.connection)
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
             return
         history.add(report)
         self._takeover.apply_round(history)
+        if self.registry.epoch != self._announced_epoch:
+            self._propose()  # Before anybody hears of the list.
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Where it listens, and who dials, may be news to them.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
@@ -743,6 +759,12 @@ class MasterMachine:
             peer.disconnected_ns = now_ns
         peer.oldest_call_id = report.oldest_call_id
         return peer
+
+
+def is_plausible(report: Report) -> bool:
+    """False where no honest peer would report this: no master gives epochs of another, or a member twice."""
+    members = {member.peer_id for member in report.members}
+    return report.epoch >> 32 <= report.hello.incarnation and len(members) == len(report.members)
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:

@@ -445,7 +445,7 @@ class PeerMachine:
             return  # Of a master that has not welcomed this peer, or whose welcome came too late: it will say it again.
         self.epoch = message.epoch
         self.members, self._base = message.members, message.base
-        if self._masters.has_others:
+        if self._masters.has_others or message.base:
             self._send(Seen(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):

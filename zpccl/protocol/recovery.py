@@ -49,9 +49,11 @@ class Gathering:
         self._greeted_ns: int | None = None
         self._last_greeted_ns = now_ns
         self._started_ns = self._looked_ns = now_ns
+        self._reporter_on: dict[Hashable, bytes] = {}
         self._greeted: dict[Hashable, bool] = {}  # Connections of earlier peers, and whether their report is here.
         self.reports: dict[bytes, tuple[PeerMessageReceived, Report]] = {}  # By peer.
         self._held_ns: dict[Hashable, int] = {}
+        self._promised: set[bytes] = set()  # Who has reported to this incarnation, and may be elsewhere again.
         self.held: dict[Hashable, PeerMessageReceived] = {}  # The Hellos of newcomers, by connection.
         self.left: dict[bytes, None] = {}
 
@@ -67,10 +69,18 @@ class Gathering:
     def raise_incarnation(self, incarnation: int) -> list[Hashable]:
         """Others have promised more: what was reported is void. Who must report again."""
         self.incarnation = incarnation
-        self.reports = {p: (e, r) for p, (e, r) in self.reports.items() if r.hello.master_count == 1}
+        kept = {p: (e, r) for p, (e, r) in self.reports.items() if r.hello.master_count == 1 or p in self.left}
+        self.reports = kept
+        self._promised.clear()
         reported = {event.connection for event, _ in self.reports.values()}
         self._greeted = {connection: connection in reported for connection in self._greeted}
         return [connection for connection, has_reported in self._greeted.items() if not has_reported]
+
+    def is_outbid(self, hello: Hello) -> bool:
+        """True if a peer has promised itself to another master that may lead as this one would, or as a later one."""
+        if hello.master_count == 1 or (hello.promised == self.incarnation and hello.peer_id in self._promised):
+            return False
+        return hello.promised >= self.incarnation
 
     def knows(self, connection: Hashable) -> bool:
         """True if a connection has said Hello."""
@@ -80,6 +90,7 @@ class Gathering:
         """A newcomer waits. False if there are too many."""
         if hello.connection not in self.held and len(self.held) >= limits.PENDING_PEERS_MAX:
             return False
+        self._greeted.pop(hello.connection, None)  # It was pending, and has nothing to report.
         self.held[hello.connection] = hello
         self._held_ns.setdefault(hello.connection, now_ns)
         return True
@@ -87,6 +98,8 @@ class Gathering:
     def add(self, event: PeerMessageReceived, report: Report, now_ns: int) -> bool:
         """A report comes, perhaps again. False if it is not that of the peer which reported first, or one too many."""
         peer_id = report.hello.peer_id
+        if self._reporter_on.setdefault(event.connection, peer_id) != peer_id:
+            return False
         if peer_id in self.reports:
             known = self.reports[peer_id][1].hello
             if known.token != report.hello.token:
@@ -97,6 +110,7 @@ class Gathering:
             return False
         self.on_greeted(event.connection, now_ns)
         self.reports[peer_id] = (event, report)
+        self._promised.add(peer_id)
         self._greeted[event.connection] = True
         return True
 
@@ -107,6 +121,8 @@ class Gathering:
         """
         known = self.reports.get(hello.peer_id)
         if known is None or known[1].hello.token != hello.token or known[1].hello.connection > hello.connection:
+            return False
+        if self._reporter_on.setdefault(event.connection, hello.peer_id) != hello.peer_id:
             return False
         if hello.master_count > 1:
             del self.reports[hello.peer_id]
@@ -124,10 +140,11 @@ class Gathering:
     def on_connection_closed(self, connection: Hashable) -> None:
         """Nobody waits there any more. What was said still counts, unless the peer may be at another master now."""
         self._greeted.pop(connection, None)
+        self._reporter_on.pop(connection, None)
         self.held.pop(connection, None)
         self._held_ns.pop(connection, None)
         for peer_id, (event, report) in list(self.reports.items()):
-            if event.connection == connection and report.hello.master_count > 1:
+            if event.connection == connection and report.hello.master_count > 1 and peer_id not in self.left:
                 del self.reports[peer_id]
             elif event.connection == connection:
                 self.reports[peer_id] = (replace(event, connection=None), report)
@@ -179,7 +196,7 @@ class Gathering:
         self._looked_ns = now_ns
         due_ns = self._reports_due_ns()
         is_late = due_ns is not None and now_ns >= due_ns
-        if self.reports:
+        if any(peer_id not in self.left for peer_id in self.reports):
             return (is_late or self._are_all_here()) and self._has_quorum()
         if (is_late or not self._greeted) and any(self._may_begin(event, now_ns) for event in self.held.values()):
             return True
@@ -270,7 +287,6 @@ class History:
 
     def adopt(self) -> None:
         """The master goes on with the list that is the newest now."""
-        self.adopted_incarnation = self.incarnation
         self.adopted_epoch, self.adopted_incarnation = self.epoch, self.incarnation
         self.adopted = frozenset(member.peer_id for member in self.members)
 

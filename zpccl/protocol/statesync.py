@@ -184,6 +184,11 @@ class StateSyncs:
         waiting = [transfer.agreed_ns for transfer in self.transfers.values() if transfer.agreed_ns is not None]
         return min(waiting) + self._link_wait_ns if waiting else None
 
+    def wait_again(self, now_ns: int) -> None:
+        """Whom syncs could do without must stay: all that wait for links go on waiting."""
+        for transfer in self.transfers.values():
+            transfer.agreed_ns = None if transfer.agreed_ns is None else now_ns
+
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
         """Members that have waited for a link to a source for too long, and why each must go."""
         found: list[tuple[Peer, str]] = []
