@@ -245,7 +245,7 @@ def test_a_member_by_a_list_that_lacks_one_of_ours_is_none(bench: TakeOver) -> N
     """S3: the former master had removed b and told c alone. Here b is a member, so c cannot be one by that list."""
     bench.report("a")
     bench.report("b")
-    told = bench.report("c", "ac", 6)
+    told = bench.report("c", "ac", 6, round=1)
     assert [(c, message.refusal) for c, message in told] == [("c1", Refusal.UNKNOWN_SESSION)]
     assert bench.names() == "ab"
 
