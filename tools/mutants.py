@@ -581,6 +581,7 @@ MUTANTS = (
         old="(self.index == 0 and len(self._without_run) == len(self.addresses))",
         new="self.index == 0",
         breaks="S3: a newcomer begins a run of its own at an idle master",
+        finder=TESTS,
     ),
     Mutant(
         name="cut-off-master-removes-all",

@@ -392,7 +392,10 @@ def failed(peer: PeerBench) -> list[Any]:
 
 
 def test_a_newcomer_asks_all_and_begins_at_the_first() -> None:
-    peer = peer_of_two().connecting()
+    peer = peer_of_two()
+    peer.handle(events.ConnectCalled(CONNECT, attempts=2))
+    (hello,) = peer.up()
+    assert not hello.message.may_begin
     assert peer.hear(Refused(Refusal.NO_RUN, "")) + peer.tick() == [UseMaster(1)]
     (hello,) = peer.up()
     assert not hello.message.may_begin
