@@ -73,15 +73,14 @@ class Registry:
 
     Args:
         link_seed: what the keys of links are derived from; empty in a run without a secret.
-        epoch: the first epoch, of a run that is taken over.
     """
 
-    def __init__(self, link_seed: bytes = b"", epoch: int = 0) -> None:
+    def __init__(self, link_seed: bytes = b"") -> None:
         self._link_seed = link_seed
         self.peers: dict[bytes, Peer] = {}  # In order of registration.
         self.by_connection: dict[Hashable, Peer] = {}
         self.order: list[Peer] = []  # Members, in ring order.
-        self.epoch = epoch
+        self.epoch = 0
         self.round = 0
         self.round_value = 0
         """The last round of topology votes that is complete, and its value."""
