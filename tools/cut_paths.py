@@ -43,7 +43,7 @@ from common import (
     worst_error,
     write_json,
 )
-from networks import Network, NetworkUnavailable, enter
+from networks import Network, enter
 
 import zpccl
 from zpccl.control.master_loop import MasterLoop
@@ -253,11 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 1 if any(row["problems"] for row in rows) else 0
 
-    try:
-        return run_tool(play)
-    except NetworkUnavailable as error:
-        say(f"failed: {error}")
-        return 1
+    return run_tool(play)
 
 
 def text(value: Any) -> str:

@@ -1,7 +1,8 @@
-"""A network of hosts inside this one, whose paths can be cut: for end-to-end tests and tools. Linux, as root.
+"""Networks of hosts inside this one, whose paths can be cut: for end-to-end tests and tools. Linux, as root.
 
-Each host is a network namespace with one address; a router, which is a namespace too, joins them. What is cut, the
-router drops without a word, as a broken path of the internet does: no RST and no ICMP message tells anybody of it.
+Each host is a network namespace with one address. In a `Network` a router, which is a namespace too, joins them. What
+is cut, the router drops without a word, as a broken path of the internet does: no RST and no ICMP message tells anybody
+of it. Networks with delays, rates and losses are made by the package `wan`.
 
 Who owns what: this process owns one descriptor for each namespace. Namespaces have no names and no files, so the kernel
 removes them, and all devices in them, once these descriptors are closed and the processes inside have ended, however
@@ -11,6 +12,7 @@ this process ever leaves its namespace.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import fcntl
 import os
@@ -20,7 +22,10 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -46,31 +51,34 @@ def enter(namespace: str) -> None:
         os.close(descriptor)
 
 
-class Network:
-    """Hosts numbered from 0 and the router between them.
+class Namespaces(abc.ABC):
+    """Hosts numbered from 0. What joins them is made by a subclass, in `_set_up`.
 
     Args:
         host_count: 1 to HOSTS_MAX.
+        other_count: namespaces beside the hosts.
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` command.
     """
 
-    def __init__(self, host_count: int) -> None:
+    def __init__(self, host_count: int, other_count: int = 0) -> None:
         assert 1 <= host_count <= HOSTS_MAX
         self.host_count = host_count
-        self._rules: list[str] = []
         self._descriptors: list[int] = []
         try:
-            for _ in range(host_count + 1):
+            for _ in range(host_count + other_count):
                 self._descriptors.append(_in_thread(_new_namespace))
             self._set_up()
         except (OSError, subprocess.CalledProcessError) as error:
             self.close()
             text = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
             raise NetworkUnavailable(f"cannot make network namespaces: {text}") from error
+        except BaseException:
+            self.close()
+            raise
 
-    def __enter__(self) -> Network:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -82,10 +90,9 @@ class Network:
         for descriptor in descriptors:
             os.close(descriptor)
 
+    @abc.abstractmethod
     def address(self, host: int) -> str:
         """The IPv4 address of a host."""
-        assert 0 <= host < self.host_count
-        return f"10.0.{host}.2"
 
     def namespace(self, host: int) -> str:
         """Where processes of the same user find the namespace of a host, to `enter` it, while this process lives."""
@@ -95,6 +102,53 @@ class Network:
     def run(self, host: int, function: Callable[[], T]) -> T:
         """Runs a function in a thread on a host: sockets that it makes and processes that it starts belong there."""
         return self._run(self.namespace(host), function)
+
+    @abc.abstractmethod
+    def _set_up(self) -> None:
+        """Joins the namespaces."""
+
+    def _path(self, index: int) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._descriptors[index]}"
+
+    def _ip(self, namespace: str, commands: Sequence[str]) -> None:
+        self._batch("ip", namespace, commands)
+
+    def _batch(self, program: str, namespace: str, commands: Sequence[str]) -> None:
+        """Runs commands of `ip` or `tc`, as one."""
+
+        def run() -> None:
+            text = "".join(f"{command}\n" for command in commands)
+            subprocess.run([program, "-batch", "-"], input=text, text=True, check=True, capture_output=True)
+
+        if commands:
+            self._run(namespace, run)
+
+    def _run(self, namespace: str, function: Callable[[], T]) -> T:
+        def inside() -> T:
+            enter(namespace)
+            return function()
+
+        return _in_thread(inside)
+
+
+class Network(Namespaces):
+    """Hosts and the router between them.
+
+    Args:
+        host_count: 1 to HOSTS_MAX.
+
+    Raises:
+        NetworkUnavailable: not permitted, or no `ip` command.
+    """
+
+    def __init__(self, host_count: int) -> None:
+        self._rules: list[str] = []
+        super().__init__(host_count, other_count=1)
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of a host."""
+        assert 0 <= host < self.host_count
+        return f"10.0.{host}.2"
 
     def icmp_messages_sent(self) -> int:
         """ICMP messages that the router has sent: it should be none."""
@@ -134,9 +188,6 @@ class Network:
     def _router(self) -> str:
         return self._path(self.host_count)
 
-    def _path(self, index: int) -> str:
-        return f"/proc/{os.getpid()}/fd/{self._descriptors[index]}"
-
     def _set_up(self) -> None:
         def begin() -> None:
             for name, value in (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0")):
@@ -158,21 +209,6 @@ class Network:
         for host in range(self.host_count):  # Until then packets are dropped, and TCP takes it for a slow network.
             self.run(host, lambda: _wait_for_link("eth0"))
             self._run(self._router, lambda host=host: _wait_for_link(f"host{host}"))  # type: ignore[misc]
-
-    def _ip(self, namespace: str, commands: Sequence[str]) -> None:
-        def run() -> None:
-            text = "".join(f"{command}\n" for command in commands)
-            subprocess.run(["ip", "-batch", "-"], input=text, text=True, check=True, capture_output=True)
-
-        if commands:
-            self._run(namespace, run)
-
-    def _run(self, namespace: str, function: Callable[[], T]) -> T:
-        def inside() -> T:
-            enter(namespace)
-            return function()
-
-        return _in_thread(inside)
 
 
 def counter(protocol: str, name: str) -> int:

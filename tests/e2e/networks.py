@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from networks import Network, NetworkUnavailable, counter
+from networks import Namespaces, Network, NetworkUnavailable, counter
 
 from e2e import harness
 
@@ -22,7 +22,7 @@ def hosts(count: int) -> Iterator[Network]:
         yield network
 
 
-def wait_for_resends(network: Network, host: int, count: int) -> None:
+def wait_for_resends(network: Namespaces, host: int, count: int) -> None:
     """Waits until TCP on a host has sent so many segments again: each one longer in vain than the one before."""
     before = network.run(host, lambda: counter("Tcp", "RetransSegs"))
     harness.until(

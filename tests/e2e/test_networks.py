@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_test_run_that_is_killed(tmp_path: Path) -> None:
     pids = [int(pid) for pid in killed.stdout.split()]
     assert len(pids) == 2
     for pid in pids:
-        until(lambda pid=pid: not is_running(pid), f"the end of process {pid}")
+        until(lambda pid=pid: not is_running(pid), f"the end of process {pid}")  # type: ignore[misc]
 
 
 def is_running(pid: int) -> bool:

@@ -1,0 +1,337 @@
+"""Emulated wide-area networks with real traffic: nothing is early or above its rate, no byte is changed.
+
+What is measured against the clock are lower bounds only, which hold on any machine; the model's times are tested
+exactly in test_wan_model.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from networks import NetworkUnavailable
+from wan.emulated import EmulatedNetwork
+from wan.settings import Settings
+
+from e2e.harness import HANG_SECONDS, until
+from e2e.networks import wait_for_resends
+
+pytestmark = pytest.mark.e2e
+
+PORT = 5000
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+COUNT = 5000
+"""Datagrams that losses are counted by."""
+
+
+@contextlib.contextmanager
+def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwork]:
+    """A network. The test is skipped where there can be none."""
+    try:
+        network = EmulatedNetwork(Settings(host_count).with_lines(lines), seed, realtime=False)
+    except NetworkUnavailable as error:
+        pytest.skip(str(error))
+    with network:
+        yield network
+
+
+def datagram_socket(network: EmulatedNetwork, host: int) -> socket.socket:
+    """A UDP socket on a host, with room for all that a test sends."""
+
+    def make() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE, asm-generic/socket.h
+        made.bind((network.address(host), PORT))
+        made.settimeout(HANG_SECONDS)
+        return made
+
+    return network.run(host, make)
+
+
+@contextlib.contextmanager
+def connection(network: EmulatedNetwork, one: int, other: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A TCP connection between two hosts: its two ends."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(network.run(other, lambda: socket.create_server((network.address(other), 0))))
+        address = listener.getsockname()
+        dialled = stack.enter_context(network.run(one, lambda: socket.create_connection(address, HANG_SECONDS)))
+        accepted = stack.enter_context(listener.accept()[0])
+        accepted.settimeout(HANG_SECONDS)
+        yield dialled, accepted
+
+
+def flood(network: EmulatedNetwork, count: int, size_bytes: int) -> list[int]:
+    """Sends numbered datagrams from host 0 to host 1, as fast as it goes; returns those that arrive, in their order."""
+    with datagram_socket(network, 0) as sender, datagram_socket(network, 1) as receiver:
+        for number in range(count):
+            sender.sendto(number.to_bytes(4, "big") + bytes(size_bytes - 4), receiver.getsockname())
+
+        def settled() -> bool:
+            path = network.counts().paths[0, 1]
+            return path["out"] + path["lost"] + path["overflown"] + path["cut"] == count
+
+        until(settled, "the end of all datagrams")
+        arriving = network.counts().paths[0, 1]["out"]
+        return [int.from_bytes(receiver.recv(2000)[:4], "big") for _ in range(arriving)]
+
+
+def test_no_answer_is_earlier_than_the_round_trip() -> None:
+    with (
+        wide(2, "path 0 1 delay_ms=20", "path 1 0 delay_ms=30") as network,
+        datagram_socket(network, 0) as zero,
+        datagram_socket(network, 1) as one,
+    ):
+        for _ in range(5):
+            began = time.monotonic()
+            zero.sendto(b"there", one.getsockname())
+            assert one.recv(100) == b"there"
+            assert time.monotonic() - began >= 0.020
+            one.sendto(b"back", zero.getsockname())
+            assert zero.recv(100) == b"back"
+            assert time.monotonic() - began >= 0.050
+
+
+def test_no_more_comes_than_the_rate_carries() -> None:
+    """TCP and what is not TCP, however many connections."""
+    with wide(2, "path 0 1 rate_mbit=20") as network, contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(connection(network, 0, 1)) for _ in range(3)]
+        began = time.monotonic()
+        received = transfer(pairs, 1 << 20)
+        seconds = time.monotonic() - began
+        assert received == 3 << 20
+        assert seconds * 20e6 >= 3 * 2**20 * 8  # Headers, the first packet's wait: it is always more.
+        assert network.counts().paths[0, 1]["out_bytes"] > 3 << 20
+
+
+def transfer(pairs: list[tuple[socket.socket, socket.socket]], size_bytes: int) -> int:
+    """Sends random bytes over each connection at once; returns how many came, all of them right."""
+    digests: dict[int, bytes] = {}
+    received: dict[int, tuple[int, bytes]] = {}
+
+    def send(index: int) -> None:
+        content = os.urandom(size_bytes)
+        digests[index] = hashlib.sha256(content).digest()
+        pairs[index][0].sendall(content)
+        pairs[index][0].shutdown(socket.SHUT_WR)
+
+    def receive(index: int) -> None:
+        digest, total = hashlib.sha256(), 0
+        while content := pairs[index][1].recv(1 << 20):
+            digest.update(content)
+            total += len(content)
+        received[index] = total, digest.digest()
+
+    threads = [threading.Thread(target=what, args=(i,)) for i in range(len(pairs)) for what in (send, receive)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {index: digest for index, (_, digest) in received.items()} == digests
+    return sum(total for total, _ in received.values())
+
+
+def test_not_a_byte_is_changed_by_cuts_of_super_packets_losses_and_full_queues() -> None:
+    lines = ["link 0 1 delay_ms=2 rate_mbit=200 loss=1% jitter_ms=1 queue_bytes=60k"]
+    with wide(2, *lines) as network, contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(connection(network, 0, 1)) for _ in range(4)]
+        backwards = [pair[::-1] for pair in (stack.enter_context(connection(network, 0, 1)) for _ in range(4))]
+        assert transfer(pairs + backwards, 2 << 20) == 16 << 20
+        counts = network.counts()
+        assert counts.paths[0, 1]["lost"] > 0 and counts.paths[1, 0]["lost"] > 0
+        assert counts.paths[0, 1]["overflown"] > 0
+        assert counts.paths[0, 1]["queue_bytes_max"] <= 60_000
+        assert counts.total["write_errors"] == counts.total["no_route"] == 0
+
+
+def test_the_seed_says_what_is_lost() -> None:
+    arrived = []
+    for seed in (1, 1, 2):
+        with wide(2, "path 0 1 loss=2%", seed=seed) as network:
+            arrived.append(flood(network, COUNT, 100))
+            assert network.counts().total["device_drops"] == 0
+    assert arrived[0] == arrived[1] != arrived[2]
+    for numbers in arrived:
+        assert numbers == sorted(set(numbers))
+        assert COUNT * 0.01 < COUNT - len(numbers) < COUNT * 0.03
+
+
+def test_nothing_overtakes_however_the_delay_wanders() -> None:
+    with wide(2, "path 0 1 delay_ms=5 jitter_ms=5 jitter_period_ms=1") as network:
+        assert flood(network, COUNT, 100) == list(range(COUNT))
+
+
+def test_a_full_queue_drops_the_rest() -> None:
+    with wide(2, "path 0 1 rate_mbit=1 queue_bytes=20k") as network:
+        numbers = flood(network, 1000, 500)
+        path = network.counts().paths[0, 1]
+        assert numbers[:30] == list(range(30)) and len(numbers) + path["overflown"] == 1000
+        assert path["overflown"] > 0 and path["queue_bytes_max"] <= 20_000
+
+
+def test_a_cut_pair_is_silent_and_comes_back() -> None:
+    """No RST and no ICMP: TCP sends again and again, and other paths work."""
+    with wide(3, "link * * delay_ms=1") as network, connection(network, 0, 1) as (dialled, accepted):
+        network.cut(0, 1)
+        dialled.sendall(b"lost")
+        wait_for_resends(network, 0, 2)
+        assert dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        accepted.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            accepted.recv(100)
+        with connection(network, 0, 2) as (to_third, from_first):
+            to_third.sendall(b"other paths work")
+            assert from_first.recv(100) == b"other paths work"
+        network.heal()
+        accepted.settimeout(HANG_SECONDS)
+        assert accepted.recv(100) == b"lost"
+
+
+def test_a_host_is_cut_off_and_one_way_alone() -> None:
+    with wide(3) as network, contextlib.ExitStack() as stack:
+        zero, one, two = (stack.enter_context(datagram_socket(network, host)) for host in range(3))
+        network.cut_host(2)
+        network.cut_one_way(0, 1)
+        for sender, receiver in ((zero, two), (two, zero), (two, one), (zero, one)):
+            sender.sendto(b"lost", receiver.getsockname())
+        one.sendto(b"heard", zero.getsockname())
+        assert zero.recv(100) == b"heard"
+        until(lambda: sum(path["cut"] for path in network.counts().paths.values()) == 4, "four cut datagrams")
+        network.heal()
+        for sender, receiver in ((zero, two), (two, one), (zero, one)):
+            sender.sendto(b"later", receiver.getsockname())
+            assert receiver.recv(100) == b"later"
+
+
+def test_delays_and_rates_change_while_bytes_are_under_way() -> None:
+    with wide(2, "link 0 1 rate_mbit=1") as network, connection(network, 0, 1) as pair:
+        lines = ["link 0 1 rate_mbit=0 delay_ms=5", "link 0 1 delay_ms=0", "link 0 1 rate_mbit=500 loss=0.1%"]
+
+        def change() -> None:
+            before = 0
+            for line in lines:
+                before = until(lambda before=before: bytes_out(network, before + 50_000), "bytes")  # type: ignore[misc]
+                network.change(line)
+
+        changing = threading.Thread(target=change)
+        changing.start()
+        assert transfer([pair], 8 << 20) == 8 << 20
+        changing.join()
+        assert network.settings.paths[0, 1].rate_mbit == 500
+
+
+def bytes_out(network: EmulatedNetwork, least: int) -> int:
+    """What has come from host 0 to host 1, or 0 while it is less."""
+    out = network.counts().paths[0, 1]["out_bytes"]
+    return out if out >= least else 0
+
+
+def test_the_emulator_ends_with_its_network_and_with_its_owner() -> None:
+    with wide(2) as network:
+        pid = network.emulator_pid
+        network.close()
+        assert not Path(f"/proc/{pid}").exists()
+    script = (
+        "import os, signal\nfrom wan.emulated import EmulatedNetwork\nfrom wan.settings import Settings\n"
+        "print(EmulatedNetwork(Settings(2)).emulator_pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(TOOLS), *filter(None, sys.path)))}
+    killed = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    until(lambda: not is_running(int(killed.stdout)), "the end of the emulator")
+
+
+def is_running(pid: int) -> bool:
+    """True if there is such a process, and it is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+class Command:
+    """`python tools/wan` with its own place.
+
+    Args:
+        folder: for the socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "wan.sock"
+
+    def line(self, *arguments: str) -> list[str]:
+        return [sys.executable, str(TOOLS / "wan"), "--socket", str(self.socket), *arguments]
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.line(*arguments), text=True, capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def network_up(command: Command, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A network by `up`, ended if it still runs. The test is skipped where there can be none."""
+    up = subprocess.Popen(
+        command.line("up", *arguments),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        assert up.stdout is not None and up.stderr is not None
+        if not up.stdout.readline().startswith("up, by "):
+            problem = up.stderr.read()
+            assert "cannot" in problem
+            pytest.skip(problem)
+        yield up
+    finally:
+        up.kill()
+        up.communicate()
+
+
+def test_the_command_runs_programs_on_hosts_and_changes_the_network(tmp_path: Path) -> None:
+    command, configuration = Command(tmp_path), tmp_path / "wan.conf"
+    configuration.write_text("link * * delay_ms=1\n", encoding="utf-8")
+    with network_up(command, "2", str(configuration), "--backend", "emulator") as up:
+        address = command("exec", "1", "ip", "-brief", "address", "show", "eth0")
+        assert "10.77.1.1" in address.stdout
+        assert command("set", "link 0 1 delay_ms=7", "host 0 down=1").returncode == 0
+        assert "path 1 0 delay_ms=7 " in command("show").stdout
+        wrong = command("set", "link 0 1 delay_ms=9", "link 0 2 delay_ms=9")
+        assert wrong.returncode == 1 and "line 2: '2' is no host" in wrong.stderr
+        assert "path 1 0 delay_ms=7 " in command("show").stdout
+        configuration.write_text("link * * delay_ms=3\n", encoding="utf-8")
+        up.send_signal(signal.SIGHUP)
+        assert up.stdout is not None and up.stdout.readline() == "read again\n"
+        assert "path 1 0 delay_ms=3 " in command("show").stdout
+        assert command("cut", "0", "1").returncode == 0 and "cut=1" in command("show").stdout
+        assert command("reload").returncode == 0 and "cut=1" not in command("show").stdout
+        assert "emulator: reads=" in command("stats").stdout
+        second = command("up", "2")
+        assert second.returncode == 1 and "is up already" in second.stderr
+        assert command("down").returncode == 0
+        assert up.wait(HANG_SECONDS) == 0
+    gone = command("show")
+    assert gone.returncode == 1 and "no network is up" in gone.stderr and "Traceback" not in gone.stderr
+
+
+def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    with network_up(command, "2", "--backend", "emulator") as up:
+        up.send_signal(signal.SIGINT)
+        assert up.wait(HANG_SECONDS) == 0
+        assert up.stderr is not None and up.stderr.read() == ""
+    assert not command.socket.exists()

@@ -1,0 +1,107 @@
+"""What wide-area networks are like (tools/wan/settings.py), and what the emulator and tc are told of it."""
+
+from __future__ import annotations
+
+import pytest
+from wan.emulated import request_of
+from wan.netem import first_commands, receiver_commands, sender_commands
+from wan.settings import PathSettings, Settings, SettingsError
+
+
+def test_a_line_sets_what_it_names_and_leaves_the_rest() -> None:
+    settings = Settings(3).with_lines(
+        ["# three sites", "", "link * * delay_ms=50  # all", "path 2 0 loss=0.1% loss_run=3", "link 0 1 rate_mbit=1k"]
+    )
+    assert settings.paths[0, 1] == settings.paths[1, 0] == PathSettings(delay_ms=50, rate_mbit=1000)
+    assert settings.paths[2, 0] == PathSettings(delay_ms=50, loss=0.001, loss_run=3)
+    assert settings.paths[0, 2] == PathSettings(delay_ms=50)
+    assert (0, 0) not in settings.paths and len(settings.paths) == 6
+    again = settings.with_line("link 0 1 cut=1")
+    assert again.paths[1, 0].cut is True and settings.paths[1, 0].cut is False
+    assert again.with_line("path * * cut=0") == settings
+
+
+def test_hosts_and_timing_have_lines_too() -> None:
+    settings = Settings(2).with_lines(["host 1 egress_mbit=500 down=1", "host * ingress_mbit=9", "timing burst_us=100"])
+    assert (settings.hosts[1].egress_mbit, settings.hosts[1].down) == (500, True)
+    assert [host.ingress_mbit for host in settings.hosts.values()] == [9, 9]
+    assert (settings.timing.burst_us, settings.timing.coalesce_us) == (100, 100)
+
+
+def test_its_own_lines_say_all_of_it() -> None:
+    settings = Settings(3).with_lines(
+        ["link 0 2 jitter_ms=2.5 rate_mbit=12.5 queue_bytes=3M cut=1", "host 1 down=1", "timing memory_bytes=1G"]
+    )
+    assert Settings(3).with_lines(settings.lines()) == settings
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("route 0 1 delay_ms=1", "'route' is none of"),
+        ("link 0 3 delay_ms=1", "'3' is no host"),
+        ("link 0", "'nothing' is no host"),
+        ("path 1 1 delay_ms=1", "to itself"),
+        ("link 0 1 delay=1", "'delay=1' is not key=value"),
+        ("link 0 1 delay_ms", "'delay_ms' is not key=value"),
+        ("link 0 1 delay_ms=soon", "no number"),
+        ("link 0 1 delay_ms=-1", "at least 0"),
+        ("link 0 1 loss=101%", "at most 1"),
+        ("link 0 1 loss=nan", "at least 0"),
+        ("link 0 1 rate_mbit=inf", "at least 0"),
+        ("link 0 1 loss_run=0", "at least 1"),
+        ("host -1 down=1", "'-1' is no host"),
+    ],
+)
+def test_wrong_lines_are_refused_by_number(line: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=f"^line 2: .*{problem}"):
+        Settings(3).with_lines(["", line])
+
+
+def test_a_queue_holds_what_is_said_or_a_tenth_of_a_second() -> None:
+    assert PathSettings(rate_mbit=1000).queue_bytes_or_default == 12_500_000
+    assert PathSettings(rate_mbit=1).queue_bytes_or_default == 128_000
+    assert PathSettings(rate_mbit=1, queue_bytes=5000).queue_bytes_or_default == 5000
+
+
+def test_the_emulator_is_told_everything_in_ns_bits_and_bytes() -> None:
+    settings = Settings(2).with_lines(
+        ["path 0 1 delay_ms=0.5 jitter_ms=0.25 rate_mbit=10 loss=1% loss_run=2 cut=1", "host 1 ingress_mbit=1 down=1"]
+    )
+    assert request_of(settings).splitlines() == [
+        "timing 250000 100000 4000000000",
+        "path 0 1 500000 250000 20000000 10000000 0.01 2.0 128000 1",
+        "path 1 0 0 0 20000000 0 0.0 1.0 128000 0",
+        "host 0 0 128000 0 128000 0",
+        "host 1 0 128000 1000000 128000 1",
+    ]
+
+
+def test_netem_gets_delay_and_loss_inside_of_the_rate() -> None:
+    settings = Settings(3).with_lines(
+        ["link 0 1 delay_ms=50 rate_mbit=1000 loss=0.1%", "path 2 1 jitter_ms=1 loss=1% loss_run=4", "host 2 down=1"]
+    )
+    assert receiver_commands(settings, 0) == [
+        "class replace dev host0 parent 1: classid 1:ffff htb rate 100000000000bit ceil 100000000000bit",
+        "class replace dev host0 parent 1:ffff classid 1:2 htb rate 1000000000bit ceil 1000000000bit",
+        "qdisc replace dev host0 parent 1:2 handle 11: netem limit 12500 delay 50ms loss random 0.100000%",
+        "class replace dev host0 parent 1:ffff classid 1:3 htb rate 100000000000bit ceil 100000000000bit",
+        "qdisc replace dev host0 parent 1:3 handle 12: netem limit 1000 delay 0ms loss random 100%",
+    ]
+    up = receiver_commands(settings.with_line("host 2 down=0"), 1)[-1]
+    assert up.endswith("netem limit 8419 delay 0ms 1ms loss gemodel 0.252525% 25.000000%")
+    assert first_commands(settings, 0, lambda host: f"10.0.{host}.2") == [
+        "qdisc add dev host0 root handle 1: htb",
+        "filter add dev host0 parent 1: protocol ip prio 1 u32 match ip src 10.0.1.2/32 flowid 1:2",
+        "filter add dev host0 parent 1: protocol ip prio 1 u32 match ip src 10.0.2.2/32 flowid 1:3",
+    ]
+
+
+def test_a_hosts_rates_are_shared_by_its_paths() -> None:
+    settings = Settings(2).with_lines(["host 0 ingress_mbit=30 egress_mbit=20", "path 1 0 rate_mbit=10"])
+    whole, path, _ = receiver_commands(settings, 0)
+    assert whole.endswith("htb rate 30000000bit ceil 30000000bit")
+    assert path.endswith("htb rate 1000000bit ceil 10000000bit")
+    assert sender_commands(settings, 0) == [
+        "class replace dev eth0 parent 1: classid 1:1 htb rate 20000000bit ceil 20000000bit"
+    ]

@@ -1,0 +1,297 @@
+"""A wide-area network between namespaces whose hosts have one TUN device each, with the emulator (emulator.c) between.
+
+Who owns what: this process owns the namespaces and one end of a socket to the emulator; the emulator owns its other end
+and the TUN devices, and ends when this end is closed, so nothing is left however this process ends. A request has one
+answer; a network is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from networks import NetworkUnavailable
+
+from wan.settings import Settings
+from wan.wide import DEVICE, WideNetwork
+
+HOSTS_MAX = 16
+NETWORK = "10.77"
+"""The upper half of all addresses."""
+MTU_BYTES = 1500
+DEVICE_QUEUE_PACKETS = 20_000
+"""What a host has sent and the emulator has not read yet: enough for what it may lag behind."""
+ANSWER_TIMEOUT_S = 10.0
+ANSWER_BYTES_MAX = 128 << 10
+END_TIMEOUT_S = 5.0
+_SOURCES = Path(__file__).resolve().parent
+_PROGRAM = _SOURCES.parents[1] / "build" / "wan" / "emulator"
+_TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0  # linux/if_tun.h, as all below
+_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+_TUN_F_CSUM, _TUN_F_TSO4, _TUN_F_TSO_ECN = 1, 2, 8
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, mount.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What has passed so far: segments, and their bytes with IP headers."""
+
+    paths: dict[tuple[int, int], dict[str, int]]
+    """Each direction: in, out, lost (by chance), overflown (by a full queue), cut, in_bytes, out_bytes,
+    queue_bytes_max."""
+    total: dict[str, int]
+    """Of the emulator: how late packets left (late: by more than 1 ms), CPU and wall time, memory."""
+
+
+class EmulatedNetwork(WideNetwork):
+    """See above. Host i has the address 10.77.i.1.
+
+    Args:
+        settings: of the network, for 2 to HOSTS_MAX hosts.
+        seed: of losses and jitter.
+        realtime: whether the emulator runs before all other processes.
+
+    Raises:
+        NetworkUnavailable: not permitted, or no `ip` command, C compiler or TUN device.
+    """
+
+    def __init__(self, settings: Settings, seed: int = 0, realtime: bool = True) -> None:
+        assert 2 <= settings.host_count <= HOSTS_MAX
+        self.settings = settings
+        self._seed, self._realtime = seed, realtime
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._program = build_emulator()
+        super().__init__(settings.host_count)
+
+    def close(self) -> None:
+        """Ends the emulator and lets go of the namespaces. May be called twice."""
+        control, self._control = self._control, None
+        process, self._process = self._process, None
+        if control is not None:
+            control.close()
+        if process is not None:
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        super().close()
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of a host."""
+        assert 0 <= host < self.host_count
+        return f"{NETWORK}.{host}.1"
+
+    @property
+    def emulator_pid(self) -> int:
+        """The process id of the emulator."""
+        assert self._process is not None
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the emulator dies."""
+        assert self._control is not None
+        return self._control.fileno()
+
+    def configure(self, settings: Settings) -> None:
+        """Makes the network what `settings` say, all at once."""
+        assert settings.host_count == self.host_count
+        self._request(request_of(settings))
+        self.settings = settings
+
+    def counts(self) -> Counts:
+        """What has passed so far."""
+        paths: dict[tuple[int, int], dict[str, int]] = {}
+        total: dict[str, int] = {}
+        for line in self._request("counts\n").splitlines():
+            kind, *pairs = line.split()
+            values = {name: int(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+            if kind == "path":
+                paths[values.pop("from"), values.pop("to")] = values
+            elif kind == "total":
+                total = values
+        total["device_drops"] = sum(self.run(host, _device_drops) for host in range(self.host_count))
+        return Counts(paths, total)
+
+    def reset_counts(self) -> None:
+        """Sets what `counts` tells to zero, but `device_drops`."""
+        self._request("reset\n")
+
+    def report(self) -> str:
+        """What has passed so far, and what not, for people."""
+        counts = self.counts()
+        lines = [
+            f"{one} -> {other}: " + " ".join(f"{name}={value}" for name, value in values.items())
+            for (one, other), values in counts.paths.items()
+            if values["in"]
+        ]
+        lines.append("emulator: " + " ".join(f"{name}={value}" for name, value in counts.total.items()))
+        if counts.total["device_drops"]:
+            lines.append("the kernel dropped packets before the emulator could read them: figures are not the model's")
+        return "\n".join(lines)
+
+    def use_congestion_control(self, name: str) -> None:
+        """Sets what new TCP connections over the network use, as far as the kernel has it."""
+        for host in range(self.host_count):
+            self._ip(self.namespace(host), [f"route replace {self._route(host)} congctl {name}"])
+
+    # --- Setting up -------------------------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        cpus = sorted(os.sched_getaffinity(0))
+        own = cpus[-1] if len(cpus) > 1 else -1
+        devices: list[int] = []
+        try:
+            for host in range(self.host_count):
+                devices.append(self.run(host, _open_device))
+                self._set_up_host(host)
+                # Or what a host does with a packet, TCP and all, would be done by the emulator when it writes it.
+                self.run(host, lambda: _receive_on([cpu for cpu in cpus if cpu != own]))
+            self._start(own, devices)
+        finally:
+            for device in devices:
+                os.close(device)
+        self.configure(self.settings)
+
+    def _set_up_host(self, host: int) -> None:
+        def begin() -> None:
+            for name, value in (("ipv6/conf/all/disable_ipv6", "1"), ("ipv4/tcp_no_metrics_save", "1")):
+                path = Path("/proc/sys/net", name)
+                if path.exists():
+                    path.write_text(value, encoding="ascii")
+
+        self.run(host, begin)
+        commands = [
+            "link set lo up",
+            f"link set {DEVICE} mtu {MTU_BYTES} txqueuelen {DEVICE_QUEUE_PACKETS} up",
+            f"address add {self.address(host)}/32 dev {DEVICE}",
+            f"route add {self._route(host)}",
+        ]
+        self._ip(self.namespace(host), commands)
+
+    def _route(self, host: int) -> str:
+        return f"{NETWORK}.0.0/16 dev {DEVICE} src {self.address(host)}"
+
+    def _start(self, cpu: int, devices: Sequence[int]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(ANSWER_TIMEOUT_S)
+        upper, lower = (int(part) for part in NETWORK.split("."))
+        inherited = [theirs.fileno(), *devices]
+        settings = [upper << 8 | lower, self._seed, cpu, int(self._realtime)]
+        with theirs:
+            self._process = subprocess.Popen(
+                [str(self._program), *(str(value) for value in (*settings, *inherited))],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the emulator.
+            )
+
+    def _request(self, text: str) -> str:
+        assert self._control is not None
+        self._control.send(text.encode())
+        answer = self._control.recv(ANSWER_BYTES_MAX).decode()
+        if not answer.endswith("ok\n"):
+            raise OSError(f"the emulator says {answer.strip()!r}" if answer else "the emulator has died")
+        return answer
+
+
+def request_of(settings: Settings) -> str:
+    """Settings in the emulator's words: whole ns, bits a second, bytes."""
+    timing = settings.timing
+    lines = [f"timing {_ns(timing.burst_us / 1e3)} {_ns(timing.coalesce_us / 1e3)} {timing.memory_bytes:.0f}"]
+    for (one, other), path in settings.paths.items():
+        times = f"{_ns(path.delay_ms)} {_ns(path.jitter_ms)} {_ns(path.jitter_period_ms)}"
+        loss = f"{path.loss!r} {path.loss_run!r}"
+        queue = f"{path.queue_bytes_or_default:.0f}"
+        lines.append(f"path {one} {other} {times} {path.rate_mbit * 1e6:.0f} {loss} {queue} {path.cut:d}")
+    for number, host in settings.hosts.items():
+        egress = f"{host.egress_mbit * 1e6:.0f} {host.egress_queue_bytes_or_default:.0f}"
+        ingress = f"{host.ingress_mbit * 1e6:.0f} {host.ingress_queue_bytes_or_default:.0f}"
+        lines.append(f"host {number} {egress} {ingress} {host.down:d}")
+    return "\n".join(lines) + "\n"
+
+
+def _ns(ms: float) -> int:
+    return round(ms * 1e6)
+
+
+def build_emulator() -> Path:
+    """Compiles the emulator where that was not done yet; returns the program.
+
+    Raises:
+        NetworkUnavailable: there is no C compiler.
+    """
+    sources = [_SOURCES / name for name in ("emulator.c", "model.c", "packet.c")]
+    newest = max(path.stat().st_mtime for path in (*sources, _SOURCES / "model.h", _SOURCES / "packet.h"))
+    if _PROGRAM.exists() and _PROGRAM.stat().st_mtime > newest:
+        return _PROGRAM
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise NetworkUnavailable("cannot compile the emulator: no C compiler")
+    _PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = _PROGRAM.with_name(f"{_PROGRAM.name}.{os.getpid()}")
+    flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+    try:
+        subprocess.run([compiler, *flags, "-o", unfinished, *sources, "-lm"], check=True)
+        unfinished.replace(_PROGRAM)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return _PROGRAM
+
+
+def _open_device() -> int:
+    """A TUN device in the calling thread's namespace, whose TCP packets may be large."""
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
+        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), flags))
+        fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO_ECN)
+    except OSError:
+        os.close(device)
+        raise
+    return device
+
+
+def _receive_on(cpus: Sequence[int]) -> None:
+    """Has packets handled on other CPUs than the one that brings them. Where that is refused, times are worse."""
+    mask = sum(1 << cpu for cpu in cpus)
+    words: list[str] = []
+    while mask:
+        words.insert(0, f"{mask & 0xFFFFFFFF:08x}")
+        mask >>= 32
+    with contextlib.suppress(OSError):
+        _mount_own_sysfs()
+        Path(f"/sys/class/net/{DEVICE}/queues/rx-0/rps_cpus").write_text(",".join(words) or "0", encoding="ascii")
+
+
+def _mount_own_sysfs() -> None:
+    """Lets the calling thread, and nobody else, see the devices of its network namespace in /sys."""
+    _check(_libc.unshare(_CLONE_NEWNS))
+    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
+    _check(_libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None))
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def _device_drops() -> int:
+    """Packets that the kernel dropped because the emulator did not read them in time."""
+    for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, values = line.partition(":")
+        if name.strip() == DEVICE:
+            return int(values.split()[11])
+    return 0
