@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buffers.h"
 #include "quantise.h"
 #include "reduce.h"
 #include "zp_internal.h"
@@ -27,44 +28,105 @@ zp__attempt *zp__attempt_find(zp_engine *engine, uint64_t id)
 	return NULL;
 }
 
-static bool overlap(const void *a, const void *b, uint64_t bytes)
+static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_bytes)
 {
 	uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-	return x < y ? y - x < bytes : x - y < bytes;
+	return x < y ? y - x < a_bytes : x - y < b_bytes;
+}
+
+/* True if `owners` are what they should be: every rank once, or one root. */
+static bool owners_valid(const zp_reduce_plan *p)
+{
+	if (p->kind == ZP_ALL_REDUCE || !p->owners)
+		return (p->kind == ZP_ALL_REDUCE) == !p->owners;
+	if (p->kind == ZP_BROADCAST)
+		return p->owners[0] < p->world_size;
+	bool seen[ZP__WORLD_SIZE_MAX] = {false};
+	for (uint32_t i = 0; i < p->world_size; i++) {
+		if (p->owners[i] >= p->world_size || seen[p->owners[i]])
+			return false;
+		seen[p->owners[i]] = true;
+	}
+	return true;
+}
+
+static uint64_t output_elements(const zp_reduce_plan *p)
+{
+	if (p->kind == ZP_ALL_GATHER)
+		return p->count * p->world_size;
+	if (p->kind != ZP_REDUCE_SCATTER)
+		return p->count;
+	uint32_t part = 0;
+	while (p->owners[part] != p->rank)
+		part++;
+	return p->count / p->world_size + (part < p->count % p->world_size);
+}
+
+static int buffers_check(const zp_reduce_plan *p)
+{
+	uint64_t outputs = output_elements(p), itemsize = zp__itemsize[p->dtype];
+	if (outputs > ZP__ELEMENTS_MAX || !p->input || (!p->output && outputs))
+		return -EINVAL;
+	if (p->input == p->output)
+		return p->kind == ZP_ALL_REDUCE || p->kind == ZP_BROADCAST ? 0 : -EINVAL;
+	if (p->kind == ZP_BROADCAST || overlap(p->input, p->count * itemsize, p->output, outputs * itemsize))
+		return -EINVAL;
+	return 0;
 }
 
 static int plan_check(const zp_reduce_plan *p)
 {
-	if (p->dtype >= ZP__DTYPES || p->op >= ZP__OPS || p->quantization > ZP_QUANTIZE_ZERO_POINT_SCALE)
+	if (p->kind >= ZP_KINDS || p->dtype >= ZP__DTYPES || p->op >= ZP__OPS)
+		return -EINVAL;
+	if (p->quantization > ZP_QUANTIZE_ZERO_POINT_SCALE)
 		return -EINVAL;
 	if (p->world_size < 2 || p->world_size > ZP__WORLD_SIZE_MAX || p->rank >= p->world_size)
 		return -EINVAL;
 	if (p->frame_bytes < ZP__FRAME_BYTES_MIN || p->frame_bytes > ZP__FRAME_BYTES_MAX)
 		return -EINVAL;
-	if (p->count < 1 || p->count > ZP__ELEMENTS_MAX || !p->input || !p->output)
+	if ((p->algorithm != ZP_RING && p->algorithm != ZP_DIRECT) || !p->peers)
 		return -EINVAL;
-	if (p->input != p->output && overlap(p->input, p->output, p->count * zp__itemsize[p->dtype]))
+	if (p->kind != ZP_ALL_REDUCE && p->algorithm != ZP_RING)
+		return -EINVAL;
+	if (p->count < 1 || p->count > ZP__ELEMENTS_MAX || !owners_valid(p) || buffers_check(p) < 0)
 		return -EINVAL;
 	if (p->quantization == ZP_QUANTIZE_NONE)
 		return 0;
-	if (p->dtype < ZP_FLOAT16 || p->block_elements < ZP__BLOCK_ELEMENTS_MIN ||
-	    p->block_elements > ZP__BLOCK_ELEMENTS_MAX)
+	if (p->kind != ZP_ALL_REDUCE)
 		return -EINVAL;
-	return 0;
+	zp__quantiser how = quantiser_of(p);
+	return zp__quantise_check(&how);
+}
+
+/* Chunks: one a peer, but in a broadcast; all of `count` elements, or together so many. */
+static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
+{
+	l->reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
+	l->gathers = p->kind != ZP_REDUCE_SCATTER;
+	l->chunks = p->kind == ZP_BROADCAST ? 1 : p->world_size;
+	l->chunk_elements = l->reduces ? p->count / p->world_size : p->count;
+	l->long_chunks = l->reduces ? p->count % p->world_size : 0;
 }
 
 static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 {
 	*l = (zp__layout){.world_size = p->world_size, .rank = p->rank, .itemsize = zp__itemsize[p->dtype]};
-	l->chunk_elements = p->count / p->world_size;
-	l->long_chunks = p->count % p->world_size;
+	layout_cut(p, l);
 	uint64_t longest = l->chunk_elements + (l->long_chunks > 0);
-	l->frame_elements = p->frame_bytes / l->itemsize;
+	uint32_t frame_bytes = p->frame_bytes;
+	if (p->algorithm == ZP_DIRECT) {
+		/* Shares and quantised results of a slot, all peers', and ours: a window of a few must find room. */
+		uint32_t fair = ZP__DIRECT_WINDOW_BYTES / ZP__DIRECT_WINDOW_SLOTS / (2 * p->world_size);
+		frame_bytes = frame_bytes < fair ? frame_bytes : fair;
+	}
+	l->frame_elements = frame_bytes / l->itemsize;
 	if (l->frame_elements > longest)
 		l->frame_elements = longest;
 	if (p->quantization != ZP_QUANTIZE_NONE) {
+		zp__quantiser how = quantiser_of(p);
 		l->block_elements = p->block_elements;
-		l->parameter_bytes = zp__quantise_parameter_bytes(p->dtype);
+		l->parameter_bytes = zp__quantise_parameter_bytes(&how);
+		l->code_bits = zp__quantise_code_bits(&how);
 		l->frame_elements -= l->frame_elements % l->block_elements;
 		if (l->frame_elements == 0)
 			l->frame_elements = l->block_elements;
@@ -72,45 +134,66 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 	l->wire_stride = zp__wire_bytes(l, l->frame_elements);
 	l->long_slots = (l->chunk_elements + 1 + l->frame_elements - 1) / l->frame_elements;
 	l->short_slots = (l->chunk_elements + l->frame_elements - 1) / l->frame_elements;
-	l->slot_count = l->long_chunks * l->long_slots + (p->world_size - l->long_chunks) * l->short_slots;
+	l->slot_count = l->long_chunks * l->long_slots + (l->chunks - l->long_chunks) * l->short_slots;
 	return l->slot_count > ZP__SLOTS_MAX ? -EINVAL : 0;
 }
 
 static void attempt_free(zp__attempt *attempt)
 {
-	zp__memory_unmap(attempt->workspace, attempt->workspace_bytes);
-	zp__memory_unmap(attempt->wire, attempt->wire_bytes);
-	zp__memory_unmap(attempt->landing, attempt->landing_bytes);
+	zp__region_give(attempt->engine, &attempt->workspace);
+	zp__region_give(attempt->engine, &attempt->wire);
+	zp__region_give(attempt->engine, &attempt->shares);
+	free(attempt->neighbours);
+	free(attempt->copies);
 	free(attempt->slots);
+	free(attempt->owners);
 	free(attempt);
-}
-
-static bool map(uint8_t **memory, size_t *bytes, size_t wanted)
-{
-	*bytes = wanted;
-	*memory = wanted ? zp__memory_map(wanted) : NULL;
-	return *memory || !wanted;
 }
 
 static int attempt_allocate(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
+	attempt->neighbour_count = attempt->plan.algorithm == ZP_DIRECT ? l->world_size - 1 : 2;
+	attempt->neighbours = calloc(attempt->neighbour_count, sizeof *attempt->neighbours);
+	if (!attempt->neighbours)
+		return -ENOMEM;
 	attempt->slots = calloc(l->slot_count, sizeof *attempt->slots);
 	if (!attempt->slots)
 		return -ENOMEM;
 	for (uint64_t i = 0; i < l->slot_count; i++)
 		zp__list_init(&attempt->slots[i].node);
-	bool restore = attempt->mode == ZP__IN_PLACE_RESTORE;
-	bool landing = attempt->mode == ZP__IN_PLACE && !attempt->quantised;
-	bool ok = map(&attempt->workspace, &attempt->workspace_bytes,
-		      restore ? attempt->plan.count * l->itemsize : 0) &&
-		  map(&attempt->wire, &attempt->wire_bytes, attempt->quantised ? l->slot_count * l->wire_stride : 0) &&
-		  map(&attempt->landing, &attempt->landing_bytes,
-		      landing ? ZP_LINK_CONNECTIONS_MAX * l->wire_stride : 0);
-	return ok ? 0 : -ENOMEM;
+	bool aside = attempt->mode == ZP__IN_PLACE_RESTORE;
+	if (attempt->mode == ZP__SCATTER)
+		aside = l->world_size > 2; /* Of two, nobody forwards. */
+	int rc = zp__region_take(attempt->engine, aside ? attempt->plan.count * l->itemsize : 0, &attempt->workspace);
+	return rc < 0 ? rc : attempt->algorithm->allocate(attempt);
 }
 
-static int attempt_new(const zp_reduce_plan *plan, zp__attempt **result)
+static enum zp__mode mode_of(const zp_reduce_plan *plan)
+{
+	if (plan->kind == ZP_REDUCE_SCATTER)
+		return ZP__SCATTER;
+	if (plan->input != plan->output)
+		return ZP__OUT_OF_PLACE;
+	bool is_root = plan->kind == ZP_BROADCAST && plan->owners[0] == plan->rank; /* It only reads. */
+	return plan->restore && !is_root ? ZP__IN_PLACE_RESTORE : ZP__IN_PLACE;
+}
+
+static int owners_copy(zp__attempt *attempt)
+{
+	const zp_reduce_plan *plan = &attempt->plan;
+	if (!plan->owners)
+		return 0;
+	size_t bytes = attempt->layout.chunks * sizeof *attempt->owners;
+	attempt->owners = malloc(bytes);
+	if (!attempt->owners)
+		return -ENOMEM;
+	memcpy(attempt->owners, plan->owners, bytes);
+	attempt->layout.owners = attempt->plan.owners = attempt->owners;
+	return 0;
+}
+
+static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attempt **result)
 {
 	int rc = plan_check(plan);
 	if (rc < 0)
@@ -118,17 +201,17 @@ static int attempt_new(const zp_reduce_plan *plan, zp__attempt **result)
 	zp__attempt *attempt = calloc(1, sizeof *attempt);
 	if (!attempt)
 		return -ENOMEM;
+	attempt->engine = engine;
+	attempt->algorithm = plan->algorithm == ZP_DIRECT ? &zp__direct : &zp__ring;
 	attempt->plan = *plan;
+	attempt->plan.peers = NULL;
 	attempt->quantised = plan->quantization != ZP_QUANTIZE_NONE;
-	attempt->mode = plan->input != plan->output ? ZP__OUT_OF_PLACE
-			: plan->restore		    ? ZP__IN_PLACE_RESTORE
-						    : ZP__IN_PLACE;
+	attempt->mode = mode_of(plan);
 	zp__list_init(&attempt->node);
-	zp__list_init(&attempt->flow.node);
-	zp__list_init(&attempt->flow.frames);
 	zp__list_init(&attempt->event.node);
-	attempt->flow.attempt = attempt;
 	rc = layout_make(plan, &attempt->layout);
+	if (rc == 0)
+		rc = owners_copy(attempt);
 	if (rc == 0)
 		rc = attempt_allocate(attempt);
 	if (rc < 0)
@@ -138,31 +221,52 @@ static int attempt_new(const zp_reduce_plan *plan, zp__attempt **result)
 	return rc;
 }
 
+static zp__link *link_to(zp_engine *engine, const zp_reduce_plan *plan, uint32_t rank)
+{
+	return zp__link_find(engine, plan->peers + (size_t)rank % plan->world_size * ZP_PEER_ID_BYTES);
+}
+
+/* Lock held. Finds the links that the attempt needs. */
+static int attempt_link(zp_engine *engine, zp__attempt *attempt, const zp_reduce_plan *plan)
+{
+	bool direct = plan->algorithm == ZP_DIRECT;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
+		uint32_t rank = direct ? i + (i >= plan->rank) : plan->rank + (i ? plan->world_size - 1 : 1);
+		attempt->neighbours[i].link = link_to(engine, plan, rank);
+		if (!attempt->neighbours[i].link)
+			return -ENOTCONN;
+	}
+	if (!direct) {
+		attempt->next = attempt->neighbours[0].link;
+		attempt->previous = attempt->neighbours[1].link;
+		attempt->flow = &attempt->neighbours[0].flow;
+	}
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
+		zp__neighbour *neighbour = &attempt->neighbours[i];
+		neighbour->link->references++;
+		zp__flow_open(&neighbour->flow, neighbour->link, attempt);
+	}
+	return 0;
+}
+
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 {
 	zp__attempt *attempt = NULL;
-	int rc = attempt_new(plan, &attempt);
+	int rc = attempt_new(engine, plan, &attempt);
 	pthread_mutex_lock(&engine->mutex);
-	zp__link *next = NULL, *previous = NULL;
 	if (rc == 0) {
-		next = zp__link_find(engine, plan->next);
-		previous = zp__link_find(engine, plan->previous);
 		if (engine->shut_down)
 			rc = -ESHUTDOWN;
 		else if (zp__attempt_find(engine, plan->attempt))
 			rc = -EEXIST;
-		else if (!next || !previous)
-			rc = -ENOTCONN;
+		else
+			rc = attempt_link(engine, attempt, plan);
 	}
 	if (rc == 0) {
-		attempt->next = next;
-		attempt->previous = previous;
-		next->references++;
-		previous->references++;
 		attempt->moved_ns = zp__now_ns();
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
-		zp__ring_start(attempt);
+		attempt->algorithm->start(attempt);
 		zp__thread_wake(&engine->threads[0]); /* It watches for stalls. */
 	}
 	if (rc != -EINVAL && rc != -ESHUTDOWN)
@@ -190,7 +294,31 @@ static void report(zp__attempt *attempt, int status, const uint8_t *fault)
 			    .rx_bytes = attempt->rx_bytes};
 	if (fault)
 		memcpy(event->peer, fault, ZP_PEER_ID_BYTES);
-	zp__event_push(attempt->next->engine, &attempt->event);
+	zp__event_push(attempt->engine, &attempt->event);
+}
+
+/* Finds the attempt of a frame, and its place there. */
+enum zp__verdict zp__attempt_admit(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	const zp__frame *frame = &c->rx.frame;
+	zp__attempt *attempt = zp__attempt_find(engine, frame->id);
+	if (!attempt && frame->id > engine->id_known_max)
+		return ZP__PARK;
+	if (!attempt || attempt->status < 0 || attempt->ending)
+		return ZP__DROP;
+	enum zp__verdict verdict = attempt->algorithm->admit(attempt, c);
+	if (verdict == ZP__ADMIT) {
+		c->rx.attempt = attempt;
+		attempt->pins++;
+	}
+	return verdict;
+}
+
+static void flows_retract(zp__attempt *attempt)
+{
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		zp__link_retract(&attempt->neighbours[i].flow);
 }
 
 /* A frame was sent or received: says so if it was the last. */
@@ -208,7 +336,7 @@ void zp__attempt_fail(zp__attempt *attempt, int status, const uint8_t *fault)
 	if (attempt->done || attempt->status < 0 || attempt->ending)
 		return;
 	attempt->status = status;
-	zp__link_retract(&attempt->flow);
+	flows_retract(attempt);
 	report(attempt, status, fault);
 }
 
@@ -219,30 +347,49 @@ void zp__attempts_fail(zp__link *link, int status)
 		ZP__EACH(node, &engine->attempts[i])
 		{
 			zp__attempt *attempt = ZP__ELEMENT(node, zp__attempt, node);
-			if (attempt->next == link || attempt->previous == link)
-				zp__attempt_fail(attempt, status, link->peer);
+			for (uint32_t k = 0; k < attempt->neighbour_count; k++)
+				if (attempt->neighbours[k].link == link)
+					zp__attempt_fail(attempt, status, link->peer);
 		}
 	}
 }
 
-/* Who holds a stalled attempt up, as far as it can be seen from here: `next` if it does not take what we send, else
- * `previous` if it stopped in the middle of a frame, else nobody that we know of.
+static bool takes_nothing(const zp__attempt *attempt, const zp__neighbour *neighbour)
+{
+	if (!zp__list_empty(&neighbour->flow.frames))
+		return true;
+	for (uint32_t i = 0; i < neighbour->link->connection_count; i++) {
+		const zp__connection *c = &neighbour->link->connections[i];
+		if ((c->tx.active && c->tx.attempt == attempt) || (c->fd >= 0 && zp__sock_has_unsent(c->fd)) ||
+		    (c->settling.closed && !zp__list_empty(&neighbour->flow.sent[i])))
+			return true;
+	}
+	return false;
+}
+
+static bool stopped_in_a_frame(const zp__attempt *attempt, const zp__neighbour *neighbour)
+{
+	for (uint32_t i = 0; i < neighbour->link->connection_count; i++)
+		if (neighbour->link->connections[i].rx.attempt == attempt)
+			return true;
+	return false;
+}
+
+/* Who holds a stalled attempt up, as far as it can be seen from here: who does not take what we send, else who stopped
+ * in the middle of a frame, else nobody that we know of.
  *
  * The link to it stays. If its path were broken, zp__links_check() would have lost it by now: so its other end is
  * there and is stopped, or waits for others, or has not heard of the attempt. A new link would find it as it is, and
  * the other attempts on the old one would be lost. */
 static const uint8_t *stall_fault(const zp__attempt *attempt)
 {
-	if (!zp__list_empty(&attempt->flow.frames))
-		return attempt->next->peer;
-	for (uint32_t i = 0; i < attempt->next->connection_count; i++) {
-		const zp__connection *c = &attempt->next->connections[i];
-		if ((c->tx.active && c->tx.attempt == attempt) || (c->fd >= 0 && zp__sock_has_unsent(c->fd)))
-			return attempt->next->peer;
-	}
-	for (uint32_t i = 0; i < attempt->previous->connection_count; i++)
-		if (attempt->previous->connections[i].rx.attempt == attempt)
-			return attempt->previous->peer;
+	uint32_t receivers = attempt->next ? 1 : attempt->neighbour_count; /* A ring sends to `next` alone. */
+	for (uint32_t i = 0; i < receivers; i++)
+		if (takes_nothing(attempt, &attempt->neighbours[i]))
+			return attempt->neighbours[i].link->peer;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		if (stopped_in_a_frame(attempt, &attempt->neighbours[i]))
+			return attempt->neighbours[i].link->peer;
 	return NULL;
 }
 
@@ -276,33 +423,50 @@ static void transmit_detach(zp__connection *c)
 	}
 	tx->attempt = NULL;
 	tx->slot = NULL;
+	tx->flow = NULL;
 	uint64_t done = tx->sent > ZP__HEADER_BYTES ? tx->sent - ZP__HEADER_BYTES : 0;
 	tx->aside = malloc(tx->length);
 	if (!tx->aside) {
 		tx->active = false;
 		tx->body = NULL;
-		zp__link_lose(c->link, -ENOMEM, true);
+		zp__connection_lose(c, -ENOMEM);
 		return;
 	}
 	memcpy(tx->aside + done, tx->body + done, tx->length - done);
 	tx->body = tx->aside;
 }
 
+static void connection_detach(zp__connection *c, const zp__attempt *attempt)
+{
+	if (c->tx.active && c->tx.attempt == attempt)
+		transmit_detach(c);
+	if (c->rx.attempt != attempt)
+		return;
+	c->rx.attempt = NULL;
+	c->rx.slot = NULL;
+	c->rx.stage = ZP__RX_DRAIN;
+}
+
 /* Lock held, no pins. After this no connection knows the attempt. */
 static void attempt_detach(zp__attempt *attempt)
 {
-	for (uint32_t i = 0; i < attempt->next->connection_count; i++) {
-		zp__connection *c = &attempt->next->connections[i];
-		if (c->tx.active && c->tx.attempt == attempt)
-			transmit_detach(c);
+	for (uint32_t k = 0; k < attempt->neighbour_count; k++) {
+		zp__link *link = attempt->neighbours[k].link;
+		for (uint32_t i = 0; i < link->connection_count; i++)
+			connection_detach(&link->connections[i], attempt);
 	}
-	for (uint32_t i = 0; i < attempt->previous->connection_count; i++) {
-		zp__connection *c = &attempt->previous->connections[i];
-		if (c->rx.attempt != attempt)
+}
+
+/* Puts the old bytes of an in-place buffer back. No thread uses the attempt any more. */
+static void attempt_restore(zp__attempt *attempt)
+{
+	const zp__layout *l = &attempt->layout;
+	for (uint64_t i = 0; attempt->mode == ZP__IN_PLACE_RESTORE && i < l->slot_count; i++) {
+		if (!(attempt->slots[i].flags & ZP__SLOT_SAVED))
 			continue;
-		c->rx.attempt = NULL;
-		c->rx.slot = NULL;
-		c->rx.stage = ZP__RX_DRAIN;
+		zp__place place = zp__slot_place(l, i);
+		size_t at = place.position * l->itemsize;
+		memcpy((uint8_t *)attempt->plan.output + at, attempt->workspace.memory + at, place.elements * l->itemsize);
 	}
 }
 
@@ -310,7 +474,7 @@ static void attempt_detach(zp__attempt *attempt)
 static void attempt_end(zp_engine *engine, zp__attempt *attempt, bool restore)
 {
 	attempt->ending = true;
-	zp__link_retract(&attempt->flow);
+	flows_retract(attempt);
 	zp__event_withdraw(engine, &attempt->event);
 	while (attempt->pins)
 		pthread_cond_wait(&engine->unpinned, &engine->mutex);
@@ -318,13 +482,15 @@ static void attempt_end(zp_engine *engine, zp__attempt *attempt, bool restore)
 	pthread_mutex_unlock(&engine->mutex);
 
 	if (restore)
-		zp__ring_restore(attempt);
+		attempt_restore(attempt);
 
 	pthread_mutex_lock(&engine->mutex);
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		zp__flow_close(&attempt->neighbours[i].flow);
 	zp__list_remove(&attempt->node);
 	engine->attempt_count--;
-	zp__link_release(attempt->next);
-	zp__link_release(attempt->previous);
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		zp__link_release(attempt->neighbours[i].link);
 	pthread_cond_broadcast(&engine->unpinned);
 }
 
@@ -342,27 +508,29 @@ int zp_reduce_end(zp_engine *engine, uint64_t id, int commit)
 		pthread_cond_wait(&engine->unpinned, &engine->mutex);
 		attempt = zp__attempt_find(engine, id);
 	}
-	if (attempt)
+	if (attempt) {
 		attempt_end(engine, attempt, !commit);
+		pthread_mutex_unlock(&engine->mutex);
+		attempt_free(attempt);
+		pthread_mutex_lock(&engine->mutex);
+	}
 	if (rc == 0)
 		zp__id_told(engine, id);
 	if (--engine->waiting == 0)
 		pthread_cond_broadcast(&engine->room);
 	pthread_mutex_unlock(&engine->mutex);
-	if (attempt)
-		attempt_free(attempt);
 	return rc;
 }
 
 void zp__attempts_discard(zp_engine *engine)
 {
-	pthread_mutex_lock(&engine->mutex);
 	for (uint32_t i = 0; i < ZP__ATTEMPT_BUCKETS; i++) {
 		while (!zp__list_empty(&engine->attempts[i])) {
 			zp__attempt *attempt = ZP__ELEMENT(engine->attempts[i].next, zp__attempt, node);
+			pthread_mutex_lock(&engine->mutex);
 			attempt_end(engine, attempt, true);
+			pthread_mutex_unlock(&engine->mutex);
 			attempt_free(attempt);
 		}
 	}
-	pthread_mutex_unlock(&engine->mutex);
 }

@@ -17,7 +17,7 @@
 /* Every engine of the process. registry_mutex is taken before engine->mutex, never after. */
 static pthread_mutex_t registry_mutex = PTHREAD_MUTEX_INITIALIZER;
 static zp__list registry = {&registry, &registry};
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static bool fork_handled;
 
 static void fork_prepare(void)
 {
@@ -56,9 +56,19 @@ static void fork_child(void)
 	pthread_mutex_unlock(&registry_mutex);
 }
 
-static void fork_handle(void)
+/* Enters the engine where forks find it. */
+static int engine_register(zp_engine *engine)
 {
-	pthread_atfork(fork_prepare, fork_parent, fork_child);
+	int rc = 0;
+	pthread_mutex_lock(&registry_mutex);
+	if (!fork_handled)
+		rc = -pthread_atfork(fork_prepare, fork_parent, fork_child);
+	if (rc == 0) {
+		fork_handled = true;
+		zp__list_append(&registry, &engine->registry_node);
+	}
+	pthread_mutex_unlock(&registry_mutex);
+	return rc;
 }
 
 static int config_check(const zp_engine_config *config)
@@ -83,6 +93,7 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	zp__list_init(&engine->parked);
 	zp__list_init(&engine->events);
 	zp__list_init(&engine->messages);
+	zp__list_init(&engine->buffers);
 	zp__list_init(&engine->registry_node);
 	for (uint32_t i = 0; i < ZP__ATTEMPT_BUCKETS; i++)
 		zp__list_init(&engine->attempts[i]);
@@ -110,14 +121,12 @@ int zp_engine_open(const zp_engine_config *config, zp_engine **result)
 		engine->thread_count = i + 1;
 		rc = zp__thread_start(&engine->threads[i], engine, i);
 	}
+	if (rc == 0)
+		rc = engine_register(engine);
 	if (rc < 0) {
 		zp_engine_close(engine);
 		return rc;
 	}
-	pthread_once(&fork_once, fork_handle);
-	pthread_mutex_lock(&registry_mutex);
-	zp__list_append(&registry, &engine->registry_node);
-	pthread_mutex_unlock(&registry_mutex);
 	*result = engine;
 	return 0;
 }
@@ -171,6 +180,10 @@ static void event_discard(zp_engine *engine, zp__event *event)
 	zp__list_remove(&event->node);
 	if (event->event.kind == ZP_EVENT_LINK_LOST)
 		zp__link_release(ZP__ELEMENT(event, zp__link, event));
+	else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
+		zp__link_release(ZP__ELEMENT(event, zp__connection, settling.event)->link);
+	else if (event->event.kind == ZP_EVENT_ROOM)
+		zp__link_release(ZP__ELEMENT(event, zp__link, room));
 	else if (event->event.kind == ZP_EVENT_MESSAGE)
 		zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
 }
@@ -181,6 +194,7 @@ static void engine_free(zp_engine *engine)
 		event_discard(engine, ZP__ELEMENT(engine->events.next, zp__event, node));
 	while (!zp__list_empty(&engine->messages)) /* Polled and never released. */
 		zp__message_forget(engine, ZP__ELEMENT(engine->messages.next, zp__message_in, node));
+	zp__buffers_discard(engine);
 	ZP__EACH(node, &engine->channels)
 	free(ZP__ELEMENT(node, zp__channel, node));
 	for (uint32_t i = 0; i < engine->thread_count; i++) {
@@ -208,6 +222,7 @@ void zp_engine_close(zp_engine *engine)
 	pthread_mutex_unlock(&registry_mutex);
 	links_discard(engine);
 	zp__attempts_discard(engine);
+	zp__pool_discard(engine);
 	engine_free(engine);
 }
 
@@ -242,6 +257,10 @@ int zp_engine_poll(zp_engine *engine, zp_event *result)
 		zp__event_withdraw(engine, event);
 		if (event->event.kind == ZP_EVENT_LINK_LOST)
 			zp__link_release(ZP__ELEMENT(event, zp__link, event));
+		else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
+			zp__link_release(ZP__ELEMENT(event, zp__connection, settling.event)->link);
+		else if (event->event.kind == ZP_EVENT_ROOM)
+			zp__link_release(ZP__ELEMENT(event, zp__link, room));
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return found;

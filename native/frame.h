@@ -8,17 +8,30 @@
 
 #define ZP__HEADER_BYTES 40u
 
-enum zp__frame_kind { ZP__REDUCE_SCATTER = 1, ZP__ALL_GATHER = 2, ZP__MESSAGE = 3 };
+enum zp__frame_kind {
+	ZP__REDUCE_SCATTER = 1,
+	ZP__ALL_GATHER = 2,
+	ZP__MESSAGE = 3,
+	/* About a connection of the same link: `chunk` is its place, `id` its generation, `offset` how many frames came
+	 * whole on it. No body. */
+	ZP__SETTLE = 4, /* it is closed here, so the number is final */
+	ZP__CONFIRM = 5 /* so far */
+};
 
 typedef struct {
 	uint8_t kind;	 /* enum zp__frame_kind */
 	uint8_t lane;	 /* 0: several rings an attempt are not there yet */
-	uint64_t id;	 /* of the attempt or channel */
+	uint64_t id;	 /* of the attempt or channel; see also ZP__SETTLE */
 	uint32_t chunk;	 /* 0 for messages */
 	uint64_t offset; /* elements from the start of the chunk; 0 for messages */
 	uint32_t length; /* bytes of the body */
 	uint32_t crc;	 /* CRC32C of the body */
 } zp__frame;
+
+/* The prefix of a record of a sealed connection: the bytes of its text. */
+#define ZP__RECORD_PREFIX_BYTES 4u
+void zp__record_encode(uint8_t prefix[ZP__RECORD_PREFIX_BYTES], uint32_t bytes);
+uint32_t zp__record_decode(const uint8_t prefix[ZP__RECORD_PREFIX_BYTES]);
 
 /* A header that arrives in pieces. */
 typedef struct {

@@ -1,14 +1,19 @@
-/* How a tensor is cut: into one chunk a peer, and each chunk into slots of one frame. All peers compute the same from
- * the same plan. Chunk j starts its reduce-scatter at rank j; rank j - 1, the last to add its share, owns it and
- * starts its all-gather. */
+/* How a tensor is cut: into one chunk a peer (broadcast: one chunk), and each chunk into slots of one frame. All peers
+ * compute the same from the same plan. In a ring a chunk starts its reduce-scatter at the rank after its owner's; the
+ * owner, the last to add its share, starts its all-gather. In an all-reduce rank j - 1 owns chunk j, else the plan says
+ * who. In the direct exchange rank j owns chunk j. */
 #ifndef ZP_LAYOUT_H
 #define ZP_LAYOUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef struct {
 	uint32_t world_size, rank;
+	uint32_t chunks;
+	bool reduces, gathers;	 /* the plan has a reduce-scatter, an all-gather */
+	const uint32_t *owners;	 /* by chunk; NULL: as in an all-reduce */
 	uint64_t chunk_elements; /* of a short chunk */
 	uint64_t long_chunks;	 /* the first so many chunks have one element more */
 	uint64_t frame_elements; /* of a slot, but the last of its chunk */
@@ -17,6 +22,7 @@ typedef struct {
 	uint32_t itemsize;
 	uint32_t block_elements;  /* 0: not quantised */
 	uint32_t parameter_bytes; /* of a block */
+	uint32_t code_bits;	  /* of an element, quantised */
 	size_t wire_stride;	  /* bytes of a full slot on the wire */
 } zp__layout;
 
@@ -49,16 +55,24 @@ static inline uint64_t zp__chunk_first_slot(const zp__layout *l, uint32_t chunk)
 	return l->long_chunks * l->long_slots + (chunk - l->long_chunks) * l->short_slots;
 }
 
+/* In a ring. */
 static inline uint32_t zp__chunk_owner(const zp__layout *l, uint32_t chunk)
 {
-	return (chunk + l->world_size - 1) % l->world_size;
+	return l->owners ? l->owners[chunk] : (chunk + l->world_size - 1) % l->world_size;
+}
+
+static inline uint32_t zp__chunk_start(const zp__layout *l, uint32_t chunk)
+{
+	return l->owners ? (l->owners[chunk] + 1) % l->world_size : chunk;
 }
 
 static inline size_t zp__wire_bytes(const zp__layout *l, uint64_t elements)
 {
 	if (!l->block_elements)
 		return elements * l->itemsize;
-	return (elements + l->block_elements - 1) / l->block_elements * l->parameter_bytes + elements;
+	uint64_t whole = elements / l->block_elements, rest = elements % l->block_elements;
+	return (whole + (rest > 0)) * l->parameter_bytes + whole * ((l->block_elements * l->code_bits + 7) / 8) +
+	       (rest * l->code_bits + 7) / 8;
 }
 
 static inline zp__place zp__slot_place(const zp__layout *l, uint64_t slot)

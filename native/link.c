@@ -6,6 +6,10 @@
  * frame) or idle (in link->idle). A new frame wakes the connection that is idle longest; all others look for frames by
  * themselves when they are done, so no frame is left behind while a connection could take it.
  *
+ * Within a host one connection carries all that the CPUs can, and each more has buffers of its own that drive the others
+ * out of the cache. There only the first local_senders_max open ones take frames; the rest stand by, and send nothing
+ * but SETTLE and CONFIRM (settle.c).
+ *
  * Everything here is under the lock; see zp_internal.h. */
 #include <assert.h>
 #include <errno.h>
@@ -13,6 +17,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "zp_internal.h"
@@ -30,16 +35,46 @@ zp__link *zp__link_find(zp_engine *engine, const uint8_t peer[])
 	return NULL;
 }
 
+/* Frees a link whose connections are closed, or still the caller's. */
+static void link_free(zp__link *link)
+{
+	for (uint32_t i = 0; i < link->connection_count; i++)
+		zp__seal_close(link->connections[i].seal);
+	free(link);
+}
+
+static bool is_live(const zp__connection *c)
+{
+	return c->fd >= 0 && !c->closing;
+}
+
 void zp__link_release(zp__link *link)
 {
 	assert(link->references > 0);
 	if (--link->references == 0)
-		free(link);
+		link_free(link);
+}
+
+void zp__flow_open(zp__flow *flow, zp__link *link, zp__attempt *attempt)
+{
+	zp__list_init(&flow->node);
+	zp__list_init(&flow->frames);
+	for (uint32_t i = 0; i < ZP_LINK_CONNECTIONS_MAX; i++)
+		zp__list_init(&flow->sent[i]);
+	flow->attempt = attempt;
+	zp__list_append(&link->open_flows, &flow->open_node);
+}
+
+/* The link forgets the flow with all its frames, queued and sent. */
+void zp__flow_close(zp__flow *flow)
+{
+	zp__link_retract(flow);
+	zp__list_remove(&flow->open_node);
 }
 
 static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fds, uint32_t count)
 {
-	zp__link *link = calloc(1, sizeof *link + count * sizeof *link->connections);
+	zp__link *link = calloc(1, sizeof *link);
 	if (!link)
 		return NULL;
 	link->engine = engine;
@@ -47,16 +82,20 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	link->references = 1;
 	link->connection_count = count;
 	zp__list_init(&link->node);
+	zp__list_init(&link->control);
+	zp__list_init(&link->open_flows);
 	zp__list_init(&link->flows);
 	zp__list_init(&link->idle);
 	zp__list_init(&link->event.node);
-	zp__list_init(&link->messages.node);
-	zp__list_init(&link->messages.frames);
-	for (uint32_t i = 0; i < count; i++) {
+	zp__list_init(&link->room.node);
+	link->room_bytes = UINT64_MAX;
+	zp__flow_open(&link->messages, link, NULL);
+	for (uint32_t i = 0; i < ZP_LINK_CONNECTIONS_MAX; i++) {
 		zp__connection *c = &link->connections[i];
 		c->link = link;
 		c->index = i;
-		c->fd = fds[i];
+		c->fd = i < count ? fds[i] : -1;
+		zp__settle_init(c);
 		zp__list_init(&c->run_node);
 		zp__list_init(&c->attention_node);
 		zp__list_init(&c->idle_node);
@@ -83,23 +122,42 @@ static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
 	return false;
 }
 
-/* Lock held. Gives each connection to a thread, which puts it into its epoll: were it done here, a failure halfway
- * would have to take connections back that their threads may already be working on. */
+/* Lock held. Gives a connection to a thread, which puts it into its epoll: were it done here, a failure halfway would
+ * have to take connections back that their threads may already be working on. The connections of a link are spread over
+ * the threads, and so are the first ones of all links, which may be the only ones that take frames. */
+static void connection_adopt(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	c->link->references++;
+	c->thread = &engine->threads[(c->link->id + c->index) % engine->thread_count];
+	zp__connection_attend(c);
+}
+
 static void link_adopt(zp__link *link)
 {
 	zp_engine *engine = link->engine;
+	bool local = true;
+	for (uint32_t i = 0; i < link->connection_count; i++)
+		local = local && zp__sock_is_local(link->connections[i].fd);
+	link->senders_max = local && engine->config.local_senders_max ? engine->config.local_senders_max : UINT32_MAX;
 	link->open = true;
-	link->references += link->connection_count;
 	zp__list_append(&engine->links, &link->node);
 	zp__thread_wake(&engine->threads[0]); /* It watches for paths that are broken. */
-	for (uint32_t i = 0; i < link->connection_count; i++) {
-		zp__connection *c = &link->connections[i];
-		c->thread = &engine->threads[engine->thread_next++ % engine->thread_count];
-		zp__connection_attend(c);
-	}
+	for (uint32_t i = 0; i < link->connection_count; i++)
+		connection_adopt(&link->connections[i]);
 }
 
-int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32_t count, uint64_t *id)
+static int link_seal(zp__link *link, const zp_seal *seals)
+{
+	int rc = 0;
+	link->sealed = seals != NULL;
+	for (uint32_t i = 0; rc == 0 && seals && i < link->connection_count; i++)
+		rc = zp__seal_open(&seals[i], &link->connections[i].seal);
+	return rc;
+}
+
+int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_seal *seals, uint32_t count,
+		 uint64_t *id)
 {
 	if (count < 1 || count > ZP_LINK_CONNECTIONS_MAX)
 		return -EINVAL;
@@ -111,10 +169,11 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32
 	zp__link *link = link_new(engine, peer, fds, count);
 	if (!link)
 		return -ENOMEM;
+	rc = link_seal(link, seals);
 	pthread_mutex_lock(&engine->mutex);
-	if (engine->shut_down)
+	if (rc == 0 && engine->shut_down)
 		rc = -ESHUTDOWN;
-	else if (zp__link_find(engine, peer) || fds_taken(engine, fds, count))
+	else if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
 	if (rc == 0) {
 		link->id = *id = ++engine->link_id_last;
@@ -122,7 +181,77 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, uint32
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
-		free(link); /* The fds are still the caller's. */
+		link_free(link); /* The fds are still the caller's. */
+	return rc;
+}
+
+/* Lock held. Adds a connection, if all that forbids it is not the case. */
+static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd, zp__seal *seal, const void *first,
+		    uint32_t first_bytes)
+{
+	zp__connection *c = &link->connections[index];
+	int rc = link->sealed == (seal != NULL) ? zp__settle_may_add(c, generation) : -EINVAL;
+	if (rc < 0)
+		return rc;
+	if (first_bytes) { /* It fits into the buffer of a socket over which nothing is sent yet. */
+		struct iovec iov = {(void *)(uintptr_t)first, first_bytes};
+		ssize_t n = zp__sock_send(fd, &iov, 1);
+		if (n != (ssize_t)first_bytes)
+			return n < 0 ? (int)n : -EIO;
+	}
+	c->fd = fd;
+	c->seal = seal;
+	c->watched = c->readable = c->writable = c->hung_up = c->closing = false;
+	c->silent_ns = 0;
+	if (index >= link->connection_count)
+		link->connection_count = index + 1;
+	zp__settle_added(c, generation);
+	connection_adopt(c);
+	return 0;
+}
+
+int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t index, uint32_t generation, int fd,
+		const zp_seal *how, const void *first, uint32_t first_bytes)
+{
+	zp__seal *seal = NULL;
+	if (index >= ZP_LINK_CONNECTIONS_MAX || first_bytes > ZP_FIRST_BYTES_MAX || (first_bytes && !first))
+		return -EINVAL;
+	int rc = zp__sock_prepare(fd, engine->config.path_timeout_ms);
+	if (rc == 0 && how)
+		rc = zp__seal_open(how, &seal);
+	if (rc < 0)
+		return rc;
+	pthread_mutex_lock(&engine->mutex);
+	zp__link *link = zp__link_find(engine, peer);
+	if (engine->shut_down)
+		rc = -ESHUTDOWN;
+	else if (!link || link->id != id)
+		rc = -ENOTCONN;
+	else if (fds_taken(engine, &fd, 1))
+		rc = -EEXIST;
+	else
+		rc = link_add(link, index, generation, fd, seal, first, first_bytes);
+	pthread_mutex_unlock(&engine->mutex);
+	if (rc < 0)
+		zp__seal_close(seal);
+	return rc;
+}
+
+int zp_link_remove(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t index)
+{
+	int rc = 0;
+	uint32_t open_count = 0;
+	pthread_mutex_lock(&engine->mutex);
+	zp__link *link = zp__link_find(engine, peer);
+	for (uint32_t i = 0; link && i < link->connection_count; i++)
+		open_count += is_live(&link->connections[i]);
+	if (!link || link->id != id || index >= link->connection_count || !is_live(&link->connections[index]))
+		rc = -ENOTCONN;
+	else if (open_count == 1)
+		rc = -EBUSY;
+	else
+		zp__connection_lose(&link->connections[index], -ECANCELED);
+	pthread_mutex_unlock(&engine->mutex);
 	return rc;
 }
 
@@ -142,10 +271,18 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 	pthread_mutex_lock(&engine->mutex);
 	const zp__link *link = zp__link_find(engine, peer);
 	if (link) {
+		stats->link = link->id;
 		stats->connection_count = link->connection_count;
+		stats->lost_count = link->lost_count;
+		stats->resent_frames = link->resent_frames;
+		stats->message_bytes = link->message_bytes;
 		for (uint32_t i = 0; i < link->connection_count; i++) {
-			stats->tx_bytes[i] = link->connections[i].tx_bytes;
-			stats->rx_bytes[i] = link->connections[i].rx_bytes;
+			const zp__connection *c = &link->connections[i];
+			stats->open_count += is_live(c);
+			stats->sending_count += is_live(c) && c->tx.active;
+			stats->tx_bytes[i] = c->tx_bytes;
+			stats->rx_bytes[i] = c->rx_bytes;
+			stats->generation[i] = c->settling.generation;
 		}
 	}
 	pthread_mutex_unlock(&engine->mutex);
@@ -169,6 +306,7 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 		zp__connection_attend(c);
 	}
 	zp__attempts_fail(link, status);
+	zp__settle_discard(link);
 	zp__message_flow_clear(link);
 	pthread_cond_broadcast(&engine->room);
 	if (tell) {
@@ -180,6 +318,52 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 	zp__link_release(link);
 }
 
+/* Takes a connection out of use: it is shut down now, closed by its thread soon, and then settled with the other end.
+ * Without any other the link is lost. */
+void zp__connection_lose(zp__connection *c, int status)
+{
+	zp__link *link = c->link;
+	if (!link->open || !is_live(c))
+		return;
+	bool last = true;
+	for (uint32_t i = 0; i < link->connection_count; i++)
+		last &= &link->connections[i] == c || !is_live(&link->connections[i]);
+	if (last) {
+		zp__link_lose(link, status, true);
+		return;
+	}
+	c->closing = true;
+	c->lost_status = status;
+	shutdown(c->fd, SHUT_RDWR);
+	zp__connection_attend(c);
+}
+
+/* True if the connection is one of those of its link that take frames. */
+bool zp__connection_may_send(const zp__connection *connection)
+{
+	const zp__link *link = connection->link;
+	uint32_t before = 0;
+	for (uint32_t i = 0; i < connection->index && before < link->senders_max; i++)
+		before += is_live(&link->connections[i]);
+	return before < link->senders_max;
+}
+
+/* Wakes the connection that is idle longest of those that may take a frame. What tells of connections goes over any: it
+ * must not wait for one that is held up, as what holds it up may wait for what it tells. */
+void zp__link_wake_idle(zp__link *link)
+{
+	ZP__EACH(node, &link->idle)
+	{
+		zp__connection *c = ZP__ELEMENT(node, zp__connection, idle_node);
+		if (!zp__connection_may_send(c))
+			continue;
+		zp__connection_attend(c);
+		return;
+	}
+	if (!zp__list_empty(&link->control) && !zp__list_empty(&link->idle))
+		zp__connection_attend(ZP__ELEMENT(link->idle.next, zp__connection, idle_node));
+}
+
 /* Puts a frame at the end of `flow` and wakes a connection for it. */
 void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame)
 {
@@ -188,8 +372,7 @@ void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame)
 	if (zp__list_empty(&flow->frames))
 		zp__list_append(&link->flows, &flow->node);
 	zp__list_append(&flow->frames, frame);
-	if (!zp__list_empty(&link->idle))
-		zp__connection_attend(ZP__ELEMENT(link->idle.next, zp__connection, idle_node));
+	zp__link_wake_idle(link);
 }
 
 /* Takes all frames of a flow out of the queue. */
@@ -212,7 +395,7 @@ void zp__unpark(zp__connection *connection)
  * silent from one over which nothing was sent before. */
 static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, uint64_t timeout_ns)
 {
-	uint64_t silence_ns = c->fd >= 0 && !c->closing ? zp__sock_silence_ms(c->fd) * 1000000u : 0;
+	uint64_t silence_ns = is_live(c) ? zp__sock_silence_ms(c->fd) * 1000000u : 0;
 	if (silence_ns < interval_ns) {
 		c->silent_ns = 0;
 		return false;
@@ -222,7 +405,7 @@ static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, 
 	return now_ns - c->silent_ns >= timeout_ns;
 }
 
-/* Loses links whose path is broken, though no error says so. Looks at all of them in turns. */
+/* Loses connections whose path is broken, though no error says so. Looks at all of them in turns. */
 uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 {
 	uint64_t timeout_ns = engine->config.path_timeout_ms * (uint64_t)1000000;
@@ -237,7 +420,7 @@ uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 		zp__link *link = ZP__ELEMENT(node, zp__link, node);
 		for (uint32_t i = 0; link->open && i < link->connection_count; i++)
 			if (is_silent(&link->connections[i], now_ns, interval_ns, timeout_ns))
-				zp__link_lose(link, -ETIMEDOUT, true);
+				zp__connection_lose(&link->connections[i], -ETIMEDOUT);
 	}
 	return engine->links_check_ns;
 }
@@ -255,12 +438,21 @@ void zp__connection_close(zp__connection *connection)
 		epoll_ctl(connection->thread->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
 	close(connection->fd);
 	connection->fd = -1;
+	zp__seal_close(connection->seal);
+	connection->seal = NULL;
 	free(connection->tx.aside);
-	if (connection->tx.message)
+	zp__memory_unmap(connection->landing, connection->landing_bytes);
+	connection->landing = NULL;
+	connection->landing_bytes = 0;
+	if (link->open)
+		zp__settle_closed(connection);
+	else if (connection->tx.message)
 		zp__message_sent(link, connection->tx.message);
 	if (connection->rx.message)
 		zp__message_forget(link->engine, connection->rx.message);
 	connection->tx = (zp__transmit){0};
 	connection->rx = (zp__receive){0};
+	if (link->open && !zp__list_empty(&link->flows))
+		zp__link_wake_idle(link); /* Another one now sends in its stead. */
 	zp__link_release(link);
 }

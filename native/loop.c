@@ -1,6 +1,6 @@
 /* The I/O threads. Each waits in epoll for its own connections and for its eventfd, by which other threads ask it to
  * look at its attention list (a connection to wake, unpark or close). The first thread also watches for stalls and
- * for broken paths.
+ * for broken paths, and gives idle memory back.
  *
  * Sockets are edge-triggered: what epoll said is remembered in connection->readable and ->writable until a call finds
  * the contrary. Connections with something to do are in thread->run and take turns, one frame each way a turn. */
@@ -49,7 +49,7 @@ static void watch(zp__thread *thread, zp__connection *c)
 	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
 	c->watched = epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0;
 	if (!c->watched)
-		zp__link_lose(c->link, -errno, true);
+		zp__connection_lose(c, -errno);
 }
 
 /* Takes the attention list. False: the thread must end. */
@@ -115,7 +115,10 @@ static void run_one(zp__thread *thread, zp__connection *c)
 	if (error < 0) {
 		zp_engine *engine = thread->engine;
 		pthread_mutex_lock(&engine->mutex);
-		zp__link_lose(c->link, error, true);
+		if (error == -EPROTO) /* It would say the same on any other connection. */
+			zp__link_lose(c->link, error, true);
+		else
+			zp__connection_lose(c, error);
 		pthread_mutex_unlock(&engine->mutex);
 	} else if (received > 0 || sent > 0) {
 		run_soon(thread, c);
@@ -154,8 +157,12 @@ static void *thread_main(void *argument)
 				uint64_t links_ns = zp__links_check(engine, now_ns);
 				deadline_ns = zp__attempts_check(engine, now_ns);
 				deadline_ns = links_ns < deadline_ns ? links_ns : deadline_ns;
+				uint64_t buffers_ns = zp__buffers_trim(engine, now_ns);
+				deadline_ns = buffers_ns < deadline_ns ? buffers_ns : deadline_ns;
 				bool attention = !zp__list_empty(&thread->attention);
 				pthread_mutex_unlock(&engine->mutex);
+				uint64_t pool_ns = zp__pool_trim(engine, now_ns);
+				deadline_ns = pool_ns < deadline_ns ? pool_ns : deadline_ns;
 				check = false;
 				if (attention)
 					continue;

@@ -1,8 +1,10 @@
 /* Messages on channels: whole frames that are delivered as events. Everything is under the lock.
  *
  * Bounds. What was received (or is being received) and not released counts against messages_queued_bytes_max of the
- * engine; at the bound connections whose next frame is a message wait, and TCP pushes back. What is queued for sending
- * counts against the same number for each link; at the bound zp_message_send() waits. One message may always pass. */
+ * engine; at the bound connections whose next frame is a message wait, and TCP pushes back. What is queued for sending,
+ * or sent and not yet confirmed by the other end, counts against the same number for each link; at the bound
+ * zp_message_send() waits. zp_message_post() has a bound of its caller's, and tells of room by an event. One message may
+ * always pass. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +12,62 @@
 
 #include "digest.h"
 #include "zp_internal.h"
+
+static bool is_pooled(uint64_t bytes)
+{
+	return bytes >= ZP__BUFFER_BYTES_MIN && bytes <= ZP__BUFFER_BYTES;
+}
+
+/* Lock held. Memory of so many bytes that was used before; NULL: there is none. */
+static void *buffer_take(zp_engine *engine, uint64_t bytes)
+{
+	if (!is_pooled(bytes) || zp__list_empty(&engine->buffers))
+		return NULL;
+	zp__buffer *buffer = ZP__ELEMENT(engine->buffers.previous, zp__buffer, node); /* Perhaps it is in the cache yet. */
+	zp__list_remove(&buffer->node);
+	engine->buffer_count--;
+	return buffer;
+}
+
+/* New memory of so many bytes, as buffer_give() takes it. */
+static void *buffer_new(uint64_t bytes)
+{
+	return malloc(is_pooled(bytes) ? ZP__BUFFER_BYTES : bytes);
+}
+
+/* Lock held. */
+static void buffer_give(zp_engine *engine, void *memory, uint64_t bytes)
+{
+	if (!is_pooled(bytes) || engine->buffer_count == ZP__BUFFERS_SPARE_MAX || engine->shut_down) {
+		free(memory);
+		return;
+	}
+	zp__buffer *buffer = memory;
+	zp__list_init(&buffer->node);
+	buffer->idle_ns = zp__now_ns();
+	zp__list_append(&engine->buffers, &buffer->node);
+	if (engine->buffer_count++ == 0)
+		zp__thread_wake(&engine->threads[0]); /* It trims. */
+}
+
+uint64_t zp__buffers_trim(zp_engine *engine, uint64_t now_ns)
+{
+	while (!zp__list_empty(&engine->buffers)) {
+		zp__buffer *buffer = ZP__ELEMENT(engine->buffers.next, zp__buffer, node);
+		if (buffer->idle_ns + ZP__POOL_IDLE_NS > now_ns)
+			return buffer->idle_ns + ZP__POOL_IDLE_NS;
+		zp__list_remove(&buffer->node);
+		engine->buffer_count--;
+		free(buffer);
+	}
+	return UINT64_MAX;
+}
+
+/* The threads have ended. */
+void zp__buffers_discard(zp_engine *engine)
+{
+	zp__buffers_trim(engine, UINT64_MAX);
+}
 
 static zp__channel *channel_find(zp_engine *engine, uint64_t id)
 {
@@ -75,9 +133,11 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	uint64_t bound = engine->config.messages_queued_bytes_max;
 	if (engine->messages_bytes && engine->messages_bytes + frame->length > bound)
 		return ZP__PARK;
-	zp__message_in *message = malloc(sizeof *message + frame->length);
+	zp__message_in *message = buffer_take(engine, sizeof *message + frame->length);
 	if (!message)
-		return engine->messages_bytes ? ZP__PARK : ZP__VIOLATION;
+		message = buffer_new(sizeof *message + frame->length);
+	if (!message)
+		return engine->messages_bytes ? ZP__PARK : ZP__NO_MEMORY;
 	message->bytes = frame->length;
 	zp__list_init(&message->event.node);
 	zp__list_append(&engine->messages, &message->node);
@@ -92,7 +152,7 @@ void zp__message_forget(zp_engine *engine, zp__message_in *message)
 {
 	engine->messages_bytes -= message->bytes;
 	zp__list_remove(&message->node);
-	free(message);
+	buffer_give(engine, message, sizeof *message + message->bytes);
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
@@ -127,12 +187,26 @@ void zp_message_release(zp_engine *engine, uint8_t *body)
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-/* Sent, or lost with its link. */
+static void room_tell(zp__link *link)
+{
+	if (!link->open || link->room_bytes == UINT64_MAX || link->message_bytes > link->room_bytes)
+		return;
+	link->room_bytes = UINT64_MAX;
+	if (!zp__list_empty(&link->room.node)) /* The one before has not been polled: it is enough. */
+		return;
+	link->room.event = (zp_event){.kind = ZP_EVENT_ROOM, .id = link->id};
+	memcpy(link->room.event.peer, link->peer, ZP_PEER_ID_BYTES);
+	link->references++;
+	zp__event_push(link->engine, &link->room);
+}
+
+/* It has arrived, or was lost with its link. */
 void zp__message_sent(zp__link *link, zp__message_out *message)
 {
 	link->message_bytes -= message->bytes;
-	free(message);
+	buffer_give(link->engine, message, sizeof *message + message->bytes);
 	pthread_cond_broadcast(&link->engine->room);
+	room_tell(link);
 }
 
 void zp__message_flow_clear(zp__link *link)
@@ -177,17 +251,34 @@ static int room_wait(zp__link *link, uint64_t bytes, uint32_t timeout_ms)
 	}
 }
 
+/* A message with room for a body of so many bytes, or NULL; in `memory`, of buffer_take(), unless that is NULL. */
+static zp__message_out *message_new(void *memory, uint64_t channel, uint64_t bytes)
+{
+	zp__message_out *message = memory ? memory : buffer_new(sizeof *message + bytes);
+	if (!message)
+		return NULL;
+	zp__list_init(&message->node);
+	message->resent = 0;
+	message->channel = channel;
+	message->bytes = (uint32_t)bytes;
+	return message;
+}
+
+/* Lock held. */
+static void message_offer(zp__link *link, zp__message_out *message)
+{
+	link->message_bytes += message->bytes;
+	zp__link_offer(link, &link->messages, &message->node);
+}
+
 int zp_message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, uint64_t body_bytes,
 		    uint32_t timeout_ms)
 {
 	if (body_bytes > engine->config.message_bytes_max)
 		return -EMSGSIZE;
-	zp__message_out *message = malloc(sizeof *message + body_bytes);
+	zp__message_out *message = message_new(NULL, channel, body_bytes);
 	if (!message)
 		return -ENOMEM;
-	zp__list_init(&message->node);
-	message->channel = channel;
-	message->bytes = (uint32_t)body_bytes;
 	if (body_bytes)
 		memcpy(message->body, body, body_bytes);
 	message->crc = zp__crc32c(0, message->body, body_bytes);
@@ -199,14 +290,62 @@ int zp_message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, c
 	if (link) {
 		link->references++;
 		rc = room_wait(link, body_bytes, timeout_ms);
-		if (rc == 0) {
-			link->message_bytes += body_bytes;
-			zp__link_offer(link, &link->messages, &message->node);
-		}
+		if (rc == 0)
+			message_offer(link, message);
 		zp__link_release(link);
 	}
 	if (--engine->waiting == 0)
 		pthread_cond_broadcast(&engine->room);
+	pthread_mutex_unlock(&engine->mutex);
+	if (rc < 0)
+		free(message);
+	return rc;
+}
+
+/* Lock held. 0: `*link` is the link to `peer`, and has room for `bytes`. -EAGAIN: it has none, and will tell when it has. */
+static int room_find(zp_engine *engine, const uint8_t peer[], uint64_t bytes, uint64_t bytes_max, zp__link **link)
+{
+	*link = zp__link_find(engine, peer);
+	if (engine->shut_down)
+		return -ESHUTDOWN;
+	if (!*link)
+		return -ENOTCONN;
+	uint64_t beside = bytes < bytes_max ? bytes_max - bytes : 0; /* Bytes that may be there beside this message. */
+	if ((*link)->message_bytes <= beside)
+		return 0;
+	(*link)->room_bytes = beside < bytes_max / 2 ? beside : bytes_max / 2;
+	return -EAGAIN;
+}
+
+int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *head, uint64_t head_bytes,
+		    const void *body, uint64_t body_bytes, uint64_t queue_bytes_max)
+{
+	uint64_t longest = engine->config.message_bytes_max, bytes_max = engine->config.messages_queued_bytes_max;
+	if (head_bytes > longest || body_bytes > longest - head_bytes)
+		return -EMSGSIZE;
+	uint64_t bytes = head_bytes + body_bytes;
+	if (queue_bytes_max < bytes_max)
+		bytes_max = queue_bytes_max;
+	zp__link *link;
+	pthread_mutex_lock(&engine->mutex); /* Once before, lest it be copied in vain, */
+	int rc = room_find(engine, peer, bytes, bytes_max, &link);
+	void *memory = rc == 0 ? buffer_take(engine, sizeof(zp__message_out) + bytes) : NULL;
+	pthread_mutex_unlock(&engine->mutex);
+	if (rc < 0)
+		return rc;
+	zp__message_out *message = message_new(memory, channel, bytes);
+	if (!message)
+		return -ENOMEM;
+	if (head_bytes)
+		memcpy(message->body, head, head_bytes);
+	if (body_bytes)
+		memcpy(message->body + head_bytes, body, body_bytes);
+	message->crc = zp__crc32c(0, message->body, bytes);
+
+	pthread_mutex_lock(&engine->mutex); /* and once after, as others may have been faster. */
+	rc = room_find(engine, peer, bytes, bytes_max, &link);
+	if (rc == 0)
+		message_offer(link, message);
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
 		free(message);

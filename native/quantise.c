@@ -1,59 +1,95 @@
-/* Quantisation by blocks to one byte an element. Pure functions; constant data.
+/* Quantisation by blocks to 8 or 4 bits an element. Pure functions; constant data.
  *
- * Format of a frame of n elements in b blocks: b pairs of parameters, then n codes. The parameters are two floats (two
- * doubles for DOUBLE) in the hosts' byte order.
- *   MIN_MAX           parameters: minimum, scale.     value = minimum + code * scale
- *   ZERO_POINT_SCALE  parameters: zero point, scale.  value = (code - zero point) * scale; the zero point is an integer
- *                     from 0 to 255, so 0 stays 0
- * Codes are rounded to nearest. Arithmetic is in float (DOUBLE: in double); the 16-bit types are rounded to nearest
- * even when the value is stored.
+ * Format of a frame of n elements in b blocks: the parameters of the b blocks, then the codes of the b blocks. A
+ * parameter is a float (of DOUBLE a double) in the hosts' byte order. A code is a byte; or half a byte, and then byte i
+ * of a block of m has code i in its lower half and code i + ceil(m / 2) in its upper half.
  *
- * Errors. With r the range of a block (that of ZERO_POINT_SCALE includes 0) and e the largest magnitude in it, a value
- * is off by at most r/510 (MIN_MAX) or r/255 (ZERO_POINT_SCALE, whose zero point is rounded, too) plus a few
- * roundings of e and 255 of the smallest subnormals, plus the rounding of a 16-bit type.
+ *                                 | parameters         | number                       | levels: 8 bits | 4 bits
+ *   MIN_MAX                       | minimum, scale     | minimum + code * scale       | 255            | 15
+ *   ZERO_POINT_SCALE, UINT8 UINT4 | zero point, scale  | (code - zero point) * scale  | 254            | 14
+ *   ZERO_POINT_SCALE, INT8 INT4   | scale              | code * scale                 | 127            | 7
+ *
+ * The scale is what the levels span, divided by the levels: the range of the block (MIN_MAX), the range with 0 taken in
+ * (ZERO_POINT_SCALE, unsigned), the largest magnitude (signed). Codes count from 0; signed ones are two's complement,
+ * with MIN_MAX counted from -128 or -8, so that the numbers are the same as those of unsigned ones. The zero point is
+ * the code of 0, so 0 stays 0. A code is the nearest integer, ties to even: of a ZERO_POINT_SCALE number x it is
+ * q(x) - q(lowest) with q(x) the nearest to x / scale, which is at most one above the levels: hence 254 and 14, and
+ * nothing is ever cut off. Arithmetic is in float (DOUBLE: in double); numbers of the 16-bit types are rounded to
+ * nearest even when they are stored.
+ *
+ * Errors. With s what the levels span and e the largest magnitude in the block, a number is off by at most
+ *   s / (2 levels) + 8 epsilon e + the smallest subnormal, plus the rounding of a 16-bit type,
+ * with the epsilon of float or double: half a step; 2 roundings of e at most in reading the block; and in writing it 3
+ * roundings of up to `levels` steps, hence of s, which is at most 2 e.
  *
  * Special values.
  * - A block with a NaN or an infinity in it becomes NaN throughout (parameters NaN, codes 0). So does one whose sum
  *   overflowed on the way.
- * - A block of equal values is exact with MIN_MAX (scale 0). A block of zeros is exact with both; -0 may become +0.
- * - A block whose range is below 255 times the smallest subnormal may have scale 0: all its values become the minimum
- *   (MIN_MAX) or 0.
- * - A block whose range overflows is computed in halves; values that would round beyond the largest finite number are
- *   that number. A FLOAT16 value that rounds above 65504 becomes infinity, as any conversion to it does.
- * - Parameters that no peer would send give some number or NaN, the same on every peer; nothing is undefined. */
+ * - A block of equal values is exact with MIN_MAX (scale 0). A block of zeros is exact with all; -0 may become +0.
+ * - Blocks of subnormals are as exact as others: where the scale is so small that it is itself subnormal it is rounded
+ *   up, and codes are clamped. One that spans no more than `levels` of the smallest subnormals is exact.
+ * - A block with magnitudes above a quarter of the largest finite number is computed in quarters; values that would
+ *   round beyond the largest finite number are that number. A value that is above the greatest of a 16-bit type when it
+ *   is stored there becomes infinity, as in any conversion to it; the error of the codes may do that, too.
+ * - Parameters that no peer would send (not finite, a negative scale, a zero point that is no code) make the block NaN;
+ *   nothing is undefined. All NaNs that are read have one pattern. */
 #include "quantise.h"
 
+#include <errno.h>
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
+#include "layout.h"
 #include "zp_api.h"
-
-#define LANES 16
 
 typedef struct { /* [0]: float, [1]: double */
 	void (*quantise[2])(const zp__quantiser *how, uint8_t *wire, const void *elements, size_t count);
 	void (*fold[2])(const zp__quantiser *how, uint8_t *wire, const void *local, size_t count, uint32_t divisor);
+	void (*join[2])(const zp__quantiser *how, uint8_t *wire, const uint8_t *const shares[], uint32_t peers, uint32_t rank,
+			const void *local, size_t count, uint32_t divisor);
 	void (*dequantise[2])(const zp__quantiser *how, void *elements, const uint8_t *wire, size_t count);
 } zp__quantise_kernels;
 
+/* What an algorithm and a quantised type come to. */
+typedef struct {
+	bool zero_point; /* ZERO_POINT_SCALE */
+	bool is_signed;
+	bool symmetric; /* both: no zero point on the wire */
+	bool nibble;	/* two codes a byte */
+	int32_t middle; /* 128 or 8: what signed codes are off from counting from 0 */
+	int32_t most;	/* 255 or 15: the greatest code, counted from 0 */
+	int32_t levels;
+	size_t parameter_bytes; /* of a block */
+} zp__code;
+
+static zp__code code_of(const zp__quantiser *how)
+{
+	zp__code code = {.zero_point = how->algorithm == ZP_QUANTIZE_ZERO_POINT_SCALE,
+			 .is_signed = how->quantized == ZP_QUANTIZED_INT8 || how->quantized == ZP_QUANTIZED_INT4,
+			 .nibble = zp__quantise_code_bits(how) == 4};
+	code.symmetric = code.zero_point && code.is_signed;
+	code.middle = code.nibble ? 8 : 128;
+	code.most = 2 * code.middle - 1;
+	code.levels = code.symmetric ? code.middle - 1 : code.most - code.zero_point;
+	code.parameter_bytes = zp__quantise_parameter_bytes(how);
+	return code;
+}
+
 #define ZP__NAME(name) name##_baseline
-#define ZP__VECTOR_BYTES 16
 #include "quantise_kernels.h"
 
 #if defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2")
 #define ZP__NAME(name) name##_avx2
-#define ZP__VECTOR_BYTES 32
 #include "quantise_kernels.h"
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #define ZP__NAME(name) name##_avx512
-#define ZP__VECTOR_BYTES 64
 #include "quantise_kernels.h"
 #pragma GCC pop_options
 #endif
@@ -70,9 +106,30 @@ static const zp__quantise_kernels *kernels_of(enum zp__isa isa)
 	return &kernels_baseline;
 }
 
-uint32_t zp__quantise_parameter_bytes(uint32_t dtype)
+uint32_t zp__quantise_code_bits(const zp__quantiser *how)
 {
-	return 2 * (dtype == ZP_DOUBLE ? sizeof(double) : sizeof(float));
+	return how->quantized == ZP_QUANTIZED_UINT4 || how->quantized == ZP_QUANTIZED_INT4 ? 4 : 8;
+}
+
+uint32_t zp__quantise_parameter_bytes(const zp__quantiser *how)
+{
+	bool is_signed = how->quantized == ZP_QUANTIZED_INT8 || how->quantized == ZP_QUANTIZED_INT4;
+	uint32_t parameters = how->algorithm == ZP_QUANTIZE_ZERO_POINT_SCALE && is_signed ? 1 : 2;
+	return parameters * (uint32_t)(how->dtype == ZP_DOUBLE ? sizeof(double) : sizeof(float));
+}
+
+int zp__quantise_check(const zp__quantiser *how)
+{
+	if (how->algorithm != ZP_QUANTIZE_MIN_MAX && how->algorithm != ZP_QUANTIZE_ZERO_POINT_SCALE)
+		return -EINVAL;
+	if (how->quantized != ZP_QUANTIZED_UINT8 && how->quantized != ZP_QUANTIZED_INT8 &&
+	    how->quantized != ZP_QUANTIZED_UINT4 && how->quantized != ZP_QUANTIZED_INT4)
+		return -EINVAL;
+	if (how->dtype < ZP_FLOAT16 || how->dtype > ZP_DOUBLE || how->op > ZP_MIN)
+		return -EINVAL;
+	if (how->block_elements < ZP__BLOCK_ELEMENTS_MIN || how->block_elements > ZP__BLOCK_ELEMENTS_MAX)
+		return -EINVAL;
+	return 0;
 }
 
 void zp__quantise(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const void *elements, size_t count)
@@ -86,7 +143,72 @@ void zp__quantise_fold(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire
 	kernels_of(isa)->fold[how->dtype == ZP_DOUBLE](how, wire, local, count, divisor);
 }
 
+void zp__quantise_join(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const uint8_t *const shares[],
+		       uint32_t peers, uint32_t rank, const void *local, size_t count, uint32_t divisor)
+{
+	kernels_of(isa)->join[how->dtype == ZP_DOUBLE](how, wire, shares, peers, rank, local, count, divisor);
+}
+
 void zp__dequantise(enum zp__isa isa, const zp__quantiser *how, void *elements, const uint8_t *wire, size_t count)
 {
 	kernels_of(isa)->dequantise[how->dtype == ZP_DOUBLE](how, elements, wire, count);
+}
+
+/* --- Without an engine ------------------------------------------------------------------------------------------- */
+
+static int alone_check(const zp_quantiser *how, uint32_t isa)
+{
+	if (isa >= ZP__ISA_COUNT)
+		return -EINVAL;
+	int rc = zp__quantise_check(how);
+	return rc < 0 ? rc : zp__reduce_kernels_of((enum zp__isa)isa) ? 0 : -ENOTSUP;
+}
+
+int64_t zp_quantised_bytes(const zp_quantiser *how, uint64_t count)
+{
+	int rc = count > INT64_MAX / 32 ? -EINVAL : zp__quantise_check(how);
+	if (rc < 0)
+		return rc;
+	zp__layout layout = {.block_elements = how->block_elements,
+			     .parameter_bytes = zp__quantise_parameter_bytes(how),
+			     .code_bits = zp__quantise_code_bits(how)};
+	return (int64_t)zp__wire_bytes(&layout, count);
+}
+
+int zp_quantise(const zp_quantiser *how, uint32_t isa, uint8_t *wire, const void *elements, uint64_t count)
+{
+	int rc = alone_check(how, isa);
+	if (rc == 0)
+		zp__quantise((enum zp__isa)isa, how, wire, elements, count);
+	return rc;
+}
+
+int zp_quantise_fold(const zp_quantiser *how, uint32_t isa, uint8_t *wire, const void *local, uint64_t count,
+		     uint32_t divisor)
+{
+	int rc = alone_check(how, isa);
+	if (rc == 0 && divisor < 1)
+		rc = -EINVAL;
+	if (rc == 0)
+		zp__quantise_fold((enum zp__isa)isa, how, wire, local, count, divisor);
+	return rc;
+}
+
+int zp_quantise_join(const zp_quantiser *how, uint32_t isa, uint8_t *wire, const uint8_t *const shares[],
+		     uint32_t peers, uint32_t rank, const void *local, uint64_t count, uint32_t divisor)
+{
+	int rc = alone_check(how, isa);
+	if (rc == 0 && (peers < 2 || rank >= peers || divisor < 1))
+		rc = -EINVAL;
+	if (rc == 0)
+		zp__quantise_join((enum zp__isa)isa, how, wire, shares, peers, rank, local, count, divisor);
+	return rc;
+}
+
+int zp_dequantise(const zp_quantiser *how, uint32_t isa, void *elements, const uint8_t *wire, uint64_t count)
+{
+	int rc = alone_check(how, isa);
+	if (rc == 0)
+		zp__dequantise((enum zp__isa)isa, how, elements, wire, count);
+	return rc;
 }

@@ -8,7 +8,8 @@
  *                                              BODY ----+
  *
  * A turn receives at most one frame, so that connections of a thread take turns. The bytes of a body land straight in
- * their place; the same system call takes what has come of the next header. */
+ * their place; the same system call takes what has come of the next header. Over a sealed connection (seal.c) all of
+ * this sees only what was verified. */
 #include <assert.h>
 #include <errno.h>
 #include <sys/uio.h>
@@ -21,7 +22,7 @@ enum step { NOTHING_MORE = 0, GO_ON = 1, FRAME_DONE = 2 };
 /* Receives `wanted` bytes to `to` and then, if `ahead`, the next header. Returns the bytes, 0 for none now, -errno. */
 static ssize_t receive(zp__connection *c, void *to, size_t wanted, bool ahead)
 {
-	if (!c->readable)
+	if (!c->readable && !c->seal)
 		return 0;
 	struct iovec iov[2] = {{to, wanted}};
 	if (ahead) {
@@ -30,6 +31,8 @@ static ssize_t receive(zp__connection *c, void *to, size_t wanted, bool ahead)
 		iov[1].iov_base = space;
 		wanted += iov[1].iov_len;
 	}
+	if (c->seal)
+		return zp__seal_receive(c, iov, ahead ? 2 : 1);
 	ssize_t n = zp__sock_receive(c->fd, iov, ahead ? 2 : 1);
 	if (n == -EAGAIN || n == -EWOULDBLOCK) {
 		c->readable = false;
@@ -65,7 +68,9 @@ static int admit_step(zp__connection *c)
 	zp__receive *rx = &c->rx;
 	pthread_mutex_lock(&engine->mutex);
 	rx->have = rx->crc = 0;
-	enum zp__verdict verdict = rx->frame.kind == ZP__MESSAGE ? zp__message_admit(c) : zp__ring_admit(c);
+	enum zp__verdict verdict = rx->frame.kind == ZP__MESSAGE  ? zp__message_admit(c)
+				   : rx->frame.kind > ZP__MESSAGE ? zp__settle_admit(c)
+								  : zp__attempt_admit(c);
 	zp__attempt *attempt = rx->attempt;
 	if (verdict == ZP__ADMIT)
 		rx->stage = ZP__RX_BODY;
@@ -76,13 +81,17 @@ static int admit_step(zp__connection *c)
 	pthread_mutex_unlock(&engine->mutex);
 	if (verdict == ZP__VIOLATION)
 		return -EPROTO;
+	if (verdict == ZP__NO_MEMORY)
+		return -ENOMEM;
 	if (verdict == ZP__PARK)
 		return c->hung_up ? -ECONNRESET : NOTHING_MORE;
 	if (verdict == ZP__ADMIT && attempt) {
-		zp__ring_make_room(c);
+		int rc = attempt->algorithm->make_room(c);
 		pthread_mutex_lock(&engine->mutex);
 		zp__attempt_unpin(engine, attempt);
 		pthread_mutex_unlock(&engine->mutex);
+		if (rc < 0)
+			return rc;
 	}
 	return GO_ON;
 }
@@ -105,7 +114,10 @@ static int drain_step(zp__connection *c)
 	}
 	if (rx->have < rx->frame.length)
 		return GO_ON;
+	pthread_mutex_lock(&c->link->engine->mutex);
 	rx->stage = ZP__RX_HEADER;
+	zp__settle_received(c);
+	pthread_mutex_unlock(&c->link->engine->mutex);
 	return FRAME_DONE;
 }
 
@@ -124,7 +136,14 @@ static void body_account(zp__connection *c, size_t n, size_t taken)
 	}
 }
 
-/* Receives more of a body, without the lock; an attempt is pinned. */
+/* What came over a sealed connection is right. Its CRC is made only of what may go into the digest of a result. */
+static bool needs_crc(const zp__connection *c)
+{
+	return !c->seal || (c->rx.frame.kind != ZP__MESSAGE && c->rx.frame.kind != ZP__REDUCE_SCATTER);
+}
+
+/* Receives more of a body, without the lock; an attempt is pinned. What has come is checksummed while it is in the
+ * cache. */
 static int body_receive(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
@@ -132,21 +151,24 @@ static int body_receive(zp__connection *c)
 	size_t rest = rx->frame.length - rx->have, taken = 0;
 	if (rest) {
 		uint8_t *to = rx->body + rx->have;
-		ssize_t n = receive(c, to, rest, true);
+		bool last = rest <= ZP__RECEIVE_BYTES;
+		size_t wanted = last ? rest : ZP__RECEIVE_BYTES;
+		ssize_t n = receive(c, to, wanted, last);
 		if (n <= 0)
 			return (int)n;
-		taken = (size_t)n < rest ? (size_t)n : rest;
-		rx->crc = zp__crc32c(rx->crc, to, taken);
+		taken = (size_t)n < wanted ? (size_t)n : wanted;
+		if (needs_crc(c))
+			rx->crc = zp__crc32c(rx->crc, to, taken);
 		pthread_mutex_lock(&engine->mutex);
 		body_account(c, (size_t)n, taken);
 		pthread_mutex_unlock(&engine->mutex);
 	}
 	if (taken < rest)
 		return GO_ON;
-	if (rx->crc != rx->frame.crc)
+	if (!c->seal && rx->crc != rx->frame.crc)
 		return -EBADMSG;
 	if (rx->attempt)
-		zp__ring_landed(c);
+		rx->attempt->algorithm->landed(c);
 	return FRAME_DONE;
 }
 
@@ -177,6 +199,7 @@ static int body_step(zp__connection *c)
 			zp__message_landed(c);
 		rx->attempt = NULL;
 		rx->stage = ZP__RX_HEADER;
+		zp__settle_received(c);
 	}
 	if (attempt)
 		zp__attempt_unpin(engine, attempt);

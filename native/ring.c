@@ -1,69 +1,56 @@
-/* The ring all-reduce of one attempt, cut through: a frame is reduced and forwarded as soon as it has come.
+/* The ring of one attempt, cut through: a frame is reduced and forwarded as soon as it has come.
  *
  * Chunk j travels j -> j+1 -> ... -> j-1, gathering shares (reduce-scatter); rank j-1, the last to add its share, owns
  * the result and sends it j-1 -> j -> ... -> j-2 (all-gather). Each hop of one frame is one slot's worth of work:
  *
  *   mode              | a reduce-scatter frame lands and is summed  | forwarded from | an all-gather frame lands
  *   out of place      | in the output, the input is added           | there          | in the output
- *   in place, restore | in the workspace, the output is added       | there          | in the output, whose old bytes
- *                     |                                             |                | went to the workspace before
  *   in place          | in a buffer of the connection, the sum goes | the output     | in the output
  *                     | to the output                               |                |
  *   quantised         | in the wire buffer, folded there            | there          | in the wire buffer, forwarded
  *                     |                                             |                | from there, result to the output
+ *   scatter           | in the workspace, or if we own the chunk in | there          | -
+ *                     | the output; the input is added              |                |
  *
- * Memory beyond the caller's: in place with restore, the size of the tensor; in place, one frame a connection;
- * quantised, what the whole tensor takes on the wire, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE
- * (and, in place with restore, the workspace too).
+ * An all-reduce is both halves. A reduce-scatter is the first alone: what an owner has is its result. An all-gather and
+ * a broadcast are the second alone: a chunk begins as its owner's input, copied to the output just before it is sent.
+ * In those the plan says who owns which chunk, so that rows and parts need not be in the order of the ring.
+ *
+ * In place with restore, the old bytes of the output go to the workspace before anything is written over them, when
+ * the frame is in the cache anyhow: those of our own chunk when it is sent, others when our share is added. Quantised,
+ * it is when the result is there; in a broadcast, before a frame lands.
+ *
+ * Memory beyond the caller's: in place, one frame a connection, and with restore the size of the tensor; quantised,
+ * what the whole tensor takes on the wire, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE (and, in place
+ * with restore, the workspace too); scatter, what passes through, (N-2)/N of the tensor.
  *
  * A place is written by its second frame (all-gather) only when its first (reduce-scatter) has left: it travels around
  * the ring in between. A frame that comes before that waits, which only a broken peer or a scheduling race of
  * microseconds causes; so a read never waits for a write of the network and the ring cannot deadlock.
  *
  * The functions that are called "pinned" work on the memory of slots without the lock: a slot is of one thread at a
- * time, from admission to zp__link_offer() and from frame_take() to zp__ring_sent(). */
+ * time, from admission to zp__link_offer() and from frame_take() to ring_sent(). */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
 
-#include "digest.h"
-#include "quantise.h"
-#include "reduce.h"
-#include "zp_internal.h"
+#include "buffers.h"
 
-#define SWAP_BYTES 4096u
-
-static uint64_t slot_index(const zp__attempt *attempt, const zp__slot *slot)
+static bool owns(const zp__attempt *attempt, uint32_t chunk)
 {
-	return (uint64_t)(slot - attempt->slots);
+	return zp__chunk_owner(&attempt->layout, chunk) == attempt->layout.rank;
 }
 
-static uint8_t *output_at(const zp__attempt *attempt, const zp__place *place)
+/* Where partial sums are made, and forwarded from. */
+static uint8_t *partial_at(const zp__attempt *attempt, const zp__place *place)
 {
-	return (uint8_t *)attempt->plan.output + place->position * attempt->layout.itemsize;
-}
-
-static const uint8_t *input_at(const zp__attempt *attempt, const zp__place *place)
-{
-	return (const uint8_t *)attempt->plan.input + place->position * attempt->layout.itemsize;
-}
-
-static uint8_t *workspace_at(const zp__attempt *attempt, const zp__place *place)
-{
-	return attempt->workspace + place->position * attempt->layout.itemsize;
+	bool aside = attempt->mode == ZP__SCATTER && !owns(attempt, place->chunk);
+	return aside ? workspace_at(attempt, place) : output_at(attempt, place);
 }
 
 static uint8_t *wire_at(const zp__attempt *attempt, const zp__slot *slot)
 {
-	return attempt->wire + slot_index(attempt, slot) * attempt->layout.wire_stride;
-}
-
-static zp__quantiser quantiser_of(const zp_reduce_plan *plan)
-{
-	return (zp__quantiser){.algorithm = plan->quantization,
-			       .dtype = plan->dtype,
-			       .op = plan->op,
-			       .block_elements = plan->block_elements};
+	return attempt->wire.memory + slot_index(attempt, slot) * attempt->layout.wire_stride;
 }
 
 /* The rank before the owner, the last to get the result, does not forward it. */
@@ -73,80 +60,64 @@ static bool forwards_result(const zp__layout *l, uint32_t chunk)
 }
 
 /* Counts what is to come and to go, and queues our own chunk. */
-void zp__ring_start(zp__attempt *attempt)
+static void ring_start(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
-	for (uint32_t chunk = 0; chunk < l->world_size; chunk++) {
+	for (uint32_t chunk = 0; chunk < l->chunks; chunk++) {
 		uint64_t slots = zp__chunk_slots(l, chunk);
-		bool starts = chunk == l->rank, owns = zp__chunk_owner(l, chunk) == l->rank;
-		attempt->rx_remaining += slots * (uint64_t)(!starts + !owns);
-		attempt->tx_remaining += slots * (uint64_t)(!owns + forwards_result(l, chunk));
-		if (!starts && !owns)
+		bool owned = owns(attempt, chunk), starts = l->reduces ? zp__chunk_start(l, chunk) == l->rank : owned;
+		bool passes_on = l->gathers && forwards_result(l, chunk);
+		attempt->rx_remaining += slots * (uint64_t)((l->reduces && !starts) + (l->gathers && !owned));
+		attempt->tx_remaining += slots * (uint64_t)((l->reduces && !owned) + passes_on);
+		if (!starts && !owned && l->reduces)
 			continue;
 		zp__slot *slot = attempt->slots + zp__chunk_first_slot(l, chunk);
 		for (uint64_t i = 0; i < slots; i++, slot++) {
-			slot->flags = starts ? ZP__SLOT_REDUCED : ZP__SLOT_SENT;
-			slot->kind = ZP__REDUCE_SCATTER;
+			slot->flags = !l->reduces ? ZP__SLOT_REDUCED | ZP__SLOT_SENT
+				      : starts	  ? ZP__SLOT_REDUCED
+						  : ZP__SLOT_SENT;
+			slot->kind = l->reduces ? ZP__REDUCE_SCATTER : ZP__ALL_GATHER;
 			if (starts)
-				zp__link_offer(attempt->next, &attempt->flow, &slot->node);
+				zp__link_offer(attempt->next, attempt->flow, &slot->node);
 		}
 	}
-}
-
-/* The slot that a frame is for, if it is of the plan: in a chunk, at a multiple of the frame size, of its length. */
-static zp__slot *slot_of(const zp__attempt *attempt, const zp__frame *frame)
-{
-	const zp__layout *l = &attempt->layout;
-	if (frame->lane != 0 || frame->chunk >= l->world_size)
-		return NULL;
-	if (frame->offset >= zp__chunk_elements(l, frame->chunk) || frame->offset % l->frame_elements)
-		return NULL;
-	uint64_t index = zp__chunk_first_slot(l, frame->chunk) + frame->offset / l->frame_elements;
-	zp__place place = zp__slot_place(l, index);
-	assert(place.chunk == frame->chunk && place.offset == frame->offset);
-	return frame->length == zp__wire_bytes(l, place.elements) ? &attempt->slots[index] : NULL;
 }
 
 static enum zp__verdict slot_admit(const zp__attempt *attempt, zp__slot *slot, const zp__frame *frame)
 {
 	const zp__layout *l = &attempt->layout;
 	if (frame->kind == ZP__REDUCE_SCATTER) {
-		if (frame->chunk == l->rank || slot->flags & (ZP__SLOT_ARRIVING | ZP__SLOT_REDUCED))
+		bool is_own = zp__chunk_start(l, frame->chunk) == l->rank;
+		if (is_own || slot->flags & (ZP__SLOT_ARRIVING | ZP__SLOT_REDUCED))
 			return ZP__VIOLATION;
 		slot->flags |= ZP__SLOT_ARRIVING;
 		return ZP__ADMIT;
 	}
-	if (zp__chunk_owner(l, frame->chunk) == l->rank || slot->flags & ZP__SLOT_LANDING)
+	if (!l->gathers || owns(attempt, frame->chunk) || slot->flags & ZP__SLOT_LANDING)
 		return ZP__VIOLATION;
 	if (!(slot->flags & ZP__SLOT_REDUCED))
 		return ZP__VIOLATION;
 	if (!(slot->flags & ZP__SLOT_SENT))
 		return ZP__PARK;
+	zp__list_remove(&slot->node); /* Our share is in this result, so the frame that we sent has arrived. */
 	slot->flags |= ZP__SLOT_LANDING;
 	return ZP__ADMIT;
 }
 
-static uint8_t *landing_of(const zp__attempt *attempt, const zp__slot *slot, uint8_t kind, uint32_t connection)
+/* NULL: in the connection's own buffer. */
+static uint8_t *landing_of(const zp__attempt *attempt, const zp__slot *slot, uint8_t kind)
 {
 	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, slot));
 	if (attempt->quantised)
 		return wire_at(attempt, slot);
 	if (kind == ZP__ALL_GATHER || attempt->mode == ZP__OUT_OF_PLACE)
 		return output_at(attempt, &place);
-	if (attempt->mode == ZP__IN_PLACE_RESTORE)
-		return workspace_at(attempt, &place);
-	return attempt->landing + connection * attempt->layout.wire_stride;
+	return attempt->mode == ZP__SCATTER ? partial_at(attempt, &place) : NULL;
 }
 
-enum zp__verdict zp__ring_admit(zp__connection *c)
+static enum zp__verdict ring_admit(zp__attempt *attempt, zp__connection *c)
 {
-	zp_engine *engine = c->link->engine;
 	const zp__frame *frame = &c->rx.frame;
-	zp__attempt *attempt = zp__attempt_find(engine, frame->id);
-	if (!attempt && frame->id > engine->id_known_max)
-		return ZP__PARK;
-	if (!attempt || attempt->status < 0 || attempt->ending)
-		return ZP__DROP;
 	if (c->link != attempt->previous)
 		return ZP__VIOLATION;
 	zp__slot *slot = slot_of(attempt, frame);
@@ -155,111 +126,96 @@ enum zp__verdict zp__ring_admit(zp__connection *c)
 	enum zp__verdict verdict = slot_admit(attempt, slot, frame);
 	if (verdict != ZP__ADMIT)
 		return verdict;
-	c->rx.attempt = attempt;
 	c->rx.slot = slot;
-	c->rx.body = landing_of(attempt, slot, frame->kind, c->index);
-	attempt->pins++;
+	c->rx.body = landing_of(attempt, slot, frame->kind);
 	return ZP__ADMIT;
 }
 
-static void mark(zp__attempt *attempt, zp__slot *slot, uint8_t flags)
-{
-	zp_engine *engine = attempt->next->engine;
-	pthread_mutex_lock(&engine->mutex);
-	slot->flags |= flags;
-	pthread_mutex_unlock(&engine->mutex);
-}
-
-/* Saves the old bytes of the output before it is written. */
-static void save(zp__attempt *attempt, zp__slot *slot, const zp__place *place)
-{
-	memcpy(workspace_at(attempt, place), output_at(attempt, place), place->elements * attempt->layout.itemsize);
-	mark(attempt, slot, ZP__SLOT_SAVED);
-}
-
-/* Makes the place of an admitted frame ready to be written. */
-void zp__ring_make_room(zp__connection *c)
+/* Makes a place for an admitted frame that has none, or one ready whose old bytes nothing has saved yet. -ENOMEM. */
+static int ring_make_room(zp__connection *c)
 {
 	zp__attempt *attempt = c->rx.attempt;
-	if (c->rx.frame.kind != ZP__ALL_GATHER || attempt->mode != ZP__IN_PLACE_RESTORE || attempt->quantised)
-		return;
-	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, c->rx.slot));
-	save(attempt, c->rx.slot, &place);
-}
-
-static void swap(uint8_t *a, uint8_t *b, size_t bytes)
-{
-	uint8_t piece[SWAP_BYTES];
-	while (bytes) {
-		size_t n = bytes < sizeof piece ? bytes : sizeof piece;
-		memcpy(piece, a, n);
-		memcpy(a, b, n);
-		memcpy(b, piece, n);
-		a += n;
-		b += n;
-		bytes -= n;
+	if (c->rx.body) {
+		if (!attempt->layout.reduces && attempt->mode == ZP__IN_PLACE_RESTORE) {
+			zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, c->rx.slot));
+			save(attempt, c->rx.slot, &place);
+		}
+		return 0;
 	}
+	if (c->landing_bytes < c->rx.frame.length) {
+		zp__memory_unmap(c->landing, c->landing_bytes);
+		c->landing_bytes = attempt->layout.wire_stride;
+		c->landing = zp__memory_map(c->landing_bytes);
+		if (!c->landing) {
+			c->landing_bytes = 0;
+			return -ENOMEM;
+		}
+	}
+	c->rx.body = c->landing;
+	return 0;
 }
 
-/* Adds our share to a frame that landed. The owner also finishes it, so that the result is in the output. Returns the
- * CRC of what is to be forwarded. */
-static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__place *place, uint8_t *landed, bool owns)
+/* Adds our share to a frame that landed, in pieces that stay in the cache: the old bytes are saved, the sum is made,
+ * by the owner finished, and checksummed. It ends up in the output. Returns the CRC of what is to be forwarded, or 0 if
+ * nobody needs it. */
+static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__place *place, const uint8_t *landed,
+			  bool owned)
 {
 	const zp_reduce_plan *plan = &attempt->plan;
 	const zp__reduce_kernels *kernels = zp__reduce_kernels_of(zp__isa_best());
-	uint8_t *sum = attempt->mode == ZP__IN_PLACE ? output_at(attempt, place) : landed;
-	size_t bytes = place->elements * attempt->layout.itemsize;
-	kernels->reduce[plan->dtype][plan->op](sum, landed, input_at(attempt, place), place->elements);
-	if (owns && plan->op == ZP_AVG)
-		kernels->divide[plan->dtype](sum, place->elements, plan->world_size);
-	if (owns && attempt->mode == ZP__IN_PLACE_RESTORE) {
-		swap(sum, output_at(attempt, place), bytes);
-		mark(attempt, slot, ZP__SLOT_SAVED);
-		sum = output_at(attempt, place);
+	size_t bytes = place->elements * attempt->layout.itemsize, n;
+	bool saves = attempt->mode == ZP__IN_PLACE_RESTORE;
+	bool checks = owned ? attempt->layout.gathers : !attempt->next->sealed;
+	uint32_t crc = 0;
+	for (size_t done = 0; done < bytes; done += n) {
+		n = bytes - done < ZP__PIECE_BYTES ? bytes - done : ZP__PIECE_BYTES;
+		uint64_t elements = n / attempt->layout.itemsize;
+		uint8_t *sum = partial_at(attempt, place) + done;
+		if (saves)
+			zp__copy_past_cache(workspace_at(attempt, place) + done, sum, n);
+		kernels->reduce[plan->dtype][plan->op](sum, landed + done, input_at(attempt, place) + done, elements);
+		if (owned && plan->op == ZP_AVG)
+			kernels->divide[plan->dtype](sum, elements, plan->world_size);
+		if (checks)
+			crc = zp__crc32c(crc, sum, n);
 	}
-	return zp__crc32c(0, sum, bytes);
-}
-
-/* Puts the result that the wire buffer holds in the output. Returns the CRC of the output's bytes. */
-static uint32_t result_dequantise(zp__attempt *attempt, zp__slot *slot, const zp__place *place)
-{
-	zp__quantiser how = quantiser_of(&attempt->plan);
-	if (attempt->mode == ZP__IN_PLACE_RESTORE)
-		save(attempt, slot, place);
-	zp__dequantise(zp__isa_best(), &how, output_at(attempt, place), wire_at(attempt, slot), place->elements);
-	return zp__crc32c(0, output_at(attempt, place), place->elements * attempt->layout.itemsize);
+	if (saves) {
+		zp__copy_past_cache_done();
+		mark(attempt, slot, ZP__SLOT_SAVED);
+	}
+	return crc;
 }
 
 static void share_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__place *place)
 {
-	bool owns = zp__chunk_owner(&attempt->layout, place->chunk) == attempt->layout.rank;
-	uint32_t crc, result_crc;
+	bool owned = owns(attempt, place->chunk), forwards = !owned || attempt->layout.gathers;
+	uint32_t crc, result_crc; /* crc: of what is forwarded over a link that is not sealed */
 	if (attempt->quantised) {
 		zp__quantiser how = quantiser_of(&attempt->plan);
-		uint32_t divisor = owns && attempt->plan.op == ZP_AVG ? attempt->plan.world_size : 1;
+		uint32_t divisor = owned && attempt->plan.op == ZP_AVG ? attempt->plan.world_size : 1;
 		zp__quantise_fold(zp__isa_best(), &how, c->rx.body, input_at(attempt, place), place->elements, divisor);
-		crc = zp__crc32c(0, c->rx.body, c->rx.frame.length);
-		result_crc = owns ? result_dequantise(attempt, slot, place) : 0;
+		crc = attempt->next->sealed ? 0 : zp__crc32c(0, c->rx.body, c->rx.frame.length);
+		result_crc = owned ? result_dequantise(attempt, slot, place, c->rx.body) : 0;
 	} else {
-		crc = result_crc = share_add(attempt, slot, place, c->rx.body, owns);
+		crc = result_crc = share_add(attempt, slot, place, c->rx.body, owned);
 	}
 	zp_engine *engine = c->link->engine;
 	pthread_mutex_lock(&engine->mutex);
 	slot->crc = crc;
-	slot->kind = owns ? ZP__ALL_GATHER : ZP__REDUCE_SCATTER;
-	slot->flags |= ZP__SLOT_REDUCED | (owns ? ZP__SLOT_LANDING | ZP__SLOT_RESULT : 0);
-	if (owns)
+	slot->kind = owned ? ZP__ALL_GATHER : ZP__REDUCE_SCATTER;
+	slot->flags |= ZP__SLOT_REDUCED | (owned ? ZP__SLOT_LANDING | ZP__SLOT_RESULT : 0);
+	if (owned && forwards)
 		attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
 	attempt->rx_remaining--;
-	if (attempt->status == 0 && !attempt->ending)
-		zp__link_offer(attempt->next, &attempt->flow, &slot->node);
+	if (attempt->status == 0 && !attempt->ending && forwards)
+		zp__link_offer(attempt->next, attempt->flow, &slot->node);
 	zp__attempt_progress(attempt);
 	pthread_mutex_unlock(&engine->mutex);
 }
 
 static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__place *place)
 {
-	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, place) : c->rx.crc;
+	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, place, c->rx.body) : c->rx.crc;
 	zp_engine *engine = c->link->engine;
 	pthread_mutex_lock(&engine->mutex);
 	slot->crc = c->rx.crc;
@@ -268,13 +224,13 @@ static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slo
 	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
 	attempt->rx_remaining--;
 	if (attempt->status == 0 && !attempt->ending && forwards_result(&attempt->layout, place->chunk))
-		zp__link_offer(attempt->next, &attempt->flow, &slot->node);
+		zp__link_offer(attempt->next, attempt->flow, &slot->node);
 	zp__attempt_progress(attempt);
 	pthread_mutex_unlock(&engine->mutex);
 }
 
 /* A frame is complete and its CRC is right. */
-void zp__ring_landed(zp__connection *c)
+static void ring_landed(zp__connection *c)
 {
 	zp__attempt *attempt = c->rx.attempt;
 	zp__slot *slot = c->rx.slot;
@@ -291,14 +247,52 @@ static const uint8_t *body_of(const zp__attempt *attempt, const zp__slot *slot, 
 		return wire_at(attempt, slot);
 	if (slot->kind == ZP__ALL_GATHER)
 		return output_at(attempt, place);
-	if (place->chunk == attempt->layout.rank)
-		return input_at(attempt, place);
-	return attempt->mode == ZP__IN_PLACE_RESTORE ? workspace_at(attempt, place) : output_at(attempt, place);
+	bool starts = zp__chunk_start(&attempt->layout, place->chunk) == attempt->layout.rank;
+	return starts ? input_at(attempt, place) : partial_at(attempt, place);
+}
+
+/* The CRC of a frame of our own chunk, or 0 if it leaves over a sealed link; what will be written over is saved while it
+ * is in the cache. */
+static uint32_t own_check(zp__attempt *attempt, zp__slot *slot, const zp__place *place)
+{
+	const uint8_t *body = input_at(attempt, place);
+	size_t bytes = place->elements * attempt->layout.itemsize, n;
+	bool checks = !attempt->next->sealed;
+	if (attempt->mode != ZP__IN_PLACE_RESTORE)
+		return checks ? zp__crc32c(0, body, bytes) : 0;
+	uint32_t crc = 0;
+	for (size_t done = 0; done < bytes; done += n) {
+		n = bytes - done < ZP__PIECE_BYTES ? bytes - done : ZP__PIECE_BYTES;
+		if (checks)
+			crc = zp__crc32c(crc, body + done, n);
+		zp__copy_past_cache(workspace_at(attempt, place) + done, body + done, n);
+	}
+	zp__copy_past_cache_done();
+	mark(attempt, slot, ZP__SLOT_SAVED);
+	return crc;
+}
+
+/* Makes a result of our input, where nothing is reduced: once, whoever sends it how often. */
+static void own_result_make(zp__attempt *attempt, zp__slot *slot, const zp__place *place)
+{
+	size_t bytes = place->elements * attempt->layout.itemsize;
+	uint8_t *to = output_at(attempt, place);
+	const uint8_t *from = (const uint8_t *)attempt->plan.input + place->offset * attempt->layout.itemsize;
+	if (to != from)
+		memcpy(to, from, bytes);
+	uint32_t crc = zp__crc32c(0, to, bytes);
+	zp_engine *engine = attempt->engine;
+	pthread_mutex_lock(&engine->mutex);
+	slot->crc = crc;
+	if (!(slot->flags & ZP__SLOT_RESULT))
+		attempt->digest += zp__digest_share(slot_index(attempt, slot), crc);
+	slot->flags |= ZP__SLOT_RESULT;
+	pthread_mutex_unlock(&engine->mutex);
 }
 
 /* Makes the header and body of the frame in c->tx. The frames of our own chunk are quantised and checksummed here, by
  * the connection that sends them, just before. */
-void zp__ring_prepare(zp__connection *c)
+static void ring_prepare(zp__connection *c)
 {
 	zp__transmit *tx = &c->tx;
 	zp__attempt *attempt = tx->attempt;
@@ -306,49 +300,59 @@ void zp__ring_prepare(zp__connection *c)
 	const zp__layout *l = &attempt->layout;
 	zp__place place = zp__slot_place(l, slot_index(attempt, slot));
 	const uint8_t *body = body_of(attempt, slot, &place);
-	tx->length = (uint32_t)zp__wire_bytes(l, place.elements);
-	if (slot->kind == ZP__REDUCE_SCATTER && place.chunk == l->rank) {
+	if (!l->reduces && owns(attempt, place.chunk))
+		own_result_make(attempt, slot, &place);
+	if (slot->kind == ZP__REDUCE_SCATTER && zp__chunk_start(l, place.chunk) == l->rank) {
 		if (attempt->quantised) {
 			zp__quantiser how = quantiser_of(&attempt->plan);
 			zp__quantise(zp__isa_best(), &how, wire_at(attempt, slot), input_at(attempt, &place),
 				     place.elements);
+			slot->crc = c->seal ? 0 : zp__crc32c(0, body, zp__wire_bytes(l, place.elements));
+		} else {
+			slot->crc = own_check(attempt, slot, &place);
 		}
-		slot->crc = zp__crc32c(0, body, tx->length);
 	}
-	zp__frame frame = {.kind = slot->kind,
-			   .id = attempt->plan.attempt,
-			   .chunk = place.chunk,
-			   .offset = place.offset,
-			   .length = tx->length,
-			   .crc = slot->crc};
-	zp__frame_encode(tx->header, &frame);
-	tx->body = body;
+	frame_fill(tx, &place, body);
 }
 
 /* A frame has left. */
-void zp__ring_sent(zp__attempt *attempt, zp__slot *slot)
+static void ring_sent(zp__attempt *attempt, zp__slot *slot)
 {
 	attempt->tx_remaining--;
 	if (slot->kind == ZP__REDUCE_SCATTER) {
 		slot->flags |= ZP__SLOT_SENT;
-		for (uint32_t i = 0; i < attempt->previous->connection_count; i++) {
-			zp__connection *c = &attempt->previous->connections[i];
-			if (!zp__list_empty(&c->parked_node) && c->rx.frame.id == attempt->plan.attempt)
-				zp__unpark(c);
-		}
+		link_unpark(attempt, attempt->previous);
 	}
 	zp__attempt_progress(attempt);
 }
 
-void zp__ring_restore(zp__attempt *attempt)
+/* A frame has left, and is to be sent again. */
+static void ring_unsent(zp__attempt *attempt, zp__slot *slot)
 {
-	if (attempt->mode != ZP__IN_PLACE_RESTORE)
-		return;
-	for (uint64_t i = 0; i < attempt->layout.slot_count; i++) {
-		if (!(attempt->slots[i].flags & ZP__SLOT_SAVED))
-			continue;
-		zp__place place = zp__slot_place(&attempt->layout, i);
-		memcpy(output_at(attempt, &place), workspace_at(attempt, &place),
-		       place.elements * attempt->layout.itemsize);
-	}
+	attempt->tx_remaining++;
+	if (slot->kind == ZP__REDUCE_SCATTER)
+		slot->flags &= (uint8_t)~ZP__SLOT_SENT;
 }
+
+/* The connection was lost in the middle of a frame: it will come again. */
+static void ring_cut(zp__connection *c)
+{
+	c->rx.slot->flags &= (uint8_t)~(c->rx.frame.kind == ZP__REDUCE_SCATTER ? ZP__SLOT_ARRIVING : ZP__SLOT_LANDING);
+}
+
+/* What a ring needs beside the workspace: see the table above. */
+static int ring_allocate(zp__attempt *attempt)
+{
+	const zp__layout *l = &attempt->layout;
+	return zp__region_take(attempt->engine, attempt->quantised ? l->slot_count * l->wire_stride : 0, &attempt->wire);
+}
+
+const zp__algorithm zp__ring = {.allocate = ring_allocate,
+				.start = ring_start,
+				.admit = ring_admit,
+				.make_room = ring_make_room,
+				.landed = ring_landed,
+				.prepare = ring_prepare,
+				.sent = ring_sent,
+				.unsent = ring_unsent,
+				.cut = ring_cut};

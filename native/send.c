@@ -11,7 +11,9 @@
 static bool frame_take(zp__connection *c)
 {
 	zp__link *link = c->link;
-	if (zp__list_empty(&link->flows))
+	if (zp__settle_take(c))
+		return true;
+	if (zp__list_empty(&link->flows) || !zp__connection_may_send(c))
 		return false;
 	zp__flow *flow = ZP__ELEMENT(link->flows.next, zp__flow, node);
 	zp__list *frame = flow->frames.next;
@@ -19,7 +21,7 @@ static bool frame_take(zp__connection *c)
 	zp__list_remove(&flow->node);
 	if (!zp__list_empty(&flow->frames))
 		zp__list_append(&link->flows, &flow->node);
-	c->tx = (zp__transmit){.active = true, .attempt = flow->attempt};
+	c->tx = (zp__transmit){.active = true, .attempt = flow->attempt, .flow = flow};
 	if (flow->attempt)
 		c->tx.slot = ZP__ELEMENT(frame, zp__slot, node);
 	else
@@ -51,6 +53,8 @@ static ssize_t frame_send(zp__connection *c)
 	if (body_sent < tx->length)
 		iov[count++] = (struct iovec){(void *)(uintptr_t)(tx->body + body_sent), tx->length - body_sent};
 	size_t wanted = ZP__HEADER_BYTES + tx->length - tx->sent;
+	if (c->seal)
+		return zp__seal_send(c, iov, count);
 	ssize_t n = zp__sock_send(c->fd, iov, count);
 	if (n == -EAGAIN || n == -EWOULDBLOCK)
 		n = 0;
@@ -71,10 +75,9 @@ static bool frame_account(zp__connection *c, uint64_t n)
 	}
 	if (tx->sent < ZP__HEADER_BYTES + (uint64_t)tx->length)
 		return false;
+	zp__settle_sent(c);
 	if (tx->attempt)
-		zp__ring_sent(tx->attempt, tx->slot);
-	if (tx->message)
-		zp__message_sent(c->link, tx->message);
+		tx->attempt->algorithm->sent(tx->attempt, tx->slot);
 	free(tx->aside);
 	*tx = (zp__transmit){0};
 	return true;
@@ -86,9 +89,12 @@ int zp__send_turn(zp__connection *c)
 	zp__transmit *tx = &c->tx;
 	if (!c->writable)
 		return 0;
+	int rc = c->seal ? zp__seal_flush(c) : 1;
+	if (rc <= 0)
+		return rc;
 	pthread_mutex_lock(&engine->mutex);
-	if (!c->link->open || (!tx->active && !frame_take(c))) {
-		if (c->link->open && zp__list_empty(&c->idle_node))
+	if (!c->link->open || c->closing || (!tx->active && !frame_take(c))) {
+		if (c->link->open && !c->closing && zp__list_empty(&c->idle_node))
 			zp__list_append(&c->link->idle, &c->idle_node);
 		pthread_mutex_unlock(&engine->mutex);
 		return 0;
@@ -100,8 +106,8 @@ int zp__send_turn(zp__connection *c)
 
 	if (!tx->body) {
 		if (attempt)
-			zp__ring_prepare(c);
-		else
+			attempt->algorithm->prepare(c);
+		else if (tx->message)
 			message_prepare(tx);
 	}
 	ssize_t n = frame_send(c);

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -20,10 +19,9 @@
 
 /* More than this waits in no kernel queue unsent, so that a slow connection holds up little but its own frame. */
 #define UNSENT_BYTES_MAX (512 << 10)
-#define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
 /* True if both ends have the same address: they are on this host, and no network lies between them. */
-static bool is_local(int fd)
+bool zp__sock_is_local(int fd)
 {
 	struct sockaddr_storage own, other;
 	socklen_t own_length = sizeof own, other_length = sizeof other;
@@ -42,7 +40,7 @@ static bool is_local(int fd)
  * process may choose is the system's to say; Reno is always allowed. */
 static void choose_congestion_control(int fd)
 {
-	if (is_local(fd) && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) < 0)
+	if (zp__sock_is_local(fd) && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) < 0)
 		(void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
@@ -150,21 +148,4 @@ uint64_t zp__now_ns(void)
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* Zeroed memory that costs nothing until it is touched and goes back to the system when it is unmapped. NULL: none. */
-void *zp__memory_map(size_t bytes)
-{
-	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
-		return NULL;
-	if (bytes >= 2 * HUGE_PAGE_BYTES)
-		(void)madvise(memory, bytes, MADV_HUGEPAGE);
-	return memory;
-}
-
-void zp__memory_unmap(void *memory, size_t bytes)
-{
-	if (memory)
-		munmap(memory, bytes);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import select
 import socket
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zpccl.dataplane.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan
-from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 WAIT_S = 20.0
 """No wait of these tests takes long; what takes this long has failed."""
@@ -74,18 +75,14 @@ def wait_failure(engine: Engine) -> tuple[ReduceDone, LinkLost]:
 
 
 class Mesh:
-    """Engines in a ring (or all with all), and the ids of their attempts."""
+    """Engines, all linked with all, and the ids of their attempts. They use all connections, as between hosts."""
 
-    def __init__(self, size: int, *, connections: int = 2, threads: int = 1) -> None:
+    def __init__(self, size: int, *, connections: int = 2, threads: int = 1, local_senders_max: int = 0) -> None:
         self.size = size
-        self.engines = [Engine(threads=threads) for _ in range(size)]
+        self.engines = [Engine(threads=threads, local_senders_max=local_senders_max) for _ in range(size)]
         self.last_id = 0
-        linked: set[frozenset[int]] = set()
-        for rank in range(size):
-            ends = frozenset((rank, (rank + 1) % size))
-            if ends not in linked:
-                linked.add(ends)
-                self.link(*sorted(ends), connections)
+        for a, b in itertools.combinations(range(size), 2):
+            self.link(a, b, connections)
 
     def link(self, a: int, b: int, connections: int) -> None:
         pairs = [socket_pair() for _ in range(connections)]
@@ -112,6 +109,8 @@ class Case:
     frame_bytes: int = 4096
     in_place: bool = False
     restore: bool = True
+    algorithm: Algorithm = Algorithm.RING
+    quantized: QuantizedDataType = QuantizedDataType.UINT8
 
 
 def make_plan(case: Case, attempt_id: int, rank: int, size: int, source: np.ndarray, target: np.ndarray) -> ReducePlan:
@@ -122,14 +121,14 @@ def make_plan(case: Case, attempt_id: int, rank: int, size: int, source: np.ndar
         quantization=case.quantization,
         block_elements=case.block_elements,
         rank=rank,
-        world_size=size,
-        next=peer_id((rank + 1) % size),
-        previous=peer_id((rank - 1) % size),
+        peers=tuple(peer_id(other) for other in range(size)),
         count=source.size,
         input_address=source.ctypes.data,
         output_address=target.ctypes.data,
         frame_bytes=case.frame_bytes,
         restore=case.restore,
+        algorithm=case.algorithm,
+        quantized_datatype=case.quantized,
     )
 
 
@@ -255,10 +254,10 @@ def _rounding_bound(case: Case, values: np.ndarray, expected: np.ndarray) -> np.
 
 def _quantised_bound(case: Case, values: np.ndarray) -> float:
     """Error and magnitude of a partial result grow hop by hop, starting from the largest element of all. A block that
-    holds magnitudes up to m has a range up to 2m, and a code is off by half a step of range/255 (ZERO_POINT_SCALE: a
-    whole step, for its zero point is rounded, too)."""
+    holds magnitudes up to m has a range up to 2m, and a code is off by half a step of range/254, or /14 of 4 bits
+    (MIN_MAX has one level more, which this bound gives away)."""
     largest = float(np.abs(values).max())
-    steps = 510 if case.quantization is QuantizationAlgorithm.MIN_MAX else 255
+    steps = 2 * (2**case.quantized.bits - 2)
     unit = max(_unit(case.datatype), 2**-53)
     arithmetic = 2**-52 if case.datatype is DataType.DOUBLE else 2**-23
 
@@ -331,7 +330,7 @@ class HandMadePeer:
     """An engine at rank 0 of a ring of two, and plain sockets in the place of rank 1."""
 
     def __init__(self, *, connections: int = 1, buffer_bytes: int = 0, stall_timeout_ms: int = 10_000) -> None:
-        self.engine = Engine(stall_timeout_ms=stall_timeout_ms)
+        self.engine = Engine(stall_timeout_ms=stall_timeout_ms, local_senders_max=0)
         pairs = [socket_pair(buffer_bytes) for _ in range(connections)]
         self.sockets = [far for _, far in pairs]
         for far in self.sockets:

@@ -20,6 +20,7 @@ from zpccl.control.handshake import (
     accepted,
     encode_refusal,
 )
+from zpccl.dataplane.ciphers import SHARE_BYTES
 
 KEYS = (b"k" * 32, b"K" * 32, b"")
 HELLO = LinkHello(b"r" * 16, b"a" * 16, b"b" * 16, b"n" * 16, 1, 4)
@@ -28,6 +29,7 @@ HELLOS = (
     dataclasses.replace(HELLO, index=2),
     dataclasses.replace(HELLO, sender=HELLO.receiver, receiver=HELLO.sender),
     dataclasses.replace(HELLO, run_id=b"R" * 16),
+    dataclasses.replace(HELLO, offers=0b1111, share=b"s" * SHARE_BYTES),
 )
 NONCES = (b"1" * NONCE_BYTES, b"2" * NONCE_BYTES)
 SIGNALS = (Signal.ACCEPT, Signal.COMMIT, Signal.READY)

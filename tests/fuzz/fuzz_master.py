@@ -153,7 +153,8 @@ def _hello(world: World, choices: Choices) -> m.Hello:
         choices.one_of(INCARNATIONS),
         choices.one_of((*INCARNATIONS, *world.asked)),
         choices.one_of((1, 1, 2)),
-        bool(choices.number(2)),
+        choices.one_of((bytes(16), RUN_ID, world.machine.run_id)),
+        not choices.number(4),
     )
 
 
@@ -185,8 +186,8 @@ def _attempt(world: World, choices: Choices) -> m.RunningAttempt:
 def _sync(world: World, choices: Choices) -> m.RunningSync:
     holders, order = choices.some_of(world.peer_ids(), 2), choices.some_of(world.peer_ids(), 4)
     revision = choices.number(4)
-    is_fetching = bool(choices.number(2))
-    return m.RunningSync(choices.one_of(ATTEMPTS), revision, holders, order, choices.some_of(CALLS, 4), is_fetching)
+    is_open = bool(choices.number(2))
+    return m.RunningSync(choices.one_of(ATTEMPTS), revision, holders, order, choices.some_of(CALLS, 4), is_open)
 
 
 def _outcome(world: World, choices: Choices) -> m.Outcome:
@@ -219,17 +220,22 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
         choices.one_of(CALLS), choices.one_of(CALLS), choices.one_of(tuple(m.TopologyKind)), choices.number(4)
     ),
     lambda _, choices: m.SyncOffer(
-        choices.one_of(CALLS), choices.one_of(CALLS), choices.number(3), choices.number(4), choices.one_of(ENTRIES)
+        *(choices.one_of(CALLS), choices.one_of(CALLS), choices.number(3), choices.number(4)),
+        choices.one_of(ENTRIES),
+        choices.number(2),
     ),
     lambda world, choices: m.SyncFinished(
         choices.one_of(CALLS),
         choices.one_of(ATTEMPTS),
         bool(choices.number(2)),
         choices.one_of((None, *world.peer_ids())),
+        "",
+        tuple(m.Dropped(peer_id, "") for peer_id in choices.some_of(world.peer_ids(), 2)),
     ),
     lambda _, choices: m.Withdraw(choices.one_of(CALLS)),
     lambda world, choices: m.Seen(choices.one_of((0, 1, world.machine.registry.epoch))),
     lambda _, choices: m.Leave(),
+    lambda _, choices: m.Ready(),
 ]
 
 

@@ -43,15 +43,16 @@ def seeds() -> list[bytes]:
     member = m.Member(pid("a"), 0, "a")
     peers: list[m.PeerMessage] = [
         HELLO,
+        m.Ready(),
         m.Linked(pids("abc")),
         m.Begin(1, (m.CollectiveCall(1, spec()), m.CollectiveCall(2, spec(1)))),
         m.Finished(1, FIRST_ATTEMPT, False, 7, pid("b"), "reset"),
         m.TopologyVote(1, 2, m.TopologyKind.UPDATE, 3),
         m.SyncOffer(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
-        m.SyncFinished(1, FIRST_ATTEMPT, True),
+        m.SyncFinished(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
         m.Withdraw(1),
         m.Leave(),
-        m.Report(HELLO, 1, 2, 3, (member,), True, 4, 5, outcome, (outcome,), (running,), sync),
+        m.Report(HELLO, 1, 2, (member,), True, 3, 4, outcome, (outcome,), (running,), sync, pids("a")),
     ]
     masters: list[m.MasterMessage] = [
         m.Welcome(pid("r"), 1),
@@ -63,6 +64,8 @@ def seeds() -> list[bytes]:
         plan_of(1, FIRST_ATTEMPT, "ab"),
         m.Decision(1, FIRST_ATTEMPT, False, 2, 3, "why", ("b",), pids("ab"), (1, 2)),
         m.Answer(1, 2, 3, "why", "count", ("8", "9"), 4, FIRST_ATTEMPT, pids("ab"), (1, 2)),
-        m.SyncPlan(1, FIRST_ATTEMPT, 2, pids("a"), (m.FetchEntry("w", b"d" * 32),), pids("ab"), (1, 2)),
+        m.SyncPlan(
+            1, FIRST_ATTEMPT, 2, pids("a"), (m.FetchEntry("w", b"d" * 32),), pids("ab"), (1, 2), pids("a"), pids("b")
+        ),
     ]
     return [m.encode(message) for message in (*peers, *masters)]

@@ -1,18 +1,15 @@
 /* The engine whole: several engines in one process over real TCP, many attempts at a time, cancelled and committed at
- * random, messages beside them, links that go. Meant above all for the sanitizers; tests/test_engine.py tests results
- * in breadth. One driver thread for each engine, as in real life. */
+ * random, messages beside them, links that go, sealed links and others. Meant above all for the sanitizers;
+ * tests/test_engine.py tests results in breadth. One driver thread for each engine, as in real life. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "check.h"
-#include "zp_api.h"
+#include "cipher.h"
+#include "mesh.h"
 
 /* Ids only grow, so the channel comes before all attempts. */
 enum { CHANNEL = 1, FIRST_ATTEMPT = 2 };
@@ -26,31 +23,18 @@ typedef struct {
 	uint64_t digests[FIRST_ATTEMPT + ROUNDS * AT_A_TIME];
 } peer_state;
 
+/* Which links are sealed. */
+enum sealing { NONE, SOME, ALL };
+
 static peer_state peers[PEERS];
+static uint8_t ids[PEERS * ZP_PEER_ID_BYTES]; /* in order of rank */
 static pthread_barrier_t barrier;
 
-static void id_of(uint32_t rank, uint8_t id[ZP_PEER_ID_BYTES])
-{
-	memset(id, (int)rank + 1, ZP_PEER_ID_BYTES);
-}
-
-static void tcp_pair(int pair[2])
-{
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t length = sizeof address;
-	int listener = socket(AF_INET, SOCK_STREAM, 0);
-	CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
-	CHECK(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
-	pair[0] = socket(AF_INET, SOCK_STREAM, 0);
-	CHECK(connect(pair[0], (struct sockaddr *)&address, length) == 0);
-	pair[1] = accept(listener, NULL, NULL);
-	CHECK(pair[1] >= 0);
-	close(listener);
-}
-
-static void engines_connect(uint32_t a, uint32_t b)
+static void engines_connect(uint32_t a, uint32_t b, enum sealing sealing)
 {
 	int fds[2][CONNECTIONS], pair[2];
+	zp_seal seals[2][CONNECTIONS];
+	bool sealed = sealing == ALL || (sealing == SOME && a + b != PEERS - 1);
 	uint8_t id_a[ZP_PEER_ID_BYTES], id_b[ZP_PEER_ID_BYTES];
 	uint64_t link;
 	id_of(a, id_a);
@@ -59,9 +43,11 @@ static void engines_connect(uint32_t a, uint32_t b)
 		tcp_pair(pair);
 		fds[0][i] = pair[0];
 		fds[1][i] = pair[1];
+		seals[0][i] = cipher_seal((uint8_t)(2 * i), (uint8_t)(2 * i + 1));
+		seals[1][i] = cipher_seal((uint8_t)(2 * i + 1), (uint8_t)(2 * i));
 	}
-	CHECK(zp_link_open(peers[a].engine, id_b, fds[0], CONNECTIONS, &link) == 0);
-	CHECK(zp_link_open(peers[b].engine, id_a, fds[1], CONNECTIONS, &link) == 0);
+	CHECK(zp_link_open(peers[a].engine, id_b, fds[0], sealed ? seals[0] : NULL, CONNECTIONS, &link) == 0);
+	CHECK(zp_link_open(peers[b].engine, id_a, fds[1], sealed ? seals[1] : NULL, CONNECTIONS, &link) == 0);
 }
 
 static int32_t value_of(uint32_t rank, uint64_t attempt, size_t i)
@@ -74,10 +60,12 @@ static void plan_make(zp_reduce_plan *plan, uint32_t rank, uint64_t attempt, int
 	*plan = (zp_reduce_plan){.attempt = attempt,
 				 .dtype = ZP_INT32,
 				 .op = ZP_SUM,
+				 .algorithm = attempt % 3 ? ZP_DIRECT : ZP_RING,
 				 .world_size = PEERS,
 				 .rank = rank,
 				 .frame_bytes = attempt % 2 ? 1024 : 16384,
 				 .count = COUNT,
+				 .peers = ids,
 				 .input = input,
 				 .output = output,
 				 .restore = attempt % 5 != 0};
@@ -86,8 +74,6 @@ static void plan_make(zp_reduce_plan *plan, uint32_t rank, uint64_t attempt, int
 		plan->quantization = 1 + attempt / 4 % 2;
 		plan->block_elements = 64;
 	}
-	id_of((rank + 1) % PEERS, plan->next);
-	id_of((rank + PEERS - 1) % PEERS, plan->previous);
 }
 
 /* Waits until `wanted` of the attempts from `first` are done; returns how many failed. */
@@ -174,7 +160,7 @@ static void *driver(void *argument)
 	return NULL;
 }
 
-static void engines_open(uint32_t thread_count)
+static void engines_open(uint32_t thread_count, enum sealing sealing)
 {
 	zp_engine_config config = {.thread_count = thread_count,
 				   .stall_timeout_ms = WAIT_MS,
@@ -182,17 +168,18 @@ static void engines_open(uint32_t thread_count)
 				   .messages_queued_bytes_max = 1 << 20};
 	memset(peers, 0, sizeof peers);
 	for (uint32_t rank = 0; rank < PEERS; rank++) {
+		id_of(rank, ids + rank * ZP_PEER_ID_BYTES);
 		peers[rank].rank = rank;
 		CHECK(zp_engine_open(&config, &peers[rank].engine) == 0);
 	}
 	for (uint32_t a = 0; a < PEERS; a++)
 		for (uint32_t b = 0; b < a; b++)
-			engines_connect(a, b);
+			engines_connect(a, b, sealing);
 }
 
-static void test_stress(uint32_t thread_count)
+static void test_stress(uint32_t thread_count, enum sealing sealing)
 {
-	engines_open(thread_count);
+	engines_open(thread_count, sealing);
 	for (uint32_t rank = 0; rank < PEERS; rank++)
 		CHECK(zp_channel_open(peers[rank].engine, CHANNEL) == 0);
 	pthread_barrier_init(&barrier, NULL, PEERS);
@@ -208,17 +195,18 @@ static void test_stress(uint32_t thread_count)
 }
 
 /* Engines that close while attempts run on the others; links that close in the middle. */
-static void test_sudden_ends(uint32_t thread_count)
+static void test_sudden_ends(uint32_t thread_count, enum sealing sealing)
 {
 	static int32_t data[PEERS][1 << 20], before[1 << 20];
 	for (size_t i = 0; i < sizeof before / sizeof *before; i++)
 		before[i] = (int32_t)i;
 	for (int round = 0; round < 12; round++) {
-		engines_open(thread_count);
+		engines_open(thread_count, sealing);
 		for (uint32_t rank = 0; rank < PEERS; rank++) {
 			memcpy(data[rank], before, sizeof before);
 			zp_reduce_plan plan;
 			plan_make(&plan, rank, 1, data[rank], data[rank]);
+			plan.algorithm = round / 2 % 2 ? ZP_DIRECT : ZP_RING;
 			plan.count = sizeof before / sizeof *before;
 			plan.frame_bytes = 32768;
 			CHECK(zp_reduce_start(peers[rank].engine, &plan) == 0);
@@ -249,6 +237,50 @@ static void test_sudden_ends(uint32_t thread_count)
 	}
 }
 
+/* The direct exchange of tensors of which only a part is on its way at a time; two at once, one of them in place. */
+static void test_windows(uint32_t thread_count)
+{
+	enum { LARGE = 13000001 }; /* A chunk of 17 MiB; the window has 12 MiB of each neighbour. */
+	int32_t *buffers[PEERS][3];
+	engines_open(thread_count, NONE);
+	for (uint32_t rank = 0; rank < PEERS; rank++) {
+		for (int k = 0; k < 3; k++)
+			CHECK((buffers[rank][k] = malloc(LARGE * sizeof(int32_t))) != NULL);
+		for (int k = 0; k < 2; k++) {
+			uint64_t attempt = FIRST_ATTEMPT + (uint64_t)k;
+			for (size_t i = 0; i < LARGE; i++)
+				buffers[rank][k][i] = value_of(rank, attempt, i);
+			zp_reduce_plan plan;
+			plan_make(&plan, rank, attempt, buffers[rank][k], buffers[rank][k ? 2 : 0]);
+			plan.frame_bytes = 1 << 18;
+			plan.count = LARGE;
+			plan.algorithm = ZP_DIRECT;
+			plan.quantization = ZP_QUANTIZE_NONE;
+			plan.dtype = ZP_INT32;
+			CHECK(zp_reduce_start(peers[rank].engine, &plan) == 0);
+		}
+	}
+	for (uint32_t rank = 0; rank < PEERS; rank++) {
+		int status[AT_A_TIME];
+		events_wait(&peers[rank], FIRST_ATTEMPT, 2, status);
+		for (int k = 0; k < 2; k++)
+			CHECK(zp_reduce_end(peers[rank].engine, FIRST_ATTEMPT + (uint64_t)k, 1) == 0);
+	}
+	for (uint32_t rank = 0; rank < PEERS; rank++) {
+		for (size_t i = 0; i < LARGE; i++) {
+			uint32_t sums[2] = {0, 0};
+			for (uint32_t of = 0; of < PEERS; of++)
+				for (uint64_t k = 0; k < 2; k++)
+					sums[k] += (uint32_t)value_of(of, FIRST_ATTEMPT + k, i);
+			CHECK((uint32_t)buffers[rank][0][i] == sums[0] && (uint32_t)buffers[rank][2][i] == sums[1]);
+		}
+		zp_engine_close(peers[rank].engine);
+	}
+	for (uint32_t rank = 0; rank < PEERS; rank++)
+		for (int k = 0; k < 3; k++)
+			free(buffers[rank][k]);
+}
+
 static void test_arguments(void)
 {
 	zp_engine *engine;
@@ -262,8 +294,11 @@ int main(void)
 {
 	test_arguments();
 	for (uint32_t thread_count = 1; thread_count <= 2; thread_count++) {
-		test_stress(thread_count);
-		test_sudden_ends(thread_count);
+		test_stress(thread_count, NONE);
+		test_sudden_ends(thread_count, NONE);
+		test_windows(thread_count);
+		test_stress(thread_count, thread_count == 1 ? ALL : SOME);
 	}
+	test_sudden_ends(2, ALL);
 	return 0;
 }

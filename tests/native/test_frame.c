@@ -86,7 +86,7 @@ static void test_well_sealed_nonsense_is_refused(void)
 		zp__frame_encode(header, &sample);
 		header[4] = (uint8_t)kind;
 		seal(header);
-		CHECK(zp__frame_decode(header, &frame) == (kind >= 1 && kind <= 3 ? 0 : -EPROTO));
+		CHECK(zp__frame_decode(header, &frame) == (kind >= 1 && kind <= ZP__CONFIRM ? 0 : -EPROTO));
 	}
 	for (int reserved = 6; reserved < 8; reserved++) {
 		uint8_t header[ZP__HEADER_BYTES];

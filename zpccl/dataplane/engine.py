@@ -11,6 +11,7 @@ until `end_reduce` has returned.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
 import threading
@@ -21,8 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from zpccl import limits
+from zpccl.dataplane import ciphers
 from zpccl.dataplane._native import ffi, lib
-from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
 _NOBODY = bytes(PEER_ID_BYTES)
@@ -46,23 +48,28 @@ def check_rc(rc: int, function: str) -> int:
 
 @dataclass(frozen=True)
 class ReducePlan:
-    """One ring all-reduce.
+    """One attempt at a collective.
 
     Args:
         attempt_id: larger than that of every attempt and channel the engine was told of.
         datatype: of the elements.
-        op: how they are combined.
-        quantization: NONE, or for floating datatypes what the frames travel as.
+        op: how they are combined; without a meaning where nothing is reduced.
+        quantization: NONE, or for all-reduces of floating datatypes what the frames travel as.
         block_elements: elements that share one scale; used only with quantisation.
-        rank: this peer's place in the ring.
-        world_size: peers in the ring, 2 or more.
-        next: id of the peer at rank + 1.
-        previous: id of the peer at rank - 1.
-        count: elements, 1 or more.
+        rank: this peer's place in `peers`.
+        peers: ids of all who take part, 2 or more, in the same order everywhere: that of the ring.
+        count: elements of the input, 1 or more.
         input_address: of `count` contiguous elements.
-        output_address: of `count` contiguous elements; equal to `input_address` (in place) or without overlap.
+        output_address: all-reduce: of `count` contiguous elements; equal to `input_address` (in place) or without
+            overlap. Broadcast: equal to `input_address`. All-gather: of `world_size * count` elements.
+            Reduce-scatter: of this peer's part; the first `count % world_size` parts are one element longer.
         frame_bytes: tensor bytes of one frame.
         restore: in place, keep the old bytes so that `end_reduce(commit=False)` can put them back.
+        algorithm: RING, or of an all-reduce DIRECT.
+        quantized_datatype: what elements travel as; used only with quantisation.
+        kind: what is done; BARRIER is nothing for an engine.
+        owners: the rank that owns each row (all-gather) or part (reduce-scatter), or that of the root (broadcast).
+            Empty for an all-reduce.
     """
 
     attempt_id: int
@@ -71,14 +78,16 @@ class ReducePlan:
     quantization: QuantizationAlgorithm
     block_elements: int
     rank: int
-    world_size: int
-    next: bytes
-    previous: bytes
+    peers: tuple[bytes, ...]
     count: int
     input_address: int
     output_address: int
     frame_bytes: int = limits.FRAME_BYTES_DEFAULT
     restore: bool = True
+    algorithm: Algorithm = Algorithm.RING
+    quantized_datatype: QuantizedDataType = QuantizedDataType.UINT8
+    kind: CollectiveKind = CollectiveKind.ALL_REDUCE
+    owners: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,11 @@ class ReduceDone:
     Attributes:
         attempt_id: which.
         status: 0, or a negative errno.
-        digest: 64 bits; equal on all peers if, and but for collisions only if, their results are.
+        digest: 64 bits; equal on all peers if, and but for collisions only if, their results are. Of a reduce-scatter,
+            of which each result is on one peer only, 0.
         tx_bytes: sent, headers included.
         rx_bytes: received, headers included.
-        fault: id of the neighbour that it failed by, or None where none is known.
+        fault: id of the peer that it failed by, or None where none is known.
     """
 
     attempt_id: int
@@ -118,29 +128,140 @@ class LinkLost:
 
 
 @dataclass(frozen=True)
+class ConnectionLost:
+    """One of several connections of a link is gone; what it had not delivered goes over the others.
+
+    Attributes:
+        peer: id of its other end.
+        link_id: what `open_link` returned.
+        index: its place in the link, which `add_connection` may fill again.
+        generation: that of the connection which was there last.
+        status: a negative errno.
+    """
+
+    peer: bytes
+    link_id: int
+    index: int
+    generation: int
+    status: int
+
+
+@dataclass(frozen=True)
+class LinkStats:
+    """What a link has done.
+
+    Attributes:
+        link_id: what `open_link` returned.
+        open_count: connections that are open now.
+        sending_count: those of them that have a frame which is not wholly sent.
+        lost_count: connections that were lost while others were left.
+        resent_frames: sent again because their connection was lost.
+        message_bytes: of messages that are queued, being sent, or sent and not confirmed by the other end.
+        tx_bytes: sent in each place of the link, headers included.
+        rx_bytes: received in each place.
+        generations: of the connection that is, or was last, in each place.
+    """
+
+    link_id: int
+    open_count: int
+    sending_count: int
+    lost_count: int
+    resent_frames: int
+    message_bytes: int
+    tx_bytes: list[int]
+    rx_bytes: list[int]
+    generations: list[int]
+
+
+class Body:
+    """The bytes of a message, in memory of the engine, until they are released. Until then they count against the bound
+    of what an engine has received. Any thread may use it. Whoever drops one releases it.
+
+    Args:
+        engine: whose memory it is.
+        native: the bytes.
+        size: how many.
+    """
+
+    __slots__ = ("_engine", "_native", "_size")
+
+    def __init__(self, engine: Engine, native: Any, size: int) -> None:
+        self._engine, self._native, self._size = engine, native, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    @contextmanager
+    def open(self) -> Iterator[memoryview]:
+        """The bytes. They are there while the block runs, and the engine is not freed before: be quick.
+
+        Raises:
+            EngineError: ESHUTDOWN, the engine is closed.
+        """
+        with self._engine._call():
+            view = memoryview(ffi.buffer(self._native, self._size)).toreadonly()
+            try:
+                yield view
+            finally:
+                view.release()
+
+    def release(self) -> None:
+        """Gives the memory back, once. The bytes must not be open."""
+        native, self._native = self._native, ffi.NULL
+        if native:
+            with contextlib.suppress(EngineError), self._engine._call() as engine:  # Else it was freed with the engine.
+                lib.zp_message_release(engine, native)
+
+    def read(self) -> bytes:
+        """A copy of the bytes, which are released."""
+        try:
+            with self.open() as view:
+                return bytes(view)
+        finally:
+            self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+@dataclass(frozen=True)
 class MessageReceived:
-    """A message came on an open channel."""
+    """A message came on an open channel. Its body is to be released."""
 
     peer: bytes
     channel_id: int
-    body: bytes = field(repr=False)
+    body: Body = field(repr=False)
 
 
-EngineEvent: TypeAlias = ReduceDone | LinkLost | MessageReceived
+@dataclass(frozen=True)
+class RoomFound:
+    """A link for whose messages `post_message` had no room has room again.
+
+    Attributes:
+        peer: id of its other end.
+        link_id: what `open_link` returned.
+    """
+
+    peer: bytes
+    link_id: int
+
+
+EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | RoomFound
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
-    """The data plane of one process: links to peers, all-reduces and messages over them.
+    """The data plane of one process: links to peers, collectives and messages over them.
 
     Args:
-        threads: I/O threads.
+        threads: I/O threads; None: by the CPUs that this process may use.
         stall_timeout_ms: an attempt in which no byte moves for so long fails with ETIMEDOUT.
         path_timeout_ms: a link whose other end acknowledges nothing for so long is lost; 0: never. The system counts
             in seconds where a peer only receives.
         message_bytes_max: longest message to send and to receive.
         messages_queued_bytes_max: of messages received and not yet polled, and of those queued for each link.
+        local_senders_max: connections of a link within this host that are sent on at a time; 0: all.
 
     Raises:
         EngineError: an argument out of range, or the system has no threads, descriptors or memory to give.
@@ -149,20 +270,22 @@ class Engine:
     def __init__(
         self,
         *,
-        threads: int = limits.ENGINE_THREADS_DEFAULT,
+        threads: int | None = None,
         stall_timeout_ms: int = limits.STALL_TIMEOUT_NS // limits.MS,
         path_timeout_ms: int = limits.PATH_TIMEOUT_NS // limits.MS,
         message_bytes_max: int = limits.DATA_MESSAGE_BYTES_MAX,
         messages_queued_bytes_max: int = limits.DATA_MESSAGES_QUEUED_BYTES_MAX,
+        local_senders_max: int = limits.LOCAL_SENDERS_MAX,
     ) -> None:
         config = ffi.new(
             "zp_engine_config *",
             {
-                "thread_count": threads,
+                "thread_count": default_threads(len(os.sched_getaffinity(0))) if threads is None else threads,
                 "stall_timeout_ms": stall_timeout_ms,
                 "path_timeout_ms": path_timeout_ms,
                 "message_bytes_max": message_bytes_max,
                 "messages_queued_bytes_max": messages_queued_bytes_max,
+                "local_senders_max": local_senders_max,
             },
         )
         result = ffi.new("zp_engine **")
@@ -228,25 +351,31 @@ class Engine:
         events: list[EngineEvent] = []
         with self._call() as engine:
             while len(events) < events_max and check_rc(lib.zp_engine_poll(engine, self._event), "zp_engine_poll"):
-                events.append(self._take(engine, self._event))
+                events.append(self._take(self._event))
         return events
 
-    def _take(self, engine: Any, event: Any) -> EngineEvent:
+    def _take(self, event: Any) -> EngineEvent:
         peer = bytes(ffi.buffer(event.peer))
         if event.kind == lib.ZP_EVENT_REDUCE_DONE:
             fault = None if peer == _NOBODY else peer
             return ReduceDone(event.id, event.status, event.digest, event.tx_bytes, event.rx_bytes, fault)
         if event.kind == lib.ZP_EVENT_LINK_LOST:
             return LinkLost(peer, event.id, event.status)
-        try:
-            return MessageReceived(peer, event.id, bytes(ffi.buffer(event.body, event.body_bytes)))
-        finally:
-            lib.zp_message_release(engine, event.body)
+        if event.kind == lib.ZP_EVENT_CONNECTION_LOST:
+            return ConnectionLost(peer, event.id, event.connection, event.generation, event.status)
+        if event.kind == lib.ZP_EVENT_ROOM:
+            return RoomFound(peer, event.id)
+        return MessageReceived(peer, event.id, Body(self, event.body, event.body_bytes))
 
     # --- Links --------------------------------------------------------------------------------------------------------
 
-    def open_link(self, peer: bytes, fds: Sequence[int]) -> int:
+    def open_link(self, peer: bytes, fds: Sequence[int], seals: Sequence[ciphers.Seal] | None = None) -> int:
         """Gives the engine the connected stream sockets `fds` to `peer`, which it owns from then on.
+
+        Args:
+            peer: id of the other end.
+            fds: the sockets.
+            seals: how each of them is sealed; None: not at all.
 
         Returns:
             The id of the link.
@@ -256,9 +385,52 @@ class Engine:
                 says of them. Then the sockets are still the caller's.
         """
         link_id = ffi.new("uint64_t *")
+        native = ffi.NULL if seals is None else _seals(seals)
+        if seals is not None and len(seals) != len(fds):
+            raise ValueError(f"{len(fds)} sockets and {len(seals)} seals")
         with self._call() as engine:
-            check_rc(lib.zp_link_open(engine, _peer(peer), list(fds), len(fds), link_id), "zp_link_open")
+            check_rc(lib.zp_link_open(engine, _peer(peer), list(fds), native, len(fds), link_id), "zp_link_open")
         return int(link_id[0])
+
+    def add_connection(
+        self,
+        peer: bytes,
+        link_id: int,
+        index: int,
+        generation: int,
+        fd: int,
+        first: bytes = b"",
+        seal: ciphers.Seal | None = None,
+    ) -> None:
+        """Gives the engine one more connected stream socket of an open link, which it owns from then on.
+
+        Args:
+            peer: id of the other end.
+            link_id: what `open_link` returned.
+            index: place in the link, the same at both ends: one never taken, or that of a `ConnectionLost`.
+            generation: the same at both ends, and greater than any that was in this place.
+            fd: of the socket.
+            first: sent before the first frame, if the connection is taken. The end that was dialled must have taken
+                it before the other end may add it: this can tell the other end so.
+            seal: how it is sealed; None if, and only if, the connections of the link are not.
+
+        Raises:
+            EngineError: ENOTCONN, there is no such link; EBUSY, the place is taken or not settled; ESTALE, the
+                generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
+        """
+        native = ffi.NULL if seal is None else _seals([seal])
+        with self._call() as engine:
+            rc = lib.zp_link_add(engine, _peer(peer), link_id, index, generation, fd, native, first, len(first))
+            check_rc(rc, "zp_link_add")
+
+    def remove_connection(self, peer: bytes, link_id: int, index: int) -> None:
+        """Closes one of several connections of a link. A `ConnectionLost` of status -ECANCELED follows.
+
+        Raises:
+            EngineError: ENOTCONN, it is not open; EBUSY, no other one is.
+        """
+        with self._call() as engine:
+            check_rc(lib.zp_link_remove(engine, _peer(peer), link_id, index), "zp_link_remove")
 
     def close_link(self, peer: bytes) -> bool:
         """Closes the link to `peer`; attempts that use it fail. False if there was none."""
@@ -272,34 +444,66 @@ class Engine:
         Raises:
             EngineError: ENOTCONN, there is no link.
         """
+        stats = self.link_state(peer)
+        return stats.tx_bytes, stats.rx_bytes
+
+    def link_state(self, peer: bytes) -> LinkStats:
+        """What the link to `peer` has done, and how many connections it has.
+
+        Raises:
+            EngineError: ENOTCONN, there is no link.
+        """
         stats = ffi.new("zp_link_stats *")
         with self._call() as engine:
             check_rc(lib.zp_link_get_stats(engine, _peer(peer), stats), "zp_link_get_stats")
         count = stats.connection_count
-        return list(stats.tx_bytes)[:count], list(stats.rx_bytes)[:count]
+        return LinkStats(
+            link_id=stats.link,
+            open_count=stats.open_count,
+            sending_count=stats.sending_count,
+            lost_count=stats.lost_count,
+            resent_frames=stats.resent_frames,
+            message_bytes=stats.message_bytes,
+            tx_bytes=list(stats.tx_bytes)[:count],
+            rx_bytes=list(stats.rx_bytes)[:count],
+            generations=list(stats.generation)[:count],
+        )
+
+    def message_backlog(self, peer: bytes) -> int:
+        """Bytes of messages for `peer` that are queued, being sent, or sent and not confirmed; 0 without a link."""
+        stats = ffi.new("zp_link_stats *")
+        with self._call() as engine:
+            rc = lib.zp_link_get_stats(engine, _peer(peer), stats)
+        return 0 if rc == -errno.ENOTCONN else int(stats.message_bytes)
 
     # --- Reduces ------------------------------------------------------------------------------------------------------
 
     def start_reduce(self, plan: ReducePlan) -> None:
-        """Starts a ring all-reduce. A `ReduceDone` follows unless `end_reduce` comes first.
+        """Starts an attempt at a collective. A `ReduceDone` follows unless `end_reduce` comes first.
 
         Raises:
-            EngineError: ENOTCONN without a link to a neighbour, EINVAL, EEXIST, ENOMEM. There is nothing to end then.
+            EngineError: ENOTCONN without a link to a peer that it needs one to, EINVAL, EEXIST, ENOMEM. There is
+                nothing to end then.
         """
+        peers = ffi.new("uint8_t[]", b"".join(_peer(peer) for peer in plan.peers))
+        owners = ffi.new("uint32_t[]", plan.owners) if plan.owners else ffi.NULL
         native = ffi.new(
             "zp_reduce_plan *",
             {
                 "attempt": plan.attempt_id,
+                "kind": int(plan.kind),
                 "dtype": int(plan.datatype),
                 "op": int(plan.op),
                 "quantization": int(plan.quantization),
+                "quantized": int(plan.quantized_datatype),
                 "block_elements": plan.block_elements,
-                "world_size": plan.world_size,
+                "algorithm": int(plan.algorithm),
+                "world_size": len(plan.peers),
                 "rank": plan.rank,
                 "frame_bytes": plan.frame_bytes,
                 "count": plan.count,
-                "next": _peer(plan.next),
-                "previous": _peer(plan.previous),
+                "peers": peers,
+                "owners": owners,
                 "input": ffi.cast("void *", plan.input_address),
                 "output": ffi.cast("void *", plan.output_address),
                 "restore": plan.restore,
@@ -349,11 +553,61 @@ class Engine:
             rc = lib.zp_message_send(engine, _peer(peer), channel_id, data, len(data), min(timeout_ms, _MS_MAX))
             check_rc(rc, "zp_message_send")
 
+    def post_message(
+        self,
+        peer: bytes,
+        channel_id: int,
+        head: bytes | bytearray | memoryview,
+        body: bytes | bytearray | memoryview,
+        queue_bytes_max: int,
+    ) -> bool:
+        """Queues a copy of `head` and `body` as one message for `peer`, without waiting.
+
+        Args:
+            peer: to whom.
+            channel_id: on which channel.
+            head: the first bytes.
+            body: the rest, from anywhere in memory.
+            queue_bytes_max: of messages that the peer has not confirmed, this one included. One may always pass.
+
+        Returns:
+            False if there is no room. A `RoomFound` follows once half of that is free.
+
+        Raises:
+            EngineError: ENOTCONN, no link; EMSGSIZE, longer than allowed; ENOMEM.
+        """
+        first, rest = ffi.from_buffer(head), ffi.from_buffer(body)
+        with self._call() as engine:
+            rc = lib.zp_message_post(
+                engine, _peer(peer), channel_id, first, len(first), rest, len(rest), queue_bytes_max
+            )
+        return rc != -errno.EAGAIN and check_rc(rc, "zp_message_post") == 0
+
+
+def default_threads(cpus: int) -> int:
+    """I/O threads of an engine whose process may use so many CPUs."""
+    return max(1, min(cpus // limits.ENGINE_THREAD_CPUS, limits.ENGINE_THREADS_DEFAULT_MAX))
+
 
 def _peer(peer: bytes) -> bytes:
     if len(peer) != PEER_ID_BYTES:
         raise ValueError(f"a peer id has {PEER_ID_BYTES} bytes, not {len(peer)}")
     return peer
+
+
+def _seals(seals: Sequence[ciphers.Seal]) -> Any:
+    """An array of zp_seal."""
+    native = ffi.new("zp_seal[]", len(seals))
+    for target, seal in zip(native, seals, strict=True):
+        aead = ciphers.available()[seal.cipher]
+        if {len(seal.tx_key), len(seal.rx_key)} != {aead.key_bytes}:
+            raise ValueError(f"a key of {seal.cipher.name} has {aead.key_bytes} bytes")
+        target.encrypt = ffi.cast("zp_encrypt", aead.encrypt_address)
+        target.decrypt = ffi.cast("zp_decrypt", aead.decrypt_address)
+        target.key_bytes, target.nonce_bytes, target.tag_bytes = aead.key_bytes, aead.nonce_bytes, aead.tag_bytes
+        target.tx_key[0 : aead.key_bytes] = seal.tx_key
+        target.rx_key[0 : aead.key_bytes] = seal.rx_key
+    return native
 
 
 @atexit.register
@@ -367,3 +621,98 @@ def instruction_set() -> str:
     """What the kernels use on this CPU: "avx512", "avx2" or "baseline"."""
     name: bytes = ffi.string(lib.zp_isa())
     return name.decode("ascii")
+
+
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """The quantisation of the frames without an engine, for tests and measurements.
+
+    Buffers are contiguous and need not be aligned; wire and elements do not overlap.
+
+    Args:
+        datatype: of the elements, floating.
+        algorithm: MIN_MAX or ZERO_POINT_SCALE.
+        quantized_datatype: what elements travel as.
+        block_elements: elements that share one scale.
+        op: of `fold`.
+        instruction_set: one of INSTRUCTION_SETS that this CPU has; all give the same bits. None: the widest.
+    """
+
+    datatype: DataType
+    algorithm: QuantizationAlgorithm
+    quantized_datatype: QuantizedDataType = QuantizedDataType.UINT8
+    block_elements: int = limits.QUANTIZATION_BLOCK_ELEMENTS
+    op: ReduceOp = ReduceOp.SUM
+    instruction_set: str | None = None
+
+    def wire_bytes(self, count: int) -> int:
+        """Bytes of `count` elements on the wire.
+
+        Raises:
+            EngineError: EINVAL, an argument is out of range.
+        """
+        return check_rc(lib.zp_quantised_bytes(self._native(), count), "zp_quantised_bytes")
+
+    def quantise(self, wire: Any, elements: Any) -> None:
+        """Writes `elements` to `wire`.
+
+        Raises:
+            EngineError: EINVAL, an argument is out of range; ENOTSUP, the CPU lacks the instruction set.
+        """
+        self._call("zp_quantise", wire, elements)
+
+    def fold(self, wire: Any, local: Any, divisor: int = 1) -> None:
+        """Replaces what `wire` holds by it op `local`, divided by `divisor`.
+
+        Raises:
+            EngineError: as `quantise`.
+        """
+        self._call("zp_quantise_fold", wire, local, divisor=divisor)
+
+    def join(self, wire: Any, shares: Sequence[Any], rank: int, local: Any, divisor: int = 1) -> None:
+        """Writes to `wire` what all peers have, divided by `divisor`: `shares` and, at place `rank` in them, `local`,
+        combined in this order.
+
+        Raises:
+            EngineError: as `quantise`.
+        """
+        pieces = [ffi.from_buffer("uint8_t[]", share) for share in shares]
+        count = len(ffi.from_buffer(local)) // self.datatype.itemsize
+        if min(map(len, pieces)) < self.wire_bytes(count):
+            raise ValueError(f"a share is too short for {count} elements on the wire")
+        self._call("zp_quantise_join", wire, local, pieces, len(pieces) + 1, rank, divisor=divisor)
+
+    def dequantise(self, elements: Any, wire: Any) -> None:
+        """Writes the elements that `wire` holds.
+
+        Raises:
+            EngineError: as `quantise`.
+        """
+        self._call("zp_dequantise", wire, elements)
+
+    def _native(self) -> Any:
+        return ffi.new(
+            "zp_quantiser *",
+            {
+                "algorithm": int(self.algorithm),
+                "quantized": int(self.quantized_datatype),
+                "dtype": int(self.datatype),
+                "op": int(self.op),
+                "block_elements": self.block_elements,
+            },
+        )
+
+    def _call(self, function: str, wire: Any, elements: Any, *more: Any, divisor: int | None = None) -> None:
+        writes_wire = function != "zp_dequantise"
+        codes = ffi.from_buffer("uint8_t[]", wire, require_writable=writes_wire)
+        values = ffi.from_buffer(elements, require_writable=not writes_wire)
+        count = len(values) // self.datatype.itemsize
+        if len(codes) < self.wire_bytes(count):
+            raise ValueError(f"{len(codes)} bytes are too few for {count} elements on the wire")
+        isa = INSTRUCTION_SETS.index(self.instruction_set or instruction_set())
+        first, second = (codes, values) if writes_wire else (values, codes)
+        last = () if divisor is None else (divisor,)
+        check_rc(getattr(lib, function)(self._native(), isa, first, *more, second, count, *last), function)

@@ -17,7 +17,7 @@ class TensorView:
     Attributes:
         owner: the tensor; holding it keeps the memory alive.
         address: of the first element.
-        count: elements, 1 or more.
+        count: elements; 0 only where there is no tensor, or of one that was made for a result.
         datatype: of each element.
     """
 
@@ -34,6 +34,10 @@ class TensorView:
     def overlaps(self, other: TensorView) -> bool:
         """True if the two share memory."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+NO_MEMORY = TensorView(None, 0, 0, DataType.UINT8)
+"""Of a collective without a tensor."""
 
 
 def is_torch_tensor(tensor: Any) -> bool:
@@ -76,6 +80,22 @@ def empty_like(tensor: Any) -> Any:
     return sys.modules["numpy"].empty_like(tensor, subok=False)
 
 
+def new_tensor(like: Any, count: int, datatype: DataType) -> tuple[Any, TensorView]:
+    """A new tensor of the same kind and dtype as `like`, with `count` elements in one dimension, and its memory."""
+    if is_torch_tensor(like):
+        tensor = sys.modules["torch"].empty((count,), dtype=like.dtype)
+        return tensor, TensorView(tensor, tensor.data_ptr(), count, datatype)
+    tensor = sys.modules["numpy"].empty(count, like.dtype)
+    return tensor, TensorView(tensor, tensor.ctypes.data, count, datatype)
+
+
+def first_elements(tensor: Any, count: int, shape: tuple[int, ...]) -> Any:
+    """The first `count` elements of a contiguous tensor in a new shape, without a copy."""
+    if is_torch_tensor(tensor):
+        tensor = tensor.detach()
+    return tensor.reshape(-1)[:count].reshape(shape)
+
+
 def _is_numpy_array(tensor: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(tensor, numpy.ndarray)
@@ -93,9 +113,22 @@ def _view_numpy(array: Any, name: str, writable: bool) -> TensorView:
 def _view_torch(tensor: Any, name: str) -> TensorView:
     if tensor.device.type != "cpu":
         raise InvalidArgument(f"{name} is on {tensor.device}; only CPU tensors are supported: use tensor.cpu()")
+    datatype = check_torch(tensor, name)
+    return TensorView(tensor, tensor.data_ptr(), tensor.numel(), datatype)
+
+
+def check_torch(tensor: Any, name: str) -> DataType:
+    """The type of the elements of a torch tensor on any device, if they lie in memory one after the other.
+
+    Raises:
+        InvalidArgument: they do not; the text says why and what to do.
+    """
     if tensor.layout is not sys.modules["torch"].strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; use tensor.to_dense()")
     datatype = DataType.from_torch_dtype(tensor.dtype)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} is not contiguous; use tensor.contiguous() and copy the result back")
-    return TensorView(tensor, tensor.data_ptr(), tensor.numel(), datatype)
+    needed = (tensor.storage_offset() + tensor.numel()) * datatype.itemsize
+    if tensor.untyped_storage().nbytes() < needed:
+        raise InvalidArgument(f"{name} has no memory: its storage was freed or made smaller")
+    return datatype

@@ -1,0 +1,380 @@
+/* The direct exchange of one attempt: two hops and two roundings, whatever the number of peers.
+ *
+ * Rank j owns chunk j. All others send it their shares of it (reduce-scatter frames); it combines them and its own in
+ * order of rank, so that the result does not depend on the order in which they came, and sends the result to all (all-
+ * gather frames). Nothing is forwarded. A slot of our own chunk is worked on by the thread that receives its last share.
+ *
+ *   mode              | shares land   | the result of our own chunk       | the result of another chunk
+ *   not quantised     | in `shares`   | is made in the output, leaves     | lands in the output
+ *                     |               | from there                        |
+ *   quantised         | in `shares`   | is made in `wire`, leaves from    | lands in `wire`, where our share of it was
+ *                     |               | there; dequantised to the output  | quantised; dequantised to the output
+ *
+ * In place with restore the old bytes of the output go to the workspace before a result gets there.
+ *
+ * The window. Memory beyond the workspace is that of a window of slots, ZP__DIRECT_WINDOW_BYTES at most, and the slots
+ * themselves, whatever the size of the tensor. A sender of shares keeps to it by itself: it queues the shares of the
+ * first `window` slots of each chunk, and one more for each result of that chunk that it gets, of the slot that is a
+ * window further on. So where a share of slot s comes,
+ *   - the share of s - window from the same peer has been combined: the result of that slot got there;
+ * and where all shares of s have come,
+ *   - the result of s - window has come to all: its place in `wire` may be written again.
+ * All peers compute the same window from the same plan.
+ *
+ * Why it cannot deadlock. A frame never waits on a connection for another frame, of its own attempt or another one: a
+ * share that comes has its place, by the rule above, and a result has too, since our share of its slot has left. (The
+ * thread that sent may not have noted it yet; the frame then waits, for microseconds, for that thread, which waits for
+ * nobody. Frames of an attempt that is not started here wait until it is, as always.) So whatever is queued gets to its
+ * receiver as fast as the network goes, shares of slots below `window` are queued at the start, and those of s when the
+ * result of s - window is there: by induction all come.
+ *
+ * A place is written again only when what was sent from it has arrived: results prove that shares did, and shares a
+ * window later that results did. So a frame can be sent again as long as it is not known to have arrived.
+ *
+ * The functions that are called "pinned" work on the memory of slots without the lock: a place is of one thread at a
+ * time, by the same rules. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "buffers.h"
+
+static uint32_t rank_of(const zp__attempt *attempt, uint32_t neighbour)
+{
+	return neighbour + (neighbour >= attempt->layout.rank);
+}
+
+static uint32_t neighbour_of(const zp__attempt *attempt, uint32_t rank)
+{
+	return rank - (rank > attempt->layout.rank);
+}
+
+/* Place of a slot in its chunk. */
+static uint64_t slot_number(const zp__attempt *attempt, const zp__slot *slot, uint32_t chunk)
+{
+	return slot_index(attempt, slot) - zp__chunk_first_slot(&attempt->layout, chunk);
+}
+
+static zp__slot *own_slot(const zp__attempt *attempt, uint64_t number)
+{
+	return attempt->slots + zp__chunk_first_slot(&attempt->layout, attempt->layout.rank) + number;
+}
+
+static zp__slot *copy_of(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
+{
+	return attempt->copies + number * attempt->neighbour_count + neighbour;
+}
+
+static bool is_copy(const zp__attempt *attempt, const zp__slot *slot)
+{
+	uint64_t own = zp__chunk_slots(&attempt->layout, attempt->layout.rank);
+	return attempt->copies && slot >= attempt->copies && slot < attempt->copies + own * attempt->neighbour_count;
+}
+
+/* Where the share of a neighbour of a slot of our chunk lands. */
+static uint8_t *share_at(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
+{
+	uint64_t at = number % attempt->window * attempt->neighbour_count + neighbour;
+	return attempt->shares.memory + at * attempt->layout.wire_stride;
+}
+
+/* What travels quantised between us and a neighbour about a slot of its chunk; with neighbour_count, the result of ours. */
+static uint8_t *wire_at(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
+{
+	uint64_t at = number % attempt->window * (attempt->neighbour_count + 1) + neighbour;
+	return attempt->wire.memory + at * attempt->layout.wire_stride;
+}
+
+static int direct_allocate(zp__attempt *attempt)
+{
+	const zp__layout *l = &attempt->layout;
+	uint64_t own = zp__chunk_slots(l, l->rank);
+	size_t shares = attempt->neighbour_count * l->wire_stride;
+	size_t wire = attempt->quantised ? shares + l->wire_stride : 0;
+	uint64_t room = ZP__DIRECT_WINDOW_BYTES / (shares + wire);
+	attempt->window = room < l->long_slots ? room : l->long_slots;
+	assert(attempt->window);
+	if (own) {
+		attempt->copies = calloc(own * attempt->neighbour_count, sizeof *attempt->copies);
+		if (!attempt->copies)
+			return -ENOMEM;
+		for (uint64_t i = 0; i < own * attempt->neighbour_count; i++)
+			zp__list_init(&attempt->copies[i].node);
+	}
+	int rc = zp__region_take(attempt->engine, own ? attempt->window * shares : 0, &attempt->shares);
+	return rc < 0 ? rc : zp__region_take(attempt->engine, attempt->window * wire, &attempt->wire);
+}
+
+static void offer(zp__attempt *attempt, uint32_t neighbour, zp__slot *slot)
+{
+	zp__neighbour *to = &attempt->neighbours[neighbour];
+	zp__link_offer(to->link, &to->flow, &slot->node);
+}
+
+/* Lets the share of slot `number` of another chunk leave, if there is such a slot. */
+static void share_offer(zp__attempt *attempt, uint32_t chunk, uint64_t number)
+{
+	if (number >= zp__chunk_slots(&attempt->layout, chunk))
+		return;
+	zp__slot *slot = attempt->slots + zp__chunk_first_slot(&attempt->layout, chunk) + number;
+	slot->kind = ZP__REDUCE_SCATTER;
+	slot->flags |= ZP__SLOT_REDUCED;
+	offer(attempt, neighbour_of(attempt, chunk), slot);
+}
+
+static void direct_start(zp__attempt *attempt)
+{
+	const zp__layout *l = &attempt->layout;
+	uint64_t own = zp__chunk_slots(l, l->rank);
+	uint64_t frames = own * attempt->neighbour_count + (l->slot_count - own);
+	attempt->rx_remaining = attempt->tx_remaining = frames;
+	for (uint64_t number = 0; number < own; number++)
+		own_slot(attempt, number)->missing = (uint16_t)attempt->neighbour_count;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		for (uint64_t number = 0; number < attempt->window; number++)
+			share_offer(attempt, rank_of(attempt, i), number);
+}
+
+static enum zp__verdict share_admit(zp__attempt *attempt, zp__connection *c, zp__slot *slot, uint32_t neighbour)
+{
+	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
+	zp__slot *copy = copy_of(attempt, number, neighbour);
+	if (copy->flags & ZP__SLOT_ARRIVING)
+		return ZP__VIOLATION;
+	if (number >= attempt->window) {
+		zp__slot *before = copy_of(attempt, number - attempt->window, neighbour);
+		if (!(before->flags & ZP__SLOT_REDUCED))
+			return ZP__VIOLATION;
+		if (!(before->flags & ZP__SLOT_SENT))
+			return ZP__PARK;
+		zp__list_remove(&before->node); /* The result that it carried has arrived. */
+	}
+	copy->flags |= ZP__SLOT_ARRIVING;
+	c->rx.body = share_at(attempt, number, neighbour);
+	return ZP__ADMIT;
+}
+
+static enum zp__verdict result_admit(zp__attempt *attempt, zp__connection *c, zp__slot *slot, uint32_t neighbour)
+{
+	if (slot->flags & ZP__SLOT_LANDING || !(slot->flags & ZP__SLOT_REDUCED))
+		return ZP__VIOLATION;
+	if (!(slot->flags & ZP__SLOT_SENT))
+		return ZP__PARK;
+	zp__list_remove(&slot->node); /* Our share is in this result, so it has arrived. */
+	slot->flags |= ZP__SLOT_LANDING;
+	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, slot));
+	c->rx.body = attempt->quantised ? wire_at(attempt, slot_number(attempt, slot, place.chunk), neighbour)
+					: output_at(attempt, &place);
+	return ZP__ADMIT;
+}
+
+/* The neighbour at the other end of a link; neighbour_count: none. */
+static uint32_t neighbour_at(const zp__attempt *attempt, const zp__link *link)
+{
+	uint32_t neighbour = 0;
+	while (neighbour < attempt->neighbour_count && attempt->neighbours[neighbour].link != link)
+		neighbour++;
+	return neighbour;
+}
+
+static enum zp__verdict direct_admit(zp__attempt *attempt, zp__connection *c)
+{
+	const zp__frame *frame = &c->rx.frame;
+	uint32_t neighbour = neighbour_at(attempt, c->link);
+	zp__slot *slot = slot_of(attempt, frame);
+	if (neighbour == attempt->neighbour_count || !slot)
+		return ZP__VIOLATION;
+	bool is_share = frame->kind == ZP__REDUCE_SCATTER;
+	if (frame->chunk != (is_share ? attempt->layout.rank : rank_of(attempt, neighbour)))
+		return ZP__VIOLATION;
+	c->rx.slot = slot;
+	return (is_share ? share_admit : result_admit)(attempt, c, slot, neighbour);
+}
+
+static int direct_make_room(zp__connection *c)
+{
+	zp__attempt *attempt = c->rx.attempt;
+	if (c->rx.frame.kind != ZP__ALL_GATHER || attempt->mode != ZP__IN_PLACE_RESTORE || attempt->quantised)
+		return 0;
+	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, c->rx.slot));
+	save(attempt, c->rx.slot, &place);
+	return 0;
+}
+
+/* Combines `count` elements of all peers, which lie `at` bytes into the shares and into our own, in order of rank. Our
+ * own may lie where the result goes: it is read before that, or with it. */
+static void piece_join(const zp__attempt *attempt, uint8_t *result, const uint8_t *own, uint8_t *shares, size_t at,
+		       size_t count)
+{
+	const zp_reduce_plan *plan = &attempt->plan;
+	const zp__reduce_kernels *kernels = zp__reduce_kernels_of(zp__isa_best());
+	uint32_t rank = attempt->layout.rank, last = attempt->layout.world_size - 1;
+	size_t stride = attempt->layout.wire_stride;
+	uint8_t *sum = shares + at; /* Of the first neighbour: rank 0's or, if that is ours, the next. */
+	const uint8_t *so_far = rank == 0 ? own + at : sum;
+	for (uint32_t r = 1; r <= last; r++) {
+		const uint8_t *next = r == rank ? own + at : shares + neighbour_of(attempt, r) * stride + at;
+		uint8_t *to = r == last ? result + at : sum;
+		kernels->reduce[plan->dtype][plan->op](to, so_far, next, count);
+		so_far = to;
+	}
+	if (plan->op == ZP_AVG)
+		kernels->divide[plan->dtype](result + at, count, plan->world_size);
+}
+
+/* Makes the result of a slot of our chunk, of which all shares are there. Returns the CRC of its frames; that of its
+ * bytes in the output goes to `result_crc`. */
+static uint32_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number, uint32_t *result_crc)
+{
+	const zp__layout *l = &attempt->layout;
+	zp__place place = zp__slot_place(l, slot_index(attempt, slot));
+	if (attempt->quantised) {
+		const uint8_t *shares[ZP__WORLD_SIZE_MAX];
+		for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+			shares[i] = share_at(attempt, number, i);
+		zp__quantiser how = quantiser_of(&attempt->plan);
+		uint8_t *wire = wire_at(attempt, number, attempt->neighbour_count);
+		zp__quantise_join(zp__isa_best(), &how, wire, shares, l->world_size, l->rank, input_at(attempt, &place),
+				  place.elements, attempt->plan.op == ZP_AVG ? l->world_size : 1);
+		*result_crc = result_dequantise(attempt, slot, &place, wire);
+		return zp__crc32c(0, wire, zp__wire_bytes(l, place.elements));
+	}
+	if (attempt->mode == ZP__IN_PLACE_RESTORE)
+		save(attempt, slot, &place);
+	uint8_t *result = output_at(attempt, &place);
+	size_t bytes = place.elements * l->itemsize;
+	*result_crc = 0;
+	for (size_t at = 0; at < bytes; at += ZP__PIECE_BYTES) {
+		size_t n = bytes - at < ZP__PIECE_BYTES ? bytes - at : ZP__PIECE_BYTES;
+		piece_join(attempt, result, input_at(attempt, &place), share_at(attempt, number, 0), at, n / l->itemsize);
+		*result_crc = zp__crc32c(*result_crc, result + at, n);
+	}
+	return *result_crc;
+}
+
+static void share_landed(zp__attempt *attempt, zp__slot *slot)
+{
+	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
+	pthread_mutex_lock(&attempt->engine->mutex);
+	bool last = --slot->missing == 0;
+	attempt->rx_remaining -= !last; /* The last counts when the result is there. */
+	pthread_mutex_unlock(&attempt->engine->mutex);
+	if (!last)
+		return;
+	uint32_t result_crc, crc = slot_join(attempt, slot, number, &result_crc);
+	pthread_mutex_lock(&attempt->engine->mutex);
+	slot->crc = crc;
+	slot->flags |= ZP__SLOT_RESULT;
+	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
+	attempt->rx_remaining--;
+	bool goes_on = attempt->status == 0 && !attempt->ending;
+	for (uint32_t k = 0; goes_on && k < attempt->neighbour_count; k++) {
+		/* Beginning with the next rank: if all began with rank 0, it would get everything at once. */
+		uint32_t i = (attempt->layout.rank + k) % attempt->neighbour_count;
+		zp__slot *copy = copy_of(attempt, number, i);
+		copy->kind = ZP__ALL_GATHER;
+		copy->flags |= ZP__SLOT_REDUCED;
+		offer(attempt, i, copy);
+	}
+	zp__attempt_progress(attempt);
+	pthread_mutex_unlock(&attempt->engine->mutex);
+}
+
+static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot)
+{
+	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, slot));
+	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, &place, c->rx.body) : c->rx.crc;
+	pthread_mutex_lock(&attempt->engine->mutex);
+	slot->flags |= ZP__SLOT_RESULT;
+	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
+	attempt->rx_remaining--;
+	if (attempt->status == 0 && !attempt->ending)
+		share_offer(attempt, place.chunk, slot_number(attempt, slot, place.chunk) + attempt->window);
+	zp__attempt_progress(attempt);
+	pthread_mutex_unlock(&attempt->engine->mutex);
+}
+
+static void direct_landed(zp__connection *c)
+{
+	if (c->rx.frame.kind == ZP__REDUCE_SCATTER)
+		share_landed(c->rx.attempt, c->rx.slot);
+	else
+		result_landed(c, c->rx.attempt, c->rx.slot);
+}
+
+/* Makes the body of a share. It is quantised and checksummed here, by the connection that sends it, just before. */
+static const uint8_t *share_prepare(zp__attempt *attempt, zp__slot *slot, const zp__place *place, bool sealed)
+{
+	const uint8_t *body = input_at(attempt, place);
+	if (attempt->quantised) {
+		zp__quantiser how = quantiser_of(&attempt->plan);
+		uint64_t number = slot_number(attempt, slot, place->chunk);
+		uint8_t *wire = wire_at(attempt, number, neighbour_of(attempt, place->chunk));
+		zp__quantise(zp__isa_best(), &how, wire, body, place->elements);
+		body = wire;
+	}
+	slot->crc = sealed ? 0 : zp__crc32c(0, body, zp__wire_bytes(&attempt->layout, place->elements));
+	return body;
+}
+
+static void direct_prepare(zp__connection *c)
+{
+	zp__transmit *tx = &c->tx;
+	zp__attempt *attempt = tx->attempt;
+	const zp__layout *l = &attempt->layout;
+	zp__slot *slot = tx->slot;
+	const uint8_t *body;
+	zp__place place;
+	if (is_copy(attempt, slot)) {
+		uint64_t number = (uint64_t)(slot - attempt->copies) / attempt->neighbour_count;
+		slot->crc = own_slot(attempt, number)->crc;
+		place = zp__slot_place(l, slot_index(attempt, own_slot(attempt, number)));
+		body = attempt->quantised ? wire_at(attempt, number, attempt->neighbour_count)
+					  : output_at(attempt, &place);
+	} else {
+		place = zp__slot_place(l, slot_index(attempt, slot));
+		body = share_prepare(attempt, slot, &place, c->seal != NULL);
+	}
+	frame_fill(tx, &place, body);
+}
+
+static void direct_sent(zp__attempt *attempt, zp__slot *slot)
+{
+	uint32_t neighbour;
+	if (is_copy(attempt, slot))
+		neighbour = (uint32_t)((uint64_t)(slot - attempt->copies) % attempt->neighbour_count);
+	else
+		neighbour = neighbour_of(attempt, zp__slot_place(&attempt->layout, slot_index(attempt, slot)).chunk);
+	slot->flags |= ZP__SLOT_SENT;
+	attempt->tx_remaining--;
+	link_unpark(attempt, attempt->neighbours[neighbour].link);
+	zp__attempt_progress(attempt);
+}
+
+static void direct_unsent(zp__attempt *attempt, zp__slot *slot)
+{
+	attempt->tx_remaining++;
+	slot->flags &= (uint8_t)~ZP__SLOT_SENT;
+}
+
+static void direct_cut(zp__connection *c)
+{
+	zp__attempt *attempt = c->rx.attempt;
+	zp__slot *slot = c->rx.slot;
+	if (c->rx.frame.kind == ZP__ALL_GATHER) {
+		slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
+		return;
+	}
+	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
+	copy_of(attempt, number, neighbour_at(attempt, c->link))->flags &= (uint8_t)~ZP__SLOT_ARRIVING;
+}
+
+const zp__algorithm zp__direct = {.allocate = direct_allocate,
+				  .start = direct_start,
+				  .admit = direct_admit,
+				  .make_room = direct_make_room,
+				  .landed = direct_landed,
+				  .prepare = direct_prepare,
+				  .sent = direct_sent,
+				  .unsent = direct_unsent,
+				  .cut = direct_cut};

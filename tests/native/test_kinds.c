@@ -1,0 +1,188 @@
+/* Every kind of collective, at every small world size and odd counts, several at a time on the same links: run to the
+ * end, or cancelled at some moment. Meant above all for the sanitizers; tests/test_engine_kinds.py tests results in
+ * breadth. One driver thread for all engines: what races are the threads of the engines. */
+#include <poll.h>
+
+#include "mesh.h"
+
+enum { SIZES_MAX = 8, CONNECTIONS = 2, WAIT_MS = 60000, COUNT_MAX = 3001 };
+
+typedef struct {
+	zp_engine *engine;
+	int32_t *input, *output;      /* of the broadcast, both are `tensor` */
+	int32_t *tensor, *rows, *sums; /* one buffer for each kind */
+	uint64_t digests[ZP_KINDS];
+} peer_state;
+
+static peer_state peers[SIZES_MAX];
+static uint8_t ids[SIZES_MAX * ZP_PEER_ID_BYTES]; /* in order of rank */
+static uint32_t owners[SIZES_MAX];
+static uint32_t size, root;
+static uint64_t last_id, seed = 1;
+
+static int32_t value_of(uint32_t rank, uint64_t i)
+{
+	return (int32_t)((rank + 1) * 2654435761u + (uint32_t)i * 97u);
+}
+
+static void owners_shuffle(void)
+{
+	for (uint32_t i = 0; i < size; i++)
+		owners[i] = i;
+	for (uint32_t i = size; i > 1; i--) {
+		uint32_t other = (uint32_t)(random_next(&seed) % i), kept = owners[i - 1];
+		owners[i - 1] = owners[other];
+		owners[other] = kept;
+	}
+	root = owners[0];
+}
+
+static void start(uint32_t rank, uint32_t kind, uint64_t id, uint64_t count)
+{
+	peer_state *self = &peers[rank];
+	zp_reduce_plan plan = {.attempt = id,
+			       .kind = kind,
+			       .dtype = ZP_INT32,
+			       .op = ZP_SUM,
+			       .algorithm = ZP_RING,
+			       .world_size = size,
+			       .peers = ids,
+			       .rank = rank,
+			       .frame_bytes = 256,
+			       .count = count,
+			       .owners = kind == ZP_ALL_REDUCE ? NULL : owners,
+			       .input = kind == ZP_BROADCAST ? self->tensor : self->input,
+			       .output = kind == ZP_ALL_REDUCE	 ? self->output
+					 : kind == ZP_BROADCAST	 ? self->tensor
+					 : kind == ZP_ALL_GATHER ? self->rows
+								 : self->sums,
+			       .restore = 1};
+	CHECK(zp_reduce_start(self->engine, &plan) == 0);
+}
+
+static void wait_all(uint64_t first)
+{
+	for (uint32_t rank = 0; rank < size; rank++) {
+		for (int wanted = ZP_KINDS; wanted;) {
+			struct pollfd fd = {.fd = zp_engine_fd(peers[rank].engine), .events = POLLIN};
+			CHECK(poll(&fd, 1, WAIT_MS) == 1);
+			zp_event event;
+			while (zp_engine_poll(peers[rank].engine, &event) == 1) {
+				CHECK(event.kind == ZP_EVENT_REDUCE_DONE && event.status == 0);
+				peers[rank].digests[event.id - first] = event.digest;
+				wanted--;
+			}
+		}
+	}
+}
+
+static uint32_t sum_of(uint64_t i)
+{
+	uint32_t sum = 0;
+	for (uint32_t rank = 0; rank < size; rank++)
+		sum += (uint32_t)value_of(rank, i);
+	return sum;
+}
+
+static void results_check(uint64_t count)
+{
+	uint64_t start_of_part = 0;
+	for (uint32_t part = 0; part < size; part++) {
+		uint64_t length = count / size + (part < count % size);
+		for (uint64_t i = 0; i < length; i++)
+			CHECK((uint32_t)peers[owners[part]].sums[i] == sum_of(start_of_part + i));
+		start_of_part += length;
+	}
+	CHECK(start_of_part == count);
+	for (uint32_t rank = 0; rank < size; rank++) {
+		for (uint64_t i = 0; i < count; i++) {
+			CHECK((uint32_t)peers[rank].output[i] == sum_of(i));
+			CHECK(peers[rank].tensor[i] == value_of(root, i));
+			for (uint32_t row = 0; row < size; row++)
+				CHECK(peers[rank].rows[row * count + i] == value_of(owners[row], i));
+		}
+		CHECK(memcmp(peers[rank].digests, peers[0].digests, sizeof peers[0].digests) == 0);
+	}
+}
+
+static void round_run(uint64_t count, int cancel)
+{
+	uint64_t first = last_id + 1;
+	last_id += ZP_KINDS;
+	owners_shuffle();
+	for (uint32_t rank = 0; rank < size; rank++) {
+		for (uint64_t i = 0; i < count; i++)
+			peers[rank].input[i] = peers[rank].tensor[i] = value_of(rank, i);
+		for (uint32_t kind = 0; kind < ZP_KINDS; kind++)
+			start(rank, kind, first + kind, count);
+	}
+	if (!cancel)
+		wait_all(first);
+	else
+		for (uint64_t spin = random_next(&seed) % 100000; spin; spin--)
+			__asm__ volatile("" ::: "memory");
+	for (uint32_t rank = 0; rank < size; rank++) {
+		for (uint32_t kind = 0; kind < ZP_KINDS; kind++)
+			CHECK(zp_reduce_end(peers[rank].engine, first + kind, !cancel) == 0);
+		for (uint64_t i = 0; cancel && i < count; i++)
+			CHECK(peers[rank].tensor[i] == value_of(rank, i) && peers[rank].input[i] == value_of(rank, i));
+	}
+	if (!cancel)
+		results_check(count);
+	for (uint32_t rank = 0; rank < size; rank++) { /* They are ours again: the sanitizers see who still writes. */
+		memset(peers[rank].output, 0, count * sizeof(int32_t));
+		memset(peers[rank].tensor, 0, count * sizeof(int32_t));
+		memset(peers[rank].rows, 0, size * count * sizeof(int32_t));
+		memset(peers[rank].sums, 0, count * sizeof(int32_t));
+	}
+}
+
+static int32_t *numbers(uint64_t count)
+{
+	int32_t *memory = malloc(count * sizeof *memory);
+	CHECK(memory != NULL);
+	return memory;
+}
+
+static void size_run(uint32_t world_size, uint32_t thread_count)
+{
+	zp_engine_config config = {.thread_count = thread_count, .stall_timeout_ms = WAIT_MS};
+	uint64_t counts[] = {1, world_size - 1, world_size + 1, 257, COUNT_MAX};
+	size = world_size;
+	last_id = 0;
+	for (uint32_t rank = 0; rank < size; rank++) {
+		peer_state *self = &peers[rank];
+		id_of(rank, ids + rank * ZP_PEER_ID_BYTES);
+		CHECK(zp_engine_open(&config, &self->engine) == 0);
+		self->input = numbers(COUNT_MAX);
+		self->output = numbers(COUNT_MAX);
+		self->tensor = numbers(COUNT_MAX);
+		self->rows = numbers((uint64_t)size * COUNT_MAX);
+		self->sums = numbers(COUNT_MAX);
+	}
+	for (uint32_t rank = 0; rank < (size == 2 ? 1 : size); rank++) {
+		uint32_t ends[] = {rank, (rank + 1) % size};
+		engines_link((zp_engine *[]){peers[rank].engine, peers[ends[1]].engine}, ends, CONNECTIONS);
+	}
+	for (int round = 0; round < 2; round++)
+		for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+			round_run(counts[i], 0);
+			round_run(counts[i], 1);
+		}
+	for (uint32_t rank = 0; rank < size; rank++) {
+		peer_state *self = &peers[rank];
+		zp_engine_close(self->engine);
+		free(self->input);
+		free(self->output);
+		free(self->tensor);
+		free(self->rows);
+		free(self->sums);
+	}
+}
+
+int main(void)
+{
+	for (uint32_t world_size = 2; world_size <= SIZES_MAX; world_size++)
+		size_run(world_size, 1 + world_size % 2);
+	return 0;
+}

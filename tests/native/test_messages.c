@@ -1,0 +1,171 @@
+/* Messages that are posted without waiting, what tells of room, and the memory that messages share one after the other. */
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "mesh.h"
+
+enum { CHANNEL = 1, HEAD_BYTES = 20, BODY_BYTES = 1 << 20, QUEUE_BYTES = 4 << 20, WAIT_MS = 20000 };
+
+static zp_engine *engines[2];
+static uint8_t ids[2][ZP_PEER_ID_BYTES];
+
+static void mesh_open(void)
+{
+	zp_engine_config config = {.thread_count = 1,
+				   .stall_timeout_ms = WAIT_MS,
+				   .message_bytes_max = 2 * BODY_BYTES,
+				   .messages_queued_bytes_max = 8 * BODY_BYTES};
+	const uint32_t ranks[2] = {0, 1};
+	for (uint32_t end = 0; end < 2; end++) {
+		id_of(end, ids[end]);
+		CHECK(zp_engine_open(&config, &engines[end]) == 0);
+	}
+	engines_link(engines, ranks, 2);
+}
+
+static void mesh_close(void)
+{
+	for (int end = 0; end < 2; end++)
+		zp_engine_close(engines[end]);
+}
+
+static zp_event event_take(int end)
+{
+	struct pollfd fd = {.fd = zp_engine_fd(engines[end]), .events = POLLIN};
+	zp_event event;
+	CHECK(poll(&fd, 1, WAIT_MS) == 1 && zp_engine_poll(engines[end], &event) == 1);
+	return event;
+}
+
+static int post(uint8_t value, uint64_t queue_bytes_max)
+{
+	static uint8_t body[BODY_BYTES];
+	uint8_t head[HEAD_BYTES];
+	memset(head, value, sizeof head);
+	memset(body, value, sizeof body);
+	return zp_message_post(engines[0], ids[1], CHANNEL, head, sizeof head, body, sizeof body, queue_bytes_max);
+}
+
+static void message_take(uint8_t value)
+{
+	zp_event event = event_take(1);
+	CHECK(event.kind == ZP_EVENT_MESSAGE && event.body_bytes == HEAD_BYTES + BODY_BYTES);
+	for (uint64_t i = 0; i < event.body_bytes; i++)
+		CHECK(event.body[i] == value);
+	zp_message_release(engines[1], event.body);
+}
+
+/* The receiver has no channel yet, so nothing is confirmed: the queue fills, and its room is told of once. */
+static void test_room(void)
+{
+	mesh_open();
+	uint8_t posted = 0;
+	while (post(posted, QUEUE_BYTES) == 0)
+		posted++;
+	CHECK(posted == 3); /* Three with their heads fit into four bodies. */
+	CHECK(post(posted, QUEUE_BYTES) == -EAGAIN);
+	zp_link_stats stats;
+	CHECK(zp_link_get_stats(engines[0], ids[1], &stats) == 0);
+	CHECK(stats.message_bytes == (uint64_t)posted * (HEAD_BYTES + BODY_BYTES));
+	zp_event none;
+	CHECK(zp_engine_poll(engines[0], &none) == 0);
+
+	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	bool seen[3] = {false};
+	for (int i = 0; i < posted; i++) { /* Messages of two connections may overtake each other. */
+		zp_event event = event_take(1);
+		CHECK(event.kind == ZP_EVENT_MESSAGE && event.body[0] < posted && !seen[event.body[0]]);
+		seen[event.body[0]] = true;
+		zp_message_release(engines[1], event.body);
+	}
+	zp_event room = event_take(0);
+	CHECK(room.kind == ZP_EVENT_ROOM && memcmp(room.peer, ids[1], sizeof room.peer) == 0 && room.id == stats.link);
+	CHECK(post(9, QUEUE_BYTES) == 0);
+	message_take(9);
+	mesh_close();
+}
+
+/* A message that is longer than the queue may be passes alone; others wait for it. */
+static void test_one_may_always_pass(void)
+{
+	mesh_open();
+	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN);
+	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	message_take(1);
+	CHECK(event_take(0).kind == ZP_EVENT_ROOM);
+	CHECK(post(2, 1) == 0);
+	message_take(2);
+	mesh_close();
+}
+
+static void test_errors(void)
+{
+	mesh_open();
+	static const uint8_t body[2 * BODY_BYTES];
+	uint8_t stranger[ZP_PEER_ID_BYTES];
+	id_of(7, stranger);
+	CHECK(zp_message_post(engines[0], stranger, CHANNEL, body, 1, body, 1, QUEUE_BYTES) == -ENOTCONN);
+	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, body, 1, body, sizeof body, QUEUE_BYTES) == -EMSGSIZE);
+	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, body, UINT64_MAX, body, 2, QUEUE_BYTES) == -EMSGSIZE);
+	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, body, 2, body, UINT64_MAX, QUEUE_BYTES) == -EMSGSIZE);
+	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, NULL, 0, NULL, 0, QUEUE_BYTES) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	zp_event event = event_take(1);
+	CHECK(event.kind == ZP_EVENT_MESSAGE && event.body_bytes == 0);
+	zp_message_release(engines[1], event.body);
+	zp_engine_shutdown(engines[0]);
+	CHECK(post(1, QUEUE_BYTES) == -ESHUTDOWN);
+	mesh_close();
+}
+
+/* A link that is closed while its room is waited for, and one whose room nobody polls. */
+static void test_room_of_a_link_that_is_gone(void)
+{
+	mesh_open();
+	while (post(1, QUEUE_BYTES) == 0)
+		;
+	CHECK(zp_link_close(engines[0], ids[1]) == 0);
+	CHECK(post(1, QUEUE_BYTES) == -ENOTCONN);
+	zp_event none;
+	CHECK(zp_engine_poll(engines[0], &none) == 0);
+	mesh_close();
+
+	mesh_open();
+	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN);
+	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	message_take(1);
+	struct pollfd fd = {.fd = zp_engine_fd(engines[0]), .events = POLLIN};
+	CHECK(poll(&fd, 1, WAIT_MS) == 1);
+	mesh_close();
+}
+
+/* Many messages, of sizes that use memory again and of others: each arrives as it was sent. */
+static void test_memory_is_used_again(void)
+{
+	mesh_open();
+	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	static uint8_t body[2 * BODY_BYTES];
+	const uint64_t sizes[] = {BODY_BYTES, 300 << 10, 1 << 10, BODY_BYTES + (7 << 10), 2 * BODY_BYTES, 256 << 10};
+	for (uint32_t round = 0; round < 60; round++) {
+		uint64_t size = sizes[round % 6];
+		memset(body, (int)round, size);
+		CHECK(zp_message_post(engines[0], ids[1], CHANNEL, body, 5, body, size - 5, QUEUE_BYTES) == 0);
+		zp_event event = event_take(1);
+		CHECK(event.kind == ZP_EVENT_MESSAGE && event.body_bytes == size);
+		CHECK(memcmp(event.body, body, size) == 0);
+		zp_message_release(engines[1], event.body);
+	}
+	mesh_close();
+}
+
+int main(void)
+{
+	test_room();
+	test_one_may_always_pass();
+	test_errors();
+	test_room_of_a_link_that_is_gone();
+	test_memory_is_used_again();
+	return 0;
+}

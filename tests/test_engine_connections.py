@@ -1,0 +1,154 @@
+"""Connections of a link that come and go, as Python sees them; test_settle.c tests what becomes of their frames."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+import pytest
+from engine_mesh import peer_id, socket_pair, until, wait_events
+
+from zpccl.dataplane.engine import ConnectionLost, Engine, EngineError, LinkLost
+
+COUNT = 3
+
+
+class Pair:
+    """Two engines and copies of the sockets between them."""
+
+    def __init__(self) -> None:
+        self.engines = [Engine(), Engine()]
+        sockets = [socket_pair() for _ in range(COUNT)]
+        self.copies = [near.dup() for near, _ in sockets]
+        self.links = [
+            engine.open_link(peer_id(1 - rank), [pair[rank].detach() for pair in sockets])
+            for rank, engine in enumerate(self.engines)
+        ]
+
+    def lose(self, index: int) -> list[ConnectionLost]:
+        """Ends a connection; what both engines say of it."""
+        self.copies[index].shutdown(socket.SHUT_RDWR)
+        events = [event for engine in self.engines for event in wait_events(engine, 1)]
+        assert all(isinstance(event, ConnectionLost) for event in events)
+        return events  # type: ignore[return-value]
+
+    def open_counts(self) -> list[int]:
+        return [engine.link_state(peer_id(1 - rank)).open_count for rank, engine in enumerate(self.engines)]
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+        for copy in self.copies:
+            copy.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    both = Pair()
+    yield both
+    both.close()
+
+
+def test_a_lost_connection_is_told_and_replaced(pair: Pair) -> None:
+    for rank, event in enumerate(pair.lose(1)):
+        assert (event.peer, event.link_id) == (peer_id(1 - rank), pair.links[rank])
+        assert (event.index, event.generation) == (1, 0) and event.status < 0
+    assert pair.open_counts() == [COUNT - 1] * 2
+    near, far = socket_pair()
+    pair.engines[1].add_connection(peer_id(0), pair.links[1], 1, 4, far.detach(), b"first")
+    assert near.recv(5, socket.MSG_WAITALL) == b"first"
+    pair.copies[1].close()
+    pair.copies[1] = near.dup()
+    pair.engines[0].add_connection(peer_id(1), pair.links[0], 1, 4, near.detach())
+    assert pair.open_counts() == [COUNT] * 2
+    assert [event.generation for event in pair.lose(1)] == [4, 4]
+    states = [engine.link_state(peer_id(1 - rank)) for rank, engine in enumerate(pair.engines)]
+    assert [state.lost_count for state in states] == [2, 2]
+    assert [state.generations for state in states] == [[0, 4, 0]] * 2
+
+
+def test_a_connection_is_removed_while_another_is_left(pair: Pair) -> None:
+    for index in range(COUNT - 1):
+        pair.engines[0].remove_connection(peer_id(1), pair.links[0], index)
+        ours, theirs = (wait_events(engine, 1)[0] for engine in pair.engines)
+        assert isinstance(ours, ConnectionLost) and isinstance(theirs, ConnectionLost)
+        assert (ours.index, theirs.index) == (index, index)
+        assert ours.status == -errno.ECANCELED != theirs.status
+        with pytest.raises(EngineError, match="zp_link_remove") as raised:
+            pair.engines[0].remove_connection(peer_id(1), pair.links[0], index)
+        assert raised.value.errno == errno.ENOTCONN
+    with pytest.raises(EngineError) as raised:
+        pair.engines[0].remove_connection(peer_id(1), pair.links[0], COUNT - 1)
+    assert raised.value.errno == errno.EBUSY
+    with pytest.raises(EngineError) as raised:
+        pair.engines[0].remove_connection(peer_id(1), pair.links[0] + 1, COUNT - 1)
+    assert raised.value.errno == errno.ENOTCONN
+    assert pair.open_counts() == [1, 1]
+
+
+def test_a_link_grows(pair: Pair) -> None:
+    near, far = socket_pair()
+    pair.engines[1].add_connection(peer_id(0), pair.links[1], 9, 1, far.detach())
+    pair.engines[0].add_connection(peer_id(1), pair.links[0], 9, 1, near.detach())
+    assert pair.open_counts() == [COUNT + 1] * 2
+
+
+def test_what_is_not_taken_stays_the_callers(pair: Pair) -> None:
+    pair.lose(0)
+    near, far = socket_pair()
+    bad = [
+        (errno.ENOTCONN, (peer_id(7), pair.links[1], 0, 1, far.fileno())),
+        (errno.ENOTCONN, (peer_id(0), pair.links[1] + 1, 0, 1, far.fileno())),
+        (errno.EBUSY, (peer_id(0), pair.links[1], 1, 1, far.fileno())),
+        (errno.ESTALE, (peer_id(0), pair.links[1], 0, 0, far.fileno())),
+        (errno.EINVAL, (peer_id(0), pair.links[1], 64, 1, far.fileno())),
+        (errno.EINVAL, (peer_id(0), pair.links[1], 0, 1, far.fileno(), bytes(2000))),
+    ]
+    for number, arguments in bad:
+        with pytest.raises(EngineError) as error:
+            pair.engines[1].add_connection(*arguments)  # type: ignore[arg-type]
+        assert error.value.errno == number, arguments
+    far.sendall(b"mine")
+    assert near.recv(10) == b"mine", "nothing was sent before, and nothing is closed"
+    near.close()
+    far.close()
+
+
+def test_one_that_only_one_end_has_is_settled_too(pair: Pair) -> None:
+    """The dialler may never come to add it; then the place is free again, with the next generation."""
+    pair.lose(2)
+    near, far = socket_pair()
+    pair.engines[1].add_connection(peer_id(0), pair.links[1], 2, 1, far.detach())
+    near.close()
+    (event,) = wait_events(pair.engines[1], 1)
+    assert isinstance(event, ConnectionLost) and (event.index, event.generation) == (2, 1)
+    near, far = socket_pair()
+    with pytest.raises(EngineError) as error:
+        pair.engines[0].add_connection(peer_id(1), pair.links[0], 2, 1, near.fileno())
+    assert error.value.errno == errno.ESTALE
+    pair.engines[1].add_connection(peer_id(0), pair.links[1], 2, 2, far.detach())
+    pair.engines[0].add_connection(peer_id(1), pair.links[0], 2, 2, near.detach())
+    assert pair.open_counts() == [COUNT] * 2
+
+
+def test_messages_survive(pair: Pair) -> None:
+    """What a connection had not delivered goes over the others; without any the link is lost."""
+    for engine in pair.engines:
+        engine.open_channel(1)
+    for number in range(50):
+        pair.engines[0].send_message(peer_id(1), 1, bytes([number]) * 100_000, 1000)
+        if number in (10, 30):
+            pair.copies[number // 20].shutdown(socket.SHUT_RDWR)
+    bodies: list[bytes] = []
+
+    def all_came() -> bool:
+        bodies.extend(event.body.read() for event in pair.engines[1].poll() if not isinstance(event, ConnectionLost))  # type: ignore[union-attr]
+        return len(bodies) >= 50
+
+    until(all_came)
+    assert sorted(bodies) == sorted(bytes([number]) * 100_000 for number in range(50))
+    until(lambda: pair.open_counts() == [1, 1])
+    pair.engines[0].poll()
+    pair.copies[2].shutdown(socket.SHUT_RDWR)
+    until(lambda: any(isinstance(event, LinkLost) for event in pair.engines[0].poll()))

@@ -1,0 +1,250 @@
+"""The direct exchange of the C engine: order of rank, window, two roundings, hostile and lost peers.
+
+What it has in common with the ring is tested by test_engine.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from engine_mesh import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    WAIT_S,
+    Case,
+    Frame,
+    Mesh,
+    check_result,
+    make_plan,
+    peer_id,
+    random_inputs,
+    run,
+    socket_pair,
+    until,
+    wait_done,
+    wait_events,
+)
+
+from zpccl.dataplane.engine import Engine, EngineError, LinkLost, ReduceDone
+from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
+
+WINDOW_BYTES = 24 << 20
+"""What the engine gives shares and quantised results of one attempt (ZP__DIRECT_WINDOW_BYTES)."""
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    made = Mesh(5, threads=2)
+    yield made
+    made.close()
+
+
+# --- Results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_shares_are_combined_in_order_of_rank(mesh: Mesh, in_place: bool) -> None:
+    """Whoever owns a chunk, and in whatever order its shares come: the sum is ((x0 + x1) + x2) + ..., bit for bit."""
+    case = Case(in_place=in_place, frame_bytes=1024, algorithm=Algorithm.DIRECT)
+    rng = np.random.default_rng(1)
+    inputs = [(rng.standard_normal(50_021) * 10.0 ** rng.integers(-3, 4, 50_021)).astype(np.float32) for _ in range(5)]
+    expected = inputs[0]
+    for x in inputs[1:]:
+        expected = expected + x
+    assert run(mesh, case, inputs)[0].tobytes() == expected.tobytes()
+
+
+def test_more_than_the_window(mesh: Mesh) -> None:
+    """B1: a chunk is larger than what is on its way at a time. Two at once compete for the connections."""
+    count = 5 * (WINDOW_BYTES // 4 + (1 << 20)) // 4
+    rng = np.random.default_rng(2)
+    jobs = []
+    for in_place in (False, True):
+        case = Case(in_place=in_place, frame_bytes=1 << 18, algorithm=Algorithm.DIRECT)
+        inputs = random_inputs(rng, case, count, 5)
+        sources = [x.copy() for x in inputs]
+        targets = sources if in_place else [np.empty_like(x) for x in inputs]
+        jobs.append((mesh.next_id(), case, inputs, sources, targets))
+    for rank, engine in enumerate(mesh.engines):
+        for attempt_id, case, _, sources, targets in jobs:
+            engine.start_reduce(make_plan(case, attempt_id, rank, 5, sources[rank], targets[rank]))
+    for engine in mesh.engines:
+        assert all(isinstance(event, ReduceDone) and event.status == 0 for event in wait_events(engine, 2))
+    for attempt_id, case, inputs, _, targets in jobs:
+        for engine in mesh.engines:
+            engine.end_reduce(attempt_id, commit=True)
+        check_result(case, inputs, targets[0])
+        assert all(target.tobytes() == targets[0].tobytes() for target in targets)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_more_than_the_window_quantised(mesh: Mesh, in_place: bool) -> None:
+    """Blocks of one element take 9 bytes on the wire: a small tensor goes beyond the window."""
+    case = Case(
+        DataType.FLOAT16,
+        ReduceOp.AVG,
+        QuantizationAlgorithm.MIN_MAX,
+        block_elements=1,
+        frame_bytes=1 << 15,
+        in_place=in_place,
+        algorithm=Algorithm.DIRECT,
+    )
+    count = 5 * (WINDOW_BYTES // 9 // 9 + 50_000)
+    inputs = random_inputs(np.random.default_rng(3), case, count, 5)
+    check_result(case, inputs, run(mesh, case, inputs)[0])
+
+
+@pytest.mark.parametrize("size", [2, 5, 16])
+def test_two_roundings_whatever_the_number_of_peers(size: int) -> None:
+    """The error is that of N - 1 shares, each rounded by itself, and of one result: nothing is rounded again."""
+    mesh = Mesh(size)
+    case = Case(
+        quantization=QuantizationAlgorithm.MIN_MAX, block_elements=256, frame_bytes=8192, algorithm=Algorithm.DIRECT
+    )
+    rng = np.random.default_rng(size)
+    inputs = [rng.uniform(-1, 1, 40_000).astype(np.float32) for _ in range(size)]
+    result = run(mesh, case, inputs)[0]
+    mesh.close()
+    exact = np.sum(np.stack(inputs), axis=0, dtype=np.float64)
+    shares_error = (size - 1) * 2 / 510
+    result_error = (float(np.ptp(exact)) + 2 * shares_error) / 510
+    assert np.max(np.abs(result - exact)) <= (shares_error + result_error) * (1 + 2**-10)
+
+
+# --- Hostile peers ----------------------------------------------------------------------------------------------------
+
+
+class Three:
+    """An engine at rank 0 of three, and a plain socket in the place of each of the others."""
+
+    def __init__(self, *, stall_timeout_ms: int = 10_000, buffer_bytes: int = 0) -> None:
+        self.engine = Engine(stall_timeout_ms=stall_timeout_ms, local_senders_max=0)
+        self.ends: dict[int, socket.socket] = {}
+        for rank in (1, 2):
+            near, far = socket_pair(buffer_bytes)
+            far.settimeout(WAIT_S)
+            self.engine.open_link(peer_id(rank), [near.detach()])
+            self.ends[rank] = far
+
+    def close(self) -> None:
+        self.engine.close()
+        for end in self.ends.values():
+            end.close()
+
+
+@pytest.fixture
+def three() -> Iterator[Three]:
+    made = Three()
+    yield made
+    made.close()
+
+
+COUNT = 3 * 1024
+"""Elements: a chunk of 4 KiB, in one frame."""
+CASE = Case(in_place=True, frame_bytes=4096, algorithm=Algorithm.DIRECT)
+SHARE = Frame(REDUCE_SCATTER, 1, 0, 0, bytes(4096))
+
+HOSTILE = {
+    "a share twice": [SHARE, SHARE],
+    "a share of a chunk that is not ours": [Frame(REDUCE_SCATTER, 1, 1, 0, bytes(4096))],
+    "a result of our chunk": [Frame(ALL_GATHER, 1, 0, 0, bytes(4096))],
+    "a result of another's chunk": [Frame(ALL_GATHER, 1, 2, 0, bytes(4096))],
+    "a chunk that is not there": [Frame(REDUCE_SCATTER, 1, 3, 0, bytes(4096))],
+    "a short share": [Frame(REDUCE_SCATTER, 1, 0, 0, bytes(4092))],
+    "a share between frames": [Frame(REDUCE_SCATTER, 1, 0, 4, bytes(4092))],
+    "a result twice": [Frame(ALL_GATHER, 1, 1, 0, bytes(4096))] * 2,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three, name: str) -> None:
+    """S2, S4: the one who sent them is named, and nothing outside the buffer is written."""
+    guarded = np.full(3 * COUNT, 7, np.float32)
+    buffer = guarded[COUNT : 2 * COUNT]
+    buffer[:] = np.arange(COUNT)
+    before = guarded.tobytes()
+    three.engine.start_reduce(make_plan(CASE, 1, 0, 3, buffer, buffer))
+    three.ends[1].sendall(b"".join(frame.encode() for frame in HOSTILE[name]))
+    events = wait_events(three.engine, 2)
+    assert {(event.status, event.fault) for event in events if isinstance(event, ReduceDone)} == {
+        (-errno.EPROTO, peer_id(1))
+    }
+    assert {event.peer for event in events if isinstance(event, LinkLost)} == {peer_id(1)}
+    three.engine.end_reduce(1, commit=False)
+    assert guarded.tobytes() == before
+
+
+def test_a_share_beyond_the_window_is_a_violation(three: Three) -> None:
+    """Senders wait for results: one who does not could overwrite shares that are not combined yet."""
+    window = WINDOW_BYTES // 2
+    count = 3 * (window // 4 + 300_000)
+    data = np.zeros(count, np.float32)
+    case = Case(frame_bytes=1 << 18, algorithm=Algorithm.DIRECT)
+    output = np.empty_like(data)
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
+    three.ends[1].sendall(Frame(REDUCE_SCATTER, 1, 0, window // 4, b"", length=1 << 18).encode())
+    done = next(event for event in wait_events(three.engine, 2) if isinstance(event, ReduceDone))
+    assert (done.status, done.fault) == (-errno.EPROTO, peer_id(1))
+
+
+# --- Lost links and stalls --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_loss_of_any_link_fails_the_attempt_and_names_the_peer(three: Three, rank: int) -> None:
+    data = np.ones(COUNT, np.float32)
+    three.engine.start_reduce(make_plan(CASE, 1, 0, 3, data, data))
+    three.ends[rank].close()
+    done = next(event for event in wait_events(three.engine, 2) if isinstance(event, ReduceDone))
+    assert done.status < 0 and done.fault == peer_id(rank)
+    three.engine.end_reduce(1, commit=False)
+    assert (data == 1).all()
+
+
+def test_it_needs_a_link_to_everyone(three: Three) -> None:
+    data = np.ones(COUNT, np.float32)
+    with pytest.raises(EngineError) as error:
+        three.engine.start_reduce(make_plan(CASE, 1, 0, 4, data, data))
+    assert error.value.errno == errno.ENOTCONN
+
+
+def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
+    three = Three(stall_timeout_ms=200, buffer_bytes=4096)
+    case = Case(frame_bytes=1 << 18, algorithm=Algorithm.DIRECT)
+    data = np.ones(3 << 20, np.float32)
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, data, np.empty_like(data)))
+    left = (1 << 20) * 4 + 16 * len(Frame(REDUCE_SCATTER, 1, 1, 0, b"").encode())
+    while left:  # One peer takes the whole of its share, the other nothing.
+        left -= len(three.ends[1].recv(min(left, 1 << 20)))
+    done = wait_done(three.engine)
+    assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(2))
+    three.close()
+
+
+def test_a_silent_peer_is_a_stall_of_nobody_we_know() -> None:
+    three = Three(stall_timeout_ms=50)
+    data = np.ones(COUNT, np.float32)
+    three.engine.start_reduce(make_plan(CASE, 1, 0, 3, data, data))
+    done = wait_done(three.engine)
+    assert (done.status, done.fault) == (-errno.ETIMEDOUT, None)
+    three.close()
+
+
+def test_cancel_with_half_of_the_shares(three: Three) -> None:
+    """S2, S4: what comes after the end is dropped, and the links go on."""
+    buffer = np.arange(COUNT, dtype=np.float32)
+    before = buffer.tobytes()
+    three.engine.start_reduce(make_plan(CASE, 1, 0, 3, buffer, buffer))
+    three.ends[1].sendall(SHARE.encode())
+    three.ends[2].sendall(SHARE.encode()[:1000])
+    until(lambda: sum(three.engine.link_stats(peer_id(2))[1]) == 1000)
+    three.engine.end_reduce(1, commit=False)
+    assert buffer.tobytes() == before
+    three.ends[2].sendall(SHARE.encode()[1000:] + SHARE.encode())
+    until(lambda: sum(three.engine.link_stats(peer_id(2))[1]) == 2 * len(SHARE.encode()))
+    assert buffer.tobytes() == before
+    assert three.engine.poll() == []

@@ -1,0 +1,232 @@
+"""Sealed links with the ciphers that a run uses: results, and what becomes of what others change."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import select
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from engine_mesh import (
+    HEADER,
+    WAIT_S,
+    Case,
+    Mesh,
+    check_result,
+    make_plan,
+    peer_id,
+    random_inputs,
+    run,
+    socket_pair,
+    until,
+    wait_done,
+)
+
+from zpccl.dataplane.ciphers import Cipher, Seal, available
+from zpccl.dataplane.engine import Engine, EngineError, EngineEvent, LinkLost, MessageReceived
+from zpccl.types import Algorithm, QuantizationAlgorithm
+
+CHANNEL = 1
+PREFIX_BYTES = 4
+HEADER_BYTES = HEADER.size + 4
+
+
+def ends(cipher: Cipher, number: int = 0) -> tuple[Seal, Seal]:
+    """The seals of the two ends of a connection; no other number has their keys."""
+    size = available()[cipher].key_bytes
+    one, other = (bytes([2 * number + side]) * size for side in (0, 1))
+    return Seal(cipher, one, other), Seal(cipher, other, one)
+
+
+class SealedMesh(Mesh):
+    """Engines whose links are sealed; with `mixed`, those between neighbours of odd and even rank only."""
+
+    def __init__(self, size: int, cipher: Cipher, *, mixed: bool = False, connections: int = 2) -> None:
+        self._cipher, self._mixed = cipher, mixed
+        super().__init__(size, connections=connections, threads=1 + size % 2)
+
+    def link(self, a: int, b: int, connections: int) -> None:
+        pairs = [socket_pair() for _ in range(connections)]
+        seals = [ends(self._cipher, number) for number in range(connections)]
+        is_sealed = not self._mixed or (a + b) % 2 == 1
+        for index, (here, there) in enumerate([(a, b), (b, a)]):
+            own = [pair[index] for pair in seals] if is_sealed else None
+            self.engines[here].open_link(peer_id(there), [pair[index].detach() for pair in pairs], own)
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[dict[tuple[Cipher, int, bool], SealedMesh]]:
+    sizes = [(2, False), (3, False), (3, True)]
+    made = {(cipher, *size): SealedMesh(size[0], cipher, mixed=size[1]) for cipher in available() for size in sizes}
+    yield made
+    for mesh in made.values():
+        mesh.close()
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+@pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX])
+@pytest.mark.parametrize("cipher", available())
+def test_results(
+    meshes: dict[tuple[Cipher, int, bool], Mesh],
+    cipher: Cipher,
+    quantization: QuantizationAlgorithm,
+    algorithm: Algorithm,
+) -> None:
+    """S1: frames of less and of more than a record, links that are sealed beside others."""
+    rng = np.random.default_rng(int(cipher))
+    sizes = [(2, False), (3, False), (3, True)]
+    for (size, mixed), in_place, frame_bytes in itertools.product(sizes, (False, True), (96, 1 << 16)):
+        case = Case(quantization=quantization, frame_bytes=frame_bytes, in_place=in_place, algorithm=algorithm)
+        count = 60_001 if frame_bytes > 96 else 4099
+        inputs = random_inputs(rng, case, count, size)
+        for result in run(meshes[cipher, size, mixed], case, inputs):
+            check_result(case, inputs, result)
+
+
+@pytest.mark.parametrize("cipher", available())
+def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> None:
+    """S2, S4: the other end could not open a record that lacks its end, nor any that follows."""
+    case = Case(frame_bytes=1 << 20)
+    pair = socket_pair(1 << 14)
+    with Engine() as one, Engine() as other:
+        for engine, end, seal, peer in zip((one, other), pair, ends(cipher), (1, 0), strict=True):
+            engine.open_link(peer_id(peer), [end.detach()], [seal])
+        source = np.ones(1 << 20, np.float32)
+        target = np.empty_like(source)
+        one.start_reduce(make_plan(case, 1, 0, 2, source, target))
+        until(lambda: sum(one.link_stats(peer_id(1))[0]) > 0)
+        one.end_reduce(1, commit=False)
+        source[:] = 3.0  # It is the caller's again.
+        results = [np.empty_like(source) for _ in range(2)]
+        for rank, engine in enumerate((one, other)):
+            engine.start_reduce(make_plan(case, 2, rank, 2, source, results[rank]))
+        assert [wait_done(engine).status for engine in (one, other)] == [0, 0]
+        for engine, result in zip((one, other), results, strict=True):
+            engine.end_reduce(2, commit=True)
+            assert (result == 6.0).all()
+
+
+OTHERS = {
+    "other keys": ends(max(available()), 1)[1],
+    "the same direction": ends(max(available()))[0],
+    "another cipher": ends(min(available()))[1],
+    "no seal": None,
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_ends_that_do_not_match_move_nothing(what: str) -> None:
+    """S2, S7: buffers are as they were."""
+    pair, seals = socket_pair(), (ends(max(available()))[0], OTHERS[what])
+    statuses: list[int] = []
+    with Engine() as one, Engine() as other:
+        for engine, end, seal, peer in zip((one, other), pair, seals, (1, 0), strict=True):
+            engine.open_link(peer_id(peer), [end.detach()], [seal] if seal else None)
+        buffers = [np.full(100_000, rank + 1, np.float32) for rank in range(2)]
+        for rank, engine in enumerate((one, other)):
+            with contextlib.suppress(EngineError):  # The link may be lost already, by what the first has sent.
+                engine.start_reduce(make_plan(Case(in_place=True), 1, rank, 2, buffers[rank], buffers[rank]))
+        for rank, engine in enumerate((one, other)):
+            while len(statuses) == rank:
+                assert select.select([engine.fileno()], [], [], WAIT_S)[0], "the link is not lost"
+                statuses += [event.status for event in engine.poll() if isinstance(event, LinkLost)]
+            engine.end_reduce(1, commit=False)
+            assert (buffers[rank] == rank + 1).all()
+    assert len(statuses) == 2 and {-errno.EBADMSG, -errno.EPROTO} & set(statuses)
+
+
+# --- Somebody on the path ---------------------------------------------------------------------------------------------
+
+
+def wire_of(seal: Seal, *bodies: bytes) -> list[bytes]:
+    """The records of these messages, one each."""
+    near, far = socket_pair()
+    far.settimeout(WAIT_S)
+    tag_bytes = available()[seal.cipher].tag_bytes
+    records = []
+    with Engine() as engine, far:
+        engine.open_link(peer_id(0), [near.detach()], [seal])
+        for body in bodies:
+            engine.send_message(peer_id(0), CHANNEL, body, 1000)
+            record = b""
+            while len(record) < PREFIX_BYTES + HEADER_BYTES + len(body) + tag_bytes:
+                record += far.recv(1 << 16)
+            records.append(record)
+    return records
+
+
+def deliver(engine: Engine, seal: Seal, data: bytes) -> tuple[list[bytes], int]:
+    """What an end makes of these bytes and the end of the stream: the messages that came, and why it lost the link."""
+    near, far = socket_pair()
+    with near:
+        engine.open_link(peer_id(1), [far.detach()], [seal])
+        near.sendall(data)
+        near.shutdown(socket.SHUT_WR)
+        events: list[EngineEvent] = []
+        while not (events and isinstance(events[-1], LinkLost)):
+            assert select.select([engine.fileno()], [], [], WAIT_S)[0], "the link is not lost"
+            events += engine.poll()
+    return [event.body.read() for event in events if isinstance(event, MessageReceived)], events[-1].status
+
+
+@pytest.fixture
+def receiver() -> Iterator[Engine]:
+    with Engine() as engine:
+        engine.open_channel(CHANNEL)
+        yield engine
+
+
+BODIES = (b"first message", b"second message", b"third")
+
+
+@pytest.mark.parametrize("cipher", available())
+def test_every_bit_counts(receiver: Engine, cipher: Cipher) -> None:
+    """S7: of the length, the header, the body and the tag. What came before is good."""
+    near, far = ends(cipher)
+    first, second, third = wire_of(near, *BODIES)
+    assert deliver(receiver, far, first + second + third) == (list(BODIES), -errno.ECONNRESET)
+    for place, bit in itertools.product(range(len(second)), range(8)):
+        changed = bytearray(second)
+        changed[place] ^= 1 << bit
+        messages, status = deliver(receiver, far, first + bytes(changed) + third)
+        assert messages == [BODIES[0]]
+        assert status == -errno.EBADMSG or (place < PREFIX_BYTES and status == -errno.ECONNRESET)
+
+
+@pytest.mark.parametrize("cipher", available())
+def test_every_other_order_ends_the_connection(receiver: Engine, cipher: Cipher) -> None:
+    """S7: replayed, left out, exchanged, truncated, sent back, of another connection."""
+    near, far = ends(cipher)
+    records = wire_of(near, *BODIES)
+    for order in itertools.product(range(3), repeat=3):
+        good = next((place for place in range(3) if order[place] != place), 3)
+        messages, status = deliver(receiver, far, b"".join(records[index] for index in order))
+        assert messages == list(BODIES[:good])
+        assert status == (-errno.ECONNRESET if good == 3 else -errno.EBADMSG)
+    for size in range(len(records[0])):
+        assert deliver(receiver, far, records[0][:size]) == ([], -errno.ECONNRESET)
+    echo, strange = wire_of(far, *BODIES), wire_of(ends(cipher, 1)[0], *BODIES)
+    for other in (echo, strange):
+        assert deliver(receiver, far, other[0]) == ([], -errno.EBADMSG)
+        assert deliver(receiver, far, records[0] + other[1]) == ([BODIES[0]], -errno.EBADMSG)
+
+
+def test_nothing_of_a_message_shows() -> None:
+    body = bytes(range(256)) * 40
+    for cipher in available():
+        (record,) = wire_of(ends(cipher)[0], body)
+        assert body[:16] not in record and b"ZPF1" not in record
+
+
+def test_keys_of_another_size_are_refused() -> None:
+    near, far = socket_pair()
+    with Engine() as engine, near, far:
+        for size in (8, 64):
+            with pytest.raises(ValueError, match="key"):
+                engine.open_link(peer_id(1), [near.fileno()], [Seal(max(available()), bytes(size), bytes(size))])
+        with pytest.raises(ValueError, match="1 sockets and 2 seals"):
+            engine.open_link(peer_id(1), [near.fileno()], list(ends(max(available()))))
