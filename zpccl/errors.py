@@ -173,6 +173,38 @@ class NoSharedState(PCCLError):
     default_result = Result.NO_SHARED_STATE_AVAILABLE
 
 
+class CheckpointFailed(PCCLError, OSError):
+    """The system refused to write or to read a checkpoint: a full disk, a missing file or directory, no permission.
+
+    Attributes:
+        path: of the checkpoint.
+        errno: the reason, as in `OSError`.
+    """
+
+    errno = 0  # An attribute as any other, which pickle takes along; that of OSError is none.
+
+    def __init__(self, message: str = "", *, path: str = "", errno: int = 0) -> None:
+        super().__init__(message)
+        self.path = path
+        self.errno = errno
+
+
+class CheckpointDamaged(PCCLError):
+    """A file that is no checkpoint, or a damaged one, or one of a newer version. Nothing was loaded from it.
+
+    Attributes:
+        path: of the file.
+        reason: what is wrong with it.
+    """
+
+    default_result = Result.INVALID_ARGUMENT
+
+    def __init__(self, message: str = "", *, path: str = "", reason: str = "") -> None:
+        super().__init__(message or reason)
+        self.path = path
+        self.reason = reason or message
+
+
 class UpdateTopologyFailed(PCCLError):
     """The topology could not be updated. It can be tried again."""
 

@@ -44,12 +44,13 @@ def test_connections_beyond_the_bounds(index: int, count: int) -> None:
 @pytest.mark.parametrize("signal", list(Signal))
 @pytest.mark.parametrize("expected", [Signal.ACCEPT, Signal.COMMIT, Signal.READY])
 def test_signals(signal: Signal, expected: Signal) -> None:
-    data = encode_refusal() if signal is Signal.REFUSE else TRANSCRIPT.encode(signal)
+    text = {Signal.REFUSE: "refused", Signal.DISAGREE: "insists on encryption"}.get(signal)
+    data = encode_refusal(signal) if text else TRANSCRIPT.encode(signal)
     assert len(data) == SIGNAL_BYTES
     if signal is expected:
         TRANSCRIPT.check(data, expected)
     else:
-        with pytest.raises(HandshakeError, match="refused" if signal is Signal.REFUSE else "due"):
+        with pytest.raises(HandshakeError, match=text or "due"):
             TRANSCRIPT.check(data, expected)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zpccl import limits
 from zpccl.control.handshake import (
     HELLO_BYTES,
+    NO_SHARE,
     NONCE_BYTES,
     SIGNAL_BYTES,
     AuthenticationError,
@@ -21,6 +22,9 @@ from zpccl.control.handshake import (
     accepted,
     encode_refusal,
 )
+from zpccl.dataplane.ciphers import Cipher, available, public_share
+
+BEST = max(available())
 
 KEY = b"k" * 32
 HELLO = LinkHello(b"r" * 16, b"a" * 16, b"b" * 16, b"n" * 16, 1, 4)
@@ -52,6 +56,8 @@ OTHER_HELLOS = [
     dataclasses.replace(HELLO, nonce=b"x" * 16),
     dataclasses.replace(HELLO, index=2),
     dataclasses.replace(HELLO, count=5),
+    dataclasses.replace(HELLO, offers=3),
+    dataclasses.replace(HELLO, share=b"x" * 32),
 ]
 
 
@@ -100,6 +106,48 @@ def test_a_refusal_says_so() -> None:
 def test_any_bytes_in_place_of_a_signal(data: bytes) -> None:
     with pytest.raises(HandshakeError):
         accepted(HELLO, data, KEY)
+
+
+@pytest.mark.parametrize("other", OTHER_HELLOS)
+def test_keys_are_of_one_connection_only(other: LinkHello) -> None:
+    """And of the two fresh shares, the nonce and the key of the link."""
+    hello = dataclasses.replace(HELLO, offers=1 << BEST, share=public_share(b"d" * 32))
+    if other.share == NO_SHARE:
+        other = dataclasses.replace(other, share=hello.share)
+    seals = [
+        Transcript(what, nonce, key, BEST, public_share(private)).seal(private, is_dialler=False)
+        for what, nonce, key, private in [
+            (hello, NONCE, KEY, b"a" * 32),
+            (other, NONCE, KEY, b"a" * 32),
+            (hello, b"f" * NONCE_BYTES, KEY, b"a" * 32),
+            (hello, NONCE, b"K" * 32, b"a" * 32),
+            (hello, NONCE, KEY, b"b" * 32),
+        ]
+    ]
+    keys = [key for seal in seals if seal is not None for key in (seal.tx_key, seal.rx_key)]
+    assert len(set(keys)) == len(keys) == 10
+
+
+def test_both_sides_derive_the_same_keys() -> None:
+    hello = dataclasses.replace(HELLO, offers=1 << BEST | 1 << Cipher.PLAIN, share=public_share(b"d" * 32))
+    acceptor = Transcript(hello, NONCE, KEY, BEST, public_share(b"a" * 32))
+    dialler = accepted(hello, acceptor.encode(Signal.ACCEPT), KEY)
+    ours, theirs = dialler.seal(b"d" * 32, is_dialler=True), acceptor.seal(b"a" * 32, is_dialler=False)
+    assert ours is not None and theirs is not None
+    assert (ours.cipher, ours.tx_key, ours.rx_key) == (BEST, theirs.rx_key, theirs.tx_key)
+    assert Transcript(hello, NONCE, KEY).seal(b"", is_dialler=True) is None
+    assert "key" not in repr(ours)
+
+
+def test_a_cipher_that_was_not_offered_is_refused() -> None:
+    """Also one that this version does not know."""
+    hello = dataclasses.replace(HELLO, offers=1 << Cipher.PLAIN | 1 << 7)
+    said = bytearray(Transcript(hello, NONCE, KEY, BEST).encode(Signal.ACCEPT))
+    for cipher in (BEST, 7, 255):
+        said[5 + NONCE_BYTES] = cipher
+        with pytest.raises(HandshakeError, match="not offered"):
+            accepted(hello, bytes(said), KEY)
+    assert hello.ciphers == [Cipher.PLAIN]
 
 
 @given(st.integers(0, SIGNAL_BYTES - 1), st.integers(1, 255))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -43,7 +45,7 @@ def test_without_a_secret_there_are_no_keys() -> None:
 
 
 @pytest.mark.parametrize("make", [new_secret, new_private_key])
-def test_typos_are_told_and_not_repeated(make) -> None:
+def test_typos_are_told_and_not_repeated(make: Callable[[], str]) -> None:
     text = make()
     for place in (4, 20, len(text) - 1):
         wrong = text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
@@ -63,7 +65,7 @@ def test_what_is_no_secret_is_refused_unsaid(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "  ", 5, b"zps_"])
-def test_an_empty_secret_is_a_mistake(wrong) -> None:
+def test_an_empty_secret_is_a_mistake(wrong: Any) -> None:
     """Else `ZPCCL_SECRET=$(cat wrong/path)` would quietly let everybody in."""
     with pytest.raises(InvalidArgument, match="secret="):
         master_keys(wrong)
@@ -121,9 +123,9 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, monkeypatch: pytes
     for arguments in [(secret, None, allow), (private, None, None), (None, None, allow)]:
         with pytest.raises(InvalidArgument, match="allow list"):
             master_keys(*arguments)
-    for arguments in [(secret, public), (private, None), (None, public)]:
+    for own, other in [(secret, public), (private, None), (None, public)]:
         with pytest.raises(InvalidArgument, match=r"master_key=|ZPCCL_MASTER_KEY"):
-            peer_keys(*arguments)
+            peer_keys(own, other)
     with pytest.raises(InvalidArgument, match="master_key= must be a public key"):
         peer_keys(private, private)
     monkeypatch.setenv("ZPCCL_MASTER_KEY", public)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from e2e.harness import HANG_SECONDS, until
 
+from zpccl import limits
 from zpccl.control.addresses import listen_on_first_free, parse_address
 from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
 from zpccl.control.links import LinkBroker
@@ -30,7 +31,7 @@ class Broker:
             listen_on_first_free("127.0.0.1", range(1)),
             connections,
             None,
-            lambda peer, sockets: self.links.put((peer, sockets)),
+            lambda link: self.links.put((link.peer_id, link.sockets)),
             lambda peer, reason: self.failures.put((peer, reason)),
         )
         self.broker.set_run(RUN)
@@ -76,6 +77,23 @@ def test_a_link_has_the_connections_that_the_dialler_wants(pair: tuple[Broker, B
     (their_id, theirs), (our_id, ours) = (b.links.get(timeout=HANG_SECONDS) for b in pair)
     assert (their_id, our_id) == (other.peer_id, one.peer_id) and len(ours) == 3
     talk(theirs, ours)
+
+
+@pytest.mark.parametrize(("round_trip_ms", "count"), [(0, 4), (100, 17)])
+def test_a_link_has_as_many_connections_as_its_round_trip_asks_for(
+    monkeypatch: pytest.MonkeyPatch, round_trip_ms: int, count: int
+) -> None:
+    monkeypatch.setattr("zpccl.control.links.round_trip_ns", lambda _: round_trip_ms * limits.MS)
+    one, other = Broker("one", 0), Broker("other", 5)
+    try:
+        other.broker.open(one.neighbour(dial=False))
+        one.broker.open(other.neighbour(dial=True))
+        theirs, ours = (broker.links.get(timeout=HANG_SECONDS)[1] for broker in (one, other))
+        assert len(theirs) == count
+        talk(theirs, ours)
+    finally:
+        one.close()
+        other.close()
 
 
 def test_the_right_address_is_found_among_wrong_ones(pair: tuple[Broker, Broker]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import queue
 import socket
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from e2e.harness import until
 
 from zpccl.control.addresses import format_address, listen_on_first_free, parse_address
 from zpccl.control.handshake import (
@@ -22,6 +24,7 @@ from zpccl.control.handshake import (
     accepted,
 )
 from zpccl.control.links import LinkBroker
+from zpccl.dataplane.ciphers import SHARE_BYTES, Cipher, Seal, available, public_share
 from zpccl.protocol.messages import Neighbour
 
 WAIT_S = 30
@@ -34,18 +37,19 @@ COUNT = 2
 class Side:
     """A broker and what it says."""
 
-    def __init__(self, peer_id: bytes) -> None:
+    def __init__(self, peer_id: bytes, *ciphers: Cipher) -> None:
         self.peer_id = peer_id
-        self.links: queue.Queue[tuple[bytes, list[socket.socket]]] = queue.Queue()
+        self.links: queue.Queue[tuple[bytes, list[socket.socket], list[Seal] | None]] = queue.Queue()
         self.failures: queue.Queue[tuple[bytes, str]] = queue.Queue()
         self.broker = LinkBroker(
             peer_id,
             listen_on_first_free("127.0.0.1", range(1)),
             COUNT,
             None,
-            lambda *link: self.links.put(link),
+            lambda link: self.links.put((link.peer_id, link.sockets, link.seals)),
             lambda *failure: self.failures.put(failure),
             requires_keys=True,
+            ciphers=ciphers or (*available(), Cipher.PLAIN),
         )
         self.broker.set_run(RUN)
         self.address = self.broker.addresses[0]
@@ -102,12 +106,12 @@ def close_all(sockets: list[socket.socket]) -> None:
 class Recorder:
     """Stands between a dialler and an acceptor, and keeps what the dialler says on each connection."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, count: int = COUNT) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = format_address(*self._listener.getsockname())
         self.said: list[bytes] = []
-        self._threads = [threading.Thread(target=self._relay) for _ in range(COUNT)]
+        self._threads = [threading.Thread(target=self._relay) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
@@ -131,7 +135,7 @@ class Recorder:
 def test_holders_of_the_key_of_the_pair_are_linked(alice: Side, bob: Side) -> None:
     bob.meet(ALICE)
     alice.meet(BOB, bob.address, dial=True)
-    (_, ours), (sender, theirs) = alice.links.get(timeout=WAIT_S), bob.links.get(timeout=WAIT_S)
+    (_, ours, _), (sender, theirs, _) = alice.links.get(timeout=WAIT_S), bob.links.get(timeout=WAIT_S)
     assert sender == ALICE and len(ours) == len(theirs) == COUNT
     for index in range(COUNT):
         ours[index].send(bytes([index]))
@@ -224,5 +228,105 @@ def test_who_is_a_neighbour_no_more_gets_no_link(alice: Side, bob: Side) -> None
         bob.failures.get(timeout=WAIT_S)
         connection.sendall(transcript.encode(Signal.COMMIT))
         assert is_dropped(connection)
+    bob.close()
+    assert bob.links.empty()
+
+
+# --- Ciphers ----------------------------------------------------------------------------------------------------------
+
+BEST = max(available())
+POLICIES = {"must": tuple(available()), "may": (*available(), Cipher.PLAIN), "must not": (Cipher.PLAIN,)}
+
+
+@contextlib.contextmanager
+def two(dialler: tuple[Cipher, ...], acceptor: tuple[Cipher, ...]) -> Iterator[tuple[Side, Side]]:
+    """Alice and Bob with what they offer; she dials him."""
+    with contextlib.ExitStack() as stack:
+        sides = Side(ALICE, *dialler), Side(BOB, *acceptor)
+        for side in sides:
+            stack.callback(side.close)
+        sides[1].meet(ALICE)
+        sides[0].meet(BOB, sides[1].address, dial=True)
+        yield sides
+
+
+@pytest.mark.parametrize("cipher", available())
+@pytest.mark.parametrize("narrow_side", [0, 1])
+def test_both_ends_have_the_same_keys_and_no_key_serves_twice(cipher: Cipher, narrow_side: int) -> None:
+    narrow, wide = (cipher, Cipher.PLAIN), POLICIES["may"]
+    with two(*((narrow, wide) if narrow_side == 0 else (wide, narrow))) as (alice, bob):
+        (_, ours, hers), (_, theirs, his) = alice.links.get(timeout=WAIT_S), bob.links.get(timeout=WAIT_S)
+        close_all(ours + theirs)
+    assert hers is not None and his is not None
+    assert [(seal.cipher, seal.tx_key, seal.rx_key) for seal in hers] == [(cipher, s.rx_key, s.tx_key) for s in his]
+    assert len({key for seal in hers for key in (seal.tx_key, seal.rx_key)}) == 2 * COUNT
+
+
+@pytest.mark.parametrize("ours", POLICIES)
+@pytest.mark.parametrize("theirs", POLICIES)
+def test_what_two_policies_come_to(ours: str, theirs: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "zpccl"), two(POLICIES[ours], POLICIES[theirs]) as (alice, bob):
+        if {ours, theirs} == {"must", "must not"}:
+            assert "insists on encryption" in alice.failures.get(timeout=WAIT_S)[1]
+            bob.close()
+            assert bob.links.empty() and "no cipher is offered that this side has" in caplog.text
+            return
+        ends = [side.links.get(timeout=WAIT_S) for side in (alice, bob)]
+        for _, sockets, seals in ends:
+            close_all(sockets)
+            assert (seals is None) == ("must not" in (ours, theirs))
+        assert caplog.text.count("is not encrypted") == [ours, theirs].count("may") * ("must not" in (ours, theirs))
+
+
+class Meddler(Recorder):
+    """Changes the byte of a HELLO that has the offers."""
+
+    def _relay(self) -> None:
+        incoming, _ = self._listener.accept()
+        with incoming, raw(self._target) as outgoing:
+            hello = LinkHello.decode(read(incoming, HELLO_BYTES))
+            outgoing.sendall(dataclasses.replace(hello, offers=1 << Cipher.PLAIN).encode())
+            incoming.sendall(read(outgoing, SIGNAL_BYTES))
+            assert is_dropped(incoming)
+
+
+def test_nobody_on_the_path_talks_two_sides_out_of_encryption(alice: Side, bob: Side) -> None:
+    """S7: the offers are part of what is proved."""
+    meddler = Meddler(bob.address, 1)
+    bob.meet(ALICE)
+    alice.meet(BOB, meddler.address, dial=True)
+    assert "ACCEPT without the key" in alice.failures.get(timeout=WAIT_S)[1]
+    meddler.join()
+    assert alice.links.empty() and bob.links.empty()
+
+
+@pytest.mark.parametrize("share", [bytes(32), b"\x01" + bytes(31)])
+def test_a_share_of_which_anybody_knows_the_outcome_is_refused(bob: Side, share: bytes) -> None:
+    """A point of low order. Only a holder of the key gets so far."""
+    bob.meet(ALICE)
+    hello = LinkHello(RUN, ALICE, BOB, b"n" * 16, 0, 1, offers=1 << BEST, share=share)
+    with raw(bob.address) as connection:
+        connection.sendall(hello.encode())
+        transcript = accepted(hello, read(connection, SIGNAL_BYTES), KEY)
+        connection.sendall(transcript.encode(Signal.COMMIT))
+        assert is_dropped(connection)
+    bob.close()
+    assert bob.links.empty()
+
+
+def test_connections_of_a_link_are_of_one_cipher(bob: Side) -> None:
+    bob.meet(ALICE)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(raw(bob.address)) for _ in range(COUNT)]
+        for index, connection in enumerate(connections):
+            share = public_share(b"p" * SHARE_BYTES)
+            offers = 1 << (BEST if index else Cipher.PLAIN)
+            hello = LinkHello(RUN, ALICE, BOB, b"n" * 16, index, COUNT, offers=offers, share=share)
+            connection.sendall(hello.encode())
+            transcript = accepted(hello, read(connection, SIGNAL_BYTES), KEY)
+            connection.sendall(transcript.encode(Signal.COMMIT))
+            if index == 0:  # Bob knows of it before he hears of the other.
+                until(lambda: bob.broker._incoming)
+        assert is_dropped(connections[1])
     bob.close()
     assert bob.links.empty()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_leave_counts_though_the_connection_closed_before_it_was_read(
     take_messages = MasterLoop._take_messages
     armed, taken, left = threading.Event(), threading.Event(), threading.Event()
 
-    def take_and_wait(loop: MasterLoop) -> list:
+    def take_and_wait(loop: MasterLoop) -> list[Any]:
         messages = take_messages(loop)
         if armed.is_set() and not messages:
             armed.clear()
@@ -36,6 +37,7 @@ def test_leave_counts_though_the_connection_closed_before_it_was_read(
         comm = zpccl.Communicator(master.address, listen="127.0.0.1")
         comm.connect()
         armed.set()
+        assert master._loop is not None
         os.write(master._loop.wakeup_descriptor, b"\0")
         assert taken.wait(WAIT_S)
         comm.close()

@@ -34,7 +34,7 @@ def both() -> tuple[MasterKeys, PeerKeys]:
 
 
 @contextlib.contextmanager
-def server(keys: MasterKeys, *, has_handler: bool = True) -> Iterator[tuple[zmq.Socket, ZapHandler | None, str]]:
+def server(keys: MasterKeys, *, has_handler: bool = True) -> Iterator[tuple[zmq.Socket[bytes], ZapHandler | None, str]]:
     with zmq.Context() as context:
         handler = ZapHandler(context, keys.allowed, RefusalLog(logger)) if has_handler else None
         with context.socket(zmq.ROUTER) as router:
@@ -49,7 +49,7 @@ def server(keys: MasterKeys, *, has_handler: bool = True) -> Iterator[tuple[zmq.
 
 
 @contextlib.contextmanager
-def client(endpoint: str, public: bytes, private: bytes, server_public: bytes) -> Iterator[zmq.Socket]:
+def client(endpoint: str, public: bytes, private: bytes, server_public: bytes) -> Iterator[zmq.Socket[bytes]]:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -59,7 +59,7 @@ def client(endpoint: str, public: bytes, private: bytes, server_public: bytes) -
         yield dealer
 
 
-def next_event(monitor: zmq.Socket, *kinds: int) -> int:
+def next_event(monitor: zmq.Socket[bytes], *kinds: int) -> int:
     while monitor.poll(WAIT_MS):
         kind = recv_monitor_message(monitor)["event"]
         if kind in kinds:
@@ -153,7 +153,7 @@ def test_a_flood_of_questions_does_not_keep_the_master(
             asker.connect(ENDPOINT)
             for number in range(5):
                 asker.send_multipart([b"", b"1.0", b"%d" % number])
-            answers = []
+            answers: list[bytes] = []
             for expected in (3, 5):
                 assert handler.socket.poll(WAIT_MS)
                 handler.serve(0)

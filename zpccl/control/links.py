@@ -1,8 +1,12 @@
-"""Setting up links: listening, dialling, the handshake of data connections.
+"""Setting up links: listening, dialling, the handshake of data connections; dialling lost connections again.
 
 One thread runs an asyncio loop; it owns the listener and every socket until the link is complete. Complete links go to
 `on_link` as a list of connected sockets, failures of dialling to `on_failed`; both are called in this thread and must
 only pass on. All public methods may be called from any thread.
+
+A connection of an open link that was lost is dialled again by the side that dialled the link, until the link is lost or
+there is one; it goes to `on_connection`, at the acceptor's side first. So are connections that are added to a link.
+Links with a neighbour are counted here and by who takes them, so that both know which one they speak of.
 
 An incoming connection is bounded in time by LINK_SETUP_TIMEOUT and in number by HANDSHAKES_MAX; it may come before this
 peer has heard of its sender, and then waits for that within its time.
@@ -12,20 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address, reachable_at
+from zpccl.control.connection_count import connections_for, far_round_trip_ns, round_trip_ns
 from zpccl.control.greeting import mechanism_of
 from zpccl.control.handshake import (
     HELLO_BYTES,
+    NO_SHARE,
     NONCE_BYTES,
     SIGNAL_BYTES,
     AuthenticationError,
@@ -37,6 +44,7 @@ from zpccl.control.handshake import (
     encode_refusal,
 )
 from zpccl.control.zap import RefusalLog
+from zpccl.dataplane.ciphers import SHARE_BYTES, Cipher, Seal, best_of, public_share
 from zpccl.errors import PCCLError
 from zpccl.protocol.messages import Neighbour
 
@@ -45,6 +53,8 @@ logger = logging.getLogger("zpccl.links")
 _TIMEOUT_S = limits.LINK_SETUP_TIMEOUT_NS / limits.SECOND
 _CONNECT_TIMEOUT_S = limits.CONNECT_TIMEOUT_NS / limits.SECOND
 _STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
+_RETRY_S = limits.LINK_RETRY_INTERVAL_NS / limits.SECOND
+_RETRY_MAX_S = limits.LINK_RETRY_INTERVAL_MAX_NS / limits.SECOND
 
 
 @dataclass
@@ -52,8 +62,65 @@ class _IncomingLink:
     """Connections of one link that have been accepted and committed so far."""
 
     count: int
-    sockets: dict[int, tuple[socket.socket, Transcript]] = field(default_factory=dict)
+    cipher: Cipher
+    sockets: dict[int, tuple[socket.socket, Transcript, Seal | None]] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class NewLink:
+    """A link that is set up. Its sockets belong to whoever takes this.
+
+    Attributes:
+        peer_id: its other end.
+        number: of this link among those of the broker.
+        sockets: all its connections.
+        seals: how each of them is sealed; None where none is.
+        round_trip_ns: of its path, where this side chose the number of connections and may dial more; else 0.
+    """
+
+    peer_id: bytes
+    number: int
+    sockets: list[socket.socket]
+    seals: list[Seal] | None = field(repr=False)
+    round_trip_ns: int = 0
+
+
+@dataclass(frozen=True)
+class NewConnection:
+    """A connection for an open link. Its socket belongs to whoever takes this.
+
+    Attributes:
+        peer_id: of the other end.
+        number: of the link, among those with this neighbour that were handed over, from 1 on.
+        index: its place in the link.
+        generation: greater than that of any connection that was there before.
+        seal: how it is sealed.
+        ready: to be sent before anything else, and only if the data plane takes the connection; empty at the dialler.
+    """
+
+    peer_id: bytes
+    number: int
+    index: int
+    generation: int
+    connection: socket.socket
+    seal: Seal | None = field(repr=False)
+    ready: bytes
+
+
+@dataclass
+class _OpenLink:
+    """A link that was handed over."""
+
+    number: int
+    nonce: bytes
+    cipher: Cipher
+    neighbour: Neighbour | None
+    """Whom this side dialled; None if the other side did."""
+    generations: dict[int, int] = field(default_factory=dict)  # Last ones dialled, by place.
+    joined_s: dict[int, float] = field(default_factory=dict)  # When a dial to the place last succeeded.
+    delays_s: dict[int, float] = field(default_factory=dict)  # Before the next dial to it.
+    dials: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,6 +129,16 @@ class _Dialled:
 
     connection: socket.socket
     transcript: Transcript
+    seal: Seal | None
+    hello: LinkHello
+
+
+@dataclass(frozen=True)
+class _Secrets:
+    """What a dialler knows of a link and does not send."""
+
+    link_key: bytes = field(repr=False)
+    private: bytes = field(repr=False)
 
 
 class LinkBroker:
@@ -70,11 +147,13 @@ class LinkBroker:
     Args:
         peer_id: of this peer.
         listener: a listening, non-blocking socket; the broker owns it from now on.
-        connection_count: TCP connections of each link that this peer dials.
+        connection_count: TCP connections of each link that this peer dials; 0: as many as its round trip asks for.
         advertise: an address at which others reach this peer, beside those of its interfaces.
-        on_link: called with the neighbour's id and the connected sockets of a complete link.
+        on_link: called with each link that is complete.
         on_failed: called with the neighbour's id and the reason when a link cannot be set up.
         requires_keys: the run has a secret, so no link is set up without a key from the master.
+        ciphers: with which a link may be set up; PLAIN is the only one that goes without keys.
+        on_connection: called with each connection that is added to an open link; without it none is.
     """
 
     def __init__(
@@ -83,9 +162,11 @@ class LinkBroker:
         listener: socket.socket,
         connection_count: int,
         advertise: str | None,
-        on_link: Callable[[bytes, list[socket.socket]], None],
+        on_link: Callable[[NewLink], None],
         on_failed: Callable[[bytes, str], None],
         requires_keys: bool = False,
+        ciphers: Sequence[Cipher] = (Cipher.PLAIN,),
+        on_connection: Callable[[NewConnection], None] | None = None,
     ) -> None:
         self._peer_id = peer_id
         self._listener = listener
@@ -93,6 +174,10 @@ class LinkBroker:
         self._on_link = on_link
         self._on_failed = on_failed
         self._requires_keys = requires_keys
+        self._ciphers = tuple(ciphers)
+        self._on_connection = on_connection
+        self._links: dict[bytes, _OpenLink] = {}  # The last one with each neighbour, while it is open.
+        self._link_count = 0  # Handed over so far.
         self._refusals = RefusalLog(logger)
         self.addresses = reachable_at(listener, advertise)
         self._run_id = b""
@@ -118,6 +203,25 @@ class LinkBroker:
     def close_link(self, peer_id: bytes) -> None:
         """Accepts no more connections of a neighbour, and stops dialling it."""
         self._call(self._forget, peer_id)
+
+    def redial(self, peer_id: bytes, number: int, index: int, generation: int) -> None:
+        """Dials a connection, if this side dialled the link and it is still the last with this neighbour.
+
+        Args:
+            peer_id: of the other end.
+            number: of the link; see `NewConnection`.
+            index: its place in the link: one whose connection was lost, or one that nothing was in before.
+            generation: the last one that was there, or 0.
+        """
+        self._call(self._redial, peer_id, number, index, generation)
+
+    def stop_dialling(self, peer_id: bytes, number: int, indexes: Sequence[int]) -> None:
+        """Dials connections of a link no more; see `redial`."""
+        self._call(self._stop_dialling, peer_id, number, tuple(indexes))
+
+    def lose_link(self, peer_id: bytes, number: int) -> None:
+        """Takes note that a link is lost: no connection is added to it any more."""
+        self._call(self._lose_link, peer_id, number)
 
     def ask_mechanism(self, address: str, on_answer: Callable[[str, str], object]) -> None:
         """Asks a ZeroMQ server for its security mechanism; "" and a reason if it tells none. Called in the thread."""
@@ -165,6 +269,7 @@ class LinkBroker:
         task = self._dials.pop(peer_id, None)
         if task is not None:
             task.cancel()
+        self._drop_link(peer_id)
 
     def _want(self, peer_id: bytes) -> asyncio.Event:
         return self._wanted.setdefault(peer_id, asyncio.Event())
@@ -235,70 +340,176 @@ class LinkBroker:
         link_key = self._keys.get(hello.sender)
         if link_key is None:
             raise HandshakeError("its sender is a neighbour no more")
-        transcript = Transcript(hello, os.urandom(NONCE_BYTES), link_key)
+        cipher = best_of(self._ciphers, hello.ciphers)
+        if cipher is None:
+            await self._loop.sock_sendall(connection, encode_refusal(Signal.DISAGREE))
+            raise AuthenticationError(f"no cipher is offered that this side has and takes (encrypt=): {hello.ciphers}")
+        private, share = _new_share(cipher is not Cipher.PLAIN)
+        transcript = Transcript(hello, os.urandom(NONCE_BYTES), link_key, cipher, share)
         await self._loop.sock_sendall(connection, transcript.encode(Signal.ACCEPT))
         transcript.check(await self._receive(connection, SIGNAL_BYTES), Signal.COMMIT)
+        seal = transcript.seal(private, is_dialler=False)
         if hello.sender not in self._keys:
             raise HandshakeError("its sender is a neighbour no more")
+        if hello.generation:
+            return self._join(hello, connection, transcript, seal)
         key = (hello.sender, hello.nonce)
-        link = self._incoming.setdefault(key, _IncomingLink(hello.count))
+        link = self._incoming.setdefault(key, _IncomingLink(hello.count, cipher))
         try:
-            if link.count != hello.count or hello.index in link.sockets:
+            if (link.count, link.cipher) != (hello.count, cipher) or hello.index in link.sockets:
                 raise HandshakeError(f"connection {hello.index} of {hello.count} does not fit its link")
-            link.sockets[hello.index] = connection, transcript
+            link.sockets[hello.index] = connection, transcript, seal
             if len(link.sockets) == link.count:
-                self._complete(hello.sender, link)
+                self._complete(hello, link)
             await link.complete.wait()
         finally:
-            if not link.complete.is_set() and link.sockets.get(hello.index) == (connection, transcript):
+            if not link.complete.is_set() and link.sockets.get(hello.index) == (connection, transcript, seal):
                 del link.sockets[hello.index]
             if link.complete.is_set() or not link.sockets:
                 self._incoming.pop(key, None)
 
-    def _complete(self, sender: bytes, link: _IncomingLink) -> None:
+    def _join(self, hello: LinkHello, connection: socket.socket, transcript: Transcript, seal: Seal | None) -> None:
+        """A connection of a link that is open. Only who dialled the link may add to it: it counts the generations."""
+        link = self._links.get(hello.sender)
+        if self._on_connection is None or link is None or link.nonce != hello.nonce or link.neighbour is not None:
+            raise HandshakeError("it is for a link that is not open")
+        if transcript.cipher is not link.cipher:
+            raise HandshakeError("the other connections of its link have another cipher")
+        taken = socket.socket(fileno=connection.detach())
+        ready = transcript.encode(Signal.READY)
+        new = NewConnection(hello.sender, link.number, hello.index, hello.generation, taken, seal, ready)
+        self._on_connection(new)
+
+    def _complete(self, hello: LinkHello, link: _IncomingLink) -> None:
         """All connections of a link are committed: READY goes out, and the link to the data plane."""
         link.complete.set()
-        sockets = []
-        for connection, transcript in (link.sockets[index] for index in range(link.count)):
+        sockets, seals = [], []
+        for connection, transcript, seal in (link.sockets[index] for index in range(link.count)):
             sockets.append(socket.socket(fileno=connection.detach()))
             # A fresh socket takes so few bytes at once; if not, the link is broken and the data plane will notice.
             with contextlib.suppress(OSError):
                 sockets[-1].send(transcript.encode(Signal.READY))
-        self._on_link(sender, sockets)
+            seals.append(seal)
+        self._note_link(hello.sender, hello.nonce, link.cipher, None)
+        self._tell_link(hello.sender, sockets, seals)
+
+    def _tell_link(
+        self, peer_id: bytes, sockets: list[socket.socket], seals: list[Seal | None], round_trip_ns: int = 0
+    ) -> None:
+        """Hands a link over: all its connections are sealed, or none is."""
+        sealed = [seal for seal in seals if seal is not None]
+        if not sealed and self._requires_keys and self._ciphers != (Cipher.PLAIN,):
+            text = "data to and from peer %s is not encrypted: it lacks PyNaCl, or has encrypt=False"
+            logger.warning(text, peer_id.hex())
+        number = self._links[peer_id].number
+        self._on_link(NewLink(peer_id, number, sockets, sealed or None, round_trip_ns))
 
     # --- Dialling ---------------------------------------------------------------------------------------------------
 
     async def _dial(self, neighbour: Neighbour) -> None:
+        nonce = os.urandom(16)
         try:
-            sockets = await asyncio.wait_for(self._set_up(neighbour), _TIMEOUT_S)
+            dialled = await asyncio.wait_for(self._set_up(neighbour, nonce), _TIMEOUT_S)
         except (HandshakeError, OSError, asyncio.TimeoutError) as error:
             self._dials.pop(neighbour.peer_id, None)
             reason = "no answer in time" if isinstance(error, asyncio.TimeoutError) else _text(error)
             self._on_failed(neighbour.peer_id, f"{reason} at {', '.join(neighbour.addresses) or 'no address'}")
             return
         self._dials.pop(neighbour.peer_id, None)
-        self._on_link(neighbour.peer_id, sockets)
+        self._note_link(neighbour.peer_id, nonce, dialled[0].transcript.cipher, neighbour)
+        sockets, seals = [one.connection for one in dialled], [one.seal for one in dialled]
+        round_trip_ns = 0 if self._connection_count else far_round_trip_ns(sockets[0])
+        self._tell_link(neighbour.peer_id, sockets, seals, round_trip_ns)
 
-    async def _set_up(self, neighbour: Neighbour) -> list[socket.socket]:
-        nonce = os.urandom(16)
+    async def _set_up(self, neighbour: Neighbour, nonce: bytes) -> list[_Dialled]:
+        private, share = _new_share(self._ciphers != (Cipher.PLAIN,))
+        offers = sum(1 << cipher for cipher in self._ciphers)
 
-        def hello(index: int) -> LinkHello:
-            return LinkHello(self._run_id, self._peer_id, neighbour.peer_id, nonce, index, self._connection_count)
-
-        key = neighbour.link_key
-        address, first = await self._dial_any(neighbour.addresses, hello(0), key)
+        ids = self._run_id, self._peer_id, neighbour.peer_id
+        hello = LinkHello(*ids, nonce, 0, self._connection_count, offers, share)
+        secrets = _Secrets(neighbour.link_key, private)
+        address, first = await self._dial_any(neighbour.addresses, hello, secrets)
         dialled = [first]
         try:
-            rest = [self._dial_one(address, hello(index), key) for index in range(1, self._connection_count)]
+            hellos = [dataclasses.replace(first.hello, index=index) for index in range(1, first.hello.count)]
+            rest = [self._dial_one(address, hello, secrets) for hello in hellos]
             dialled += await _all_or_none(rest)
+            if len({one.transcript.cipher for one in dialled}) > 1:
+                raise HandshakeError("the other side chose another cipher for each connection")
             await _all_or_none([self._confirm(one) for one in dialled])
         except BaseException:
             for one in dialled:
                 one.connection.close()
             raise
-        return [one.connection for one in dialled]
+        return dialled
 
-    async def _dial_any(self, addresses: tuple[str, ...], hello: LinkHello, key: bytes) -> tuple[str, _Dialled]:
+    # --- Dialling again ---------------------------------------------------------------------------------------------
+
+    def _note_link(self, peer_id: bytes, nonce: bytes, cipher: Cipher, neighbour: Neighbour | None) -> None:
+        self._drop_link(peer_id)
+        self._link_count += 1
+        self._links[peer_id] = _OpenLink(self._link_count, nonce, cipher, neighbour)
+
+    def _drop_link(self, peer_id: bytes) -> None:
+        link = self._links.pop(peer_id, None)
+        for task in [] if link is None else list(link.dials.values()):
+            task.cancel()
+
+    def _lose_link(self, peer_id: bytes, number: int) -> None:
+        link = self._links.get(peer_id)
+        if link is not None and link.number == number:
+            self._drop_link(peer_id)
+
+    def _redial(self, peer_id: bytes, number: int, index: int, generation: int) -> None:
+        link = self._links.get(peer_id)
+        if self._on_connection is None or link is None or link.number != number or index in link.dials:
+            return
+        if link.neighbour is None:
+            return  # The other side dialled this link.
+        link.generations[index] = max(generation, link.generations.get(index, 0))
+        if self._loop.time() - link.joined_s.get(index, 0.0) > _RETRY_MAX_S:
+            link.delays_s[index] = 0.0  # Else the last one was lost at once.
+        link.dials[index] = self._loop.create_task(self._dial_again(link, link.neighbour, index, self._on_connection))
+
+    def _stop_dialling(self, peer_id: bytes, number: int, indexes: tuple[int, ...]) -> None:
+        link = self._links.get(peer_id)
+        if link is not None and link.number == number:
+            for task in [link.dials.pop(index) for index in indexes if index in link.dials]:
+                task.cancel()
+
+    async def _dial_again(
+        self, link: _OpenLink, neighbour: Neighbour, index: int, on_connection: Callable[[NewConnection], None]
+    ) -> None:
+        while True:
+            delay_s = link.delays_s.get(index, 0.0)
+            link.delays_s[index] = min(max(2 * delay_s, _RETRY_S), _RETRY_MAX_S)
+            await asyncio.sleep(delay_s)
+            generation = link.generations[index] = link.generations[index] + 1
+            ids = self._run_id, self._peer_id, neighbour.peer_id
+            private, share = _new_share(link.cipher is not Cipher.PLAIN)
+            place = index, limits.LINK_CONNECTIONS_MAX
+            hello = LinkHello(*ids, link.nonce, *place, 1 << link.cipher, share, generation)
+            try:
+                secrets = _Secrets(neighbour.link_key, private)
+                one = await asyncio.wait_for(self._dial_one_more(neighbour, hello, secrets), _TIMEOUT_S)
+            except (HandshakeError, OSError, asyncio.TimeoutError) as error:
+                logger.debug("connection %d to %s: %s", index, neighbour.name, _text(error) or "no answer in time")
+                continue
+            link.joined_s[index] = self._loop.time()
+            del link.dials[index]  # Before anybody can hear that it is lost again.
+            new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.seal, b"")
+            return on_connection(new)
+
+    async def _dial_one_more(self, neighbour: Neighbour, hello: LinkHello, secrets: _Secrets) -> _Dialled:
+        _, one = await self._dial_any(neighbour.addresses, hello, secrets)
+        try:
+            await self._confirm(one)
+        except BaseException:
+            one.connection.close()
+            raise
+        return one
+
+    async def _dial_any(self, addresses: tuple[str, ...], hello: LinkHello, secrets: _Secrets) -> tuple[str, _Dialled]:
         """The first address where the right peer answers. Each has a head start over the next."""
         reasons: list[str] = []
         tries: dict[asyncio.Task[_Dialled], str] = {}
@@ -307,7 +518,7 @@ class LinkBroker:
             while waiting or tries:
                 if waiting:
                     address = waiting.pop(0)
-                    tries[self._loop.create_task(self._dial_one(address, hello, key))] = address
+                    tries[self._loop.create_task(self._dial_one(address, hello, secrets))] = address
                 timeout = _STAGGER_S if waiting else None
                 done, _ = await asyncio.wait(tries, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -322,7 +533,7 @@ class LinkBroker:
                 task.cancel()
                 task.add_done_callback(_close_result)
 
-    async def _dial_one(self, address: str, hello: LinkHello, key: bytes) -> _Dialled:
+    async def _dial_one(self, address: str, hello: LinkHello, secrets: _Secrets) -> _Dialled:
         host, port = parse_address(address)
         try:  # A number needs no thread that asks a name server.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
@@ -333,8 +544,11 @@ class LinkBroker:
         try:
             connection.setblocking(False)
             await self._loop.sock_connect(connection, target)
+            if hello.count == 0:
+                hello = dataclasses.replace(hello, count=connections_for(round_trip_ns(connection)))
             await self._loop.sock_sendall(connection, hello.encode())
-            return _Dialled(connection, accepted(hello, await self._receive(connection, SIGNAL_BYTES), key))
+            transcript = accepted(hello, await self._receive(connection, SIGNAL_BYTES), secrets.link_key)
+            return _Dialled(connection, transcript, transcript.seal(secrets.private, is_dialler=True), hello)
         except BaseException:
             connection.close()
             raise
@@ -358,6 +572,14 @@ async def _ask_mechanism(address: str, on_answer: Callable[[str, str], object]) 
         on_answer(await asyncio.wait_for(mechanism_of(*parse_address(address)), _CONNECT_TIMEOUT_S), "")
     except (OSError, asyncio.TimeoutError) as error:
         on_answer("", f"the connection broke during the handshake, then: {str(error) or 'no answer in time'}")
+
+
+def _new_share(is_needed: bool) -> tuple[bytes, bytes]:
+    """A fresh private key of an exchange, and the share to tell."""
+    if not is_needed:
+        return b"", NO_SHARE
+    private = os.urandom(SHARE_BYTES)
+    return private, public_share(private)
 
 
 def _peer_name(connection: socket.socket) -> str:

@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -31,42 +31,38 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
+from zpccl.control.buffers import Buffers
+from zpccl.control.growing_links import GrowingLinks
 from zpccl.control.keys import PeerKeys
-from zpccl.control.links import LinkBroker
+from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.control.waiter import Waiter
-from zpccl.dataplane.engine import Engine, LinkLost, MessageReceived, ReduceDone, ReducePlan
-from zpccl.dataplane.tensors import TensorView
+from zpccl.dataplane.ciphers import Cipher
+from zpccl.dataplane.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, RoomFound
+from zpccl.dataplane.offers import CHANNEL, Offers
 from zpccl.dataplane.transfer import StateTransfer
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import CollectiveSpec, Malformed, Member, OtherVersion, decode_master_message, encode
+from zpccl.protocol.messages import Malformed, Member, OtherVersion, decode_master_message, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
-from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+from zpccl.types import Algorithm, ReduceInfo
 
 logger = logging.getLogger("zpccl.peer")
-
-_SEND_WAIT_MS = 100
-"""How long a message to a peer waits for room before it looks whether its sync is over."""
-
-
-@dataclass
-class Buffers:
-    """The memory of a collective, and how it is combined."""
-
-    spec: CollectiveSpec
-    send: TensorView
-    recv: TensorView
-    restore: bool
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call that succeeded gives: the machine's value, and bytes on the wire."""
+    """What a call that succeeded gives: the machine's value, bytes on the wire, and how a tensor was reduced."""
 
     value: int
     tx_bytes: int = 0
     rx_bytes: int = 0
+    algorithm: Algorithm = Algorithm.RING
+
+    @property
+    def info(self) -> ReduceInfo:
+        """That of a collective, for users."""
+        return ReduceInfo(self.value, self.tx_bytes, self.rx_bytes, self.algorithm)
 
 
 @dataclass
@@ -75,6 +71,7 @@ class PendingCall:
 
     Attributes:
         call_id: its number, once it is made.
+        peers: id and name of all who take part, in order of ids, once its plan has come, and this one's place.
     """
 
     future: Future[Outcome]
@@ -83,6 +80,9 @@ class PendingCall:
     transfer: StateTransfer | None = None
     tx_bytes: int = 0
     rx_bytes: int = 0
+    peers: tuple[tuple[bytes, str], ...] = ()
+    place: int = -1
+    algorithm: Algorithm = Algorithm.RING
 
 
 @dataclass
@@ -111,14 +111,6 @@ class _GivenUp:
 
 
 @dataclass(frozen=True)
-class _NewLink:
-    """The connected sockets of a link, which belong to whoever takes this."""
-
-    peer_id: bytes
-    sockets: list[socket.socket]
-
-
-@dataclass(frozen=True)
 class _Greeted:
     """What a server answered that closed a connection during the handshake: its mechanism, or "" and why not."""
 
@@ -127,7 +119,7 @@ class _Greeted:
     reason: str
 
 
-_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | _NewLink | _Greeted"
+_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | NewLink | NewConnection | _Greeted"
 
 
 class PeerLoop:
@@ -141,6 +133,7 @@ class PeerLoop:
         advertise: an address at which others reach this peer, or None.
         heartbeat_timeout_ns: a master that is silent for so long is away.
         keys: what proves this peer and the master to each other; None in a run without a secret.
+        ciphers: with which links may be set up.
     """
 
     def __init__(
@@ -152,6 +145,7 @@ class PeerLoop:
         advertise: str | None,
         heartbeat_timeout_ns: int,
         keys: PeerKeys | None = None,
+        ciphers: Sequence[Cipher] = (Cipher.PLAIN,),
     ) -> None:
         self._keys = keys
         self._lock = threading.RLock()  # The collector of garbage may close another loop, or this one, inside it.
@@ -161,9 +155,12 @@ class PeerLoop:
         self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces and syncs that run.
         self._channels: set[int] = set()
         self._link_ids: dict[bytes, int] = {}
+        self._link_numbers: dict[bytes, int] = {}  # Of the same links, those of the broker.
         self._is_closed = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._engine = Engine()
+        self._engine.open_channel(CHANNEL)
+        self.offers = Offers(self._post_on_channel, self.state_backlog, int.from_bytes(os.urandom(7), "big"))
         self._broker = LinkBroker(
             options(()).peer_id,
             listener,
@@ -172,7 +169,10 @@ class PeerLoop:
             self._on_link,
             self._on_link_failed,
             requires_keys=keys is not None,
+            ciphers=ciphers,
+            on_connection=self._on_new_connection,
         )
+        self._growing = GrowingLinks(self._engine, self._broker, self._name_of)
         self.options = options(self._broker.addresses)
         self._machine = PeerMachine(self.options)
         self._run_id = b""
@@ -290,10 +290,14 @@ class PeerLoop:
 
     # --- For the broker's thread ------------------------------------------------------------------------------------
 
-    def _on_link(self, peer_id: bytes, sockets: list[socket.socket]) -> None:
-        if not self._post(_NewLink(peer_id, sockets)):
-            for connection in sockets:
+    def _on_link(self, link: NewLink) -> None:
+        if not self._post(link):
+            for connection in link.sockets:
                 connection.close()
+
+    def _on_new_connection(self, new: NewConnection) -> None:
+        if not self._post(new):
+            new.connection.close()
 
     def _on_link_failed(self, peer_id: bytes, reason: str) -> None:
         self._post(events.LinkFailed(peer_id, reason))
@@ -309,6 +313,7 @@ class PeerLoop:
                 ready = self._waiter.wait(poll_timeout_ms(deadline_ns, time.monotonic_ns()))
                 now_ns = time.monotonic_ns()
                 self._run_once(ready, now_ns)
+                self._growing.attend(now_ns, is_moving=bool(self._attempts))
                 if deadline_ns is not None and now_ns >= deadline_ns:
                     self._on_deadline(now_ns)
         except BaseException as error:
@@ -364,8 +369,10 @@ class PeerLoop:
                 self._handle(events.CallWithdrawn(call.call_id, item.timed_out), now_ns)
             elif not call.future.done():  # Interrupted before it was made.
                 call.future.set_exception(InvalidUsage("the call was interrupted"))
-        elif isinstance(item, _NewLink):
-            self._open_link(item.peer_id, item.sockets, now_ns)
+        elif isinstance(item, NewLink):
+            self._open_link(item, now_ns)
+        elif isinstance(item, NewConnection):
+            self._add_connection(item)
         elif isinstance(item, _Greeted):
             self._on_greeted(item, now_ns)
         else:
@@ -448,7 +455,8 @@ class PeerLoop:
             self._handle(events.ConnectionFailed(answer.reason or _NO_ZMQ), now_ns)
 
     def _deadline_ns(self) -> int | None:
-        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns, self._connect_again_ns)
+        growth_ns = self._growing.deadline_ns
+        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns, self._connect_again_ns, growth_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_data(self, data: bytes, now_ns: int) -> None:
@@ -460,19 +468,35 @@ class PeerLoop:
             return logger.error("malformed message from the master: %s", error.message)
         self._handle(events.MasterMessageReceived(message), now_ns)
 
-    def _on_engine_event(self, event: ReduceDone | LinkLost | MessageReceived, now_ns: int) -> None:
+    def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
         if isinstance(event, ReduceDone):
             call = self._calls.get(self._attempts.get(event.attempt_id, -1))
             if call is not None:
                 call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
             error = os.strerror(-event.status) if event.status < 0 else ""
             self._handle(events.ReduceDone(event.attempt_id, event.digest, error, event.fault), now_ns)
+        elif isinstance(event, MessageReceived) and event.channel_id == CHANNEL:
+            self.offers.on_message(event.peer, event.body)
         elif isinstance(event, MessageReceived):
             call = self._calls.get(self._attempts.get(event.channel_id, -1))
             if call is not None and call.transfer is not None:
                 call.transfer.deliver(event.peer, event.body)
+            else:
+                event.body.release()
+        elif isinstance(event, RoomFound):
+            for call in self._calls.values():
+                if call.transfer is not None:
+                    call.transfer.find_room(event.peer)
+            self.offers.find_room(event.peer)
+        elif isinstance(event, ConnectionLost):
+            if self._link_ids.get(event.peer) == event.link_id and event.status != -errno.ECANCELED:
+                why = os.strerror(-event.status)
+                logger.info("connection %d to peer %s is lost, others are left: %s", event.index, event.peer.hex(), why)
+                self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
         elif self._link_ids.get(event.peer) == event.link_id:
             del self._link_ids[event.peer]
+            self._broker.lose_link(event.peer, self._link_numbers.pop(event.peer))
+            self._growing.close(event.peer)
             self._tell_transfers(event.peer)
             self._handle(events.LinkFailed(event.peer, os.strerror(-event.status)), now_ns)
 
@@ -496,7 +520,7 @@ class PeerLoop:
             elif isinstance(effect, effects.UseMaster):
                 self._use_master(effect.index)
             elif isinstance(effect, effects.StartReduce):
-                self._start_reduce(effect, now_ns)
+                self._start_reduce(effect)
             elif isinstance(effect, effects.EndReduce):
                 self._attempts.pop(effect.attempt_id, None)
                 self._engine.end_reduce(effect.attempt_id, commit=effect.commit)
@@ -509,6 +533,9 @@ class PeerLoop:
             elif isinstance(effect, effects.CloseLink):
                 self._broker.close_link(effect.peer_id)
                 self._close_link(effect.peer_id)
+                self.offers.lose_link(effect.peer_id, is_gone=True)
+            elif isinstance(effect, effects.FetchAhead):
+                self.offers.on_peers(effect.peers)
             elif isinstance(effect, effects.Log):
                 logger.log(effect.level, "%s: %s", self.options.name, effect.text)
             else:
@@ -517,38 +544,25 @@ class PeerLoop:
     def _answer(self, effect: effects.Resolve | effects.Reject, now_ns: int) -> None:
         call = self._calls.pop(effect.call_id)
         if isinstance(effect, effects.Resolve):
-            call.future.set_result(Outcome(effect.value, call.tx_bytes, call.rx_bytes))
+            call.future.set_result(Outcome(effect.value, call.tx_bytes, call.rx_bytes, call.algorithm))
         else:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
             call.future.set_exception(copy.copy(effect.error))  # One may be the answer to many calls.
 
-    def _start_reduce(self, effect: effects.StartReduce, now_ns: int) -> None:
-        buffers = self._calls[effect.call_id].buffers
-        assert buffers is not None
+    def _start_reduce(self, effect: effects.StartReduce) -> None:
+        call, own_id = self._calls[effect.call_id], self.options.peer_id
+        assert call.buffers is not None
         self._attempts[effect.attempt_id] = effect.call_id
-        spec, order = buffers.spec, effect.order
-        rank = order.index(self.options.peer_id)
-        plan = ReducePlan(
-            attempt_id=effect.attempt_id,
-            datatype=DataType(spec.datatype),
-            op=ReduceOp(spec.op),
-            quantization=QuantizationAlgorithm(spec.quantization),
-            block_elements=spec.block_elements,
-            rank=rank,
-            world_size=len(order),
-            next=order[(rank + 1) % len(order)],
-            previous=order[rank - 1],
-            count=spec.count,
-            input_address=buffers.send.address,
-            output_address=buffers.recv.address,
-            frame_bytes=effect.frame_bytes,
-            restore=buffers.restore,
-        )
+        names = {member.peer_id: member.name for member in self._machine.members}
+        call.peers = tuple((peer_id, names.get(peer_id, peer_id.hex()[:8])) for peer_id in sorted(effect.order))
+        call.place = sorted(effect.order).index(own_id)
+        call.algorithm = Algorithm(effect.algorithm)
         try:
-            self._engine.start_reduce(plan)
-        except OSError as error:
-            self._post(events.ReduceDone(effect.attempt_id, error=f"cannot start: {error.strerror or error}"))
+            self._engine.start_reduce(call.buffers.plan(effect, own_id))
+        except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # torch raises the last for want of memory.
+            reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+            self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
 
     def _start_sync(self, effect: effects.StartSync) -> None:
         plan = effect.plan
@@ -557,7 +571,10 @@ class PeerLoop:
         self._attempts[plan.attempt_id] = plan.call_id
         self._engine.open_channel(plan.attempt_id)
         self._channels.add(plan.attempt_id)
-        transfer.start(plan.attempt_id, plan.sources or plan.holders, {entry.key: entry.digest for entry in plan.fetch})
+        own_id = self.options.peer_id
+        begin = sorted((own_id, *plan.fellows)).index(own_id) / (len(plan.fellows) + 1)
+        fetch = {entry.key: entry.digest for entry in plan.fetch}
+        transfer.start(plan.attempt_id, plan.sources, plan.fellows, fetch, begin)
 
     def _end_sync(self, effect: effects.EndSync) -> None:
         self._attempts.pop(effect.attempt_id, None)
@@ -567,25 +584,53 @@ class PeerLoop:
         assert transfer is not None
         transfer.end(effect.commit)
 
-    def _open_link(self, peer_id: bytes, sockets: list[socket.socket], now_ns: int) -> None:
+    def _open_link(self, link: NewLink, now_ns: int) -> None:
         """A complete link has come from the broker; it replaces an older one, which is broken at its other end."""
+        peer_id, sockets = link.peer_id, link.sockets
         self._close_link(peer_id)
         if not self._machine.wants_link(peer_id):
             for connection in sockets:
                 connection.close()
             return
         try:
-            self._link_ids[peer_id] = self._engine.open_link(peer_id, [connection.fileno() for connection in sockets])
+            fds = [connection.fileno() for connection in sockets]
+            self._link_ids[peer_id] = self._engine.open_link(peer_id, fds, link.seals)
+            self._link_numbers[peer_id] = link.number
+            self._growing.open(link)
         except OSError as error:
             for connection in sockets:
                 connection.close()
             return self._handle(events.LinkFailed(peer_id, str(error)), now_ns)
         for connection in sockets:
             connection.detach()
+        self.offers.on_link_up(peer_id)
         self._handle(events.LinkUp(peer_id), now_ns)
+
+    def _add_connection(self, new: NewConnection) -> None:
+        """A connection has come from the broker: in place of one that was lost, or one more."""
+        link_id = self._link_ids.get(new.peer_id)
+        try:
+            if link_id is None or self._link_numbers[new.peer_id] != new.number:
+                raise OSError(errno.ENOTCONN, "its link is gone")
+            fd = new.connection.fileno()
+            self._engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.seal)
+        except OSError as error:
+            new.connection.close()
+            logger.debug("connection %d to peer %s is not taken: %s", new.index, new.peer_id.hex(), error)
+            if link_id is not None:  # For the side that dials. The other one has heard of the end of the connection.
+                self._broker.redial(new.peer_id, new.number, new.index, new.generation)
+            return
+        new.connection.detach()
+        logger.info("connection %d to peer %s is open", new.index, new.peer_id.hex())
+
+    def _name_of(self, peer_id: bytes) -> str:
+        names = (member.name for member in self._machine.members if member.peer_id == peer_id)
+        return next(names, peer_id.hex()[:8])
 
     def _close_link(self, peer_id: bytes) -> None:
         if self._link_ids.pop(peer_id, None) is not None:
+            del self._link_numbers[peer_id]
+            self._growing.close(peer_id)
             with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.
                 self._engine.close_link(peer_id)
             self._tell_transfers(peer_id)
@@ -595,25 +640,37 @@ class PeerLoop:
         for call in self._calls.values():
             if call.transfer is not None:
                 call.transfer.lose_link(peer_id)
+        self.offers.lose_link(peer_id)
 
-    def send_state(self, peer_id: bytes, channel_id: int, body: bytes) -> None:
-        """Sends a message of a sync, from the thread of the user. Waits for room while the sync goes on.
+    def _post_on_channel(self, peer_id: bytes, head: Any, body: Any, queue_bytes_max: int) -> bool:
+        """Posts a message about offers, from any thread. Raises OSError as post_state() does."""
+        return self._engine.post_message(peer_id, CHANNEL, head, body, queue_bytes_max)
+
+    def be_ready(self) -> None:
+        """What was to be fetched ahead is here, or was given up. From the thread of the user."""
+        self._post(events.ReadyCalled())
+
+    def post_state(self, peer_id: bytes, channel_id: int, head: Any, body: Any, queue_bytes_max: int) -> bool:
+        """Posts a message of a sync, from any thread. False: no room; its transfer is told when there is.
 
         Raises:
             OSError: the link is gone, or the sync is over.
         """
-        while True:
-            if channel_id not in self._channels:
-                raise OSError(errno.ECANCELED, "the sync is over")
-            try:
-                return self._engine.send_message(peer_id, channel_id, body, _SEND_WAIT_MS)
-            except OSError as error:
-                if error.errno != errno.ETIMEDOUT:
-                    raise
+        if channel_id not in self._channels:
+            raise OSError(errno.ECANCELED, "the sync is over")
+        return self._engine.post_message(peer_id, channel_id, head, body, queue_bytes_max)
 
-    def report_fetch(self, attempt_id: int, error: str, fault: bytes | None) -> None:
+    def state_backlog(self, peer_id: bytes) -> int:
+        """Bytes of messages that wait in the link to a peer or are on their way, from any thread."""
+        with contextlib.suppress(OSError):  # The engine is closed.
+            return self._engine.message_backlog(peer_id)
+        return 0
+
+    def report_fetch(
+        self, attempt_id: int, error: str, fault: bytes | None, dropped: tuple[tuple[bytes, str], ...]
+    ) -> None:
         """Tells the machine that a fetch is done or failed, from the thread of the user."""
-        self._post(events.FetchDone(attempt_id, error, fault))
+        self._post(events.FetchDone(attempt_id, error, fault, dropped))
 
     def _shut_down(self) -> None:
         """Everything ends; whoever still waits gets the machine's error."""
@@ -629,10 +686,13 @@ class PeerLoop:
                 calls += item.calls
             elif isinstance(item, _GivenUp):
                 calls.append(item.call)
-            elif isinstance(item, _NewLink):
+            elif isinstance(item, NewLink):
                 for connection in item.sockets:
                     connection.close()
+            elif isinstance(item, NewConnection):
+                item.connection.close()
         self._channels.clear()
+        self.offers.close()
         self._broker.close()
         self._engine.close()
         self.view = View(State.CLOSED, self.view.epoch, self.view.members)

@@ -1,0 +1,127 @@
+"""Whether data is encrypted: every wish on every machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zpccl
+from zpccl.control import encryption
+from zpccl.control.encryption import ciphers_to_offer
+from zpccl.control.keys import new_secret
+from zpccl.dataplane import ciphers
+from zpccl.dataplane.ciphers import Cipher
+from zpccl.errors import InvalidArgument
+
+ALL = (Cipher.AEGIS_128L, Cipher.AES_256_GCM, Cipher.CHACHA20_POLY1305)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZPCCL_ENCRYPT", raising=False)
+    has(monkeypatch, *ALL)
+
+
+def has(monkeypatch: pytest.MonkeyPatch, *available: Cipher) -> None:
+    monkeypatch.setattr(encryption, "available", lambda: dict.fromkeys(available))
+
+
+def test_with_a_secret_data_is_encrypted_where_both_can() -> None:
+    assert ciphers_to_offer(None, has_secret=True) == (*ALL, Cipher.PLAIN)
+
+
+def test_who_insists_offers_nothing_less() -> None:
+    assert ciphers_to_offer(True, has_secret=True) == ALL
+
+
+@pytest.mark.parametrize("encrypt", [None, False])
+def test_without_a_secret_nothing_is(encrypt: bool | None) -> None:
+    assert ciphers_to_offer(encrypt, has_secret=False) == (Cipher.PLAIN,)
+
+
+def test_without_pynacl_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where nobody wants encryption: every warning is an error here."""
+    has(monkeypatch)
+    with pytest.warns(RuntimeWarning, match=r"zpccl\[secure\]"):
+        assert ciphers_to_offer(None, has_secret=True) == (Cipher.PLAIN,)
+    assert ciphers_to_offer(False, has_secret=True) == (Cipher.PLAIN,)
+    assert ciphers_to_offer(None, has_secret=False) == (Cipher.PLAIN,)
+
+
+def test_the_warning_points_at_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch)
+    with pytest.warns(RuntimeWarning) as caught:
+        zpccl.Communicator("127.0.0.1:1", secret=new_secret())
+    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
+
+
+def test_insisting_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgument, match="needs a secret"):
+        ciphers_to_offer(True, has_secret=False)
+    has(monkeypatch)
+    with pytest.raises(InvalidArgument, match="needs PyNaCl"):
+        ciphers_to_offer(True, has_secret=True)
+
+
+@pytest.mark.parametrize(("text", "encrypt"), [("1", True), ("true", True), ("0", False), ("False", False), ("", None)])
+def test_the_environment_decides_where_nothing_is_said(
+    text: str, encrypt: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ciphers_to_offer(encrypt, has_secret=True)
+    monkeypatch.setenv("ZPCCL_ENCRYPT", text)
+    assert ciphers_to_offer(None, has_secret=True) == wanted
+    assert ciphers_to_offer(False, has_secret=True) == (Cipher.PLAIN,)
+
+
+@pytest.mark.parametrize("wrong", ["yes please", "2"])
+def test_wrong_words(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZPCCL_ENCRYPT", wrong)
+    with pytest.raises(InvalidArgument, match="ZPCCL_ENCRYPT"):
+        ciphers_to_offer(None, has_secret=True)
+
+
+@pytest.mark.parametrize("wrong", [1, "1", "aegis"])
+def test_wrong_arguments(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="encrypt="):
+        ciphers_to_offer(wrong, has_secret=True)
+
+
+# --- What a machine has -----------------------------------------------------------------------------------------------
+
+
+def test_without_pynacl_there_are_no_ciphers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ciphers, "_sodium", lambda: None)
+    assert ciphers.available.__wrapped__() == {}
+
+
+def test_a_cpu_without_aes_offers_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    sodium: Any = ciphers._sodium()
+    assert sodium is not None
+
+    class Lib:
+        crypto_aead_aes256gcm_is_available = staticmethod(lambda: 0)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sodium.lib, name)
+
+    class Slow:
+        lib, ffi = Lib(), sodium.ffi
+
+    monkeypatch.setattr(ciphers, "_sodium", Slow)
+    monkeypatch.setattr(ciphers, "_address", lambda *_: 1)
+    assert list(ciphers.available.__wrapped__()) == [Cipher.CHACHA20_POLY1305]
+
+
+def test_sizes_are_those_of_the_specifications() -> None:
+    sizes = {
+        Cipher.CHACHA20_POLY1305: (32, 12, 16),
+        Cipher.AES_256_GCM: (32, 12, 16),
+        Cipher.AEGIS_128L: (16, 16, 32),
+    }
+    found = ciphers.available()
+    assert Cipher.CHACHA20_POLY1305 in found
+    for cipher, aead in found.items():
+        assert (aead.key_bytes, aead.nonce_bytes, aead.tag_bytes) == sizes[cipher]
+        assert aead.encrypt_address and aead.decrypt_address
