@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -147,6 +149,32 @@ def test_many_tensors_of_many_blocks(trio: Run) -> None:
     assert infos[2].rx_bytes < limits.STATE_BLOCK_BYTES // 2
 
 
+def test_contents_may_be_compared_by_xxh3(trio: Run) -> None:
+    states = [zpccl.SharedState(state_of(a=value, b=1).tensor_infos, digest="xxh3") for value in (1, 1, 2)]
+    sync(trio, states)
+    assert [held(state) for state in states] == [[1.0, 1.0]] * 3
+
+
+def test_another_kind_of_digest_is_refused_and_the_rest_go_on(trio: Run) -> None:
+    states = [zpccl.SharedState(state_of(a=1).tensor_infos, digest=kind) for kind in ("blake3", "xxh3", "blake3")]
+    outcomes = sync(trio, states)
+    assert isinstance(outcomes[1], zpccl.InvalidArgument) and "digest_kind" in str(outcomes[1])
+    assert all(isinstance(outcome, zpccl.SharedStateSyncInfo) for outcome in outcomes[::2])
+
+
+def test_an_unknown_digest_is_refused() -> None:
+    with pytest.raises(zpccl.InvalidArgument, match="'md5'"):
+        zpccl.SharedState(state_of(a=1).tensor_infos, digest="md5")
+
+
+def test_an_array_that_was_resized_is_named(trio: Run) -> None:
+    array = np.zeros(10)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(array, "moments")])
+    array.resize(11, refcheck=False)
+    with pytest.raises(zpccl.InvalidArgument, match=r"'moments' had 10 elements of DOUBLE .* has 11"):
+        trio.comms[0].sync_shared_state(state)
+
+
 def test_alone_in_the_group() -> None:
     with local_run(2, groups=[0, 1]) as run:
         outcomes = sync(run, [state_of(a=1), state_of(a=2)])
@@ -162,7 +190,11 @@ def test_groups_sync_independently() -> None:
 
 def test_a_sync_and_another_call_at_once_are_refused(trio: Run) -> None:
     state = state_of(a=1)
-    begun = [trio.start(trio.comms[0].sync_shared_state, state), trio.start(trio.comms[1].update_topology)]
+    calls: list[Callable[[], Any]] = [
+        lambda: trio.comms[0].sync_shared_state(state),
+        trio.comms[1].update_topology,
+    ]
+    begun = [trio.start(call) for call in calls]
     assert [type(failure(future)) for future in begun] == [zpccl.InvalidUsage] * 2
     assert [held(state), state.revision] == [[1.0], 0]
     sync(trio, [state_of(1, a=2) for _ in range(3)])
@@ -176,6 +208,131 @@ def test_a_lost_member_is_not_waited_for(trio: Run) -> None:
     for future in begun:
         finish(future)
     assert held(states[1]) == [1.0]
+
+
+def big_state(value: float, revision: int) -> zpccl.SharedState:
+    tensor = np.full(limits.STATE_BLOCK_BYTES // 2, value, np.float32)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(tensor, "x")])
+    state.revision = revision
+    return state
+
+
+def test_who_fetches_is_told_how_far_it_is(trio: Run) -> None:
+    """In the thread that made the call and no other; who only sends has nothing to be told."""
+    told: list[list[tuple[int, zpccl.Progress]]] = [[], [], []]
+    threads: list[int] = [0, 0, 0]
+
+    def sync_noting(index: int) -> None:
+        threads[index] = threading.get_ident()
+        trio.comms[index].sync_shared_state(states[index])
+
+    def noting(index: int) -> Callable[[zpccl.Progress], None]:
+        return lambda progress: told[index].append((threading.get_ident(), progress))
+
+    for index, comm in enumerate(trio.comms):
+        comm.on_progress(noting(index))
+    states = [big_state(1, 1), big_state(1, 1), big_state(0, 0)]
+    for future in [trio.start(sync_noting, index) for index in range(3)]:
+        finish(future)
+    assert not told[0] and not told[1]
+    assert {thread for thread, _ in told[2]} == {threads[2]}
+    progress = [progress for _, progress in told[2]]
+    size = 2 * limits.STATE_BLOCK_BYTES
+    assert [item.is_done for item in progress] == [False] * (len(progress) - 1) + [True]
+    assert {item.operation for item in progress} == {"fetch"}
+    assert (progress[-1].bytes_done, progress[-1].bytes_expected) == (size, size)
+    done = [item.bytes_done for item in progress]
+    assert done == sorted(done) and len(done) > 1
+
+    trio.comms[2].on_progress(None)
+    sync(trio, [big_state(2, 2), big_state(2, 2), states[2]])
+    assert len(told[2]) == len(done)
+
+
+def test_a_progress_callback_that_fails_does_not_fail_the_sync(trio: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """S5: the others count this peer in."""
+
+    def fail(_: zpccl.Progress) -> None:
+        raise RuntimeError("no terminal here")
+
+    trio.comms[2].on_progress(fail)
+    states = [state_of(1, a=1), state_of(1, a=1), state_of(0, a=0)]
+    outcomes = sync(trio, states)
+    assert all(isinstance(outcome, zpccl.SharedStateSyncInfo) for outcome in outcomes)
+    assert held(states[2]) == [1.0]
+    assert "no terminal here" in caplog.text
+    with pytest.raises(zpccl.InvalidArgument, match="called"):
+        trio.comms[2].on_progress(5)  # type: ignore[arg-type]
+
+
+# --- Between calls ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_without_elements_left_is_refused_before_anybody_hears_of_it(trio: Run) -> None:
+    array = np.ones(1, np.float32)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(array, "a")])
+    array.resize(0, refcheck=False)
+    with pytest.raises(zpccl.InvalidArgument, match=r"'a'.*no elements"):
+        trio.comms[0].sync_shared_state(state)
+
+
+def test_a_tensor_that_became_read_only_is_refused(trio: Run) -> None:
+    state = state_of(1, a=1)
+    state.tensor_infos[0].tensor.flags.writeable = False
+    with pytest.raises(zpccl.InvalidArgument, match=r"'a'.*read-only"):
+        trio.comms[0].sync_shared_state(state)
+
+
+def test_tensors_that_came_to_share_a_part_of_their_memory_are_refused(trio: Run) -> None:
+    whole = np.zeros(10, np.float32)
+    state = state_of(1, a=[1] * 6, b=[2] * 6)
+    state.tensor_infos[0].tensor, state.tensor_infos[1].tensor = whole[:6], whole[4:]
+    with pytest.raises(zpccl.InvalidArgument, match="'a' and 'b'"):
+        trio.comms[0].sync_shared_state(state)
+
+
+def test_a_state_keeps_its_tensors_alive(trio: Run) -> None:
+    """S4: nobody else holds these, and their memory is not given to others."""
+    states = [big_state(value, revision) for value, revision in ((5, 1), (5, 1), (0, 0))]
+    gc.collect()
+    sync(trio, states)
+    others = [np.full_like(state.tensor_infos[0].tensor, 9) for state in states]
+    assert all((state.tensor_infos[0].tensor == 5).all() for state in states)
+    assert all((other == 9).all() for other in others)
+
+
+def test_revisions_may_jump_where_all_jump(trio: Run) -> None:
+    """As when all have trained alone for a while; who did not receives."""
+    sync(trio, [state_of(5, a=1) for _ in range(3)])
+    states = [state_of(1000, a=2), state_of(1000, a=2), state_of(6, a=3)]
+    outcomes = sync(trio, states)
+    assert [state.revision for state in states] == [1000, 1000, 6]  # 6 goes on from 5, so the others are ahead.
+    assert [type(outcome) for outcome in outcomes[:2]] == [zpccl.InvalidUsage] * 2
+    states = [state_of(1000, a=2), state_of(1000, a=2), state_of(0, a=3)]
+    sync(trio, states)
+    assert [(state.revision, held(state)) for state in states] == [(1000, [2.0])] * 3
+    states = [state_of(limits.REVISION_MAX, a=4), state_of(1, a=2), state_of(1, a=2)]
+    sync(trio, states)
+    assert [(state.revision, held(state)) for state in states] == [(limits.REVISION_MAX, [4.0])] * 3
+
+
+@pytest.mark.torch
+def test_torch_tensors_that_were_given_other_memory(trio: Run) -> None:
+    """S4: `tensor.data = ...` and `resize_` free what a state once saw."""
+    import torch
+
+    tensors = [torch.full((1000,), float(index)) for index in range(3)]
+    states = [zpccl.SharedState([zpccl.TensorInfo.from_torch(tensor, "x")]) for tensor in tensors]
+    for tensor in tensors:
+        tensor.data = torch.full((1000,), 3.0)
+    states[2].tensor_infos[0].tensor.zero_()
+    for state in states[:2]:
+        state.push_revision()
+    sync(trio, states)
+    assert all(torch.equal(tensor, torch.full((1000,), 3.0)) for tensor in tensors)
+    tensors[0].resize_(0)
+    with pytest.raises(zpccl.InvalidArgument, match="no elements"):
+        trio.comms[0].sync_shared_state(states[0])
 
 
 # --- Arguments --------------------------------------------------------------------------------------------------------
@@ -219,6 +376,27 @@ def test_revisions_begin_at_zero_and_end_at_the_bound() -> None:
     state.revision = limits.REVISION_MAX
     with pytest.raises(zpccl.InvalidArgument):
         state.push_revision()
+
+
+@pytest.mark.parametrize(
+    "limit", [0, 1, limits.UPLOAD_LIMIT_MIN_BYTES - 1, -1, float("inf"), float("nan"), "1e9", True]
+)
+def test_bad_upload_limits_are_refused(limit: Any) -> None:
+    with pytest.raises(zpccl.InvalidArgument, match="upload_limit"):
+        zpccl.Communicator("127.0.0.1:1", upload_limit=limit)
+
+
+def test_an_upload_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZPCCL_UPLOAD_LIMIT", "5")
+    with pytest.raises(zpccl.InvalidArgument, match="upload_limit 5 "):
+        zpccl.Communicator("127.0.0.1:1")
+
+
+def test_state_moves_below_an_upload_limit() -> None:
+    with local_run(3, upload_limit=64 * limits.MIB) as run:
+        states = [state_of(1, a=np.full(10**6, 3)), state_of(0, a=np.ones(10**6)), state_of(0, a=np.ones(10**6))]
+        sync(run, states)
+        assert [held(state) for state in states] == [[3.0]] * 3
 
 
 def test_bad_calls_are_refused(trio: Run) -> None:

@@ -1,8 +1,8 @@
-"""CUDA support, for programs written for PCCL: this version takes CPU tensors only."""
+"""CUDA support, for programs written for PCCL: collectives take CPU tensors only, shared state may be on a GPU."""
 
 from __future__ import annotations
 
 
 def is_available() -> bool:
-    """False: CUDA tensors are not supported yet. Use `tensor.cpu()`."""
+    """False: collectives of CUDA tensors are not supported yet. Use `tensor.cpu()`."""
     return False

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from zpccl import limits
-from zpccl.dataplane.tensors import TensorView, is_torch_tensor, view
+from zpccl import checkpoint, limits
+from zpccl.caller import public
+from zpccl.dataplane.digests import check_kind
+from zpccl.dataplane.regions import Region, region
+from zpccl.dataplane.tensors import is_torch_tensor
 from zpccl.errors import InvalidArgument
+from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
+from zpccl.types import DigestKind
 
 
 class TensorInfo:
@@ -27,11 +33,19 @@ class TensorInfo:
         self.name = name
         self.tensor = tensor
         self.allow_content_inequality = bool(allow_content_inequality)
-        self.view()
+        memory = region(tensor, f"tensor {name!r}")
+        self._elements = (memory.datatype, memory.count)
+        if memory.nbytes > limits.STATE_TENSOR_BYTES_MAX:
+            raise InvalidArgument(
+                f"tensor {name!r} has {memory.nbytes} bytes; at most {limits.STATE_TENSOR_BYTES_MAX} fit"
+            )
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Of a contiguous torch CPU tensor.
+        """Of a contiguous torch tensor on the host or a CUDA device.
+
+        One on the host is used in place. Of a device, pieces are copied through page-locked memory as they are
+        needed, behind the work that is on the current stream when the tensor is looked at.
 
         Raises:
             InvalidArgument: the tensor or its name cannot be used.
@@ -51,9 +65,20 @@ class TensorInfo:
             raise InvalidArgument(f"{name!r} is a torch tensor; use TensorInfo.from_torch")
         return cls(tensor, name, allow_content_inequality)
 
-    def view(self) -> TensorView:
-        """The memory of the tensor as it is now."""
-        return view(self.tensor, f"tensor {self.name!r}", writable=True)
+    def region(self) -> Region:
+        """The memory of the tensor as it is now. It may have moved, also to another device.
+
+        Raises:
+            InvalidArgument: it cannot be used any more: it was freed, or has another size or type.
+        """
+        found = region(self.tensor, f"tensor {self.name!r}")
+        (datatype, count), now = self._elements, (found.datatype, found.count)
+        if now != (datatype, count):
+            raise InvalidArgument(
+                f"tensor {self.name!r} had {count} elements of {datatype.name} when it was made part of the state, and"
+                f" has {now[1]} of {now[0].name} now; make a new TensorInfo and SharedState"
+            )
+        return found
 
 
 class SharedState:
@@ -61,9 +86,19 @@ class SharedState:
 
     Args:
         tensor_infos: at least one; names must differ.
+        digest: how contents are compared: "blake3", or "xxh3" (package xxhash), which is faster, and enough where no
+            peer means harm. The same on all peers.
+
+    Attributes:
+        digest_kind: the same as a `DigestKind`.
+
+    Raises:
+        InvalidArgument: these tensors cannot be shared, or there is no such digest.
     """
 
-    def __init__(self, tensor_infos: Sequence[TensorInfo]) -> None:
+    def __init__(self, tensor_infos: Sequence[TensorInfo], digest: str | DigestKind = DigestKind.BLAKE3) -> None:
+        self.digest_kind = DigestKind.parse(digest)
+        check_kind(self.digest_kind)
         if not isinstance(tensor_infos, Iterable):
             raise InvalidArgument(f"tensor_infos is a {type(tensor_infos).__name__}, not a list of TensorInfo")
         self.tensor_infos = tuple(tensor_infos)
@@ -79,15 +114,18 @@ class SharedState:
         size = sum(len(name.encode()) + limits.STATE_ENTRY_BYTES_MAX for name in names)
         if size > limits.MESSAGE_BYTES_MAX // 2:
             raise InvalidArgument(f"the names of {len(names)} tensors are too long together; use shorter or fewer ones")
-        self._check_memory()
+        self.regions()
         self._revision = 0
 
-    def _check_memory(self) -> None:
-        """Two keys that share a part of their memory could be elected with different contents; all of it, never."""
-        views = sorted(((info.view(), info.name) for info in self.tensor_infos), key=lambda pair: pair[0].address)
-        for (one, its_name), (other, other_name) in pairwise(views):
-            if one.overlaps(other) and (one.address, one.nbytes) != (other.address, other.nbytes):
-                raise InvalidArgument(f"tensors {its_name!r} and {other_name!r} share a part of their memory")
+    def regions(self) -> dict[str, Region]:
+        """The memory of all tensors as it is now, by name, in the order of names.
+
+        Raises:
+            InvalidArgument: a tensor cannot be used any more, or shares a part of its memory with another one.
+        """
+        found = {info.name: info.region() for info in sorted(self.tensor_infos, key=lambda info: info.name)}
+        _check_memory(found)
+        return found
 
     @property
     def revision(self) -> int:
@@ -104,6 +142,64 @@ class SharedState:
     def push_revision(self) -> None:
         """Adds one to the revision."""
         self.revision += 1
+
+    @public
+    def save_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
+        """Writes tensors and revision to a file, compressed and with digests.
+
+        The file is at any time the old one or the new one, also when the disk is full or the machine dies: what is
+        written goes to `PATH.partial` in the same directory first. Nobody may write the tensors meanwhile.
+
+        Args:
+            path: of the file; where it is a symbolic link, of what this points to.
+            on_progress: is called at times, by this thread.
+
+        Raises:
+            CheckpointFailed: the system refused it; `errno` says why.
+            InvalidUsage: another thread or process is writing this file.
+            InvalidArgument: not a path, or a tensor that cannot be read.
+        """
+        check_callback(on_progress)
+        reporter = ProgressReporter("save", on_progress)
+        regions = self.regions()
+        checkpoint.save(regions, self._revision, path, reporter.update)
+        reporter.end(sum(memory.nbytes for memory in regions.values()))
+
+    @public
+    def load_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
+        """Takes tensors and revision from a file that `save_state` wrote.
+
+        All of it is read and checked before the first byte is written, which takes as much memory as the tensors. A
+        call that raises has changed nothing, but for Ctrl-C that came late: then all is loaded.
+
+        Args:
+            path: of the file. Its tensors must be those of this state: the same names, dtypes and numbers of elements.
+            on_progress: is called at times, by this thread.
+
+        Raises:
+            CheckpointDamaged: not a checkpoint, a damaged one, or one of a newer version.
+            CheckpointFailed: the system refused it; `errno` says why.
+            InvalidArgument: not a path, or a checkpoint of other tensors.
+        """
+        check_callback(on_progress)
+        reporter = ProgressReporter("load", on_progress)
+        regions = self.regions()
+        loaded = checkpoint.load(regions, path, reporter.update)
+
+        def write() -> None:
+            loaded.write()
+            self._revision = loaded.revision
+
+        checkpoint.despite_interrupts(write)
+        reporter.end(sum(memory.nbytes for memory in regions.values()))
+
+
+def _check_memory(regions: dict[str, Region]) -> None:
+    """Two keys that share a part of their memory could be elected with different contents; all of it, never."""
+    ranges = sorted((memory.address_range(), name) for name, memory in regions.items())
+    for (one, its_name), (other, other_name) in pairwise(ranges):
+        if one[0] == other[0] and one != other and other[1] < one[2]:
+            raise InvalidArgument(f"tensors {its_name!r} and {other_name!r} share a part of their memory")
 
 
 def _is_name(name: object) -> bool:

@@ -1,77 +1,209 @@
-"""Blocks of state: their digests, and how they travel.
+"""How a block of state travels: as it is, as a pattern that repeats, or compressed with blosc2.
 
-A tensor is cut in blocks of STATE_BLOCK_BYTES. The digest of a tensor is the BLAKE3 of its type, its size and the
-BLAKE3 digests of its blocks, so whoever knows a tensor's digest can check its list of block digests, and each block
-against that list, from whomever they come.
+A payload begins with a byte that says which of the three follows. Whoever decodes one trusts nothing in it: the result
+has exactly the size of its destination, and of the many features of a blosc2 chunk only those that are made here are
+accepted. Whether the contents are right is for the digest to say.
+
+blosc2 holds the GIL unless it is told otherwise, for the whole process; this module tells it when it is imported.
 """
 
 from __future__ import annotations
 
-import ctypes
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import blake3
 import blosc2
+import numpy as np
 
-from zpccl.dataplane.tensors import TensorView
+from zpccl import limits
 from zpccl.errors import ProtocolViolation
-from zpccl.limits import STATE_BLOCK_BYTES
 
-_PARALLEL_BYTES_MIN = 256 * 1024
-"""Smaller blocks are digested faster by one thread."""
+blosc2.set_releasegil(True)
+
+_RAW = b"\0"
+_CONSTANT = b"\1"
+_BLOSC2 = b"\2"
+ENCODED_EXTRA_BYTES = 1
+"""A payload is longer than its block by no more than this."""
+
+_PATTERN_BYTES = 16
+"""A pattern of 1, 2, 4, 8 or 16 bytes is repeated to this."""
+_CONSTANT_BYTES_MIN = 2 * _PATTERN_BYTES
+
+_HEADER = struct.Struct("<xxBBiii6sBB6sBB")
+"""Of a blosc2 chunk: flags, element size, size, size of its parts, its own size; filters, codec, its parameter,
+parameters of the filters, flags of chunks with parts of other sizes, and of special chunks."""
+_EXTENDED_HEADER = 0x05
+_STORED = 0x02
+_DELTA = 0x08
+_FORMATS = {1: int(blosc2.Codec.LZ4.value), 4: int(blosc2.Codec.ZSTD.value)}
+"""How the flags name the format, and the header the codec."""
+_FILTERS = frozenset(
+    bytes([filter_code.value, 0, 0, 0, 0, 0])
+    for filter_code in (blosc2.Filter.NOFILTER, blosc2.Filter.SHUFFLE, blosc2.Filter.BITSHUFFLE)
+)
+_ITEM_BYTES_MAX = 16
 
 
 class DamagedBlock(ProtocolViolation):
-    """A block that cannot be decompressed, or whose contents do not have the digest that they should."""
+    """A block that cannot be decoded, or whose contents do not have the digest that they should."""
 
 
-def block_count(nbytes: int) -> int:
-    """Blocks of a tensor of so many bytes."""
-    return -(-nbytes // STATE_BLOCK_BYTES)
+@dataclass(frozen=True)
+class Coding:
+    """A way to make blocks smaller.
+
+    Attributes:
+        name: for logs.
+        codec: of blosc2; None: blocks go as they are.
+        level: of compression, 1 to 9.
+        filter: that sorts the bytes or bits of elements first.
+    """
+
+    name: str
+    codec: Any = None
+    level: int = 0
+    filter: Any = None
 
 
-def block_view(tensor: TensorView, index: int) -> memoryview:
-    """The memory of one block. Valid while the tensor is alive."""
-    begin = index * STATE_BLOCK_BYTES
-    size = min(STATE_BLOCK_BYTES, tensor.nbytes - begin)
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.address + begin)).cast("B")
+RAW = Coding("none")
+LZ4_BITS = Coding("LZ4, bits", blosc2.Codec.LZ4, 5, blosc2.Filter.BITSHUFFLE)
+LZ4_BYTES = Coding("LZ4, bytes", blosc2.Codec.LZ4, 1, blosc2.Filter.SHUFFLE)
+ZSTD_FAST = Coding("ZSTD 1", blosc2.Codec.ZSTD, 1, blosc2.Filter.SHUFFLE)
+ZSTD_STRONG = Coding("ZSTD 5", blosc2.Codec.ZSTD, 5, blosc2.Filter.SHUFFLE)
+CODINGS = (LZ4_BITS, LZ4_BYTES, ZSTD_FAST, ZSTD_STRONG)
+"""Those worth a try, the fastest first: docs/shared_state.md."""
 
 
-def block_digest(data: Any) -> bytes:
-    """BLAKE3 of a block, 32 bytes."""
-    threads = blake3.blake3.AUTO if len(data) >= _PARALLEL_BYTES_MIN else 1
-    return blake3.blake3(data, max_threads=threads).digest()
+@dataclass(frozen=True)
+class Sample:
+    """What a coding made of a piece of a block.
+
+    Attributes:
+        coding: that was tried.
+        raw_bytes: size of the piece.
+        packed_bytes: as it would travel.
+        encode_seconds: of one thread.
+        decode_seconds: the same.
+    """
+
+    coding: Coding
+    raw_bytes: int
+    packed_bytes: int
+    encode_seconds: float
+    decode_seconds: float
 
 
-def digest_blocks(tensor: TensorView) -> tuple[bytes, ...]:
-    """The digests of all blocks."""
-    return tuple(block_digest(block_view(tensor, index)) for index in range(block_count(tensor.nbytes)))
+def encode(block: memoryview, itemsize: int, coding: Coding) -> Sequence[Any]:
+    """A block as it travels: buffers to be sent end to end. One may be the block itself, so send before it changes.
+
+    Args:
+        block: contiguous bytes, at least one.
+        itemsize: bytes of an element.
+        coding: what to try; a pattern is found whatever it is, and what does not get smaller goes as it is.
+    """
+    if (pattern := _find_pattern(block)) is not None:
+        return (_CONSTANT, pattern)
+    if coding.codec is not None:
+        packed = blosc2.compress2(
+            block, typesize=itemsize, codec=coding.codec, clevel=coding.level, filters=[coding.filter], nthreads=1
+        )
+        if len(packed) < len(block) and _is_ours(packed, len(block)):
+            return (_BLOSC2, packed)
+    return (_RAW, block)
 
 
-def tensor_digest(datatype: int, count: int, block_digests: tuple[bytes, ...]) -> bytes:
-    """The digest of a tensor, 32 bytes."""
-    head = f"zpccl state {datatype} {count} {STATE_BLOCK_BYTES}\n".encode()
-    return blake3.blake3(head + b"".join(block_digests)).digest()
+def decode_into(payload: Any, destination: memoryview) -> None:
+    """Writes the contents of a block, which are yet to be compared with its digest.
 
+    Takes no more memory than a few times the block, whatever the payload says.
 
-def compress(block: memoryview, itemsize: int) -> bytes:
-    """A block as it travels: blosc2, shuffled by element size. Never much longer than the block."""
-    return bytes(blosc2.compress2(block, typesize=itemsize, codec=blosc2.Codec.LZ4, clevel=5, nthreads=1))
-
-
-def decompress(data: bytes, size: int, digest: bytes) -> bytes:
-    """The contents of a compressed block of `size` bytes, checked against its digest.
+    Args:
+        payload: what `encode` made, end to end; contiguous bytes.
+        destination: contiguous and writable, of the size that the block must have. Undefined after an error.
 
     Raises:
-        DamagedBlock: the data is not a block of this size and digest.
+        DamagedBlock: the payload is not that of a block of this size.
     """
-    try:
-        announced = blosc2.get_cbuffer_sizes(data)[0]
-        if announced != size:
-            raise DamagedBlock(f"a block of {announced} bytes where {size} were due")
-        block = bytes(blosc2.decompress2(data))
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise DamagedBlock(f"a block that cannot be decompressed: {error}") from None
-    if len(block) != size or block_digest(block) != digest:
-        raise DamagedBlock("a block whose contents do not have the digest that was elected")
-    return block
+    payload = memoryview(payload)
+    form, body, size = bytes(payload[:1]), payload[1:], len(destination)
+    if form == _RAW:
+        if len(body) != size:
+            raise DamagedBlock(f"a block of {len(body)} bytes where {size} were due")
+        destination[:] = body
+    elif form == _CONSTANT:
+        if len(body) != _PATTERN_BYTES or size < _CONSTANT_BYTES_MIN:
+            raise DamagedBlock(f"a pattern of {len(body)} bytes for a block of {size}")
+        _repeat(body, destination)
+    elif form == _BLOSC2:
+        if not _is_ours(body, size):
+            raise DamagedBlock(f"a compressed block with a header that no block of {size} bytes has")
+        try:
+            blosc2.decompress2(body, dst=destination, nthreads=1)
+        except (RuntimeError, ValueError) as error:
+            raise DamagedBlock(f"a block that cannot be decompressed: {error}") from None
+    else:
+        raise DamagedBlock("a block in a form that is not known")
+
+
+def measure(
+    block: memoryview, itemsize: int, coding: Coding, clock_ns: Callable[[], int] = time.perf_counter_ns
+) -> Sample:
+    """Tries a coding on the middle of a block."""
+    size = min(len(block), limits.STATE_SAMPLE_BYTES)
+    begin = (len(block) - size) // 2 // itemsize * itemsize
+    piece, destination = block[begin : begin + size], memoryview(bytearray(size))
+    begun_ns = clock_ns()
+    payload = encode(piece, itemsize, coding)
+    encoded_ns = clock_ns()
+    packed = b"".join(payload)
+    joined_ns = clock_ns()
+    decode_into(packed, destination)
+    decoded_ns = clock_ns()
+    return Sample(
+        coding, size, len(packed), (encoded_ns - begun_ns) / limits.SECOND, (decoded_ns - joined_ns) / limits.SECOND
+    )
+
+
+def _is_ours(chunk: Any, size: int) -> bool:
+    """True if the header is as `encode` makes them for a block of `size` bytes.
+
+    blosc2 takes the size of the destination from the header, and may have dictionaries, codecs in other packages and
+    values that are not stored: none of that is for data of strangers.
+    """
+    if len(chunk) < _HEADER.size:
+        return False
+    flags, itemsize, nbytes, part, own, filters, codec, codec_meta, metas, parts, special = _HEADER.unpack_from(chunk)
+    return (
+        flags & (_EXTENDED_HEADER | _STORED | _DELTA) == _EXTENDED_HEADER
+        and _FORMATS.get(flags >> 5) == codec
+        and 1 <= itemsize <= _ITEM_BYTES_MAX
+        and nbytes == size
+        and 0 < part <= size
+        and own == len(chunk)
+        and filters in _FILTERS
+        and (codec_meta, metas, parts, special) == (0, bytes(6), 0, 0)
+    )
+
+
+def _find_pattern(block: memoryview) -> bytes | None:
+    """The first bytes of a block that are repeated to its end."""
+    size = len(block)
+    if size < _CONSTANT_BYTES_MIN or block[:_PATTERN_BYTES] != block[_PATTERN_BYTES : 2 * _PATTERN_BYTES]:
+        return None  # Nearly all blocks end here.
+    pattern = bytes(block[:_PATTERN_BYTES])
+    whole = size // _PATTERN_BYTES * _PATTERN_BYTES
+    words = np.frombuffer(block[:whole], np.uint64)  # Of any alignment.
+    if block[whole:] != pattern[: size - whole] or not np.array_equal(words[2:], words[:-2]):
+        return None
+    return pattern
+
+
+def _repeat(pattern: memoryview, destination: memoryview) -> None:
+    whole = len(destination) // _PATTERN_BYTES * _PATTERN_BYTES
+    rows = np.frombuffer(destination[:whole], np.uint8).reshape(-1, _PATTERN_BYTES)
+    rows[:] = np.frombuffer(pattern, np.uint8)
+    destination[whole:] = pattern[: len(destination) - whole]

@@ -1,94 +1,91 @@
 """Moving shared state: the part of one peer in one sync.
 
-A `StateTransfer` belongs to the thread of the user that called sync_shared_state: that thread runs `run()`, and alone
-touches the tensors. The peer's loop only puts things into its mailbox: the plan, messages of others, the end.
+A `StateTransfer` belongs to the thread of the user that called sync_shared_state: that thread runs `run()` and decides
+what is asked of whom and what is served next. The peer's loop only puts things into its mailbox: the plan, messages of
+others, room in a link, the end. Workers do what takes time: they check blocks before they are sent, and when they have
+come, and write them at the commit; results go to the mailbox too. They have ended when `run()` returns or raises, so
+nobody touches the tensors after that.
 
-A fetcher asks a source for the list of block digests of a key, checks the list against the elected digest, asks for the
-blocks that differ from its own, a few ahead, and checks each. What it got is kept aside and written in place only when
-the sync is committed: all or nothing, at the price of memory for the blocks that differ.
-
-Sources are tried in order: a fetcher turns to the next when the link to one is lost, when it sends nothing for a while
-or something wrong; what is here already stays. A source may be fetching itself, from one that others have no link to:
-it then answers as soon as it has what it is asked for.
+A fetcher asks sources for the lists of block digests, checks each list against the elected digest, and asks for the
+blocks that differ from its own; `swarm.py` says whom. What came is checked and kept aside, in memory for what has come
+only, and written in place when the sync is committed: all or nothing. Blocks of zeros never travel: their digests tell.
+What a fetcher has checked it serves to its fellows, who fetch the same; `serving.py` says when.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import msgspec
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
 
 from zpccl import limits
-from zpccl.dataplane.state_codec import (
-    DamagedBlock,
-    block_count,
-    block_view,
-    compress,
-    decompress,
-    digest_blocks,
-    tensor_digest,
+from zpccl.dataplane.contents import Arrival, Contents
+from zpccl.dataplane.regions import Region
+from zpccl.dataplane.serving import MemoryChanged, Served, Server, TokenBucket
+from zpccl.dataplane.state_codec import DamagedBlock
+from zpccl.dataplane.state_messages import (
+    BlockList,
+    Have,
+    MalformedMessage,
+    Request,
+    Want,
+    decode,
+    encode,
+    has_blocks,
+    in_messages,
+    parse_blocks,
+    places_in,
+    ranges_of,
 )
-from zpccl.dataplane.tensors import TensorView
+from zpccl.dataplane.swarm import LIST, Place, Swarm
+from zpccl.dataplane.workers import Workers
+from zpccl.types import DigestKind
+
+logger = logging.getLogger("zpccl.state")
+
+_INLINE_BYTES = 64 * limits.KIB
+"""Shorter messages are handled faster at once than by a worker."""
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of the messages between fetcher and holder."""
+class Body(Protocol):
+    """A message in memory that is lent. It is given back when it is dropped, too."""
+
+    def __len__(self) -> int:
+        """Its bytes."""
+
+    def open(self) -> AbstractContextManager[memoryview]:
+        """The bytes, while the block runs."""
+
+    def release(self) -> None:
+        """Gives it back."""
 
 
-class ListRequest(_Message, tag="list?", frozen=True):
-    """Fetcher -> holder: which blocks has the tensor `key`?"""
-
-    key: str
-
-
-class BlockList(_Message, tag="list", frozen=True):
-    """Holder -> fetcher: the digests of all blocks, 32 bytes each, end to end."""
-
-    key: str
-    digests: bytes
-
-
-class BlockRequest(_Message, tag="block?", frozen=True):
-    """Fetcher -> holder: send one block."""
-
-    key: str
-    index: int
-
-
-class Block(_Message, tag="block", frozen=True):
-    """Holder -> fetcher: the compressed contents of one block."""
-
-    key: str
-    index: int
-    data: bytes
-
-
-_TransferMessage: TypeAlias = ListRequest | BlockList | BlockRequest | Block
-_encode = msgspec.msgpack.Encoder().encode
-_decoder: msgspec.msgpack.Decoder[_TransferMessage] = msgspec.msgpack.Decoder(_TransferMessage)
-
-Send: TypeAlias = Callable[[bytes, int, bytes], None]
-"""Sends (peer id, channel, body); waits for room; raises OSError when the link is gone."""
-Report: TypeAlias = Callable[[int, str, "bytes | None"], None]
-"""Tells (attempt id, error or "", the peer at fault) to the machine."""
+Post: TypeAlias = Callable[[bytes, int, Any, Any, int], bool]
+"""Posts (peer, channel, head, body, bytes that may be queued). False: no room, find_room() follows; OSError: no link,
+or the sync is over."""
+Report: TypeAlias = Callable[[int, str, "bytes | None", "tuple[tuple[bytes, str], ...]"], None]
+"""Tells (attempt id, error or "", the peer at fault, sources that were dropped and why) to the machine."""
 
 
 @dataclass(frozen=True)
 class _Start:
     attempt_id: int
     sources: tuple[bytes, ...]
+    fellows: tuple[bytes, ...]
     fetch: dict[str, bytes]
+    begin: float
 
 
 @dataclass(frozen=True)
 class _Delivery:
     peer: bytes
-    body: bytes
+    body: Body
 
 
 @dataclass(frozen=True)
@@ -97,42 +94,41 @@ class _LinkLost:
 
 
 @dataclass(frozen=True)
+class _RoomFound:
+    peer: bytes
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Blocks that came and are right. Others are not: `wrong` says why, or `error` what failed here."""
+
+    peer: bytes
+    right: Sequence[Arrival]
+    others: Sequence[Arrival] = ()
+    wrong: str = ""
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
 class _End:
     commit: bool
 
 
-@dataclass
-class _Fetch:
-    """What is being fetched: lists that are due, blocks to ask for, blocks asked for, blocks got."""
-
-    attempt_id: int
-    sources: deque[bytes]
-    wanted: dict[str, bytes]
-    moved_ns: int
-    """When something came that was asked for, or the first was asked."""
-    lists: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
-    waiting: deque[tuple[str, int]] = field(default_factory=deque)
-    requested: set[tuple[str, int]] = field(default_factory=set)
-    staged: dict[tuple[str, int], bytes] = field(default_factory=dict)
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.lists) == len(self.wanted) and not self.waiting and not self.requested
-
-    def drop_source(self) -> bytes:
-        """The first source is of no use: what it was asked for is to be asked for again."""
-        self.waiting.extendleft(sorted(self.requested, reverse=True))
-        self.requested.clear()
-        return self.sources.popleft()
+_Item: TypeAlias = "_Start | _Delivery | _LinkLost | _RoomFound | _Checked | Served | _End"
 
 
 class StateTransfer:
     """One sync of one peer.
 
     Args:
-        tensors: the shared state by key.
-        send: how messages leave.
-        report: who is told when the fetch is done or failed.
+        regions: the shared state by key.
+        post: how messages leave.
+        report: who is told when the fetch is done or failed, or this peer's memory changed.
+        kind: of the digests.
+        own_id: of this peer.
+        upload: the upload limit, or None.
+        backlog: what waits in the link to a peer, or is on its way, in bytes.
+        on_moved: called in the thread of the user with the bytes that are here and those that are known to differ.
 
     Attributes:
         digests: the digest of each tensor, computed now.
@@ -140,36 +136,90 @@ class StateTransfer:
         tx_bytes, rx_bytes: what was sent and received.
     """
 
-    def __init__(self, tensors: Mapping[str, TensorView], send: Send, report: Report) -> None:
-        self._tensors = dict(tensors)
-        self._send = send
+    def __init__(
+        self,
+        regions: Mapping[str, Region],
+        post: Post,
+        report: Report,
+        kind: DigestKind = DigestKind.BLAKE3,
+        own_id: bytes = b"",
+        upload: TokenBucket | None = None,
+        backlog: Callable[[bytes], int] = lambda peer: 0,
+        on_moved: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._contents = Contents(regions, kind)
+        self.digests = self._contents.digests
+        self._post_message = post
         self._report = report
-        self._blocks = {key: digest_blocks(tensor) for key, tensor in self._tensors.items()}
-        self.digests = {
-            key: tensor_digest(tensor.datatype, tensor.count, self._blocks[key])
-            for key, tensor in self._tensors.items()
-        }
-        self._mailbox: queue.SimpleQueue[_Start | _Delivery | _LinkLost | _End] = queue.SimpleQueue()
+        self._own_id = own_id
+        self._on_moved = on_moved
+        self._mailbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._plan: _Start | None = None
-        self._fetch: _Fetch | None = None
-        self._deferred: list[tuple[bytes, ListRequest | BlockRequest]] = []  # Of others, for what is not here yet.
+        self._swarm: Swarm | None = None
+        self._is_reported = False
+        self._has_changed = False  # A tensor was written since it was digested.
+        self._logged = 0  # Of the sources that were dropped.
+        self._followers: set[bytes] = set()  # Fellows who want to know what is here.
+        self._news: list[Place] = []  # What they have not been told.
+        self._told_ns = 0
+        self._workers = Workers()
+        self._server = Server(
+            self._contents,
+            self._post,
+            backlog,
+            self._workers.submit,
+            self._mailbox.put,
+            upload,
+            jobs_max=2 * self._workers.count,
+        )
+        self._serve_again_ns: int | None = None
+        self._count_lock = threading.Lock()
         self.is_written = False
         self.tx_bytes = 0
         self.rx_bytes = 0
 
+    @property
+    def bytes_done(self) -> int:
+        """Of what is fetched, bytes that are here and right."""
+        return self._swarm.bytes_done if self._swarm is not None else 0
+
+    @property
+    def bytes_expected(self) -> int:
+        """Of what is fetched, bytes that are known to differ."""
+        return self._swarm.bytes_expected if self._swarm is not None else 0
+
     # --- For the peer's loop ----------------------------------------------------------------------------------------
 
-    def start(self, attempt_id: int, sources: tuple[bytes, ...], fetch: dict[str, bytes]) -> None:
-        """The plan has come: fetch these tensors, with these digests, from the first source that can; and serve."""
-        self._mailbox.put(_Start(attempt_id, sources, fetch))
+    def start(
+        self,
+        attempt_id: int,
+        sources: tuple[bytes, ...],
+        fellows: tuple[bytes, ...],
+        fetch: dict[str, bytes],
+        begin: float = 0.0,
+    ) -> None:
+        """The plan has come.
 
-    def deliver(self, peer: bytes, body: bytes) -> None:
+        Args:
+            attempt_id: the channel.
+            sources: peers that have all of it, the best first.
+            fellows: peers that fetch it too.
+            fetch: the elected digests of the keys to fetch. Empty: only serve.
+            begin: where in it to begin, from 0 to 1. Fellows that begin at different places have more for each other.
+        """
+        self._mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin))
+
+    def deliver(self, peer: bytes, body: Body) -> None:
         """A message of another peer has come."""
         self._mailbox.put(_Delivery(peer, body))
 
     def lose_link(self, peer: bytes) -> None:
         """The link to another peer is gone: what was asked for on it will not come."""
         self._mailbox.put(_LinkLost(peer))
+
+    def find_room(self, peer: bytes) -> None:
+        """The link to another peer takes messages again."""
+        self._mailbox.put(_RoomFound(peer))
 
     def end(self, commit: bool) -> None:
         """The sync is over: `run()` returns, after writing what was fetched if it is committed."""
@@ -179,183 +229,296 @@ class StateTransfer:
 
     def run(self) -> None:
         """Fetches and serves until the sync is over."""
-        while True:
-            try:
-                item = self._mailbox.get(timeout=limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND)
-            except queue.Empty:
-                item = None
+        try:
+            end: _End | None = None
+            while end is None:
+                end = self._handle_all(self._wait())
+                if end is None:
+                    self._go_on(time.monotonic_ns())
+            self._workers.close()
+            if end.commit:
+                self._write()
+        finally:
+            self._workers.close()
+            self._drop_mail()
+
+    def _wait(self) -> list[_Item]:
+        """What is in the mailbox, once there is something or something is due."""
+        now_ns = time.monotonic_ns()
+        deadlines = [now_ns + limits.SIGNAL_CHECK_INTERVAL_NS]
+        if self._swarm is not None and not self._is_reported:
+            deadlines.append(self._swarm.deadline_ns(now_ns) or deadlines[0])
+        if self._serve_again_ns is not None:
+            deadlines.append(self._serve_again_ns)
+        if self._news and self._followers:
+            deadlines.append(self._told_ns + limits.STATE_ANNOUNCE_INTERVAL_NS)
+        items: list[_Item] = []
+        try:
+            items.append(self._mailbox.get(timeout=max(min(deadlines) - now_ns, 0) / limits.SECOND))
+            while len(items) < limits.POLL_EVENTS_MAX:
+                items.append(self._mailbox.get_nowait())
+        except queue.Empty:
+            pass
+        return items
+
+    def _handle_all(self, items: list[_Item]) -> _End | None:
+        for item in items:
             if isinstance(item, _End):
-                if item.commit:
-                    self._write()
-                return
+                return item
             if isinstance(item, _Start):
                 self._begin(item)
             elif isinstance(item, _Delivery):
-                self._on_delivery(item)
-            elif isinstance(item, _LinkLost) and self._is_source(item.peer):
-                self._turn_away("the link to it was lost")
-            self._check_source(time.monotonic_ns())
-
-    def _begin(self, plan: _Start) -> None:
-        self._plan = plan
-        if plan.fetch:
-            fetch = _Fetch(plan.attempt_id, deque(plan.sources), plan.fetch, time.monotonic_ns())
-            self._fetch = fetch
-            self._ask_source(fetch, b"", "nobody has it")
-
-    def _check_source(self, now_ns: int) -> None:
-        fetch = self._fetch
-        if fetch is not None and not fetch.is_done:
-            is_last = len(fetch.sources) == 1
-            timeout_ns = limits.STATE_STALL_TIMEOUT_NS if is_last else limits.STATE_SOURCE_TIMEOUT_NS
-            if now_ns - fetch.moved_ns >= timeout_ns:
-                self._turn_away("no block has come for too long")
-
-    def _on_delivery(self, delivery: _Delivery) -> None:
-        self.rx_bytes += len(delivery.body)
-        if self._plan is None:
-            return
-        try:
-            message = _decoder.decode(delivery.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._turn_away("a malformed message came") if self._is_source(delivery.peer) else None
-        if isinstance(message, (ListRequest, BlockRequest)):
-            return self._serve(delivery.peer, message)
-        fetch = self._fetch
-        if fetch is None or not self._is_source(delivery.peer):
-            return None
-        try:
-            if isinstance(message, BlockList):
-                self._on_list(fetch, message)
+                self._on_delivery(item.peer, item.body)
+            elif isinstance(item, _Checked):
+                self._on_checked(item)
+            elif isinstance(item, Served):
+                self._on_served(item)
+            elif isinstance(item, _RoomFound):
+                self._server.find_room(item.peer)
             else:
-                self._on_block(fetch, message)
-        except DamagedBlock as error:
-            return self._turn_away(error.message)
-        deferred, self._deferred = self._deferred, []
-        for peer, request in deferred:
-            self._serve(peer, request)
+                self._server.lose_link(item.peer)
+                self._followers.discard(item.peer)
+                self._drop(item.peer, "the link to it was lost")
         return None
 
-    def _is_source(self, peer: bytes) -> bool:
-        """True for the peer that was asked for what is missing."""
-        fetch = self._fetch
-        return fetch is not None and not fetch.is_done and fetch.sources[0] == peer
+    def _go_on(self, now_ns: int) -> None:
+        """What follows from all that has come."""
+        swarm = self._swarm
+        if swarm is not None and not self._is_reported:
+            swarm.check(now_ns)
+            self._ask(swarm, now_ns)
+            if self._on_moved is not None:
+                self._on_moved(swarm.bytes_done, swarm.bytes_expected)
+            self._log_dropped(swarm)
+            self._finish_fetch(swarm)
+        self._announce(now_ns)
+        self._serve_again_ns = self._server.pump(now_ns)
 
-    # --- Serving ----------------------------------------------------------------------------------------------------
-
-    def _serve(self, peer: bytes, request: ListRequest | BlockRequest) -> None:
-        assert self._plan is not None
-        digests = self._digests_to_serve(request.key)
-        if digests is None:
-            if self._fetch is not None and request.key in self._fetch.wanted:
-                self._deferred.append((peer, request))
-            return
-        answer: BlockList | Block
-        if isinstance(request, ListRequest):
-            answer = BlockList(request.key, b"".join(digests))
-        elif 0 <= request.index < len(digests):
-            block = self._block_to_serve(request, digests)
-            if block is None:
-                return self._deferred.append((peer, request))
-            data = compress(block, self._tensors[request.key].datatype.itemsize)
-            answer = Block(request.key, request.index, data)
-        else:
-            return
+    def _drop_mail(self) -> None:
         try:
-            self._transmit(peer, self._plan.attempt_id, answer)
-        except OSError:
-            pass  # The fetcher is gone, or turns to another.
-
-    def _digests_to_serve(self, key: str) -> Sequence[bytes] | None:
-        """Those of the elected contents; None if they are not here, or not yet."""
-        fetch = self._fetch
-        return fetch.lists.get(key) if fetch is not None and key in fetch.wanted else self._blocks.get(key)
-
-    def _block_to_serve(self, request: BlockRequest, digests: Sequence[bytes]) -> memoryview | None:
-        key, index = request.key, request.index
-        if digests[index] == self._blocks[key][index]:
-            return block_view(self._tensors[key], index)
-        staged = self._fetch.staged.get((key, index)) if self._fetch is not None else None
-        return memoryview(staged) if staged is not None else None
-
-    # --- Fetching ---------------------------------------------------------------------------------------------------
-
-    def _on_list(self, fetch: _Fetch, message: BlockList) -> None:
-        key = message.key
-        if key not in fetch.wanted or key in fetch.lists:
-            return
-        tensor = self._tensors[key]
-        digests = tuple(message.digests[i : i + 32] for i in range(0, len(message.digests), 32))
-        if (
-            len(digests) != block_count(tensor.nbytes)
-            or tensor_digest(tensor.datatype, tensor.count, digests) != fetch.wanted[key]
-        ):
-            raise DamagedBlock(f"the block digests of {key!r} do not match the digest that was elected")
-        fetch.moved_ns = time.monotonic_ns()
-        fetch.lists[key] = digests
-        own = self._blocks[key]
-        fetch.waiting.extend((key, index) for index, digest in enumerate(digests) if digest != own[index])
-        self._request_more(fetch)
-
-    def _on_block(self, fetch: _Fetch, message: Block) -> None:
-        place = (message.key, message.index)
-        if place not in fetch.requested:
-            return
-        size = len(block_view(self._tensors[message.key], message.index))
-        fetch.staged[place] = decompress(message.data, size, fetch.lists[message.key][message.index])
-        fetch.moved_ns = time.monotonic_ns()
-        fetch.requested.remove(place)
-        self._request_more(fetch)
-
-    def _request_more(self, fetch: _Fetch) -> None:
-        try:
-            self._request_blocks(fetch)
-        except OSError as error:
-            return self._turn_away(f"cannot ask for state: {error.strerror}")
-        if fetch.is_done:
-            self._report(fetch.attempt_id, "", None)
-
-    def _request_blocks(self, fetch: _Fetch) -> None:
-        while fetch.waiting and len(fetch.requested) < limits.STATE_REQUESTS_IN_FLIGHT:
-            place = fetch.waiting.popleft()
-            fetch.requested.add(place)
-            self._transmit(fetch.sources[0], fetch.attempt_id, BlockRequest(*place))
-
-    def _turn_away(self, reason: str) -> None:
-        """The source is of no use: asks the next one."""
-        fetch = self._fetch
-        assert fetch is not None and not fetch.is_done
-        self._ask_source(fetch, fetch.drop_source(), reason)
-
-    def _ask_source(self, fetch: _Fetch, blamed: bytes, reason: str) -> None:
-        """Asks a source for all that is missing. Gives the fetch up where there is none that can be asked."""
-        while fetch.sources:
-            fetch.moved_ns = time.monotonic_ns()
-            try:
-                for key in fetch.wanted:
-                    if key not in fetch.lists:
-                        self._transmit(fetch.sources[0], fetch.attempt_id, ListRequest(key))
-                return self._request_blocks(fetch)
-            except OSError as error:
-                blamed, reason = fetch.drop_source(), f"cannot ask for state: {error.strerror}"
-        self._fetch = None
-        self._report(fetch.attempt_id, reason, blamed or None)
-
-    def _transmit(self, peer: bytes, channel: int, message: _TransferMessage) -> None:
-        body = _encode(message)
-        self._send(peer, channel, body)
-        self.tx_bytes += len(body)
+            while True:
+                item = self._mailbox.get_nowait()
+                if isinstance(item, _Delivery):
+                    item.body.release()
+        except queue.Empty:
+            pass
 
     def _write(self) -> None:
         """Writes what was fetched: all of it, also when Ctrl-C comes in between."""
-        staged = self._fetch.staged if self._fetch is not None else {}
         interrupt: KeyboardInterrupt | None = None
         while not self.is_written:
             try:
-                for (key, index), block in staged.items():
-                    block_view(self._tensors[key], index)[:] = block
+                self._contents.write(self._workers)
                 self.is_written = True
             except KeyboardInterrupt as error:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
+
+    # --- Messages ---------------------------------------------------------------------------------------------------
+
+    def _post(self, peer: bytes, head: Any, body: Any, queued_max: int = limits.STATE_SEND_QUEUE_BYTES_MAX) -> bool:
+        """Posts a message, from any thread."""
+        assert self._plan is not None
+        if not self._post_message(peer, self._plan.attempt_id, head, body, queued_max):
+            return False
+        with self._count_lock:
+            self.tx_bytes += len(head) + len(body)
+        return True
+
+    def _tell(self, peer: bytes, message: Want | Have | Request) -> bool:
+        """Posts a message without blocks. False: it cannot be sent."""
+        try:
+            return self._post(peer, encode(message), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+        except OSError:
+            return False
+
+    def _on_delivery(self, peer: bytes, body: Body) -> None:
+        self.rx_bytes += len(body)
+        is_kept = False
+        try:
+            with body.open() as view:
+                if has_blocks(view):
+                    is_kept = self._on_blocks(peer, body, view)
+                else:
+                    self._on_message(peer, decode(view))
+        except MalformedMessage as error:
+            self._drop(peer, error.message)
+        except OSError:
+            pass  # The engine is closed: the end is on its way.
+        finally:
+            if not is_kept:
+                body.release()
+
+    def _on_message(self, peer: bytes, message: Want | Have | Request | BlockList) -> None:
+        counts = self._contents.counts
+        if isinstance(message, Request):
+            self._server.on_request(peer, places_in(message.ranges, counts))
+        elif isinstance(message, Want):
+            self._on_want(peer)
+        elif isinstance(message, BlockList):
+            self._on_list(peer, message)
+        elif self._swarm is not None:
+            named = islice(places_in(message.ranges, counts), sum(counts) + len(counts))
+            places = (place for place in named if place[0] in self._contents.wanted)
+            self._swarm.on_have(peer, places, is_complete=message.is_complete)
+
+    # --- Fetching ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, plan: _Start) -> None:
+        self._plan = plan
+        if not plan.fetch:
+            return
+        self._swarm = Swarm(plan.sources, plan.fellows, plan.begin, time.monotonic_ns())
+        self._add(self._swarm, self._contents.want(plan.fetch))
+        for fellow in plan.fellows:
+            if not self._tell(fellow, Want()):
+                self._drop(fellow, "it cannot be asked")
+
+    def _add(self, swarm: Swarm, places: Iterable[Place]) -> None:
+        swarm.add((place, self._contents.size_of(place)) for place in places)
+
+    def _ask(self, swarm: Swarm, now_ns: int) -> None:
+        for peer, places in swarm.ask(now_ns).items():
+            for ranges in in_messages(ranges_of(places)):
+                if not self._tell(peer, Request(ranges)):
+                    self._drop(peer, "it cannot be asked")
+                    break
+
+    def _drop(self, peer: bytes, reason: str) -> None:
+        """A source is of no use any more, if it is one."""
+        if self._swarm is not None and not self._is_reported:
+            self._swarm.drop(peer, reason)
+
+    def _log_dropped(self, swarm: Swarm) -> None:
+        for peer, reason in list(swarm.dropped.items())[self._logged :]:
+            logger.warning("peer %s is not asked for state any more: %s", peer.hex(), reason)
+            self._logged += 1
+
+    def _on_list(self, peer: bytes, message: BlockList) -> None:
+        swarm, place = self._swarm, (message.key, LIST)
+        if swarm is None or not swarm.on_arrived(peer, place, time.monotonic_ns()):
+            return
+        places = self._contents.take_list(message.key, message.digests)
+        if places is None:
+            wrong = f"{self._contents.name_of(place)} that it sent does not match the digest that was elected"
+            return swarm.on_checked(peer, place, wrong)
+        self._add(swarm, places)
+        swarm.on_checked(peer, place)
+        missing = set(places)
+        self._news += [
+            here
+            for here in places_in(((*place, 1), (message.key, 0, 2**32 - 1)), self._contents.counts)
+            if here not in missing
+        ]
+
+    def _on_blocks(self, peer: bytes, body: Body, view: memoryview) -> bool:
+        """Has the blocks of a message checked. True: a worker has the body."""
+        swarm = self._swarm
+        if swarm is None or self._is_reported:
+            return False
+        now_ns = time.monotonic_ns()
+        arrivals: list[Arrival] = []
+        for place, begin, end in parse_blocks(view):
+            if swarm.on_arrived(peer, place, now_ns):
+                try:
+                    missing = swarm.bytes_expected - swarm.bytes_done
+                    arrivals.append(self._contents.expect(place, begin, end, missing))
+                except (OSError, MemoryError):
+                    self._fail("there is no memory for the state that is fetched")
+                    return False
+        if arrivals and len(view) > _INLINE_BYTES:
+            self._workers.submit(lambda: self._mailbox.put(self._check_body(peer, body, arrivals)))
+            return True
+        if arrivals:
+            self._on_checked(self._check(peer, view, arrivals))
+        return False
+
+    def _check_body(self, peer: bytes, body: Body, arrivals: Sequence[Arrival]) -> _Checked:
+        """In a worker."""
+        try:
+            with body.open() as view:
+                return self._check(peer, view, arrivals)
+        except Exception as error:  # noqa: BLE001 - handed to the user's thread
+            return _Checked(peer, (), arrivals, error=error)
+        finally:
+            body.release()
+
+    def _check(self, peer: bytes, view: memoryview, arrivals: Sequence[Arrival]) -> _Checked:
+        for number, arrival in enumerate(arrivals):
+            try:
+                self._contents.check(arrival, view)
+            except DamagedBlock as error:
+                wrong = f"{self._contents.name_of(arrival.place)} that it sent is wrong: {error.message}"
+                return _Checked(peer, arrivals[:number], arrivals[number:], wrong)
+        return _Checked(peer, arrivals)
+
+    def _on_checked(self, result: _Checked) -> None:
+        assert self._swarm is not None
+        for arrival in result.right:
+            self._contents.keep(arrival)
+            self._swarm.on_checked(result.peer, arrival.place)
+            self._news.append(arrival.place)
+        if result.error is not None:
+            return self._fail(f"what came cannot be checked: {result.error!r}")
+        for arrival in result.others:
+            self._swarm.on_checked(result.peer, arrival.place, result.wrong)
+        return None
+
+    def _finish_fetch(self, swarm: Swarm) -> None:
+        """Reports a fetch that is done or has failed."""
+        assert self._plan is not None
+        dropped = tuple(swarm.dropped.items())
+        if swarm.is_done:
+            self._is_reported = True
+            self._report(self._plan.attempt_id, "", None, dropped)
+        elif swarm.has_failed:
+            self._is_reported = True
+            fault, reason = dropped[-1] if dropped else (None, "nobody has it")
+            self._report(self._plan.attempt_id, reason, fault, dropped)
+
+    def _fail(self, reason: str) -> None:
+        """This peer cannot go on."""
+        assert self._plan is not None
+        if not self._is_reported:
+            self._is_reported = True
+            self._report(self._plan.attempt_id, reason, None, ())
+
+    # --- Serving ----------------------------------------------------------------------------------------------------
+
+    def _on_served(self, result: Served) -> None:
+        assert self._plan is not None
+        self._server.on_served(result, time.monotonic_ns())
+        if isinstance(result.error, MemoryChanged):
+            if self._has_changed:
+                return
+            self._has_changed = True
+            self._report(self._plan.attempt_id, result.error.message, self._own_id, ())
+        elif result.error is not None:
+            self._fail(f"state cannot be sent: {result.error!r}")
+
+    def _on_want(self, peer: bytes) -> None:
+        """Tells a fellow, once, all that is here; from then on, what is new."""
+        if peer in self._followers:
+            return
+        if self._swarm is None or self._swarm.is_done:
+            self._tell(peer, Have(True, ()))
+        elif self._tell_ranges(peer, list(self._contents.here())):
+            self._followers.add(peer)
+
+    def _tell_ranges(self, peer: bytes, ranges: Sequence[tuple[int, int, int]]) -> bool:
+        return all(self._tell(peer, Have(False, some)) for some in in_messages(ranges))
+
+    def _announce(self, now_ns: int) -> None:
+        """Tells fellows what is new, not too often."""
+        if self._swarm is None or not self._followers:
+            self._news = []
+        elif self._swarm.is_done:
+            for peer in self._followers:
+                self._tell(peer, Have(True, ()))
+            self._followers = set()
+        elif self._news and now_ns - self._told_ns >= limits.STATE_ANNOUNCE_INTERVAL_NS:
+            self._told_ns = now_ns
+            ranges = ranges_of(sorted(self._news))
+            self._news = []
+            self._followers = {peer for peer in self._followers if self._tell_ranges(peer, ranges)}

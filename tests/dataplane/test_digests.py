@@ -1,0 +1,171 @@
+"""Digests of blocks and tensors, by one thread and by several."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import blake3
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zpccl import limits
+from zpccl.dataplane import digests as module
+from zpccl.dataplane.digests import (
+    DIGEST_BYTES,
+    block_bytes,
+    block_count,
+    block_digest,
+    digest_regions,
+    tensor_digest,
+    worker_count,
+    zero_digest,
+)
+from zpccl.dataplane.regions import Region, region
+from zpccl.errors import InvalidArgument
+from zpccl.limits import STATE_BLOCK_BYTES
+from zpccl.types import DataType, DigestKind
+
+KINDS = list(DigestKind)
+
+
+def regions_of(sizes: list[int], seed: int = 0) -> dict[str, Region]:
+    rng = np.random.default_rng(seed)
+    return {f"t{i:05}": region(rng.integers(0, 256, size, np.uint8), f"t{i}") for i, size in enumerate(sizes)}
+
+
+def one_by_one(regions: dict[str, Region], kind: DigestKind) -> dict[str, tuple[bytes, ...]]:
+    return {
+        key: tuple(
+            block_digest(bytes(r.read(i * STATE_BLOCK_BYTES, block_bytes(r.nbytes, i))), kind)
+            for i in range(block_count(r.nbytes))
+        )
+        for key, r in regions.items()
+    }
+
+
+@pytest.mark.parametrize(("nbytes", "count"), [(1, 1), (STATE_BLOCK_BYTES, 1), (STATE_BLOCK_BYTES + 1, 2)])
+def test_blocks_cover_the_tensor(nbytes: int, count: int) -> None:
+    assert block_count(nbytes) == count
+    assert sum(block_bytes(nbytes, index) for index in range(count)) == nbytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_any_number_of_threads_finds_the_same(kind: DigestKind, workers: int) -> None:
+    """A large tensor with a ragged end between small ones, and sizes at both sides of a block."""
+    sizes = [1, 2, 9 * STATE_BLOCK_BYTES + 5, 3, STATE_BLOCK_BYTES, STATE_BLOCK_BYTES + 1, STATE_BLOCK_BYTES - 1, 7]
+    regions = regions_of(sizes)
+    assert digest_regions(regions, kind, workers) == one_by_one(regions, kind)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 500))
+def test_runs_cover_every_block_once(sizes: list[int], block_bytes: int, run_bytes: int) -> None:
+    """With blocks of a few bytes, so that there are many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "STATE_BLOCK_BYTES", block_bytes)
+        regions = regions_of(sizes)
+        blocks = [
+            (key, index)
+            for run in module._runs(regions, run_bytes)
+            for key, first, last in run
+            for index in range(first, last)
+        ]
+        assert blocks == [(key, index) for key, r in regions.items() for index in range(block_count(r.nbytes))]
+
+
+def test_many_small_tensors_go_into_few_runs() -> None:
+    regions = regions_of([100] * 10_000)
+    assert len(list(module._runs(regions, 0))) == 1
+    assert digest_regions(regions, DigestKind.BLAKE3, 2) == one_by_one(regions, DigestKind.BLAKE3)
+
+
+def test_blake3_is_blake3() -> None:
+    """Of its own test vectors: the empty input."""
+    assert block_digest(b"", DigestKind.BLAKE3).hex() == (
+        "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    )
+    assert block_digest(b"abc", DigestKind.BLAKE3) == blake3.blake3(b"abc").digest()
+
+
+def test_xxh3_is_xxh3() -> None:
+    """XXH3-128 of nothing, as its own test suite has it, in a digest as long as the others."""
+    digest = block_digest(b"", DigestKind.XXH3)
+    assert digest.hex() == "99aa06d3014798d86001c324468d497f" + "00" * 16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 100, STATE_BLOCK_BYTES])
+def test_zeros_have_the_digest_of_zeros(kind: DigestKind, size: int) -> None:
+    assert zero_digest(size, kind) == block_digest(np.zeros(size, np.uint8), kind)
+    assert len(zero_digest(size, kind)) == DIGEST_BYTES
+
+
+def test_a_digest_is_of_kind_type_size_and_contents() -> None:
+    blocks = (bytes(32), bytes(32))
+    digests = {
+        tensor_digest(DigestKind.BLAKE3, DataType.FLOAT, 5, blocks),
+        tensor_digest(DigestKind.XXH3, DataType.FLOAT, 5, blocks),
+        tensor_digest(DigestKind.BLAKE3, DataType.INT32, 5, blocks),
+        tensor_digest(DigestKind.BLAKE3, DataType.FLOAT, 6, blocks),
+        tensor_digest(DigestKind.BLAKE3, DataType.FLOAT, 5, blocks[:1]),
+        tensor_digest(DigestKind.BLAKE3, DataType.FLOAT, 5, (bytes(32), b"\1" + bytes(31))),
+    }
+    assert len(digests) == 6 and all(len(digest) == DIGEST_BYTES for digest in digests)
+
+
+def test_without_the_package_xxh3_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(InvalidArgument, match=r"zpccl\[xxhash\]"):
+        digest_regions(regions_of([5]), DigestKind.XXH3)
+    assert digest_regions(regions_of([5]), DigestKind.BLAKE3)
+
+
+def test_threads_are_as_many_as_they_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
+    assert worker_count(1) == worker_count(limits.STATE_WORKER_BYTES) == 1
+    assert worker_count(3 * limits.STATE_WORKER_BYTES) == 3
+    assert worker_count(2**40) == limits.STATE_WORKERS_MAX
+
+
+def runs(count: int) -> Iterator[list[tuple[str, int, int]]]:
+    return iter([[("", index, index + 1)] for index in range(count)])
+
+
+def test_a_failure_in_any_thread_is_raised_when_all_have_ended() -> None:
+    """S4: no thread reads memory after the call."""
+    before = threading.active_count()
+    meet = threading.Barrier(3)
+
+    def fail(run: object) -> None:
+        meet.wait(30)
+        raise ValueError("as asked")
+
+    with pytest.raises(ValueError, match="as asked"):
+        module.in_parallel(fail, runs(100), 3)
+    assert threading.active_count() == before
+
+
+def test_an_interrupt_is_raised_when_all_have_ended() -> None:
+    """S4: Ctrl-C in this thread, while another one works."""
+    here = threading.current_thread()
+    helping, interrupted = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work(run: object) -> None:
+        if threading.current_thread() is here:
+            assert helping.wait(30)
+            interrupted.set()
+            raise KeyboardInterrupt
+        helping.set()
+        assert interrupted.wait(30)
+        done.append("helper")
+
+    with pytest.raises(KeyboardInterrupt):
+        module.in_parallel(work, runs(2), 2)
+    assert done == ["helper"]

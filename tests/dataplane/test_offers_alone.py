@@ -1,0 +1,201 @@
+"""Offers without a network: tensors that are lent, and who is told what when. tests/test_offers.py has the whole."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zpccl.dataplane.offers import Catalog, CopyPool, Kind, LentRegion, Offer, Offers, Prefetch
+from zpccl.dataplane.regions import region
+from zpccl.errors import InvalidUsage
+from zpccl.limits import MIB, SECOND
+from zpccl.types import DigestKind
+
+HEAD = struct.Struct(">BQ")
+A, B = b"a" * 16, b"b" * 16
+
+
+def tensor(value: int, size: int = 3 * MIB) -> np.ndarray[Any, Any]:
+    return np.full(size, value, np.uint8)
+
+
+def lent(array: np.ndarray[Any, Any], pool: CopyPool | None = None) -> LentRegion:
+    return LentRegion(region(array, "w"), pool or CopyPool())
+
+
+def test_a_tensor_is_read_itself_until_it_is_detached() -> None:
+    array = tensor(1)
+    one = lent(array)
+    before = one.read(MIB, 4)
+    array[:] = 2
+    assert bytes(before) == b"\x01" * 4, "what was read is a copy: the user may write at any time"
+    assert bytes(one.read(MIB, 4)) == b"\x02" * 4
+    one.detach()
+    array[:] = 3
+    one.detach()
+    assert b"".join(map(bytes, one.pieces(0, one.nbytes, MIB))) == b"\x02" * one.nbytes
+
+
+def test_memory_of_copies_is_used_again() -> None:
+    pool = CopyPool()
+    first, second, other = lent(tensor(1), pool), lent(tensor(2), pool), lent(tensor(3, 5), pool)
+    first.detach()
+    memory = first._copy
+    first.give_back()
+    first.give_back()
+    other.detach()
+    second.detach()
+    assert second._copy is memory and other._copy is not memory
+    assert bytes(second.read(0, 2)) == b"\x02\x02"
+
+
+class Net:
+    """Takes what is posted: (peer, kind, number, the rest)."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[bytes, Kind, int, bytes]] = []
+        self.lost: set[bytes] = set()
+
+    def post(self, peer: bytes, head: Any, body: Any, queue_max: int) -> bool:
+        if peer in self.lost:
+            raise ConnectionError("no link")
+        data = bytes(head) + bytes(body)
+        kind, number = HEAD.unpack_from(data)
+        self.posted.append((peer, Kind(kind), number, data[HEAD.size :]))
+        return True
+
+
+class Message:
+    """A message that has come."""
+
+    def __init__(self, kind: int, number: int, rest: bytes = b"") -> None:
+        self.data = HEAD.pack(kind, number) + rest
+        self.releases = 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @contextmanager
+    def open(self) -> Iterator[memoryview]:
+        yield memoryview(self.data)
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+def offer(offers: Offers, array: np.ndarray[Any, Any], revision: int = 4) -> Offer:
+    return offers.offer(revision, {"w": region(array, "w")}, (), DigestKind.BLAKE3, None, copy=True)
+
+
+def told(net: Net, peer: bytes) -> list[tuple[Kind, int]]:
+    return [(kind, number) for to, kind, number, _ in net.posted if to == peer]
+
+
+def test_who_asks_is_told_and_hears_of_the_end() -> None:
+    net = Net()
+    offers = Offers(net.post, lambda peer: 0, 6)
+    ask = Message(Kind.ASK, 0)
+    offers.on_message(A, ask)
+    assert (told(net, A), ask.releases) == ([(Kind.TOLD, 0)], 1)
+    one = offer(offers, tensor(1))
+    while one.transfer() is None:
+        assert one._thread.is_alive()
+    offers.on_message(A, Message(Kind.ASK, 0))
+    offers.on_message(B, Message(Kind.ASK, 0))
+    offers.lose_link(B)
+    net.lost.add(B)
+    one.withdraw()
+    assert told(net, A) == [(Kind.TOLD, 0), (Kind.TOLD, one.number), (Kind.GONE, one.number)]
+    assert told(net, B) == [(Kind.TOLD, one.number)]
+    offers.close()
+    with pytest.raises(InvalidUsage):
+        offer(offers, tensor(1))
+
+
+def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may think that there is nothing because one offer takes the place of another."""
+    net = Net()
+    offers = Offers(net.post, lambda peer: 0, 6)
+    first, detach = offer(offers, tensor(1)), LentRegion.detach
+
+    def ask_first(self: LentRegion) -> None:
+        offers.on_message(A, Message(Kind.ASK, 0))
+        assert told(net, A) == []
+        detach(self)
+
+    monkeypatch.setattr(LentRegion, "detach", ask_first)
+    second = offer(offers, tensor(2))
+    while second.transfer() is None:
+        assert second._thread.is_alive()
+    second.withdraw()
+    assert not first.is_open
+    assert told(net, A) == [(Kind.TOLD, second.number), (Kind.GONE, second.number)]
+
+
+def test_parts_of_what_is_offered_no_more() -> None:
+    """The sender is told, and the memory of the message is given back."""
+    net = Net()
+    offers = Offers(net.post, lambda peer: 0, 6)
+    part = Message(Kind.PART, 77, b"anything")
+    offers.on_message(A, part)
+    assert (told(net, A), part.releases) == ([(Kind.GONE, 77)], 1)
+
+
+def prefetch(net: Net, array: np.ndarray[Any, Any], seconds: int = 60) -> Prefetch:
+    deadline_ns = time.monotonic_ns() + seconds * SECOND
+    return Prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, deadline_ns, net.post)
+
+
+def test_a_prefetch_ends_at_once_where_nobody_is_or_offers() -> None:
+    net, array = Net(), tensor(1)
+    alone = prefetch(net, array)
+    alone.on_peers(())
+    assert alone.run() is None
+    other = prefetch(net, array)
+    other.on_peers((A, B))
+    other.on_link_up(A)
+    other.on_link_up(B)
+    other.on_told(A, 0, None)
+    other.on_peer_gone(B)
+    assert other.run() is None
+    assert told(net, A) == told(net, B) == [(Kind.ASK, 0)]
+
+
+def test_a_prefetch_that_is_stopped_or_too_late() -> None:
+    stopped = prefetch(Net(), tensor(1))
+    stopped.stop()
+    assert stopped.run() is None
+    assert prefetch(Net(), tensor(1), seconds=-1).run() is None
+
+
+def test_what_is_here_already_is_not_fetched() -> None:
+    """The same contents as are offered: the revision is taken, and nobody is asked for anything."""
+    net, array = Net(), tensor(1)
+    offers = Offers(net.post, lambda peer: 0, 6)
+    one = offer(offers, array)
+    while one.transfer() is None:
+        assert one._thread.is_alive()
+    offers.on_message(A, Message(Kind.ASK, 0))
+    (catalog,) = (rest for _, kind, _, rest in net.posted if kind is Kind.TOLD)
+    one.withdraw()
+    own = offers.make_prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND)
+    own.on_peers((B,))
+    own.on_link_up(B)
+    offers.on_message(B, Message(Kind.TOLD, one.number, catalog))
+    assert own.run() == 4
+    assert told(net, B) == [(Kind.ASK, 0)]
+
+
+def test_another_state_does_not_suit() -> None:
+    net = Net()
+    own = prefetch(net, tensor(1))
+    own.on_peers((A,))
+    own.on_link_up(A)
+    own.on_told(A, 9, Catalog(4, DigestKind.XXH3, ()))
+    assert own.run() is None

@@ -1,0 +1,243 @@
+"""Who is served what next, and how fast."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from zpccl import limits
+from zpccl.dataplane import state_messages
+from zpccl.dataplane.coding_choice import Group
+from zpccl.dataplane.serving import MemoryChanged, Served, Server, TokenBucket
+from zpccl.dataplane.swarm import LIST, Place
+from zpccl.limits import MIB, MS, SECOND
+from zpccl.types import DataType
+
+A, B = b"a" * 16, b"b" * 16
+
+
+class Contents:
+    """Blocks of a given size, of one key."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed: set[Place] = set()
+        self.missing: set[Place] = set()
+
+    def size_of(self, place: Place) -> int:
+        return 320 if place[1] == LIST else self.size
+
+    def list_of(self, key: int) -> bytes | None:
+        return bytes(320) if key == 0 else None
+
+    def group_of(self, key: int) -> Group:
+        return Group(DataType.UINT8, key)
+
+    def block_of(self, place: Place) -> tuple[memoryview, int] | None:
+        if place in self.changed:
+            raise MemoryChanged("changed")
+        return None if place in self.missing else (memoryview(random.Random(place[1]).randbytes(self.size)), 4)
+
+
+class Bench:
+    """A server whose jobs are done when a test says so, and links with room for a number of messages."""
+
+    def __init__(self, size: int = MIB, bucket: TokenBucket | None = None, jobs_max: int = 4) -> None:
+        self.contents = Contents(size)
+        self.jobs: list[Any] = []
+        self.results: list[Served] = []
+        self.sent: list[tuple[bytes, bytes]] = []
+        self.room: dict[bytes, int] = {}
+        self.gone: set[bytes] = set()
+        self.server = Server(
+            self.contents, self.post, lambda peer: 0, self.jobs.append, self.results.append, bucket, jobs_max
+        )
+
+    def post(self, peer: bytes, head: Any, body: Any) -> bool:
+        if peer in self.gone:
+            raise OSError(107, "no link")
+        if self.room.get(peer, 1) == 0:
+            return False
+        self.room[peer] = self.room.get(peer, 10**9) - 1
+        self.sent.append((peer, bytes(head) + bytes(body)))
+        return True
+
+    def work(self) -> None:
+        """Does the jobs that were submitted, and tells the server."""
+        jobs = self.jobs[:]
+        self.jobs.clear()
+        for job in jobs:
+            job()
+        self.tell()
+
+    def tell(self) -> None:
+        for result in self.results:
+            self.server.on_served(result, 0)
+        self.results.clear()
+
+    def run(self, now_ns: int = 0) -> None:
+        while True:
+            self.server.pump(now_ns)
+            if not self.jobs:
+                return
+            self.work()
+
+    def blocks(self) -> list[tuple[bytes, int]]:
+        """Who got which blocks."""
+        found = []
+        for peer, data in self.sent:
+            view = memoryview(data)
+            if state_messages.has_blocks(view):
+                found += [(peer, place[1]) for place, _, _ in state_messages.parse_blocks(view)]
+        return found
+
+
+def places(indexes: Iterable[int]) -> list[Place]:
+    return [(0, index) for index in indexes]
+
+
+def test_what_was_asked_for_is_sent_in_order() -> None:
+    bench = Bench()
+    bench.server.on_request(A, places(range(3)))
+    bench.run()
+    assert bench.blocks() == [(A, 0), (A, 1), (A, 2)]
+    assert [len(data) for _, data in bench.sent] == [4 + 12 + 1 + MIB] * 3
+
+
+def test_fetchers_take_turns() -> None:
+    bench = Bench()
+    bench.server.on_request(A, places(range(4)))
+    bench.server.on_request(B, places(range(4)))
+    bench.run()
+    assert [peer for peer, _ in bench.blocks()] == [A, B] * 4
+
+
+def test_only_so_many_jobs_are_made_at_a_time() -> None:
+    bench = Bench(jobs_max=2)
+    bench.server.on_request(A, places(range(9)))
+    bench.server.pump(0)
+    assert len(bench.jobs) == 2
+    bench.run()
+    assert len(bench.blocks()) == 9
+
+
+def test_small_blocks_travel_together() -> None:
+    bench = Bench(size=100)
+    bench.server.on_request(A, places(range(3000)))
+    bench.run()
+    assert [index for _, index in bench.blocks()] == list(range(3000))
+    assert len(bench.sent) == -(-3000 // state_messages.BLOCKS_PER_MESSAGE_MAX)
+
+
+def test_lists_are_sent() -> None:
+    bench = Bench()
+    bench.server.on_request(A, [(0, 5), (0, LIST), (7, LIST), (0, 6)])
+    bench.run()
+    assert bench.blocks() == [(A, 5), (A, 6)]
+    lists = [state_messages.decode(memoryview(data)) for _, data in bench.sent if data[0] != 0xC1]
+    assert lists == [state_messages.BlockList(0, bytes(320))]
+
+
+def test_what_is_not_here_is_not_sent() -> None:
+    bench = Bench(size=100)
+    bench.contents.missing = {(0, 1), (0, 2)}
+    bench.server.on_request(A, places(range(4)))
+    bench.server.on_request(B, places([1]))
+    bench.run()
+    assert bench.blocks() == [(A, 0), (A, 3)]
+
+
+def test_memory_that_changed_is_told() -> None:
+    bench = Bench()
+    bench.contents.changed = {(0, 0)}
+    bench.server.on_request(A, places(range(2)))
+    bench.server.pump(0)
+    for job in bench.jobs:
+        job()
+    assert isinstance(bench.results[0].error, MemoryChanged) and bench.results[1].error is None
+    assert bench.blocks() == [(A, 1)]
+
+
+def test_a_full_link_holds_up_only_its_fetcher() -> None:
+    bench = Bench(jobs_max=1)
+    bench.room[A] = 2
+    bench.server.on_request(A, places(range(5)))
+    bench.server.on_request(B, places(range(5)))
+    bench.run()
+    assert sorted(bench.blocks()) == [(A, 0), (A, 1)] + [(B, index) for index in range(5)]
+    bench.room[A] = 100
+    bench.run()
+    assert len(bench.blocks()) == 7, "nobody has told of room"
+    bench.server.find_room(A)
+    bench.run()
+    assert [index for peer, index in bench.blocks() if peer == A] == [0, 1, 2, 3, 4]
+
+
+def test_room_that_is_told_of_before_the_job_came_back_is_not_forgotten() -> None:
+    bench = Bench(jobs_max=1)
+    bench.room[A] = 0
+    bench.server.on_request(A, places([0]))
+    bench.server.pump(0)
+    bench.jobs.pop()()
+    bench.room[A] = 1
+    bench.server.find_room(A)
+    bench.tell()
+    bench.run()
+    assert bench.blocks() == [(A, 0)]
+
+
+def test_a_fetcher_that_is_gone_costs_nothing_more() -> None:
+    bench = Bench(jobs_max=1)
+    bench.server.on_request(A, places(range(5)))
+    bench.server.pump(0)
+    bench.gone.add(A)
+    bench.server.lose_link(A)
+    bench.server.lose_link(A)
+    bench.run()
+    assert bench.blocks() == [] and not bench.jobs
+    bench.server.find_room(A)
+
+
+def test_requests_beyond_the_bound_are_not_heard() -> None:
+    bench = Bench(size=1, jobs_max=0)
+    bench.server.on_request(A, places(range(10 * limits.STATE_REQUESTS_QUEUED_MAX)))
+    assert len(bench.server._fetchers[A].queue) == limits.STATE_REQUESTS_QUEUED_MAX
+
+
+def test_the_upload_limit_is_kept() -> None:
+    """Over 10 s, 10 MiB/s let through 100 MiB and one burst."""
+    bench = Bench(bucket=TokenBucket(10 * MIB))
+    bench.server.on_request(A, places(range(1000)))
+    now = 0
+    while now < 10 * SECOND:
+        again = bench.server.pump(now)
+        bench.work()
+        assert again is None or again > now
+        now = again or now
+    assert 100 <= len(bench.blocks()) <= 103
+
+
+def test_what_was_not_sent_is_not_charged() -> None:
+    """A full link is tried again and again; the limit is of what leaves."""
+    bench = Bench(bucket=TokenBucket(10 * MIB))
+    bench.room[A] = 0
+    bench.server.on_request(A, places([0]))
+    for _ in range(50):
+        bench.server.find_room(A)
+        assert bench.server.pump(0) is None
+        bench.work()
+    bench.server.on_request(B, places([1]))
+    assert bench.server.pump(0) is None
+    bench.work()
+    assert bench.blocks() == [(B, 1)]
+
+
+def test_a_bucket_does_not_save_up() -> None:
+    bucket = TokenBucket(100 * MIB)
+    assert bucket.ready_ns(0) == 0
+    bucket.take(MIB, 3600 * SECOND)
+    assert bucket.ready_ns(3600 * SECOND) == 3600 * SECOND, "a burst of 50 ms"
+    bucket.take(9 * MIB, 3600 * SECOND)
+    wait_ns = bucket.ready_ns(3600 * SECOND) - 3600 * SECOND
+    assert 49 * MS < wait_ns < 51 * MS

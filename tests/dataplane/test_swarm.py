@@ -1,0 +1,421 @@
+"""Whom a fetch asks for what: with sources that are fast, slow, silent, dying, lying."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from zpccl import limits
+from zpccl.dataplane.swarm import LIST, Place, Swarm
+from zpccl.limits import MIB, MS, SECOND, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
+
+A, B, C, F, G = b"a" * 16, b"b" * 16, b"c" * 16, b"f" * 16, b"g" * 16
+
+
+def blocks(count: int, size: int = MIB) -> list[tuple[Place, int]]:
+    return [((0, index), size) for index in range(count)]
+
+
+def make(sources: list[bytes], fellows: list[bytes] = [], count: int = 0, begin: float = 0.0) -> Swarm:  # noqa: B006
+    swarm = Swarm(sources, fellows, begin, now_ns=0)
+    swarm.add(blocks(count))
+    return swarm
+
+
+def deliver(swarm: Swarm, peer: bytes, place: Place, now_ns: int) -> bool:
+    """Something comes, and is right. True if it was wanted."""
+    wanted = swarm.on_arrived(peer, place, now_ns)
+    if wanted:
+        swarm.on_checked(peer, place)
+    return wanted
+
+
+def state(swarm: Swarm) -> str:
+    """How the fetch stands."""
+    return "done" if swarm.is_done else "failed" if swarm.has_failed else "open"
+
+
+def test_different_places_are_asked_of_all_sources() -> None:
+    swarm = make([A, B], count=100)
+    asks = swarm.ask(0)
+    assert set(asks) == {A, B} and not set(asks[A]) & set(asks[B])
+    for peer in (A, B):
+        assert len(asks[peer]) * MIB == limits.STATE_WINDOW_FIRST_BYTES
+    assert swarm.ask(1) == {}, "asked twice"
+
+
+def test_what_has_come_makes_room_for_more() -> None:
+    swarm = make([A], count=100)
+    first = swarm.ask(0)[A]
+    assert deliver(swarm, A, first[0], 5 * MS)
+    assert swarm.ask(5 * MS)[A][0] == (0, len(first))
+    assert (swarm.bytes_done, swarm.bytes_expected) == (MIB, 100 * MIB)
+
+
+def test_a_fetch_is_done_when_all_is_checked() -> None:
+    swarm = make([A], count=2)
+    assert state(swarm) == "open"
+    swarm.ask(0)
+    assert deliver(swarm, A, (0, 0), 1) and swarm.on_arrived(A, (0, 1), 2)
+    assert state(swarm) == "open"
+    swarm.on_checked(A, (0, 1))
+    assert state(swarm) == "done" and swarm.deadline_ns(3) is None
+
+
+def test_nothing_to_fetch_is_done() -> None:
+    swarm = make([A])
+    assert swarm.is_done and swarm.ask(0) == {}
+
+
+def test_places_that_are_known_later_are_asked_for_too() -> None:
+    swarm = Swarm([A], [], 0.0, 0)
+    swarm.add([((0, LIST), 64)])
+    assert swarm.ask(0) == {A: [(0, LIST)]}
+    assert swarm.on_arrived(A, (0, LIST), 1)
+    swarm.add(blocks(2))
+    swarm.on_checked(A, (0, LIST))
+    assert swarm.ask(1) == {A: [(0, 0), (0, 1)]}
+    assert swarm.bytes_expected == 2 * MIB, "lists are not counted"
+
+
+def test_fellows_begin_at_different_places() -> None:
+    firsts = {make([A], count=90, begin=begin).ask(0)[A][0] for begin in (0, 1 / 3, 2 / 3)}
+    assert firsts == {(0, 0), (0, 30), (0, 60)}
+
+
+# --- Windows ----------------------------------------------------------------------------------------------------------
+
+
+def run(swarm: Swarm, rates: dict[bytes, float], delay_ns: int, until: int = 10**6) -> tuple[int, dict[bytes, int]]:
+    """Plays sources that deliver in order at these rates over paths of this delay. The time, and what each did."""
+    now, counts = 0, dict.fromkeys(rates, 0)
+    free = dict.fromkeys(rates, 0)
+    coming: list[tuple[int, bytes, Place]] = []
+    for _ in range(until):
+        for peer, places in swarm.ask(now).items():
+            for place in places:
+                free[peer] = max(free[peer], now + delay_ns) + int(MIB * SECOND / rates[peer])
+                coming.append((free[peer], peer, place))
+        if swarm.is_done or not coming:
+            break
+        event = min(coming)
+        deadline = swarm.deadline_ns(now)
+        if deadline is not None and deadline < event[0]:
+            now = deadline
+            swarm.check(now)
+            continue
+        coming.remove(event)
+        now = event[0]
+        counts[event[1]] += deliver(swarm, event[1], event[2], now)
+    return now, counts
+
+
+def test_a_long_fast_path_is_filled() -> None:
+    """1 Gbit/s and 100 ms there and back: within 1.35 of the time that it needs at least, slow start included."""
+    rate = 125e6
+    took_ns, _ = run(make([A], count=512), {A: rate}, 100 * MS)
+    assert took_ns < 1.35 * 512 * MIB / rate * SECOND
+
+
+def test_sources_deliver_in_proportion_to_their_speed() -> None:
+    took_ns, counts = run(make([A, B, C], count=400), {A: 100e6, B: 50e6, C: 10e6}, 1 * MS)
+    assert sum(counts.values()) == 400
+    assert 1.6 < counts[A] / counts[B] < 2.4 and counts[B] > 3 * counts[C] > 0
+    assert took_ns < 1.1 * 400 * MIB / 160e6 * SECOND
+
+
+@pytest.mark.parametrize("bunch", [1, 4])
+def test_sources_of_one_speed_are_hardly_ever_asked_twice(bunch: int) -> None:
+    """On slow links, with blocks that share connections and come in bunches: what is sent twice takes from the rest."""
+    rate, delay, now, twice = 25e6, 10 * MS, 0, 0
+    swarm = make([A, B, C], count=90)
+    owed: dict[bytes, list[Place]] = {A: [], B: [], C: []}
+    due = {A: 0, B: 3 * MS, C: 9 * MS}
+    while not swarm.is_done:
+        for peer, places in swarm.ask(now).items():
+            if not owed[peer]:
+                due[peer] = now + delay + int(min(bunch, len(places)) * MIB * SECOND / rate)
+            owed[peer] += places
+        peer = min((peer for peer in owed if owed[peer]), key=lambda peer: due[peer])
+        deadline = swarm.deadline_ns(now)
+        if deadline is not None and deadline < due[peer]:
+            now = deadline
+            swarm.check(now)
+            continue
+        now = max(now, due[peer])
+        for place in owed[peer][:bunch]:
+            twice += not deliver(swarm, peer, place, now)
+        del owed[peer][:bunch]
+        due[peer] = now + int(min(bunch, len(owed[peer])) * MIB * SECOND / rate)
+    assert not swarm.dropped and twice + sum(map(len, owed.values())) <= 2
+
+
+def test_windows_are_bounded() -> None:
+    swarm = make([A, B, C, F], count=1000)
+    rates = dict.fromkeys((A, B, C, F), 1e12)
+    for now in range(100):
+        for peer, places in swarm.ask(now * 20 * MS).items():
+            for place in places:
+                deliver(swarm, peer, place, (now + 1) * 20 * MS)
+            assert len(places) * MIB <= limits.STATE_WINDOW_BYTES_MAX
+        asked = [source.asked_bytes for source in swarm._sources.values()]
+        assert sum(asked) <= limits.STATE_IN_FLIGHT_BYTES_MAX
+        if swarm.is_done:
+            return
+    raise AssertionError(rates)
+
+
+def test_small_places_are_asked_for_by_the_thousand() -> None:
+    swarm = Swarm([A], [], 0.0, 0)
+    swarm.add(((key, 0), 100) for key in range(10_000))
+    assert len(swarm.ask(0)[A]) == limits.STATE_REQUESTS_IN_FLIGHT_MAX
+
+
+def test_a_place_larger_than_any_window_is_asked_for() -> None:
+    swarm = Swarm([A], [], 0.0, 0)
+    swarm.add([((0, 0), 2 * limits.STATE_IN_FLIGHT_BYTES_MAX)])
+    assert swarm.ask(0) == {A: [(0, 0)]}
+
+
+# --- Fellows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_fellow_is_asked_only_for_what_it_has() -> None:
+    swarm = make([], [F], count=4)
+    assert swarm.ask(0) == {} and not swarm.has_failed
+    swarm.on_have(F, [(0, 2), (0, 2), (7, 7)])
+    assert swarm.ask(0) == {F: [(0, 2)]}
+    swarm.on_have(F, [], is_complete=True)
+    assert set(swarm.ask(1)[F]) == {(0, 0), (0, 1), (0, 3)}
+    assert all(deliver(swarm, F, (0, index), 2) for index in range(4)) and swarm.is_done
+
+
+def test_complete_sources_are_spared_what_fellows_have() -> None:
+    swarm = make([A], [F], count=20)
+    swarm.on_have(F, [(0, 0), (0, 1), (0, 2)])
+    asks = swarm.ask(0)
+    assert asks[F] == [(0, 0), (0, 1), (0, 2)]
+    assert asks[A] == [(0, 3), (0, 4), (0, 5), (0, 6)]
+
+
+def test_complete_sources_give_what_fellows_have_too_when_nothing_else_is_left() -> None:
+    swarm = make([A], [F, G], count=8)
+    swarm.on_have(F, [(0, index) for index in range(8)])
+    asks = swarm.ask(0)
+    assert len(asks[F]) == 4 and len(asks[A]) == 4 and not set(asks[A]) & set(asks[F])
+
+
+def test_what_a_fellow_announced_before_the_list_came_is_known() -> None:
+    swarm = make([A], [F])
+    swarm.on_have(F, [(0, 1)])
+    swarm.add(blocks(2))
+    assert swarm.ask(0) == {F: [(0, 1)], A: [(0, 0)]}
+
+
+def test_strangers_are_not_asked() -> None:
+    swarm = make([A], count=1)
+    swarm.on_have(B, [(0, 0)], is_complete=True)
+    assert swarm.ask(0) == {A: [(0, 0)]}
+
+
+# --- Sources that fail ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_lost_source_owed_is_asked_of_others() -> None:
+    swarm = make([A, B], count=8)
+    owed = swarm.ask(0)[A]
+    assert deliver(swarm, A, owed[0], 1)
+    swarm.drop(A, "gone")
+    assert swarm.dropped == {A: "gone"} and not swarm.is_source(A)
+    delivered = {owed[0]}
+    now = 2
+    while not swarm.is_done:
+        for peer, places in {**swarm.ask(now)}.items():
+            assert peer == B and not set(places) & delivered, "what was here is asked for again"
+        for place in list(swarm._sources[B].asked):
+            assert deliver(swarm, B, place, now)
+            delivered.add(place)
+        now += 1
+    assert len(delivered) == 8
+
+
+def test_a_source_that_sends_wrong_bytes_is_dropped_and_the_place_asked_of_another() -> None:
+    swarm = make([A, B], count=2)
+    asks = swarm.ask(0)
+    (place,) = asks[A][:1]
+    assert swarm.on_arrived(A, place, 1)
+    swarm.on_checked(A, place, "wrong")
+    assert swarm.dropped == {A: "wrong"}
+    for other in asks[B]:
+        assert deliver(swarm, B, other, 2)
+    assert place in swarm.ask(2)[B]
+
+
+def test_the_fetch_fails_with_its_last_source() -> None:
+    swarm = make([A, B], count=8)
+    swarm.ask(0)
+    swarm.drop(A, "one")
+    assert state(swarm) == "open"
+    swarm.drop(B, "other")
+    assert state(swarm) == "failed" and list(swarm.dropped) == [A, B]
+    assert swarm.ask(1) == {}
+    swarm.drop(B, "again")
+    assert swarm.dropped[B] == "other"
+
+
+def test_a_source_lost_after_the_end_is_no_failure() -> None:
+    swarm = make([A], count=1)
+    swarm.ask(0)
+    deliver(swarm, A, (0, 0), 1)
+    swarm.drop(A, "gone")
+    assert swarm.is_done and not swarm.has_failed
+
+
+def test_what_was_not_asked_for_is_not_wanted() -> None:
+    swarm = make([A, B], count=8)
+    asks = swarm.ask(0)
+    assert not swarm.on_arrived(B, asks[A][0], 1), "asked of another"
+    assert not swarm.on_arrived(C, asks[A][0], 1), "a stranger"
+    assert not swarm.on_arrived(A, (5, 5), 1), "no such place"
+    assert swarm.on_arrived(A, asks[A][0], 1) and not swarm.on_arrived(A, asks[A][0], 1), "twice"
+
+
+def test_a_silent_source_is_dropped_where_there_is_another() -> None:
+    swarm = make([A, B], count=8)
+    asks = swarm.ask(0)
+    for place in asks[B]:
+        deliver(swarm, B, place, 1)
+    swarm.check(STATE_SOURCE_TIMEOUT_NS - 1)
+    assert not swarm.dropped
+    assert swarm.deadline_ns(2) is not None
+    swarm.check(STATE_SOURCE_TIMEOUT_NS)
+    assert list(swarm.dropped) == [A]
+
+
+def test_the_only_source_gets_more_time() -> None:
+    swarm = make([A], [F], count=8)
+    swarm.ask(0)
+    swarm.check(STATE_SOURCE_TIMEOUT_NS)
+    assert not swarm.dropped
+    swarm.check(STATE_STALL_TIMEOUT_NS)
+    assert list(swarm.dropped) == [A] and not swarm.has_failed, "the fellow may get it elsewhere"
+
+
+def test_fellows_that_wait_for_each_other_give_up() -> None:
+    """L1: nobody has what is missing."""
+    swarm = make([], [F], count=2)
+    swarm.on_have(F, [(0, 0)])
+    swarm.ask(0)
+    deliver(swarm, F, (0, 0), 5)
+    deadline = swarm.deadline_ns(6)
+    assert deadline == 5 + STATE_STALL_TIMEOUT_NS
+    swarm.check(deadline - 1)
+    assert state(swarm) == "open"
+    swarm.check(deadline)
+    assert state(swarm) == "failed" and list(swarm.dropped) == [F]
+
+
+def test_deadlines_are_always_ahead() -> None:
+    """Else the thread that waits for them would spin."""
+    swarm = make([A], count=8)
+    swarm.ask(0)
+    for now in (1, STATE_SOURCE_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS + 5, STATE_STALL_TIMEOUT_NS - 1):
+        swarm.check(now)
+        deadline = swarm.deadline_ns(now)
+        assert deadline is not None and deadline > now
+
+
+# --- The end of a fetch -----------------------------------------------------------------------------------------------
+
+
+def slow_end(now: int) -> tuple[Swarm, list[Place]]:
+    """A is fast and idle; B owes its first places. And what it owes."""
+    swarm = make([A, B], count=8)
+    asks = swarm.ask(0)
+    for place in asks[A]:
+        deliver(swarm, A, place, now)
+    return swarm, asks[B]
+
+
+def test_an_idle_source_takes_over_what_a_silent_one_owes() -> None:
+    swarm, owed = slow_end(10 * MS)
+    assert swarm.ask(10 * MS) == {}, "it may still be on its way"
+    later = swarm.deadline_ns(10 * MS)
+    assert later is not None and later <= 10 * MS + limits.STATE_STEAL_INTERVAL_NS
+    stolen = swarm.ask(1 * SECOND)[A]
+    assert stolen == owed[::-1][: len(stolen)] and stolen
+    for place in stolen:
+        assert deliver(swarm, A, place, 1 * SECOND + 1)
+        assert not deliver(swarm, B, place, 1 * SECOND + 2), "it is here"
+    for place in owed:
+        deliver(swarm, B, place, 2 * SECOND)
+    assert swarm.is_done and swarm.bytes_done == 8 * MIB
+
+
+def test_nothing_is_asked_of_more_than_two() -> None:
+    swarm = make([A, B, C], count=3)
+    swarm.ask(0)
+    asked: dict[Place, int] = {}
+    for now in range(0, 5 * SECOND, 100 * MS):
+        swarm.ask(now)
+        for source in swarm._sources.values():
+            for place in source.asked:
+                asked[place] = len(swarm._askers[place])
+    assert max(asked.values()) <= 2
+
+
+def test_a_source_that_dies_after_it_was_helped_out_costs_nothing() -> None:
+    swarm, owed = slow_end(10 * MS)
+    stolen = swarm.ask(1 * SECOND)[A]
+    swarm.drop(B, "gone")
+    assert set(swarm.ask(1 * SECOND).get(A, [])) == set(owed) - set(stolen)
+
+
+def test_a_wrong_copy_does_not_cost_the_right_one() -> None:
+    swarm, _ = slow_end(10 * MS)
+    place = swarm.ask(1 * SECOND)[A][0]
+    assert swarm.on_arrived(B, place, 1 * SECOND + 1)
+    swarm.on_checked(B, place, "wrong")
+    assert list(swarm.dropped) == [B]
+    assert deliver(swarm, A, place, 1 * SECOND + 2), "the other copy is wanted now"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_everything_comes_whatever_happens(seed: int) -> None:
+    """L2, S5: sources die, lie, stay silent and send what nobody asked for; one is good. All is checked once."""
+    rng = random.Random(seed)
+    names = [bytes([65 + number]) * 16 for number in range(5)]
+    complete, fellows = names[:3], names[3:]
+    swarm = Swarm(complete, fellows, rng.random(), 0)
+    good = rng.choice(complete)
+    swarm.add([((0, LIST), 640)])
+    total, done, now = 1, 0, 0
+    queues: dict[bytes, list[Place]] = {name: [] for name in names}
+    for _ in range(5000):
+        now += rng.choice((1, MS, 30 * MS))
+        for peer, places in swarm.ask(now).items():
+            assert swarm.is_source(peer)
+            queues[peer] += places
+        if rng.random() < 0.05:
+            swarm.on_have(rng.choice(fellows), [(0, rng.randrange(20))], is_complete=rng.random() < 0.1)
+        if rng.random() < 0.01 and (victim := rng.choice(names)) != good:
+            swarm.drop(victim, "lost")
+        peer = rng.choice(names)
+        if rng.random() < 0.05:
+            assert not swarm.on_arrived(peer, (9, rng.randrange(20)), now)
+        if queues[peer]:
+            place = queues[peer].pop(rng.randrange(len(queues[peer])))
+            if swarm.on_arrived(peer, place, now):
+                lies = peer != good and rng.random() < 0.1
+                if place == (0, LIST) and not lies:
+                    swarm.add(((0, index), rng.randrange(1, 3 * MIB)) for index in range(20))
+                    total += 20
+                swarm.on_checked(peer, place, "wrong" if lies else "")
+                done += not lies
+        swarm.check(now)
+        assert not swarm.has_failed and swarm.is_source(good)
+        assert swarm._asked_bytes == sum(source.asked_bytes for source in swarm._sources.values()) >= 0
+        if swarm.is_done:
+            break
+    assert swarm.is_done and done == total and swarm.bytes_done == swarm.bytes_expected

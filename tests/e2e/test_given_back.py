@@ -1,0 +1,219 @@
+"""S4: when a call has returned or raised, the caller's memory is the caller's, whatever the other peers still do.
+
+Each call has memory of its own. As soon as the call is over here, this memory is made inaccessible, or freed. A thread
+that touched it later would be killed with its process; a system call that did would fail, and its connection be lost.
+Calls end in all ways: well, timed out, interrupted, or with a peer that died, mostly while bytes move.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zpccl
+from e2e.harness import Peer, cluster, until
+from zpccl.control.keys import new_secret
+
+pytestmark = pytest.mark.e2e
+
+BYTES = 8 << 20
+ELEMENTS = BYTES // 4
+TRIES = 2
+"""Of each kind of call: so often one of the peers gives it up."""
+KINDS = ("out of place", "in place", "not restored", "quantised", "broadcast", "all_gather", "reduce_scatter")
+_PROT_NONE = 0  # bits/mman-linux.h
+
+
+class Memory:
+    """A region of float32, all of one value."""
+
+    def __init__(self, elements: int, value: float, is_locked: bool) -> None:
+        self._region = mmap.mmap(-1, 4 * elements) if is_locked else None
+        if self._region is not None:
+            self.array: Any = np.frombuffer(self._region, np.float32)
+        else:
+            self.array = np.empty(elements, np.float32)
+        self.array[:] = value
+        self._address = self.array.ctypes.data
+        self._bytes = self.array.nbytes
+
+    def give_up(self) -> mmap.mmap | None:
+        """Nobody may touch it any more: it is freed, or inaccessible for as long as what is returned is kept."""
+        self.array = None
+        if self._region is not None:
+            libc = ctypes.CDLL(None, use_errno=True)
+            assert libc.mprotect(ctypes.c_void_p(self._address), self._bytes, _PROT_NONE) == 0, ctypes.get_errno()
+            libc.madvise(
+                ctypes.c_void_p(self._address), self._bytes, mmap.MADV_DONTNEED
+            )  # It keeps its addresses only.
+        return self._region
+
+
+def memories(kind: str, size: int, place: int, is_locked: bool) -> list[Memory]:
+    """What a call reads and writes: a bit of its own for each peer. Where there are two, the second is written."""
+    send = Memory(ELEMENTS, 1 << place, is_locked)
+    if kind in ("in place", "not restored", "quantised", "broadcast"):
+        return [send]
+    rows = {"out of place": ELEMENTS, "all_gather": size * ELEMENTS, "reduce_scatter": ELEMENTS // 2 + 1}
+    return [send, Memory(rows[kind], 0, is_locked)]
+
+
+def start(comm: zpccl.Communicator, kind: str, tag: int, used: list[Memory], is_root: bool) -> zpccl.AsyncReduceHandle:
+    """Begins a call."""
+    tensors = [memory.array for memory in used]
+    if kind == "broadcast":
+        return comm.broadcast_async(tensors[0], is_root=is_root, tag=tag)
+    if kind == "all_gather":
+        return comm.all_gather_async(*tensors, tag=tag)
+    if kind == "reduce_scatter":
+        return comm.reduce_scatter_async(*tensors, tag=tag)
+    quantised = zpccl.QuantizationOptions() if kind == "quantised" else None
+    return comm.all_reduce_async(
+        tensors[0],
+        tensors[-1],
+        op=zpccl.ReduceOp.SUM,
+        tag=tag,
+        quantization_options=quantised,
+        restore=kind != "not restored",
+    )
+
+
+def moved_bytes(peer: Peer) -> int:
+    """Sent and received."""
+    loop = peer.comm._loop
+    assert loop is not None
+    return sum(sum(map(sum, loop._engine.link_stats(other))) for other in list(loop._link_ids))
+
+
+def when_moving(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:
+    """Waits until so many bytes have moved, or the call is over. True: it goes on."""
+    begin, call = moved_bytes(peer), handle._call.future
+    until(lambda: call.done() or moved_bytes(peer) >= begin + count, "the end of a call")
+    return not call.done()
+
+
+def wait_until_interrupted(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:
+    """As `handle.wait()`, with Ctrl-C after so many bytes."""
+
+    def interrupt() -> None:
+        if when_moving(peer, handle, count):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    try:
+        watcher.start()
+        is_right = handle.wait()[0]
+        watcher.join()
+    except KeyboardInterrupt:
+        watcher.join()
+        return handle.wait()[0]
+    return is_right
+
+
+def end(peer: Peer, handle: zpccl.AsyncReduceHandle, how: str, count: int) -> bool:
+    """Waits for the end of a call, or makes it end after so many bytes. True: it succeeded."""
+    if how == "interrupted":
+        return wait_until_interrupted(peer, handle, count)
+    if how == "timed out":
+        return handle.wait(0 if when_moving(peer, handle, count) else None)[0]
+    if how == "killed" and when_moving(peer, handle, count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return handle.wait()[0]
+
+
+def check(kind: str, used: list[Memory], is_right: bool, place: int) -> int:
+    """S1, S2: what a call has left behind. Returns who took part, as bits; 0 after a failure."""
+    if not is_right:
+        assert kind == "not restored" or (used[0].array == 1 << place).all(), f"{kind}: not as before"
+        return 0
+    if kind == "all_gather":
+        return int(sum(used[1].array[::ELEMENTS]))
+    result = used[-1].array[: ELEMENTS // 8]  # The part of a reduce-scatter is that long at least.
+    assert np.ptp(result) < 0.1, f"{kind}: not the same everywhere"
+    return round(float(result[0]))
+
+
+def call_until_it_succeeds(peer: Peer, kind: str, tag: int, place: int, ways: list[str]) -> tuple[int, int]:
+    """Makes a call, which ends in each of these ways first. Returns how often it failed, and who took part then."""
+    choose = random.Random(tag)
+    for failures in itertools.count():
+        is_locked = failures % 3 != 2
+        used = memories(kind, peer.comm.world_size, place, is_locked)
+        handle = start(peer.comm, kind, tag, used, place == 0)
+        is_right = end(peer, handle, ways.pop(0) if ways else "", choose.randrange(1, BYTES // 4))
+        took_part = check(kind, used, is_right, place)
+        peer.kept.setdefault("locked", []).extend(memory.give_up() for memory in used)
+        if is_right:
+            return failures, took_part
+    raise AssertionError
+
+
+def lost_connections(peer: Peer) -> int:
+    loop = peer.comm._loop
+    assert loop is not None
+    return sum(loop._engine.link_state(other).lost_count for other in list(loop._link_ids))
+
+
+def give_calls_up(peer: Peer, place: int) -> dict[str, Any]:
+    """All kinds of calls; the members take turns in giving them up."""
+    failures = 0
+    for tag, kind in enumerate(KINDS):
+        gives_up = tag % peer.comm.world_size == place
+        ways = ["timed out", "interrupted"] * (TRIES // 2) if gives_up else []
+        failed, took_part = call_until_it_succeeds(peer, kind, tag, place, ways)
+        assert took_part == (1 if kind == "broadcast" else 0b111), f"{kind}: {took_part:b}"
+        failures += failed
+    return {"failures": failures, "lost": lost_connections(peer)}
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_calls_that_are_given_up(is_sealed: bool, tmp_path: Path) -> None:
+    """S2, S4, L2."""
+    secret = new_secret()
+    (tmp_path / "secret").write_text(secret)
+    (tmp_path / "secret").chmod(0o600)
+    arguments = ("--secret-file", str(tmp_path / "secret")) if is_sealed else ()
+    options: dict[str, Any] = {"secret": secret} if is_sealed else {}
+    with cluster(*arguments) as run:
+        children = run.members(3, **options)
+        for place, child in enumerate(children):
+            child.start(give_calls_up, place)
+        reports = [child.value() for child in children]
+    assert [report["lost"] for report in reports] == [0, 0, 0]
+    assert all(report["failures"] >= len(KINDS) / 2 for report in reports), reports
+
+
+def die_in_turn(peer: Peer, place: int, kinds: list[str]) -> dict[str, Any]:
+    """In each kind of call one member dies: of those who are left the last."""
+    failures = 0
+    for tag, kind in enumerate(kinds):
+        last = 1 + len(kinds) - tag
+        failed, took_part = call_until_it_succeeds(peer, kind, tag, place, ["killed"] if place == last else [])
+        if place == last:
+            os.kill(os.getpid(), signal.SIGKILL)  # The call was over too soon.
+        alive = (1 << last) - 1
+        assert took_part in ({1} if kind == "broadcast" else {alive, alive | 1 << last}), f"{kind}: {took_part:b}"
+        failures += failed
+    return {"failures": failures, "lost": lost_connections(peer)}
+
+
+def test_calls_whose_peers_die() -> None:
+    """S2, S4, L2."""
+    kinds = ["in place", "all_gather"]
+    with cluster() as run:
+        children = run.members(2 + len(kinds))
+        for place, child in enumerate(children):
+            child.start(die_in_turn, place, kinds)
+        reports = [child.value() for child in children[:2]]
+    assert [report["lost"] for report in reports] == [0, 0]
+    assert all(report["failures"] for report in reports), reports

@@ -1,0 +1,334 @@
+"""State that members offer while they train, fetched ahead by joiners: several communicators in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e.harness import until
+from e2e.local import Run, finish, local_run
+
+import zpccl
+from zpccl.dataplane.offers import Prefetch
+from zpccl.dataplane.serving import Server
+from zpccl.limits import KIB, MIB
+
+pytestmark = pytest.mark.e2e
+
+COUNT = 6 * MIB
+"""Bytes of the tensor `w`: several blocks."""
+
+
+def state_of(value: int, revision: int = 0, **free: int) -> zpccl.SharedState:
+    """A tensor `w` of random bytes made from a number, and one `b` of it; `free` may differ between peers."""
+    rng = np.random.default_rng(value)
+    infos = [
+        zpccl.TensorInfo.from_numpy(rng.integers(0, 255, COUNT, np.uint8), "w"),
+        zpccl.TensorInfo.from_numpy(np.full(5, value, np.int64), "b"),
+    ]
+    for name, contents in free.items():
+        array = np.full(5, contents, np.int64)
+        infos.append(zpccl.TensorInfo.from_numpy(array, name, allow_content_inequality=True))
+    state = zpccl.SharedState(infos)
+    state.revision = revision
+    return state
+
+
+def array(state: zpccl.SharedState, name: str) -> np.ndarray[Any, Any]:
+    (found,) = (info.tensor for info in state.tensor_infos if info.name == name)
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+def is_equal(one: zpccl.SharedState, other: zpccl.SharedState) -> bool:
+    same = all(np.array_equal(array(one, name), array(other, name)) for name in "wb")
+    return same and one.revision == other.revision
+
+
+class Joining:
+    """A run whose members offer states, and one that joins it.
+
+    Attributes:
+        seen: is set when the joiner has something of what it fetches.
+        go_on: until it is set, the joiner does nothing more then.
+    """
+
+    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run = run
+        self.seen, self.go_on = threading.Event(), threading.Event()
+        self.comm = zpccl.Communicator(run.master.address, name="joiner")
+        original = Prefetch._on_moved
+
+        def on_moved(prefetch: Prefetch, done: int, expected: int) -> None:
+            if done > 0:
+                self.seen.set()
+                assert self.go_on.wait(60)
+            original(prefetch, done, expected)
+
+        monkeypatch.setattr(Prefetch, "_on_moved", on_moved)
+
+    def connect(self, state: zpccl.SharedState, **options: Any) -> Future[None]:
+        return self.run.start(self.comm.connect, prefetch=state, **options)
+
+    def admit(self, connected: Future[None]) -> None:
+        """Members are told when it is ready, and admit it."""
+        comms = [comm for comm in self.run.comms if not comm._is_closed]
+        while not connected.done():
+            pending = [finish(f) for f in [self.run.start(comm.are_peers_pending) for comm in comms]]
+            if any(pending):
+                for future in [self.run.start(comm.update_topology) for comm in comms]:
+                    finish(future)
+                break
+        finish(connected)
+
+    def sync(self, states: list[zpccl.SharedState], own: zpccl.SharedState) -> zpccl.SharedStateSyncInfo:
+        """All sync; what it cost the joiner."""
+        comms = [comm for comm in self.run.comms if not comm._is_closed]
+        others = [self.run.start(comm.sync_shared_state, state) for comm, state in zip(comms, states, strict=True)]
+        info = finish(self.run.start(self.comm.sync_shared_state, own))
+        for future in others:
+            finish(future)
+        return info
+
+
+@pytest.fixture
+def joining(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joining]:
+    """Two members and one that joins."""
+    with local_run(2) as run:
+        joining = Joining(run, monkeypatch)
+        yield joining
+        joining.go_on.set()
+        joining.comm.close()
+
+
+def offers_of(joining: Joining, states: list[zpccl.SharedState], **options: Any) -> list[zpccl.Offer]:
+    made = [comm.offer_state(state, **options) for comm, state in zip(joining.run.comms, states, strict=True)]
+    return [offer for offer in made if offer is not None]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_members_go_on_while_a_joiner_fetches(joining: Joining, copy: bool) -> None:
+    """S6: they reduce, and are not told of it before it is ready. Then the sync moves nothing of the state."""
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    offers_of(joining, states, copy=copy)
+    connected = joining.connect(own)
+    assert joining.seen.wait(60)
+    run = joining.run
+    for _ in range(3):
+        run.all(lambda comm: comm.all_reduce(np.ones(4)))
+        assert run.all(lambda comm: comm.are_peers_pending()) == [False, False]
+        run.all(lambda comm: comm.update_topology())
+    assert not connected.done() and all(comm.world_size == 2 for comm in run.comms)
+    joining.go_on.set()
+    joining.admit(connected)
+    assert is_equal(own, states[0])
+    assert joining.sync(states, own).rx_bytes < 1 * KIB
+    assert is_equal(own, states[0])
+
+
+def test_the_state_has_gone_on_meanwhile(joining: Joining) -> None:
+    """The sync fetches the difference: here one block of six."""
+    joining.go_on.set()
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    offers_of(joining, states)
+    connected = joining.connect(own)
+    joining.admit(connected)
+    for state in states:
+        array(state, "w")[0] ^= 1
+        state.push_revision()
+    assert MIB < joining.sync(states, own).rx_bytes < 3 * MIB  # Of an idle source it is asked for again.
+    assert is_equal(own, states[0])
+
+
+def test_a_member_dies_while_it_serves(joining: Joining) -> None:
+    """The other one serves the rest."""
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    offers_of(joining, states)
+    connected = joining.connect(own)
+    assert joining.seen.wait(60)
+    joining.run.comms[0].close()
+    joining.go_on.set()
+    joining.admit(connected)
+    assert is_equal(own, states[1])
+
+
+def test_who_writes_copies_first(joining: Joining) -> None:
+    """The tensors themselves are offered, until they are about to be written."""
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    expected = state_of(7, revision=4)
+    offers = offers_of(joining, states, copy=False)
+    connected = joining.connect(own)
+    assert joining.seen.wait(60)
+    for offer, state in zip(offers, states, strict=True):
+        offer.before_write(["w"])
+        array(state, "w")[:] = 0
+    joining.go_on.set()
+    joining.admit(connected)
+    assert is_equal(own, expected)
+    assert all(offer.is_open for offer in offers)
+
+
+def changing_when_served(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
+    """Changes something after everything was digested, before anything is sent."""
+    original = Server.on_request
+
+    def on_request(self: Server, *arguments: Any) -> None:
+        change()
+        original(self, *arguments)
+
+    monkeypatch.setattr(Server, "on_request", on_request)
+
+
+def test_who_writes_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5: its offer ends, and the error names the tensor. The joiner has the state of the other, whole."""
+    joining.go_on.set()
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    expected = state_of(7, revision=4)
+    offers = offers_of(joining, states, copy=False)
+
+    def change() -> None:
+        array(states[0], "w")[:] = 0
+
+    changing_when_served(monkeypatch, change)
+    connected = joining.connect(own)
+    joining.admit(connected)
+    assert is_equal(own, expected)
+    until(lambda: not offers[0].is_open)
+    assert "'w'" in offers[0].error
+    assert offers[1].is_open and not offers[1].error
+
+
+def test_all_write_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The joiner is admitted with its memory as it was."""
+    joining.go_on.set()
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    offers_of(joining, states, copy=False)
+
+    def change() -> None:
+        for state in states:
+            array(state, "w")[:] = 0
+
+    changing_when_served(monkeypatch, change)
+    joining.admit(joining.connect(own))
+    assert is_equal(own, state_of(1))
+
+
+def test_nobody_offers(joining: Joining) -> None:
+    """It is ready at once."""
+    own = state_of(1, revision=2)
+    joining.admit(joining.connect(own))
+    assert is_equal(own, state_of(1, revision=2))
+
+
+def test_an_offer_is_replaced_while_it_is_fetched(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The joiner is told, and has all of the new one."""
+    joining.go_on.set()
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    first = offers_of(joining, states)
+    asked = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "on_request", lambda *_: asked.set())  # It gets nothing of the first.
+        connected = joining.connect(own)
+        assert asked.wait(60)
+    states = [state_of(8, revision=5) for _ in range(2)]
+    offers_of(joining, states)
+    assert not any(offer.is_open for offer in first)
+    joining.admit(connected)
+    assert is_equal(own, states[0])
+
+
+def test_the_highest_revision_is_fetched(joining: Joining) -> None:
+    joining.go_on.set()
+    states, own = [state_of(7, revision=4), state_of(8, revision=5)], state_of(1)
+    offers_of(joining, states)
+    joining.admit(joining.connect(own))
+    assert is_equal(own, states[1])
+
+
+def test_keys_that_may_differ_come_from_one_of_those_who_offer(joining: Joining) -> None:
+    """All have the same of everything else: that comes from all."""
+    joining.go_on.set()
+    states, own = [state_of(7, revision=4, rng=number) for number in (1, 2)], state_of(1, rng=3)
+    offers_of(joining, states)
+    joining.admit(joining.connect(own))
+    assert is_equal(own, states[0])
+    assert array(own, "rng")[0] in (1, 2)
+
+
+def test_another_state_is_offered(joining: Joining) -> None:
+    """It is left alone; the sync will say what differs."""
+    offers_of(joining, [state_of(7, revision=4) for _ in range(2)])
+    own = zpccl.SharedState([zpccl.TensorInfo.from_numpy(np.ones(3), "other")])
+    joining.admit(joining.connect(own))
+    assert own.revision == 0 and array(own, "other").tolist() == [1, 1, 1]
+
+
+def test_a_prefetch_that_takes_too_long(joining: Joining) -> None:
+    """It is given up, and the memory is as it was."""
+    offers_of(joining, [state_of(7, revision=4) for _ in range(2)])
+    own = state_of(1)
+    connected = joining.connect(own, prefetch_timeout=0.001)
+    joining.go_on.set()
+    joining.admit(connected)
+    assert is_equal(own, state_of(1))
+
+
+def test_the_first_of_a_run_has_nobody_to_fetch_from() -> None:
+    """L1."""
+    with local_run(0) as run:
+        comm = zpccl.Communicator(run.master.address)
+        finish(run.start(comm.connect, prefetch=state_of(1)))
+        assert comm.world_size == 1
+        comm.close()
+
+
+def test_offers_end(joining: Joining) -> None:
+    """Withdrawn, replaced, or by None."""
+    comm, state = joining.run.comms[0], state_of(7)
+    first, is_open = comm.offer_state(state), []
+    assert first is not None
+    is_open.append(first.is_open)
+    first.withdraw()
+    first.withdraw()
+    is_open.append(first.is_open)
+    second = comm.offer_state(state)
+    assert second is not None
+    is_open.append(second.is_open)
+    comm.offer_state(None)
+    is_open.append(second.is_open)
+    assert is_open == [True, False, True, False]
+    second.before_write()
+    with pytest.raises(zpccl.InvalidArgument, match="nothing"):
+        second.before_write(["nothing"])
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"short", bytes(9), bytes([1]) + bytes(7) + b"\x01junk", b"\x02" * 9, b"\xff" * 40]
+)
+def test_nonsense_about_offers(joining: Joining, junk: bytes) -> None:
+    """S6: it is dropped, and what is offered goes on being offered."""
+    joining.go_on.set()
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    offers_of(joining, states)
+    one, other = joining.run.comms
+    assert one._loop is not None and other._loop is not None
+    assert one._loop._post_on_channel(other._loop.options.peer_id, junk, b"", MIB)
+    joining.admit(joining.connect(own))
+    assert is_equal(own, states[0])
+
+
+def test_bad_arguments(joining: Joining) -> None:
+    comm: Any = joining.run.comms[0]
+    with pytest.raises(zpccl.InvalidArgument, match="offer_state"):
+        comm.offer_state("state")
+    with pytest.raises(zpccl.InvalidUsage, match="not connected"):
+        joining.comm.offer_state(state_of(1))
+    late: Any = joining.comm
+    with pytest.raises(zpccl.InvalidArgument, match="prefetch is a str"):
+        late.connect(prefetch="state")
+    with pytest.raises(zpccl.InvalidArgument, match="prefetch_timeout"):
+        late.connect(prefetch=state_of(1), prefetch_timeout=-1)

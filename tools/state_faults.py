@@ -1,0 +1,483 @@
+"""Does to a sync of shared state what may happen to it in the middle, and says what becomes of it and when.
+
+Each fault strikes a run of its own on loopback: holders, who have the state, and joiners, who have something else in
+all of it, call `sync_shared_state`. When half of the bytes have come to the first joiner, this stands still until the
+fault has struck; so it strikes in the middle every time, however fast the transfer is.
+
+  none             nothing: what the others compare with
+  holder-killed    one of the holders gets SIGKILL: all others' call shall succeed
+  holders-killed   all of them do: the joiner's call shall fail, and leave its memory and its revision as they were
+  joiner-killed    the joiner does, while another one fetches the same: all others' call shall succeed
+  joiners-added    two more connect: the sync shall go on, and they get the state after the next update_topology
+  memory-changed   all of a holder's state is overwritten: nobody may end with it, and the same call again, after its
+                   error if there was one, shall give all the others' bytes
+  wrong-bytes      a holder sends blocks with a flipped bit, from the beginning: the joiner shall get the others' bytes
+                   in the same call, and the log of the master shall name who sent them
+
+Times are of the slowest process that is left, from the fault to the end of its call. Exit status: 0 if every promise
+was kept, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+from common import (
+    MIB,
+    REPLY_TIMEOUT_S,
+    Peer,
+    Row,
+    Worker,
+    WorkerFailed,
+    add_output_arguments,
+    call_all,
+    close_all,
+    format_bytes,
+    parse_bytes,
+    print_table,
+    run_tool,
+    say,
+    start_fork_server,
+    write_json,
+)
+from kill_master import MasterProcess
+from state_contents import RANDOM, fill, make_stale
+
+import zpccl
+from zpccl.dataplane.engine import EngineEvent, MessageReceived
+
+CONNECTIONS = 4
+TENSORS = 8
+BLOCK_BYTES_MIN = 4096
+"""Shorter messages hold no block."""
+LOG_INTERVAL_S = 0.005
+NS = 1e9
+
+
+class FaultyPeer(Peer):
+    """A peer with a shared state in a file, which others can overwrite.
+
+    Args:
+        address: of the master.
+        name: of the peer.
+        path: of the file, which has the size of the state.
+        gate: where it says that half has come, and waits until it may go on.
+    """
+
+    def __init__(self, address: str, name: str, path: Path, gate: Connection) -> None:
+        super().__init__(address, CONNECTIONS, name=name)
+        self.flat = np.memmap(path, np.float32, mode="r+")
+        self.gate = gate
+        pieces = np.array_split(np.asarray(self.flat), TENSORS)
+        self.state = zpccl.SharedState(
+            [zpccl.TensorInfo.from_numpy(piece, f"tensor{index}") for index, piece in enumerate(pieces)]
+        )
+
+    def prepare(self, revision: int) -> str:
+        """Fills the state, for a joiner with something stale, and returns its digest."""
+        self.state.revision = revision
+        if revision:
+            fill(self.flat, RANDOM, None)
+        else:
+            make_stale(self.flat)
+        return self.digest()
+
+    def digest(self) -> str:
+        """BLAKE3 of the state."""
+        return blake3.blake3(self.flat.data.cast("B")).hexdigest()
+
+    def stand_still_after(self, size_bytes: int) -> None:
+        """Says so at the gate when so many bytes of others have come, and goes on when it is told to."""
+        engine = self._engine()
+        poll, left = engine.poll, size_bytes
+
+        def counting_poll(*arguments: Any) -> list[EngineEvent]:
+            nonlocal left
+            found: list[EngineEvent] = poll(*arguments)
+            was_left, left = left, left - sum(len(event.body) for event in found if isinstance(event, MessageReceived))
+            if left <= 0 < was_left:
+                self.gate.send("half")
+                with contextlib.suppress(EOFError):
+                    self.gate.recv()
+            return found
+
+        engine.poll = counting_poll
+
+    def send_wrong_bytes(self) -> None:
+        """From now on a bit is wrong in each block that this peer sends."""
+        engine = self._engine()
+        post = engine.post_message
+
+        def flipping_post(peer: bytes, channel_id: int, head: Any, body: Any, *arguments: Any) -> Any:
+            if len(body) >= BLOCK_BYTES_MIN:
+                body = bytearray(body)
+                body[len(body) // 2] ^= 1
+            return post(peer, channel_id, head, body, *arguments)
+
+        engine.post_message = flipping_post
+
+    def sync(self) -> dict[str, Any]:
+        """One sync, whatever its outcome."""
+        outcome: dict[str, Any] = {"error": "", "error_text": "", "received": 0, "sent": 0}
+        try:
+            info = self.comm.sync_shared_state(self.state)
+        except zpccl.PCCLError as error:
+            outcome |= {"error": type(error).__name__, "error_text": str(error)}
+        else:
+            outcome |= {"received": info.rx_bytes, "sent": info.tx_bytes}
+        return outcome | {"ended_ns": time.monotonic_ns(), "digest": self.digest(), "revision": self.state.revision}
+
+    def push_revision(self) -> None:
+        """The state is a step further, as after a step of training."""
+        self.state.push_revision()
+
+    def _engine(self) -> Any:
+        loop = self.comm._loop
+        assert loop is not None
+        return loop._engine
+
+
+class QuickWorker(Worker):
+    """A child that has imported everything already."""
+
+    is_forked = True
+
+
+@dataclass
+class Scene:
+    """One run: its master, and the processes by name."""
+
+    directory: Path
+    master: MasterProcess
+    size_bytes: int
+    gate: Connection
+    theirs: Connection
+    holders: dict[str, Worker] = field(default_factory=dict)
+    joiners: dict[str, Worker] = field(default_factory=dict)
+    added: dict[str, Worker] = field(default_factory=dict)
+    again: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The outcomes of a second sync, where there was one."""
+
+    @property
+    def living(self) -> dict[str, Worker]:
+        """Those who take part and were not killed."""
+        return {**self.holders, **self.joiners}
+
+    def start(self, name: str) -> Worker:
+        """Starts a process with a state of its own."""
+        path = self.state_of(name)
+        with path.open("wb") as file:
+            file.truncate(self.size_bytes)
+        worker = QuickWorker(name, FaultyPeer, self.master.address, name, path, self.theirs)
+        worker.begin("ready")
+        return worker
+
+    def state_of(self, name: str) -> Path:
+        """The file with the state of a process."""
+        return self.directory / name
+
+    def kill(self, workers: dict[str, Worker]) -> None:
+        """SIGKILL for all of them."""
+        for worker in workers.values():
+            worker.kill()
+        for worker in workers.values():
+            worker.close()
+        workers.clear()
+
+    def sync_again(self) -> None:
+        """All who are left call the same once more."""
+        self.again = dict(zip(self.living, call_all(list(self.living.values()), "sync"), strict=True))
+
+    def log(self) -> str:
+        """What the master has logged."""
+        return self.master.log.read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        """Ends all processes."""
+        close_all([*self.living.values(), *self.added.values()])
+        self.master.kill()
+
+
+# --- Faults: what strikes while the joiner stands still, and what follows after the sync ------------------------------
+
+
+def nothing(scene: Scene) -> None:
+    """No fault."""
+
+
+def kill_a_holder(scene: Scene) -> None:
+    """The one that others are asked beside."""
+    name = next(iter(scene.holders))
+    scene.kill({name: scene.holders.pop(name)})
+
+
+def kill_all_holders(scene: Scene) -> None:
+    """Nobody is left who has the state."""
+    scene.kill(scene.holders)
+
+
+def kill_a_joiner(scene: Scene) -> None:
+    """The one that stands still."""
+    name = next(iter(scene.joiners))
+    scene.kill({name: scene.joiners.pop(name)})
+
+
+def overwrite_a_state(scene: Scene) -> None:
+    """Writes into the memory of a holder, as a careless thread of its own might."""
+    name = next(iter(scene.holders))
+    make_stale(np.memmap(scene.state_of(name), np.float32, mode="r+"))
+
+
+def add_joiners(scene: Scene) -> None:
+    """Two more register. They are pending then, for members admit them between operations only."""
+    for name, worker in scene.added.items():
+        worker.result()  # It is ready.
+        worker.begin("join", len(scene.living) + len(scene.added))
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
+        while f"{name} registered" not in scene.log():
+            if time.monotonic() > deadline:
+                raise WorkerFailed(f"{name} does not register")
+            time.sleep(LOG_INTERVAL_S)  # Nothing tells of a new line in the log of another process.
+
+
+def admit_added(scene: Scene) -> None:
+    """Members let the added joiners in, and all sync again."""
+    count = len(scene.living) + len(scene.added)
+    for worker in scene.living.values():
+        worker.begin("admit", count)
+    for worker in (*scene.living.values(), *scene.added.values()):
+        worker.result()
+    for worker in scene.living.values():
+        worker.call("push_revision")
+    scene.joiners |= scene.added
+    scene.added = {}
+    scene.sync_again()
+
+
+# --- Judging ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a sync, in words, and what was not as promised."""
+
+    outcome: str
+    problems: list[str]
+
+
+Outcomes = dict[str, dict[str, Any]]
+
+
+def all_have_it(outcomes: Outcomes, wanted: str, revision: int) -> list[str]:
+    """The problems of those who should all have the state."""
+    problems = [f"{name}: {found['error_text']}" for name, found in outcomes.items() if found["error"]]
+    problems += [f"{name} holds something else" for name, found in outcomes.items() if found["digest"] != wanted]
+    return problems + [
+        f"{name} is at revision {found['revision']}"
+        for name, found in outcomes.items()
+        if not found["error"] and found["revision"] != revision
+    ]
+
+
+def judge_success(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
+    """All who are left succeed in the first call, and if there was another, in that."""
+    problems = all_have_it(outcomes, wanted, 1)
+    if scene.again:
+        problems += all_have_it(scene.again, wanted, 2)
+    return Judged("all who are left have the state", problems)
+
+
+def judge_refetch(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
+    """As `judge_success`; a holder's death costs what was under way, not all that had come."""
+    judged = judge_success(scene, outcomes, wanted, stale)
+    received = max(outcomes[name]["received"] for name in scene.joiners)
+    if received > 1.5 * scene.size_bytes:
+        judged.problems.append(f"{format_bytes(received)} came for a state of {format_bytes(scene.size_bytes)}")
+    return judged
+
+
+def judge_wrong_bytes(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
+    """As `judge_success`, and the log names who sent what was wrong."""
+    problems = judge_success(scene, outcomes, wanted, stale).problems
+    if "goes on without holder0" not in scene.log():
+        problems.append("the log of the master does not name who sent wrong bytes")
+    return Judged("all have the state; the sender is named", problems)
+
+
+def judge_failure(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
+    """The joiner's call fails, and nothing of it has changed."""
+    problems = []
+    for name, found in outcomes.items():
+        if not found["error"]:
+            problems.append(f"{name} succeeded")
+        if found["digest"] != stale or found["revision"] != 0:
+            problems.append(f"{name} changed in a call that failed")
+    errors = sorted({found["error"] for found in outcomes.values()})
+    return Judged(f"{', '.join(errors)}; memory and revision as before", problems)
+
+
+def judge_change(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
+    """Nobody ends with a mixture; errors name the key, and the holder to others; the next call makes all equal."""
+    problems = []
+    joined = [outcomes[name] for name in scene.joiners]
+    if any(found["error"] for found in joined):
+        if any(found["digest"] != stale for found in joined):
+            problems.append("a joiner changed in a call that failed")
+        problems += [
+            f"the error of {name} does not say what changed, and where: {found['error_text']}"
+            for name, found in outcomes.items()
+            if "'tensor" not in found["error_text"] or (name != "holder0" and "holder0" not in found["error_text"])
+        ]
+    elif any(found["digest"] != wanted for found in joined):
+        problems.append("a joiner ended with something else")
+    problems += all_have_it(scene.again, wanted, 1)
+    return Judged(f"{joined[0]['error'] or 'the state came'}; the next call gives all the same", problems)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: who takes part, what strikes, what follows, and what should come of it."""
+
+    holders: int
+    joiners: int
+    strike: Callable[[Scene], None]
+    judge: Callable[[Scene, Outcomes, str, str], Judged]
+    follow: Callable[[Scene], None] = nothing
+    added: int = 0
+    is_hostile: bool = False
+
+
+FAULTS = {
+    "none": Fault(3, 1, nothing, judge_success),
+    "holder-killed": Fault(3, 1, kill_a_holder, judge_refetch),
+    "holders-killed": Fault(2, 1, kill_all_holders, judge_failure),
+    "joiner-killed": Fault(2, 2, kill_a_joiner, judge_success),
+    "joiners-added": Fault(2, 1, add_joiners, judge_success, admit_added, added=2),
+    "memory-changed": Fault(3, 1, overwrite_a_state, judge_change, Scene.sync_again),
+    "wrong-bytes": Fault(3, 1, nothing, judge_wrong_bytes, is_hostile=True),
+}
+
+
+@contextlib.contextmanager
+def set_up(fault: Fault, size_bytes: int) -> Iterator[Scene]:
+    """The run that a fault strikes: all holders and joiners are members."""
+    with tempfile.TemporaryDirectory() as directory:
+        gate, theirs = multiprocessing.Pipe()
+        master = MasterProcess(0.1, Path(directory) / "master.log")
+        master.start()
+        scene = Scene(Path(directory), master, size_bytes, gate, theirs)
+        try:
+            scene.holders = {name: scene.start(name) for name in (f"holder{n}" for n in range(fault.holders))}
+            scene.joiners = {name: scene.start(name) for name in (f"joiner{n}" for n in range(fault.joiners))}
+            scene.added = {name: scene.start(name) for name in (f"added{n}" for n in range(fault.added))}
+            for worker in scene.living.values():
+                worker.result()
+            call_all(list(scene.living.values()), "join", len(scene.living))
+            yield scene
+        finally:
+            scene.close()
+            gate.close()
+            theirs.close()
+
+
+def play(name: str, size_bytes: int) -> Row:
+    """One fault, and what came of it."""
+    fault = FAULTS[name]
+    with set_up(fault, size_bytes) as scene:
+        wanted = call_all(list(scene.holders.values()), "prepare", 1)[0]
+        stale = call_all(list(scene.joiners.values()), "prepare", 0)[0]
+        first = next(iter(scene.joiners.values()))
+        first.call("stand_still_after", size_bytes // 2)
+        if fault.is_hostile:
+            scene.holders["holder0"].call("send_wrong_bytes")
+        began_ns = time.monotonic_ns()
+        for worker in scene.living.values():
+            worker.begin("sync")
+        if not scene.gate.poll(REPLY_TIMEOUT_S):
+            raise WorkerFailed(f"{name}: half of the state does not come")
+        scene.gate.recv()
+        fault_ns = time.monotonic_ns()
+        fault.strike(scene)
+        scene.gate.send("go on")
+        outcomes = {member: worker.result() for member, worker in scene.living.items()}
+        ended_ns = max(found["ended_ns"] for found in outcomes.values())
+        fault.follow(scene)
+        judged = fault.judge(scene, outcomes, wanted, stale)
+    return {
+        "fault": name,
+        "holders": fault.holders,
+        "joiners": fault.joiners,
+        "bytes": size_bytes,
+        "outcome": judged.outcome,
+        "seconds_to_end": (ended_ns - fault_ns) / NS,
+        "seconds": (ended_ns - began_ns) / NS,
+        "bytes_received": max(found["received"] for found in outcomes.values()),
+        "errors": {member: found["error_text"] for member, found in outcomes.items() if found["error"]},
+        "problems": judged.problems,
+    }
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+COLUMNS = ["fault", "holders", "joiners", "s to end", "s in all", "MiB received", "kept", "outcome"]
+
+
+def cells_of(row: Row) -> list[str]:
+    """The row as text, in COLUMNS."""
+    return [
+        row["fault"],
+        str(row["holders"]),
+        str(row["joiners"]),
+        f"{row['seconds_to_end']:.3f}",
+        f"{row['seconds']:.3f}",
+        f"{row['bytes_received'] / MIB:.1f}",
+        "no" if row["problems"] else "yes",
+        row["outcome"],
+    ]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", choices=FAULTS, nargs="+", default=list(FAULTS), help="default all")
+    parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("64MiB"), help="of the state (default 64MiB)")
+    add_output_arguments(parser)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the tool; returns its exit status."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.bytes < TENSORS * MIB:
+        parser.error(f"--bytes: at least {TENSORS} MiB, so that there is a middle")
+    start_fork_server("state_faults")
+
+    def run() -> int:
+        rows: list[Row] = []
+        for name in options.faults:
+            rows.append(play(name, options.bytes))
+            write_json(options.json, rows)
+            say("  ".join(cells_of(rows[-1])) + "".join(f"\n  {text}" for text in rows[-1]["problems"]))
+        print_table(
+            f"Faults in the middle of syncs of {format_bytes(options.bytes)}", COLUMNS, list(map(cells_of, rows))
+        )
+        return 1 if any(row["problems"] for row in rows) else 0
+
+    return run_tool(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""The tensors of one peer in one sync: what is there, what is to be there, and what of it has come.
+
+The elected contents of a key are those that are here, unless the key is fetched: then they are known by the digest that
+was elected, then by their list of block digests, and then come block by block. What has come is kept aside until
+`write`.
+
+The thread of the user changes it; workers read it, and call `check`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from zpccl import limits
+from zpccl.dataplane.coding_choice import Group, group_of
+from zpccl.dataplane.digests import (
+    DIGEST_BYTES,
+    block_bytes,
+    block_count,
+    block_digest,
+    digest_regions,
+    tensor_digest,
+    zero_digest,
+)
+from zpccl.dataplane.regions import Region
+from zpccl.dataplane.serving import MemoryChanged
+from zpccl.dataplane.state_codec import DamagedBlock, decode_into
+from zpccl.dataplane.swarm import LIST, Place
+from zpccl.dataplane.workers import Workers
+from zpccl.types import DigestKind
+
+_WRITE_BYTES = 8 * limits.MIB
+"""What one worker writes at a time."""
+
+_Part: TypeAlias = "list[tuple[Place, memoryview | None]]"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A block that has come in a message.
+
+    Attributes:
+        begin, end: of its payload in the message.
+        memory: where it is to be kept.
+        digest: that it must have; of a tensor of one block, that of the tensor.
+    """
+
+    place: Place
+    begin: int
+    end: int
+    memory: memoryview
+    digest: bytes
+
+
+class Contents:
+    """The state of a peer. Digests it.
+
+    Args:
+        regions: the tensors by key.
+        kind: of the digests.
+
+    Attributes:
+        keys: in sorted order. Their numbers in it stand for them.
+        counts: blocks of each.
+        digests: the digest of each tensor by key, as it was at the beginning.
+        wanted: the elected digest of each key that is fetched, by number.
+    """
+
+    def __init__(self, regions: Mapping[str, Region], kind: DigestKind) -> None:
+        self.keys = tuple(sorted(regions))
+        self._regions = tuple(regions[key] for key in self.keys)
+        self._kind = kind
+        self.counts = tuple(block_count(region.nbytes) for region in self._regions)
+        blocks = digest_regions(regions, kind)
+        self._own = tuple(blocks[key] for key in self.keys)
+        self.digests = {key: self._tensor_digest(number, self._own[number]) for number, key in enumerate(self.keys)}
+        self.wanted: dict[int, bytes] = {}
+        self._lists: dict[int, bytes] = {}  # Of wanted keys: the digests of all blocks, end to end.
+        self._staged: dict[Place, memoryview | None] = {}  # Blocks that came; None for those that are all zero.
+        self._chunk = memoryview(b"")  # Of the memory for them, what is not taken.
+
+    def _tensor_digest(self, key: int, digests: Sequence[bytes]) -> bytes:
+        region = self._regions[key]
+        return tensor_digest(self._kind, region.datatype, region.count, digests)
+
+    def size_of(self, place: Place) -> int:
+        """The bytes of a block or list."""
+        key, index = place
+        return self.counts[key] * DIGEST_BYTES if index == LIST else block_bytes(self._regions[key].nbytes, index)
+
+    def name_of(self, place: Place) -> str:
+        """A block or list for people."""
+        what = "the list of blocks" if place[1] == LIST else f"block {place[1]}"
+        return f"{what} of {self.keys[place[0]]!r}"
+
+    # --- What is to come --------------------------------------------------------------------------------------------
+
+    def want(self, fetch: Mapping[str, bytes]) -> list[Place]:
+        """These keys shall have these digests. What must come for it first; tensors of zeros are here at once."""
+        self.wanted = {number: fetch[key] for number, key in enumerate(self.keys) if key in fetch}
+        places: list[Place] = []
+        for number, digest in self.wanted.items():
+            if self.counts[number] > 1:
+                places.append((number, LIST))
+            elif self._tensor_digest(number, [self._zeros((number, 0))]) == digest:
+                self._staged[number, 0] = None
+            else:
+                places.append((number, 0))
+        return places
+
+    def _zeros(self, place: Place) -> bytes:
+        return zero_digest(self.size_of(place), self._kind)
+
+    def take_list(self, key: int, blob: bytes) -> list[Place] | None:
+        """The digests of all blocks have come. The blocks that must come too; None if it is the wrong list."""
+        digests = [blob[begin : begin + DIGEST_BYTES] for begin in range(0, len(blob), DIGEST_BYTES)]
+        is_whole = len(blob) == self.counts[key] * DIGEST_BYTES
+        if not is_whole or self._tensor_digest(key, digests) != self.wanted[key]:
+            return None
+        self._lists[key] = blob
+        places: list[Place] = []
+        for index, (digest, own) in enumerate(zip(digests, self._own[key], strict=True)):
+            if digest == self._zeros((key, index)) != own:
+                self._staged[key, index] = None
+            elif digest != own:
+                places.append((key, index))
+        return places
+
+    def expect(self, place: Place, begin: int, end: int, missing_bytes: int) -> Arrival:
+        """A block has come and is to be checked; so much is missing in all.
+
+        Raises:
+            OSError, MemoryError: there is no memory for it.
+        """
+        size = self.size_of(place)
+        if len(self._chunk) < size:
+            self._chunk = _new_chunk(max(size, min(missing_bytes, limits.STATE_STAGING_CHUNK_BYTES)))
+        memory, self._chunk = self._chunk[:size], self._chunk[size:]
+        return Arrival(place, begin, end, memory, self._digest_of(place))
+
+    def _digest_of(self, place: Place) -> bytes:
+        key, index = place
+        blob = self._lists.get(key)
+        return self.wanted[key] if blob is None else blob[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+
+    def check(self, arrival: Arrival, message: memoryview) -> None:
+        """Decodes a block to its memory and checks it. By a worker.
+
+        Raises:
+            DamagedBlock: it is not what was elected.
+        """
+        with message[arrival.begin : arrival.end] as payload:
+            decode_into(payload, arrival.memory)
+        digest = block_digest(arrival.memory, self._kind)
+        if self.counts[arrival.place[0]] == 1:
+            digest = self._tensor_digest(arrival.place[0], [digest])
+        if digest != arrival.digest:
+            raise DamagedBlock("its contents do not have the digest that was elected")
+
+    def keep(self, arrival: Arrival) -> None:
+        """A block is right."""
+        self._staged[arrival.place] = arrival.memory
+
+    # --- What is here -----------------------------------------------------------------------------------------------
+
+    def list_of(self, key: int) -> bytes | None:
+        """The digests of all blocks of the elected contents, end to end; None if they are not here."""
+        return self._lists.get(key) if key in self.wanted else b"".join(self._own[key])
+
+    def group_of(self, key: int) -> Group:
+        """The group of the blocks of a key, for the choice of their coding."""
+        return group_of(key, self._regions[key].datatype, self._regions[key].nbytes)
+
+    def block_of(self, place: Place) -> tuple[memoryview, int] | None:
+        """A block of the elected contents, checked, and the size of its elements; None if it is not here.
+
+        Raises:
+            MemoryChanged: the tensor is not what it was when it was digested.
+        """
+        key, index = place
+        region = self._regions[key]
+        if place in self._staged:
+            staged = self._staged[place]
+            return memoryview(bytes(self.size_of(place))) if staged is None else staged, region.datatype.itemsize
+        if not self._is_own(place):
+            return None
+        block = region.read(index * limits.STATE_BLOCK_BYTES, self.size_of(place))
+        if block_digest(block, self._kind) != self._own[key][index]:
+            raise MemoryChanged(f"{self.name_of(place)} changed during the sync")
+        return block, region.datatype.itemsize
+
+    def _is_own(self, place: Place) -> bool:
+        """True for blocks that need not be fetched, as far as is known."""
+        key, index = place
+        return key not in self.wanted or (key in self._lists and self._digest_of(place) == self._own[key][index])
+
+    def here(self, key: int | None = None) -> Iterator[tuple[int, int, int]]:
+        """Ranges of all blocks and lists of the elected contents that are here, of one key or of all."""
+        for number in range(len(self.keys)) if key is None else (key,):
+            count = self.counts[number]
+            is_whole = number not in self.wanted
+            if count > 1 and (is_whole or number in self._lists):
+                yield number, LIST, 1
+            first = 0
+            for index in () if is_whole else range(count):
+                if (number, index) in self._staged or self._is_own((number, index)):
+                    continue
+                if index > first:
+                    yield number, first, index - first
+                first = index + 1
+            if count > first:
+                yield number, first, count - first
+
+    # --- The end ----------------------------------------------------------------------------------------------------
+
+    def write(self, workers: Workers) -> None:
+        """Writes what has come to its tensors. May be called again after it raised.
+
+        Raises:
+            Exception: the first that was raised by writing to a device. What the tensors hold then nobody knows.
+        """
+        errors: list[Exception] = []
+        staged = list(self._staged.items())
+        for part in self._parts(staged):
+            if len(part) == len(staged):
+                self._write_part(part, errors)
+            else:
+                workers.submit(partial(self._write_part, part, errors))
+        workers.finish()
+        if errors:
+            raise errors[0]
+
+    def _parts(self, staged: _Part) -> Iterator[_Part]:
+        begin, size = 0, 0
+        for end, (place, _) in enumerate(staged, 1):
+            size += self.size_of(place)
+            if size >= _WRITE_BYTES or end == len(staged):
+                yield staged[begin:end]
+                begin, size = end, 0
+
+    def _write_part(self, part: _Part, errors: list[Exception]) -> None:
+        try:
+            for place, block in part:
+                data = bytes(self.size_of(place)) if block is None else block
+                self._regions[place[0]].write(place[1] * limits.STATE_BLOCK_BYTES, data)
+        except Exception as error:  # noqa: BLE001 - raised in the user's thread
+            errors.append(error)
+
+
+def _new_chunk(size: int) -> memoryview:
+    """Memory that goes back to the system with the last view of it."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -1,0 +1,107 @@
+"""Devices that hold tensors, as far as shared state needs them: copies to and from page-locked memory of the host.
+
+Copies run beside the CPU, on a stream of their own, in the order in which they are begun. They wait for the work that
+was on the caller's stream when its tensor was looked at, as all of torch does, and for no more.
+
+The memory of the host belongs to torch's allocator of page-locked memory, which keeps what is given back for the next.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+Wait: TypeAlias = Callable[[], None]
+"""Waits, without the GIL, until a copy is done."""
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Page-locked memory of the host.
+
+    Attributes:
+        memory: the same as bytes; it keeps the memory alive.
+        owner: what the device knows it by.
+    """
+
+    memory: memoryview
+    owner: Any
+
+
+class Device(Protocol):
+    """One device. May be used by several threads at a time."""
+
+    def bytes_of(self, tensor: Any) -> Any:
+        """What the device knows the bytes of a contiguous tensor by. It keeps the memory alive."""
+
+    def mark(self) -> Any:
+        """A mark after all work that is on the caller's stream now."""
+
+    def staging(self, size: int) -> Staging:
+        """New memory of the host for copies."""
+
+    def begin_copy_out(self, source: Any, offset: int, staging: Staging, size: int, mark: Any) -> Wait:
+        """Begins a copy from the device, behind the mark, to the front of the staging memory."""
+
+    def begin_copy_in(self, staging: Staging, size: int, target: Any, offset: int, mark: Any) -> Wait:
+        """Begins a copy to the device, behind the mark, from the front of the staging memory."""
+
+
+class CudaDevice:
+    """A GPU, by torch.
+
+    Args:
+        device: torch's name of it, with its index.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._torch = sys.modules["torch"]
+        self._device = device
+        self._stream = self._torch.cuda.Stream(device)
+
+    def bytes_of(self, tensor: Any) -> Any:
+        """An alias of the tensor, of bytes in one dimension."""
+        return tensor.detach().view(-1).view(self._torch.uint8)
+
+    def mark(self) -> Any:
+        """An event on the current stream of this thread."""
+        return self._torch.cuda.current_stream(self._device).record_event()
+
+    def staging(self, size: int) -> Staging:
+        """A page-locked tensor."""
+        tensor = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+        return Staging(memoryview(tensor.numpy()), tensor)
+
+    def begin_copy_out(self, source: Any, offset: int, staging: Staging, size: int, mark: Any) -> Wait:
+        """On the stream of copies."""
+        return self._copy(staging.owner[:size], source[offset : offset + size], mark)
+
+    def begin_copy_in(self, staging: Staging, size: int, target: Any, offset: int, mark: Any) -> Wait:
+        """On the stream of copies."""
+        return self._copy(target[offset : offset + size], staging.owner[:size], mark)
+
+    def _copy(self, target: Any, source: Any, mark: Any) -> Wait:
+        # Tensors that were made in inference mode may be written in it only; it suits all others, too.
+        with self._torch.inference_mode(), self._torch.cuda.stream(self._stream):
+            self._stream.wait_event(mark)
+            target.copy_(source, non_blocking=True)
+            done = self._torch.cuda.Event(blocking=True)  # Who waits for it leaves its CPU to others.
+            done.record(self._stream)
+        wait: Wait = done.synchronize
+        return wait
+
+
+_devices: dict[str, Device] = {}
+_devices_lock = threading.Lock()
+
+
+def device_of(tensor: Any) -> Device:
+    """The device of a torch tensor on a GPU."""
+    name = str(tensor.device)
+    with _devices_lock:
+        if name not in _devices:
+            _devices[name] = CudaDevice(tensor.device)
+        return _devices[name]

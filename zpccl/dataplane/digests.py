@@ -1,0 +1,186 @@
+"""Digests of shared state: of blocks, and of tensors.
+
+A tensor is cut in blocks of STATE_BLOCK_BYTES. The digest of a tensor is one of its type, its size and the digests of
+its blocks, so whoever knows a tensor's digest can check its list of block digests, and each block against that list,
+from whomever they come.
+
+Memory may change between two calls without a trace, so no digest is ever kept for a later sync.
+
+Threads live for one call and are joined before it returns or raises. They take work from one queue, some blocks of one
+tensor or many small tensors at a time; the libraries hash without the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import blake3
+
+from zpccl import limits
+from zpccl.dataplane.regions import Region
+from zpccl.errors import InvalidArgument
+from zpccl.limits import STATE_BLOCK_BYTES
+from zpccl.types import DigestKind
+
+DIGEST_BYTES = 32
+"""Of every digest, whatever its kind."""
+
+_Piece: TypeAlias = tuple[str, int, int]
+"""Blocks of one region: its key, the first one and that after the last."""
+
+
+def block_count(nbytes: int) -> int:
+    """Blocks of a tensor of so many bytes."""
+    return -(-nbytes // STATE_BLOCK_BYTES)
+
+
+def block_bytes(nbytes: int, index: int) -> int:
+    """The size of block `index` of a tensor of so many bytes."""
+    return min(STATE_BLOCK_BYTES, nbytes - index * STATE_BLOCK_BYTES)
+
+
+def block_digest(data: Any, kind: DigestKind) -> bytes:
+    """The digest of a block, by one thread.
+
+    Raises:
+        InvalidArgument: the package that is needed is not installed.
+    """
+    return _HASH[kind](data)
+
+
+def tensor_digest(kind: DigestKind, datatype: int, count: int, block_digests: Sequence[bytes]) -> bytes:
+    """The digest of a tensor.
+
+    It is BLAKE3 over the digests of blocks of whatever kind: so short an input costs next to nothing.
+    """
+    head = f"zpccl state {int(kind)} {int(datatype)} {count} {STATE_BLOCK_BYTES}\n".encode()
+    return blake3.blake3(head + b"".join(block_digests)).digest()
+
+
+@lru_cache(maxsize=64)
+def zero_digest(size: int, kind: DigestKind) -> bytes:
+    """The digest of a block of `size` bytes that are all zero."""
+    return block_digest(bytes(size), kind)
+
+
+def check_kind(kind: DigestKind) -> None:
+    """Raises InvalidArgument if the package that this kind needs is not installed."""
+    block_digest(b"", kind)
+
+
+def digest_regions(
+    regions: Mapping[str, Region], kind: DigestKind, workers: int | None = None
+) -> dict[str, tuple[bytes, ...]]:
+    """The digests of all blocks of all regions.
+
+    Args:
+        regions: by key.
+        kind: of the digests.
+        workers: threads, this one among them; by default as many as there are CPUs to run on and work is worth.
+
+    Raises:
+        InvalidArgument: the package that is needed is not installed.
+    """
+    hash_block = _HASH[kind]
+    total = sum(region.nbytes for region in regions.values())
+    if workers is None:
+        workers = worker_count(total)
+    found = {key: [b""] * block_count(region.nbytes) for key, region in regions.items()}
+
+    def digest_run(run: list[_Piece]) -> None:
+        for key, first, last in run:
+            region, digests = regions[key], found[key]
+            nbytes = region.nbytes
+            if nbytes <= STATE_BLOCK_BYTES:
+                digests[0] = hash_block(region.read(0, nbytes))
+                continue
+            end = min(last * STATE_BLOCK_BYTES, nbytes)
+            blocks = region.pieces(first * STATE_BLOCK_BYTES, end, STATE_BLOCK_BYTES)
+            for index, block in enumerate(blocks, first):
+                digests[index] = hash_block(block)
+
+    in_parallel(digest_run, _runs(regions, total // (workers * 8)), workers)
+    return {key: tuple(digests) for key, digests in found.items()}
+
+
+def worker_count(nbytes: int) -> int:
+    """Threads that are worth their start for work on so many bytes."""
+    by_size = nbytes // limits.STATE_WORKER_BYTES
+    return max(1, min(len(os.sched_getaffinity(0)), by_size, limits.STATE_WORKERS_MAX))
+
+
+def in_parallel(work: Callable[[list[_Piece]], None], runs: Iterator[list[_Piece]], workers: int) -> None:
+    """Does the work of all runs, by this thread and `workers` - 1 others, which have ended when it returns or raises.
+
+    Raises:
+        Exception: the first that was raised by `work`.
+    """
+    waiting = deque(runs)
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            while True:
+                try:
+                    run = waiting.popleft()
+                except IndexError:
+                    return
+                work(run)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+            waiting.clear()
+
+    helpers = [threading.Thread(target=take, name="zpccl-digest") for _ in range(min(workers, len(waiting)) - 1)]
+    for helper in helpers:
+        helper.start()
+    take()
+    for helper in helpers:
+        while helper.is_alive():
+            try:
+                helper.join()
+            except KeyboardInterrupt as interrupt:  # They read the caller's memory: they have to end first.
+                errors.append(interrupt)
+                waiting.clear()
+    if errors:
+        raise errors[0]
+
+
+def _runs(regions: Mapping[str, Region], run_bytes: int) -> Iterator[list[_Piece]]:
+    """Cuts the blocks of all regions in runs of about so many bytes, within the bounds."""
+    run_bytes = max(STATE_BLOCK_BYTES, min(run_bytes, limits.STATE_RUN_BYTES_MAX))
+    run: list[_Piece] = []
+    room = run_bytes
+    for key, region in regions.items():
+        first, count = 0, block_count(region.nbytes)
+        while first < count:
+            last = min(count, first + -(-room // STATE_BLOCK_BYTES))
+            run.append((key, first, last))
+            room -= region.nbytes if count == 1 else (last - first) * STATE_BLOCK_BYTES
+            first = last
+            if room <= 0:
+                yield run
+                run, room = [], run_bytes
+    if run:
+        yield run
+
+
+def _hash_blake3(data: Any) -> bytes:
+    return blake3.blake3(data).digest()
+
+
+def _hash_xxh3(data: Any) -> bytes:
+    try:
+        import xxhash
+    except ImportError:
+        raise InvalidArgument(
+            'digest "xxh3" needs the package xxhash: pip install "zpccl[xxhash]", or use "blake3"'
+        ) from None
+    return xxhash.xxh3_128_digest(data).ljust(DIGEST_BYTES, b"\0")
+
+
+_HASH: dict[DigestKind, Callable[[Any], bytes]] = {DigestKind.BLAKE3: _hash_blake3, DigestKind.XXH3: _hash_xxh3}

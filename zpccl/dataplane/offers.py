@@ -1,0 +1,764 @@
+"""State that members keep offering while they train, and joiners that fetch it ahead, before they are admitted.
+
+All of it is said on channel 0, which is open between any two peers that have a link:
+
+    joiner                                   member
+       |---- ASK ------------------------------->|
+       |<--- TOLD: number of the offer, catalog -|    number 0: it offers nothing
+       |<--- PART: state_messages ... ---------->|    of the offer of that number, as in a sync
+       |<--- GONE: the number -------------------|    it offers this no more, perhaps another one
+
+Either side is a `StateTransfer`: that of the member only serves, in a thread of its own, that of the joiner runs in the
+thread of the user that called connect(). The loop of the peer hands messages over, and never waits.
+
+A member serves its tensors themselves, until somebody is about to write one of them: then it serves a copy of that one.
+Blocks are read under the lock of their tensor, so a copy is never made of what is half written. What is written without
+a word no longer has the digest that was offered: then the offer ends.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from zpccl import limits
+from zpccl.dataplane.digests import DIGEST_BYTES
+from zpccl.dataplane.regions import Region
+from zpccl.dataplane.serving import TokenBucket
+from zpccl.dataplane.transfer import Body, StateTransfer
+from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.types import DigestKind
+
+logger = logging.getLogger("zpccl.state")
+
+CHANNEL = 0
+"""Attempts have greater ids."""
+
+Post: TypeAlias = Callable[[bytes, Any, Any, int], bool]
+"""Posts (peer, head, body, bytes that may be queued) on the channel. False: no room, find_room() follows; OSError: no
+link."""
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    ASK = 0
+    TOLD = 1
+    PART = 2
+    GONE = 3
+
+
+_HEAD = struct.Struct(">BQ")
+"""Kind, and number of the offer."""
+
+
+class CatalogEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor that is offered."""
+
+    key: Annotated[str, msgspec.Meta(max_length=limits.KEY_CHARS_MAX)]
+    datatype: int
+    count: int
+    may_differ: bool
+    digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
+class Catalog(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All that a member offers, in order of keys."""
+
+    revision: Annotated[int, msgspec.Meta(ge=0, le=limits.REVISION_MAX)]
+    digest_kind: int
+    entries: Annotated[tuple[CatalogEntry, ...], msgspec.Meta(min_length=1, max_length=limits.STATE_ENTRIES_MAX)]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Catalog] = msgspec.msgpack.Decoder(Catalog)
+
+
+class _Rest:
+    """The body of a message without its head."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+
+    def __len__(self) -> int:
+        return len(self._body) - _HEAD.size
+
+    @contextmanager
+    def open(self) -> Iterator[memoryview]:
+        with self._body.open() as view, view[_HEAD.size :] as rest:
+            yield rest
+
+    def release(self) -> None:
+        self._body.release()
+
+
+# --- Members ----------------------------------------------------------------------------------------------------------
+
+
+class CopyPool:
+    """Memory for copies of tensors, which the next offer uses again. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[mmap.mmap] = []
+
+    def take(self, size: int) -> mmap.mmap:
+        """Memory of at least so many bytes: what was given back with just so many, or new."""
+        with self._lock:
+            for place, memory in enumerate(self._free):
+                if len(memory) == size:
+                    return self._free.pop(place)
+        memory = mmap.mmap(-1, size)
+        with suppress(OSError):  # A kernel without huge pages.
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
+
+    def give(self, memory: mmap.mmap) -> None:
+        """It is not read any more."""
+        with self._lock:
+            self._free.append(memory)
+
+    def clear(self) -> None:
+        """What is not in use goes back to the system."""
+        with self._lock:
+            self._free.clear()
+
+
+class LentRegion(Region):
+    """A tensor that is offered: its own memory, until it is detached, and a copy from then on.
+
+    Args:
+        region: the tensor.
+        pool: where the memory of the copy comes from.
+    """
+
+    is_host = False
+
+    def __init__(self, region: Region, pool: CopyPool) -> None:
+        super().__init__(region.name, region.datatype, region.count)
+        self._region = region
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._copy: mmap.mmap | None = None
+
+    def detach(self) -> None:
+        """Copies the tensor, unless that was done: then it may be written."""
+        with self._lock:
+            if self._copy is not None:
+                return
+            memory = self._pool.take(self.nbytes)
+            target = np.frombuffer(memory, np.uint8)
+            begin = 0
+            for piece in self._region.pieces(0, self.nbytes, limits.STATE_STAGING_BYTES):
+                np.copyto(target[begin : begin + len(piece)], np.frombuffer(piece, np.uint8))  # Without the GIL.
+                begin += len(piece)
+            self._copy = memory
+
+    def give_back(self) -> None:
+        """Nothing is read any more: the memory of the copy may be used again."""
+        with self._lock:
+            if self._copy is not None:
+                self._pool.give(self._copy)
+                self._copy = None
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """A copy of its own while the tensor itself is offered: the user may write it a moment later."""
+        with self._lock:
+            if self._copy is None:
+                return memoryview(bytes(self._region.read(offset, size)))
+            return memoryview(self._copy)[offset : offset + size]
+
+    def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
+        """As read() gives them."""
+        for offset in range(begin, end, size):
+            yield self.read(offset, min(size, end - offset))
+
+    def write(self, offset: int, data: Any) -> None:
+        """What is offered is not written."""
+        raise AssertionError("an offer is not written")
+
+    def address_range(self) -> tuple[str, int, int]:
+        """Of the tensor."""
+        return self._region.address_range()
+
+
+class Offer:
+    """A state that this peer offers to joiners, made by `Communicator.offer_state`. It lasts until the next one.
+
+    Attributes:
+        revision: of the state.
+        error: why it has ended, if the offered memory was changed without `before_write`; else "".
+    """
+
+    def __init__(
+        self,
+        number: int,
+        revision: int,
+        regions: Mapping[str, LentRegion],
+        may_differ: Collection[str],
+        kind: DigestKind,
+        post: Post,
+        backlog: Callable[[bytes], int],
+        upload: TokenBucket | None,
+    ) -> None:
+        self.number = number
+        self.revision = revision
+        self.error = ""
+        self._regions = regions
+        self._may_differ = may_differ
+        self._kind = kind
+        self._post_message = post
+        self._backlog = backlog
+        self._upload = upload
+        self._lock = threading.Lock()
+        self._transfer: StateTransfer | None = None  # Once everything is digested.
+        self._catalog = b""
+        self._askers: dict[bytes, None] = {}  # Who wants to know of it: before that, and then when it ends.
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, name="zpccl-offer", daemon=True)
+
+    # --- For users --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """True until it is withdrawn, replaced by the next one, or its memory was changed without a word."""
+        return not self._is_over
+
+    def before_write(self, names: Iterable[str] | None = None) -> None:
+        """Copies tensors that are about to be written, so that they go on being offered as they are now.
+
+        Nothing is done for those that were copied before, or where `offer_state` copied all of them.
+
+        Args:
+            names: of the tensors; None: all.
+
+        Raises:
+            InvalidArgument: there is no tensor of that name.
+        """
+        for name in self._regions if names is None else names:
+            if name not in self._regions:
+                raise InvalidArgument(f"no tensor {name!r} is offered")
+            if not self._is_over:
+                self._regions[name].detach()
+
+    def withdraw(self) -> None:
+        """Ends the offer. When this returns, the tensors are not read any more. May be called twice."""
+        self.end()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # --- In its thread ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            transfer = StateTransfer(
+                self._regions, self._post, self._report, self._kind, upload=self._upload, backlog=self._backlog
+            )
+            entries = tuple(
+                CatalogEntry(key, region.datatype, region.count, key in self._may_differ, transfer.digests[key])
+                for key, region in sorted(self._regions.items())
+            )
+            transfer.start(CHANNEL, (), (), {})
+            with self._lock:
+                self._catalog = _encode(Catalog(self.revision, self._kind, entries))
+                self._transfer = transfer
+                if self._is_over:
+                    return
+                askers = tuple(self._askers)
+            for peer in askers:
+                self._tell(peer, Kind.TOLD, self._catalog)
+            transfer.run()
+        except Exception:
+            logger.exception("an offer of state ends: this is a bug in zpccl")
+        finally:
+            self.end()
+            for region in self._regions.values():
+                region.give_back()
+
+    def _report(self, attempt_id: int, error: str, fault: bytes | None, dropped: Sequence[tuple[bytes, str]]) -> None:
+        self.error = error
+        logger.error("the offer of revision %d is withdrawn: %s; call before_write() first", self.revision, error)
+        self.end()
+
+    def _post(self, peer: bytes, channel: int, head: Any, body: Any, queue_max: int) -> bool:
+        return self._post_message(peer, _HEAD.pack(Kind.PART, self.number) + bytes(head), body, queue_max)
+
+    def _tell(self, peer: bytes, kind: Kind, body: bytes = b"") -> None:
+        with suppress(OSError):  # It is gone.
+            self._post_message(peer, _HEAD.pack(kind, self.number), body, limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+
+    # --- For the loop -----------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Serves nothing any more, and says so to those who may wait for it."""
+        with self._lock:
+            self._is_over = True
+            transfer = self._transfer
+            askers, self._askers = self._askers, {}
+        if transfer is not None:
+            transfer.end(commit=False)
+        for peer in askers:
+            self._tell(peer, Kind.GONE)
+
+    def on_ask(self, peer: bytes) -> bool:
+        """A peer wants to know what is offered. False: nothing any more."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._askers[peer] = None
+            is_ready = self._transfer is not None
+        if is_ready:
+            self._tell(peer, Kind.TOLD, self._catalog)
+        return True
+
+    def transfer(self) -> StateTransfer | None:
+        """What serves; None before and after."""
+        with self._lock:
+            return None if self._is_over else self._transfer
+
+    def lose_link(self, peer: bytes) -> None:
+        """A joiner is gone."""
+        with self._lock:
+            self._askers.pop(peer, None)
+            transfer = self._transfer
+        if transfer is not None:
+            transfer.lose_link(peer)
+
+
+# --- Joiners ----------------------------------------------------------------------------------------------------------
+
+
+class Prefetch:
+    """Fetches the state that members offer. `run` belongs to the user's thread, the rest to the loop.
+
+    Args:
+        regions: the state by key.
+        may_differ: keys whose contents may differ between peers.
+        kind: of digests.
+        deadline_ns: when it gives up, by the monotonic clock.
+        post: how messages leave.
+        on_moved: called in the thread of the user with the bytes that are here and those that are known to differ.
+    """
+
+    def __init__(
+        self,
+        regions: Mapping[str, Region],
+        may_differ: Collection[str],
+        kind: DigestKind,
+        deadline_ns: int,
+        post: Post,
+        on_moved: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._regions = regions
+        self._may_differ = frozenset(may_differ)
+        self._kind = kind
+        self._deadline_ns = deadline_ns
+        self._post_message = post
+        self._tell_moved = on_moved
+        self._changed = threading.Condition()
+        # All below is under its lock.
+        self._peers: set[bytes] | None = None  # Who may offer; None: nobody has said.
+        self._linked: set[bytes] = set()
+        self._told: dict[bytes, tuple[int, Catalog | None]] = {}
+        self._useless: set[bytes] = set()  # Who has sent what was wrong, or nothing.
+        self._answers_due_ns = deadline_ns
+        self._transfer: StateTransfer | None = None
+        self._numbers: dict[bytes, int] = {}  # Of the offers that are fetched.
+        self._is_stopped = False
+        self._dropped: tuple[tuple[bytes, str], ...] = ()
+        self.rx_bytes = 0
+
+    # --- For the loop -----------------------------------------------------------------------------------------------
+
+    def on_peers(self, peers: Iterable[bytes]) -> None:
+        """Who may offer something: they are asked as soon as there is a link to each."""
+        with self._changed:
+            if self._peers is None:
+                self._answers_due_ns = min(self._deadline_ns, time.monotonic_ns() + limits.OFFER_ANSWER_TIMEOUT_NS)
+            self._peers = set(peers)
+            for peer in sorted(self._linked & self._peers):
+                self._ask(peer)
+            self._changed.notify_all()
+
+    def on_link_up(self, peer: bytes) -> None:
+        """There is a link to another peer."""
+        with self._changed:
+            self._linked.add(peer)
+            if self._peers is not None and peer in self._peers:
+                self._ask(peer)
+
+    def lose_link(self, peer: bytes) -> None:
+        """The link to another peer is gone."""
+        self._forget(peer)
+        with self._changed:
+            self._linked.discard(peer)
+
+    def on_peer_gone(self, peer: bytes) -> None:
+        """Another peer does not take part any more."""
+        self.lose_link(peer)
+        with self._changed:
+            if self._peers is not None:
+                self._peers.discard(peer)
+            self._changed.notify_all()
+
+    def on_told(self, peer: bytes, number: int, catalog: Catalog | None) -> None:
+        """A member has said what it offers."""
+        with self._changed:
+            if catalog is not None and not self._suits(catalog):
+                logger.warning("peer %s offers another state than was asked for", peer.hex())
+                catalog = None
+            self._told[peer] = (number, catalog)
+            self._changed.notify_all()
+
+    def on_gone(self, peer: bytes, number: int) -> None:
+        """A member offers something no more. There may be something else."""
+        with self._changed:
+            is_news = self._told.get(peer, (0, None))[0] == number or self._numbers.get(peer) == number
+        if is_news:
+            self._forget(peer)
+            with self._changed:
+                self._ask(peer)
+
+    def _forget(self, peer: bytes) -> None:
+        with self._changed:
+            self._told.pop(peer, None)
+            self._numbers.pop(peer, None)
+            transfer = self._transfer
+            self._changed.notify_all()
+        if transfer is not None:
+            transfer.lose_link(peer)
+
+    def transfer_of(self, peer: bytes, number: int) -> StateTransfer | None:
+        """What fetches this offer."""
+        with self._changed:
+            return self._transfer if self._numbers.get(peer) == number else None
+
+    def find_room(self, peer: bytes) -> None:
+        """The link to another peer has room again."""
+        with self._changed:
+            transfer = self._transfer
+        if transfer is not None:
+            transfer.find_room(peer)
+
+    def stop(self) -> None:
+        """It is not wanted any more: `run` returns soon."""
+        with self._changed:
+            self._is_stopped = True
+            transfer = self._transfer
+            self._changed.notify_all()
+        if transfer is not None:
+            transfer.end(commit=False)
+
+    def _ask(self, peer: bytes) -> None:
+        if peer not in self._useless:
+            with suppress(OSError):  # Its loss is on the way here.
+                self._post_message(peer, _HEAD.pack(Kind.ASK, 0), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+
+    def _suits(self, catalog: Catalog) -> bool:
+        offered = {entry.key: (entry.datatype, entry.count) for entry in catalog.entries}
+        own = {key: (int(region.datatype), region.count) for key, region in self._regions.items()}
+        free = frozenset(entry.key for entry in catalog.entries if entry.may_differ)
+        return (offered, free) == (own, self._may_differ) and catalog.digest_kind == int(self._kind)
+
+    # --- For the thread of the user ---------------------------------------------------------------------------------
+
+    def run(self) -> int | None:
+        """Fetches what is offered. The revision that is here then; None: nobody offered any, or it was given up.
+
+        Then the tensors are as they were, but that those that may differ between peers may be another peer's.
+        """
+        while (sources := self._choose()) is not None:
+            first, *_ = sources.values()
+            free = {entry.key: entry.digest for entry in first.entries if entry.key in self._may_differ}
+            rest = {entry.key: entry.digest for entry in first.entries if entry.key not in self._may_differ}
+            alike = [peer for peer, catalog in sources.items() if catalog.entries == first.entries]
+            if (not free or self._fetch(alike, free)) and self._fetch(list(sources), rest):
+                return first.revision
+        return None
+
+    def _choose(self) -> dict[bytes, Catalog] | None:
+        """Who offers the highest revision, and of these most the same; None where nobody does, or it is too late."""
+        with self._changed:
+            while not self._is_stopped:
+                now_ns = time.monotonic_ns()
+                if now_ns >= self._deadline_ns:
+                    return None
+                asked = (self._peers or set()) - self._useless
+                have_all_told = self._peers is not None and asked <= self._told.keys()
+                if have_all_told or now_ns >= self._answers_due_ns:
+                    return self._best()
+                due_ns = min(self._answers_due_ns, self._deadline_ns, now_ns + limits.SIGNAL_CHECK_INTERVAL_NS)
+                self._changed.wait((due_ns - now_ns) / limits.SECOND)
+            return None
+
+    def _best(self) -> dict[bytes, Catalog] | None:
+        groups: dict[tuple[int, tuple[bytes, ...]], dict[bytes, Catalog]] = {}
+        for peer, (_, catalog) in sorted(self._told.items()):
+            if catalog is not None and peer in self._linked and peer not in self._useless:
+                contents = tuple(entry.digest for entry in catalog.entries if not entry.may_differ)
+                groups.setdefault((catalog.revision, contents), {})[peer] = catalog
+        best = max(groups.items(), key=lambda group: (group[0][0], len(group[1])), default=None)
+        if best is None:
+            return None
+        self._numbers = {peer: self._told[peer][0] for peer in best[1]}
+        return best[1]
+
+    def _fetch(self, sources: list[bytes], wanted: dict[str, bytes]) -> bool:
+        """Fetches these keys. False: it did not come to its end."""
+        transfer = StateTransfer(self._regions, self._post, self._report, self._kind, on_moved=self._on_moved)
+        missing = {key: digest for key, digest in wanted.items() if transfer.digests[key] != digest}
+        with self._changed:
+            sources = [peer for peer in sources if peer in self._numbers]
+            if missing and (self._is_stopped or not sources):
+                self._ask_again()
+                return False
+            self._dropped = ()
+            self._transfer = transfer
+        try:
+            transfer.start(CHANNEL, tuple(sources), (), missing)
+            if not missing:
+                transfer.end(commit=True)
+            transfer.run()
+        finally:
+            with self._changed:
+                self._transfer = None
+        self.rx_bytes += transfer.rx_bytes
+        if not transfer.is_written:
+            with self._changed:
+                self._useless.update(dict(self._dropped).keys() & self._numbers.keys())
+                self._ask_again()
+        return transfer.is_written
+
+    def _ask_again(self) -> None:
+        """What was offered is so no more, as far as it was fetched: there may be something else."""
+        self._told.clear()
+        self._numbers.clear()
+        self._answers_due_ns = min(self._deadline_ns, time.monotonic_ns() + limits.OFFER_ANSWER_TIMEOUT_NS)
+        for peer in sorted(self._linked & (self._peers or set())):
+            self._ask(peer)
+
+    def _on_moved(self, done: int, expected: int) -> None:
+        if self._tell_moved is not None:
+            self._tell_moved(done, expected)
+        if time.monotonic_ns() >= self._deadline_ns:
+            logger.warning("the state of the members is not here in time; it is fetched with the next sync")
+            self.stop()
+
+    def _report(self, attempt_id: int, error: str, fault: bytes | None, dropped: Sequence[tuple[bytes, str]]) -> None:
+        with self._changed:
+            self._dropped = tuple(dropped)
+            transfer = self._transfer
+        assert transfer is not None
+        transfer.end(commit=not error)
+
+    def _post(self, peer: bytes, channel: int, head: Any, body: Any, queue_max: int) -> bool:
+        with self._changed:
+            number = self._numbers.get(peer)
+        if number is None:
+            raise ConnectionError("it offers this no more")
+        return self._post_message(peer, _HEAD.pack(Kind.PART, number) + bytes(head), body, queue_max)
+
+
+# --- The loop's side --------------------------------------------------------------------------------------------------
+
+
+class Offers:
+    """What a peer offers, and what it fetches ahead: hands messages of the channel over to either.
+
+    Args:
+        post: how messages leave.
+        backlog: bytes of messages that wait in the link to a peer.
+        first_number: of its first offer; random, so that no peer takes those of another for its own.
+    """
+
+    def __init__(self, post: Post, backlog: Callable[[bytes], int], first_number: int) -> None:
+        self._post = post
+        self._backlog = backlog
+        self._next_number = first_number
+        self._lock = threading.Lock()
+        self._calls = threading.Lock()  # One offer is made at a time.
+        self._offer: Offer | None = None
+        self._prefetch: Prefetch | None = None
+        self._waiting: dict[bytes, None] | None = None  # Who asked while an offer is made.
+        self._is_closed = False
+        self._pool = CopyPool()
+
+    # --- For users' threads -----------------------------------------------------------------------------------------
+
+    def offer(
+        self,
+        revision: int,
+        regions: Mapping[str, Region],
+        may_differ: Collection[str],
+        kind: DigestKind,
+        upload: TokenBucket | None,
+        *,
+        copy: bool,
+    ) -> Offer:
+        """Offers a state in place of the one before, whose memory is used again."""
+        with self._calls, self._renewing():
+            self._replace(None)
+            lent = {key: LentRegion(region, self._pool) for key, region in regions.items()}
+            if copy:
+                for region in lent.values():
+                    region.detach()
+            self._next_number = (self._next_number + 1) % 2**63
+            offer = Offer(self._next_number, revision, lent, may_differ, kind, self._post, self._backlog, upload)
+            self._replace(offer)
+            offer.start()
+            return offer
+
+    @contextmanager
+    def _renewing(self) -> Iterator[None]:
+        """Who asks meanwhile is answered after that: nobody shall think that there is no offer any more."""
+        with self._lock:
+            self._waiting = {}
+        try:
+            yield
+        finally:
+            with self._lock:
+                waiting, self._waiting = self._waiting or {}, None
+            for peer in waiting:
+                self._on_ask(peer)
+
+    def withdraw(self) -> None:
+        """Offers nothing any more; the memory of copies goes back to the system."""
+        with self._calls:
+            self._replace(None)
+            self._pool.clear()
+
+    def _replace(self, offer: Offer | None) -> None:
+        with self._lock:
+            if self._is_closed and offer is not None:
+                raise InvalidUsage("the communicator is closed")
+            before, self._offer = self._offer, offer
+        if before is not None:
+            before.withdraw()
+
+    def make_prefetch(
+        self,
+        regions: Mapping[str, Region],
+        may_differ: Collection[str],
+        kind: DigestKind,
+        deadline_ns: int,
+        on_moved: Callable[[int, int], None] | None = None,
+    ) -> Prefetch:
+        """Fetches a state ahead, of which messages are told from now on."""
+        prefetch = Prefetch(regions, may_differ, kind, deadline_ns, self._post, on_moved)
+        with self._lock:
+            self._prefetch = prefetch
+        return prefetch
+
+    def end_prefetch(self) -> None:
+        """Nothing is fetched ahead any more."""
+        with self._lock:
+            self._prefetch = None
+
+    # --- For the loop -----------------------------------------------------------------------------------------------
+
+    def _both(self) -> tuple[Offer | None, Prefetch | None]:
+        with self._lock:
+            return self._offer, self._prefetch
+
+    def on_message(self, peer: bytes, body: Body) -> None:
+        """Something came on the channel."""
+        catalog: Catalog | None = None
+        try:
+            with body.open() as view:
+                kind, number = _HEAD.unpack_from(view)
+                if kind == Kind.TOLD and number:
+                    catalog = _decoder.decode(view[_HEAD.size :])
+        except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
+            logger.warning("malformed message about offers from peer %s", peer.hex())
+            return body.release()
+        except OSError:
+            return body.release()  # The engine is closed.
+        if kind == Kind.PART:
+            return self._on_part(peer, number, body)
+        body.release()
+        _, prefetch = self._both()
+        if kind == Kind.ASK:
+            self._on_ask(peer)
+        elif prefetch is not None and kind == Kind.TOLD:
+            prefetch.on_told(peer, number, catalog)
+        elif prefetch is not None and kind == Kind.GONE:
+            prefetch.on_gone(peer, number)
+        return None
+
+    def _on_ask(self, peer: bytes) -> None:
+        with self._lock:
+            offer = self._offer
+            if self._waiting is not None:
+                self._waiting[peer] = None
+                return
+        if offer is None or not offer.on_ask(peer):
+            self._say(peer, Kind.TOLD, 0)
+
+    def _on_part(self, peer: bytes, number: int, body: Body) -> None:
+        offer, prefetch = self._both()
+        transfer = offer.transfer() if offer is not None and offer.number == number else None
+        if transfer is None and prefetch is not None:
+            transfer = prefetch.transfer_of(peer, number)
+        if transfer is not None:
+            return transfer.deliver(peer, _Rest(body))
+        body.release()
+        return self._say(peer, Kind.GONE, number)
+
+    def _say(self, peer: bytes, kind: Kind, number: int) -> None:
+        with suppress(OSError):  # It is gone.
+            self._post(peer, _HEAD.pack(kind, number), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+
+    def on_peers(self, peers: Iterable[bytes]) -> None:
+        """These may offer something."""
+        _, prefetch = self._both()
+        if prefetch is not None:
+            prefetch.on_peers(peers)
+
+    def on_link_up(self, peer: bytes) -> None:
+        """There is a link to another peer."""
+        _, prefetch = self._both()
+        if prefetch is not None:
+            prefetch.on_link_up(peer)
+
+    def lose_link(self, peer: bytes, *, is_gone: bool = False) -> None:
+        """The link to another peer is gone, or the peer itself."""
+        offer, prefetch = self._both()
+        if offer is not None:
+            offer.lose_link(peer)
+        if prefetch is not None and is_gone:
+            prefetch.on_peer_gone(peer)
+        elif prefetch is not None:
+            prefetch.lose_link(peer)
+
+    def find_room(self, peer: bytes) -> None:
+        """The link to another peer has room again."""
+        offer, prefetch = self._both()
+        transfer = offer.transfer() if offer is not None else None
+        if transfer is not None:
+            transfer.find_room(peer)
+        if prefetch is not None:
+            prefetch.find_room(peer)
+
+    def close(self) -> None:
+        """The peer's loop ends."""
+        with self._lock:
+            self._is_closed = True
+            offer, prefetch = self._offer, self._prefetch
+        if offer is not None:
+            offer.end()
+        if prefetch is not None:
+            prefetch.stop()

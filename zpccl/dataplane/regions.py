@@ -1,0 +1,199 @@
+"""The memory of one tensor of a shared state, as bytes that can be read and written piece by piece.
+
+A region keeps the memory of its tensor alive and owns none of its own. On the host, what is read is the memory itself;
+of a device, a copy in page-locked memory that belongs to whoever reads it. Copies are done when a call returns, and
+those that run ahead of a reader when it ends: nothing of the tensor is touched later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+
+from zpccl.dataplane.devices import Device, Staging, Wait, device_of
+from zpccl.dataplane.tensors import TensorView, check_torch, is_torch_tensor, view
+from zpccl.errors import InvalidArgument
+from zpccl.limits import STATE_STAGING_BYTES
+from zpccl.types import DataType
+
+_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_memory_at.restype = ctypes.py_object
+_WRITABLE = 0x200
+"""PyBUF_WRITE."""
+
+
+class Region(ABC):
+    """The memory of one tensor. May be read by several threads at a time.
+
+    Attributes:
+        name: of the tensor, for error messages.
+        datatype: of its elements.
+        count: of its elements, at least 1.
+        nbytes: its size.
+        is_host: the memory is on the host, and `read` gives it without a copy.
+    """
+
+    is_host: bool
+
+    def __init__(self, name: str, datatype: DataType, count: int) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.count = count
+        self.nbytes = count * datatype.itemsize
+
+    @abstractmethod
+    def read(self, offset: int, size: int) -> memoryview:
+        """The bytes `[offset, offset + size)`, as they are now; read-only is what they are meant to be."""
+
+    @abstractmethod
+    def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
+        """The bytes `[begin, end)`, in pieces of `size` bytes, the last one perhaps shorter.
+
+        A piece is valid until the next one is asked for.
+        """
+
+    @abstractmethod
+    def write(self, offset: int, data: Any) -> None:
+        """Writes bytes at `offset`; when it returns, they are there."""
+
+    @abstractmethod
+    def address_range(self) -> tuple[str, int, int]:
+        """Where the memory is: the device, the address of the first byte, that after the last one."""
+
+
+class HostRegion(Region):
+    """Memory of this process.
+
+    Args:
+        memory: where it is.
+        name: for error messages.
+    """
+
+    is_host = True
+
+    def __init__(self, memory: TensorView, name: str) -> None:
+        super().__init__(name, memory.datatype, memory.count)
+        # A torch tensor may be given other memory while we use this; an alias of it keeps this one.
+        self._owner = memory.owner.detach() if is_torch_tensor(memory.owner) else memory.owner
+        self._address = memory.address
+        self._memory: memoryview = _memory_at(memory.address, self.nbytes, _WRITABLE)
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """The memory itself."""
+        return self._memory[offset : offset + size]
+
+    def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
+        """Of the memory itself."""
+        for offset in range(begin, end, size):
+            yield self._memory[offset : min(offset + size, end)]
+
+    def write(self, offset: int, data: Any) -> None:
+        """Copies the bytes, without the GIL."""
+        target = self._memory[offset : offset + len(data)]
+        numpy.copyto(numpy.frombuffer(target, numpy.uint8), numpy.frombuffer(data, numpy.uint8))
+
+    def address_range(self) -> tuple[str, int, int]:
+        """Of the memory itself."""
+        return "cpu", self._address, self._address + self.nbytes
+
+
+class DeviceRegion(Region):
+    """Memory of a device.
+
+    Args:
+        device: that holds it.
+        tensor: contiguous.
+        name: for error messages.
+        datatype: of its elements.
+    """
+
+    is_host = False
+
+    def __init__(self, device: Device, tensor: Any, name: str, datatype: DataType) -> None:
+        super().__init__(name, datatype, tensor.numel())
+        self._device = device
+        self._place = str(tensor.device)
+        self._address: int = tensor.data_ptr()
+        self._memory = device.bytes_of(tensor)
+        self._mark = device.mark()
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """A copy."""
+        staging = self._device.staging(size)
+        self._device.begin_copy_out(self._memory, offset, staging, size, self._mark)()
+        return staging.memory
+
+    def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
+        """Of copies of some MiB, each of which is made while the pieces of the one before are in use."""
+        step = max(size, STATE_STAGING_BYTES // size * size)
+        free = [self._device.staging(min(step, end - begin)) for _ in range(1 + (end - begin > step))]
+        begun: list[tuple[Staging, int, Wait]] = []
+
+        def begin_next(offset: int) -> None:
+            if offset < end:
+                staging, length = free.pop(), min(step, end - offset)
+                wait = self._device.begin_copy_out(self._memory, offset, staging, length, self._mark)
+                begun.append((staging, length, wait))
+
+        try:
+            begin_next(begin)
+            for offset in range(begin, end, step):
+                staging, length, wait = begun[0]
+                wait()
+                del begun[0]
+                begin_next(offset + step)
+                for start in range(0, length, size):
+                    yield staging.memory[start : min(start + size, length)]
+                free.append(staging)
+        finally:
+            for _, _, wait in begun:
+                wait()
+
+    def write(self, offset: int, data: Any) -> None:
+        """Copies the bytes by way of page-locked memory: one part of some MiB while the one before is under way."""
+        data = memoryview(data)
+        if not 0 <= offset <= offset + len(data) <= self.nbytes:
+            raise ValueError(f"{len(data)} bytes at {offset} are beyond the {self.nbytes} of {self.name}")
+        stagings = [self._device.staging(min(len(data), STATE_STAGING_BYTES)) for _ in range(2)]
+        waits: list[Wait] = []
+        try:
+            for start in range(0, len(data), STATE_STAGING_BYTES):
+                if len(waits) == len(stagings):
+                    waits.pop(0)()
+                part = data[start : start + STATE_STAGING_BYTES]
+                staging = stagings[start // STATE_STAGING_BYTES % 2]
+                staging.memory[: len(part)] = part
+                copied = self._device.begin_copy_in(staging, len(part), self._memory, offset + start, self._mark)
+                waits.append(copied)
+        finally:
+            for wait in waits:
+                wait()
+
+    def address_range(self) -> tuple[str, int, int]:
+        """On the device."""
+        return self._place, self._address, self._address + self.nbytes
+
+
+def region(tensor: Any, name: str, *, writable: bool = True) -> Region:
+    """The memory of a tensor.
+
+    Args:
+        tensor: a numpy array or a torch tensor on the host or a CUDA device, contiguous; or the `TensorView` of one.
+        name: for error messages.
+        writable: it will be written.
+
+    Raises:
+        InvalidArgument: the tensor cannot be used; the text says why and what to do.
+    """
+    if is_torch_tensor(tensor) and tensor.device.type == "cuda":
+        datatype = check_torch(tensor, name)
+        if tensor.numel() == 0:
+            raise InvalidArgument(f"{name} has no elements; at least one is needed")
+        return DeviceRegion(device_of(tensor), tensor, name, datatype)
+    memory = tensor if isinstance(tensor, TensorView) else view(tensor, name, writable=writable)
+    return HostRegion(memory, name)

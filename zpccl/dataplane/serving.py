@@ -1,0 +1,302 @@
+"""Serving state to those who fetch it: who gets what next, and how fast.
+
+A `Server` belongs to one thread, which calls it; its jobs are done by worker threads and come back by that thread's
+mailbox. Every fetcher has a queue of what it asked for, of bounded length; fetchers take turns. A job reads some
+blocks, checks that they still have the digests that were offered (a holder whose memory changed finds it here), and
+posts them. Where the link of a fetcher is full, what could not be posted waits, and its queue with it, until the engine
+tells of room.
+
+Nothing is sent while the upload limit is spent: a bucket of tokens, which may be overdrawn by one message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
+
+from zpccl import limits
+from zpccl.dataplane.coder import LinkCoder
+from zpccl.dataplane.coding_choice import Group
+from zpccl.dataplane.link_rate import LinkRate
+from zpccl.dataplane.state_messages import BLOCKS_PER_MESSAGE_MAX, BlockList, blocks_head
+from zpccl.dataplane.state_messages import encode as encode_message
+from zpccl.dataplane.swarm import LIST, Place
+from zpccl.dataplane.workers import Job
+from zpccl.errors import PCCLError
+
+Post: TypeAlias = Callable[[bytes, Any, Any], bool]
+"""Posts (peer, head, body). False: no room, find_room() follows; OSError: the link is gone, or the sync."""
+
+_BURST_NS = 50 * limits.MS
+"""What an upload limit lets through at once after a pause."""
+
+
+class MemoryChanged(PCCLError):
+    """The memory of a tensor is not what was offered of it."""
+
+
+class TokenBucket:
+    """Keeps what is sent below a rate. Any thread may use it.
+
+    Args:
+        bytes_per_second: the rate.
+    """
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._lock = threading.Lock()
+        self._tokens = 0.0
+        self._filled_ns: int | None = None
+
+    def ready_ns(self, now_ns: int) -> int:
+        """When something may be sent: now, or later."""
+        with self._lock:
+            self._fill(now_ns)
+            return (
+                now_ns if self._tokens >= 0 else now_ns + int(-self._tokens * limits.SECOND / self.bytes_per_second) + 1
+            )
+
+    def take(self, size: int, now_ns: int) -> None:
+        """So much was sent; or, if it is negative, was charged and not sent."""
+        with self._lock:
+            self._fill(now_ns)
+            self._tokens -= size
+
+    def _fill(self, now_ns: int) -> None:
+        if self._filled_ns is not None:
+            self._tokens += (now_ns - self._filled_ns) * self.bytes_per_second / limits.SECOND
+        self._tokens = min(self._tokens, self.bytes_per_second * _BURST_NS / limits.SECOND)
+        self._filled_ns = now_ns
+
+
+class Contents(Protocol):
+    """What is served. Read by worker threads."""
+
+    def size_of(self, place: Place) -> int:
+        """The bytes of a block or list."""
+
+    def list_of(self, key: int) -> bytes | None:
+        """The digests of all blocks of a key, end to end; None if they are not here."""
+
+    def group_of(self, key: int) -> Group:
+        """The group of the blocks of a key, for the choice of their coding."""
+
+    def block_of(self, place: Place) -> tuple[memoryview, int] | None:
+        """A block, checked, and the size of its elements; None if it is not here.
+
+        Raises:
+            MemoryChanged: it is not what was offered.
+        """
+
+
+@dataclass(frozen=True)
+class Served:
+    """A job is done, so far as there was room.
+
+    Attributes:
+        left: what there was no room for.
+        rooms: how often room had been told of when the job was made.
+        charged_bytes: what the upload limit was charged with beforehand.
+    """
+
+    peer: bytes
+    left: tuple[tuple[Any, Any], ...] = ()
+    sent_bytes: int = 0
+    rooms: int = 0
+    charged_bytes: int = 0
+    error: Exception | None = None
+
+
+@dataclass
+class _Fetcher:
+    peer: bytes
+    coder: LinkCoder
+    queue: deque[Place] = field(default_factory=deque)
+    parcels: deque[tuple[Any, Any]] = field(default_factory=deque)  # Ready, and there was no room for them.
+    is_blocked: bool = False
+    rooms: int = 0  # How often room was told of.
+    sent_bytes: int = 0
+    rate: LinkRate = field(default_factory=LinkRate)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a worker does for a fetcher: posts parcels again, or packs places."""
+
+    fetcher: _Fetcher
+    parcels: tuple[tuple[Any, Any], ...]
+    places: Sequence[Place]
+    rooms: int
+    bytes_left: int
+    rate: float | None
+    is_limit: bool
+    """The rate is that of the upload limit, not of the link."""
+
+
+class Server:
+    """Serves the fetchers of one state.
+
+    Args:
+        contents: what is served.
+        post: how messages leave.
+        submit: has a job done by a worker.
+        backlog: what waits in the link to a fetcher, or is on its way, in bytes.
+        done: takes the result of a job, in the worker; the owner then calls on_served().
+        bucket: the upload limit, or None.
+        jobs_max: that run or wait at a time.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        post: Post,
+        backlog: Callable[[bytes], int],
+        submit: Callable[[Job], None],
+        done: Callable[[Served], None],
+        bucket: TokenBucket | None,
+        jobs_max: int,
+    ) -> None:
+        self._contents, self._post, self._backlog, self._submit, self._done = contents, post, backlog, submit, done
+        self._bucket = bucket
+        self._jobs_max = jobs_max
+        self._jobs = 0
+        self._fetchers: dict[bytes, _Fetcher] = {}
+        self._turns: deque[_Fetcher] = deque()
+
+    def on_request(self, peer: bytes, places: Iterable[Place]) -> None:
+        """A fetcher asks for something. What is beyond the bound of its queue is not heard."""
+        fetcher = self._fetchers.get(peer)
+        if fetcher is None:
+            fetcher = self._fetchers[peer] = _Fetcher(peer, LinkCoder(max(1, self._jobs_max // 2)))
+            self._turns.append(fetcher)
+        for place in places:
+            if len(fetcher.queue) >= limits.STATE_REQUESTS_QUEUED_MAX:
+                return
+            fetcher.queue.append(place)
+
+    def lose_link(self, peer: bytes) -> None:
+        """A fetcher is gone."""
+        fetcher = self._fetchers.pop(peer, None)
+        if fetcher is not None:
+            self._turns.remove(fetcher)
+
+    def find_room(self, peer: bytes) -> None:
+        """The link to a fetcher has room again."""
+        fetcher = self._fetchers.get(peer)
+        if fetcher is not None:
+            fetcher.rooms += 1
+            fetcher.is_blocked = False
+
+    def on_served(self, result: Served, now_ns: int) -> None:
+        """A job is done."""
+        self._jobs -= 1
+        if self._bucket is not None:
+            self._bucket.take(result.sent_bytes - result.charged_bytes, now_ns)
+        fetcher = self._fetchers.get(result.peer)
+        if fetcher is None:
+            return
+        fetcher.sent_bytes += result.sent_bytes
+        if result.left:
+            fetcher.parcels.extend(result.left)
+            fetcher.is_blocked = fetcher.rooms == result.rooms  # Else there has been room since.
+
+    def pump(self, now_ns: int) -> int | None:
+        """Starts what jobs it may. When it should be called again though nothing has happened, or None."""
+        ready_ns = self._start_jobs(now_ns)
+        for fetcher in self._turns:
+            on_its_way = self._backlog(fetcher.peer)
+            is_waiting = bool(fetcher.queue) and not fetcher.is_blocked
+            fetcher.rate.note(fetcher.sent_bytes - on_its_way, on_its_way, is_waiting, now_ns)
+        return ready_ns
+
+    def _start_jobs(self, now_ns: int) -> int | None:
+        while self._jobs < self._jobs_max:
+            fetcher = self._next()
+            if fetcher is None:
+                return None
+            if self._bucket is not None:
+                ready_ns = self._bucket.ready_ns(now_ns)
+                if ready_ns > now_ns:
+                    return ready_ns
+            self._start(fetcher, now_ns)
+        return None
+
+    def _next(self) -> _Fetcher | None:
+        for _ in range(len(self._turns)):
+            fetcher = self._turns[0]
+            self._turns.rotate(-1)
+            if not fetcher.is_blocked and (fetcher.parcels or fetcher.queue):
+                return fetcher
+        return None
+
+    def _start(self, fetcher: _Fetcher, now_ns: int) -> None:
+        parcels, places = tuple(fetcher.parcels), []
+        fetcher.parcels.clear()
+        if not parcels:
+            places = self._batch(fetcher.queue)
+        charged = sum(len(head) + len(body) for head, body in parcels)
+        charged += sum(self._contents.size_of(place) for place in places)
+        if self._bucket is not None:  # What is sent in the end may be less: on_served() sets it right.
+            self._bucket.take(charged, now_ns)
+        self._jobs += 1
+        # A fetcher that has got so much is likely to want as much again.
+        bytes_left = fetcher.sent_bytes + len(fetcher.queue) * (self._contents.size_of(places[0]) if places else 0)
+        job = _Job(fetcher, parcels, places, fetcher.rooms, bytes_left, *self._rate_to(fetcher))
+        self._submit(lambda: self._done(replace(self._serve(job), charged_bytes=charged)))
+
+    def _rate_to(self, fetcher: _Fetcher) -> tuple[float | None, bool]:
+        """How fast a fetcher can be served, if that is known, and whether it is the upload limit that says so."""
+        rate = fetcher.rate.bytes_per_second
+        if self._bucket is None or (rate is not None and rate <= self._bucket.bytes_per_second):
+            return rate, False
+        return self._bucket.bytes_per_second, True
+
+    def _batch(self, queue: deque[Place]) -> list[Place]:
+        """What goes into one message: one block or list, or several small blocks."""
+        places = [queue.popleft()]
+        size = self._contents.size_of(places[0])
+        while queue and LIST not in (places[0][1], queue[0][1]) and len(places) < BLOCKS_PER_MESSAGE_MAX:
+            size += self._contents.size_of(queue[0])
+            if size > limits.STATE_BATCH_BYTES:
+                break
+            places.append(queue.popleft())
+        return places
+
+    # --- In a worker ------------------------------------------------------------------------------------------------
+
+    def _serve(self, job: _Job) -> Served:
+        sent, peer, rooms = 0, job.fetcher.peer, job.rooms
+        try:
+            left = deque(job.parcels or self._pack(job))
+            while left:
+                head, body = left[0]
+                if not self._post(peer, head, body):
+                    break
+                sent += len(head) + len(body)
+                left.popleft()
+        except OSError:  # The fetcher is gone, or the sync is over.
+            return Served(peer, (), sent, rooms)
+        except Exception as error:  # noqa: BLE001 - handed to the owner
+            return Served(peer, (), sent, rooms, error=error)
+        return Served(peer, tuple(left), sent, rooms)
+
+    def _pack(self, job: _Job) -> list[tuple[Any, Any]]:
+        places = job.places
+        if places[0][1] == LIST:
+            digests = self._contents.list_of(places[0][0])
+            return [] if digests is None else [(encode_message(BlockList(places[0][0], digests)), b"")]
+        entries: list[tuple[Place, int]] = []
+        pieces: list[Any] = []
+        for place in places:
+            found = self._contents.block_of(place)
+            if found is not None:
+                group = self._contents.group_of(place[0])
+                payload = job.fetcher.coder.encode(group, *found, job.bytes_left, job.rate, is_limit=job.is_limit)
+                entries.append((place, sum(map(len, payload))))
+                pieces += payload
+        if not entries:
+            return []
+        return [(b"".join((blocks_head(entries), *pieces[:-1])), pieces[-1])]
