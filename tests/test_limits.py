@@ -6,7 +6,9 @@ import re
 
 from zpccl import limits
 
-UNITS = "NS MS MAX BYTES DEFAULT PORT FIRST COUNT VERSION ELEMENTS SECOND KIB MIB BACKLOG FLIGHT".split()
+UNITS = (
+    "NS US MS MAX BYTES DEFAULT PORT FIRST COUNT VERSION ELEMENTS PERCENT SECOND KIB MIB BACKLOG FLIGHT CPUS".split()
+)
 
 
 def test_bounds_are_positive_numbers_with_a_unit() -> None:
@@ -31,6 +33,12 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.PEERS_MAX * (18 + 3 + 4 * limits.NAME_CHARS_MAX + addresses_bytes) < limits.MESSAGE_BYTES_MAX
     # A block of state fits into a data message, with its header.
     assert limits.STATE_BLOCK_BYTES < limits.DATA_MESSAGE_BYTES_MAX
+    # What a fetcher asks for never fills the queues at which frames of reduces wait; small blocks fit into one message.
+    assert limits.STATE_WINDOW_MIN_BYTES <= limits.STATE_WINDOW_FIRST_BYTES <= limits.STATE_WINDOW_BYTES_MAX
+    assert limits.STATE_WINDOW_BYTES_MAX <= limits.STATE_IN_FLIGHT_BYTES_MAX < limits.DATA_MESSAGES_QUEUED_BYTES_MAX
+    assert limits.STATE_SEND_QUEUE_BYTES_MAX < limits.DATA_MESSAGES_QUEUED_BYTES_MAX
+    assert limits.STATE_BATCH_BYTES < limits.DATA_MESSAGE_BYTES_MAX
+    assert limits.STATE_RANGES_MAX >= limits.STATE_REQUESTS_IN_FLIGHT_MAX
     # A peer that comes back in time is not taken for dead before its links are given up.
     assert limits.DISCONNECT_GRACE_NS < limits.HEARTBEAT_TIMEOUT_NS
     assert limits.ADMISSION_WAIT_NS < limits.LINK_WAIT_TIMEOUT_NS

@@ -14,10 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
+from zpccl.errors import Result
 from zpccl.limits import MS, SECOND
-from zpccl.protocol import events, paths
+from zpccl.protocol import events, paths, statesync
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.effects import Broadcast, EndReduce, EndSync, Resolve
+from zpccl.protocol.election import elect
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.membership import Outbox, Registry
 from zpccl.protocol.messages import (
@@ -38,14 +40,16 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine
 from zpccl.protocol.requests import Requests
 from zpccl.protocol.rounds import Rounds
+from zpccl.protocol.statesync import StateSyncs
 from zpccl.protocol.stragglers import Wait
 from zpccl.protocol.topology import ring_edges
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
 from zpccl.sim.clock import Clock, LocalClock
-from zpccl.sim.dataplane import Buffer, DataPlane
+from zpccl.sim.dataplane import Buffer, DataPlane, Fetch
 from zpccl.sim.node import PeerNode
-from zpccl.sim.program import Script
+from zpccl.sim.program import Script, make_spec
 from zpccl.sim.runs import replay_command, run_seed
+from zpccl.types import Algorithm, CollectiveKind
 
 SEEDS_PER_TEST = 10
 STILL = Faults("still")
@@ -62,6 +66,33 @@ def test_promises_under_faults(first: int) -> None:
             run_seed(seed)
         except Exception as error:
             raise AssertionError(f"{error}; replay: {replay_command(seed)}") from error
+
+
+def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a swarm can do and suffer happens in runs with its faults."""
+    reached: Counter[str] = Counter()
+    original = DataPlane._report_fetch
+    tell = DataPlane._tell
+
+    def report(self: DataPlane, node: PeerNode, fetch: Fetch, error: str, fault: bytes | None) -> None:
+        plan = fetch.plan
+        reached["several sources"] += len(plan.sources) > 1
+        reached["fellows"] += bool(plan.fellows)
+        reached["no source is left"] += bool(error)
+        gone = [peer_id for peer_id in fetch.dropped if not self._cluster.nodes[peer_id].is_alive]
+        reached["goes on without the dead"] += bool(gone and not error)
+        reached["goes on without who sends what does not check"] += "check" in str(fetch.dropped) and not error
+        original(self, node, fetch, error, fault)
+
+    def notice(self: DataPlane, node: PeerNode, fetch: Fetch, event: events.FetchDone) -> None:
+        reached["finds its own state changed"] += event.fault == node.peer_id
+        tell(self, node, fetch, event)
+
+    monkeypatch.setattr(DataPlane, "_report_fetch", report)
+    monkeypatch.setattr(DataPlane, "_tell", notice)
+    for seed in range(60):
+        run_seed(seed, steps=500, faults="swarm", peers=5)
+    assert [what for what, count in reached.items() if not count] == []
 
 
 def test_calm_runs_have_no_failures() -> None:
@@ -83,6 +114,11 @@ def test_dying_joiners_abort_nothing() -> None:
         counts.update(commits=progress.committed_count, aborts=progress.aborted_count, faults=len(cluster.incidents))
     assert counts["faults"] > 100
     assert counts["aborts"] < counts["commits"] / 20  # Of those who were admitted with a link that was dying.
+
+
+def test_who_died_long_ago_may_be_removed() -> None:
+    """S6: a master that all members have left keeps its list until newcomers have waited for them."""
+    run_seed(812702, faults="paths", steps=300)
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -309,11 +345,30 @@ def test_catches_a_sync_that_is_left_running(monkeypatch: pytest.MonkeyPatch) ->
 def test_catches_a_sync_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     original = DataPlane._copy
 
-    def copy(self: DataPlane, node: Any, fetch: Any, holder_id: bytes) -> None:
-        original(self, node, fetch, holder_id)
+    def copy(self: DataPlane, node: Any, fetch: Any, *rest: Any) -> None:
+        original(self, node, fetch, *rest)
         fetch.values.update({key: node.shared_state.values[key] for key in fetch.values})
 
     monkeypatch.setattr(DataPlane, "_copy", copy)
+    assert "S5" in promises_broken("calm")
+
+
+def test_catches_a_sync_that_is_given_up_for_one_of_its_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    def can_go_on(self: StateSyncs, transfer: Any, survivors: Any) -> bool:
+        return all(holder in survivors for holder in transfer.holders)
+
+    monkeypatch.setattr(StateSyncs, "_can_go_on", can_go_on)
+    assert "L2" in promises_broken("swarm")
+
+
+def test_catches_a_plan_that_names_who_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def elect_too_many(offers: Any, *rest: Any) -> Any:
+        election = elect(offers, *rest)
+        election.holders = [peer for peer in offers if peer in election.fetch]
+        election.fetch[election.holders[0]] = ()
+        return election
+
+    monkeypatch.setattr(statesync, "elect", elect_too_many)
     assert "S5" in promises_broken("calm")
 
 
@@ -323,7 +378,7 @@ def test_catches_a_joiner_that_takes_collectives_down(monkeypatch: pytest.Monkey
     def lose(self: MasterMachine, peer: Any, reason: str, now_ns: int, *rest: Any, **more: Any) -> None:
         if not peer.is_member:
             for attempt in list(self.collectives.attempts.values()):
-                self.collectives._abort(attempt, 8, "a joiner died", (peer,))
+                self.collectives._abort(attempt, Result.RANK_CONNECTION_LOST, "a joiner died", (peer,))
         original(self, peer, reason, now_ns, *rest, **more)
 
     monkeypatch.setattr(MasterMachine, "_lose", lose)
@@ -401,7 +456,7 @@ def test_catches_a_call_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_catches_joiners_that_are_never_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rounds, "_ready_joiners", lambda self: [])
+    monkeypatch.setattr(Rounds, "_linked_joiners", lambda self: [])
     monkeypatch.setattr(Rounds, "_partly_linked_joiners", lambda self, ready: [])
     assert "L2" in promises_broken("calm")
 
@@ -492,8 +547,8 @@ def test_clocks_of_processes_differ_and_agree_with_their_timers() -> None:
 def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, seconds: int) -> None:
     """It comes late and in order, or is lost where the path stalls until an end has waited for too long."""
     cluster = Cluster(3, peer_count=1, script=SIMPLE)
-    while cluster.run(steps=1) is None and not cluster.master.machine.registry.order:
-        pass
+    while not cluster.master.machine.registry.order:
+        cluster.run(steps=1)
     (node,) = cluster.live_nodes()
     connection = node.connection
     assert connection is not None
@@ -530,7 +585,7 @@ def test_a_connection_keeps_order_and_loses_only_its_tail() -> None:
         seen: list[int] = []
         connection = cluster.network.open(None, "x")
         for number in range(10):
-            connection.to_master.send(rng.randrange(100), lambda number=number, seen=seen: seen.append(number))
+            connection.to_master.send(rng.randrange(100), lambda number=number, seen=seen: seen.append(number))  # type: ignore[misc]
         while len(seen) < 3:
             cluster.clock.step()
         cluster.network.break_connection(connection, is_silent=False)
@@ -553,11 +608,12 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     nodes = cluster.live_nodes()
     order = tuple(node.peer_id for node in nodes)
     buffers = [Buffer(1), Buffer(10), Buffer(100)]
+    spec = make_spec(0, 8, CollectiveKind.ALL_REDUCE, is_root=False)
     plane = cluster.dataplane
     for node, buffer in zip(nodes[:2], buffers, strict=False):
-        plane.start_reduce(node, 999, 5, order, buffer)
+        plane.start_reduce(node, 999, 5, order, spec, Algorithm.RING, 4096, buffer)
     assert all(part.finish is None for part in plane.transfers[5].parts.values())
-    plane.start_reduce(nodes[2], 999, 5, order, buffers[2])
+    plane.start_reduce(nodes[2], 999, 5, order, spec, Algorithm.RING, 4096, buffers[2])
     assert all(part.finish is not None for part in plane.transfers[5].parts.values())
     plane.lose_peer(nodes[2])
     plane.end_reduce(nodes[0], 5, False)
@@ -565,7 +621,7 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     with pytest.raises(Violation, match="S1"):
         plane.end_reduce(nodes[1], 5, True)
     with pytest.raises(Violation, match="S4"):
-        plane.start_reduce(nodes[0], 999, 5, order, buffers[0])
+        plane.start_reduce(nodes[0], 999, 5, order, spec, Algorithm.RING, 4096, buffers[0])
 
 
 def test_profiles_do_what_they_say() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from zpccl.types import (
     Attribute,
     DataType,
     DeviceType,
+    DigestKind,
     DistributionHint,
     QuantizationAlgorithm,
     QuantizationOptions,
+    QuantizedDataType,
     ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
@@ -46,9 +49,21 @@ from zpccl.types import (
         (QuantizationAlgorithm, "NONE MIN_MAX ZERO_POINT_SCALE"),
     ],
 )
-def test_names_and_numbers(kind: type, names: str) -> None:
+def test_names_and_numbers(kind: type[Enum], names: str) -> None:
     """They go over the wire: who changes one must change PROTOCOL_VERSION."""
     assert [(member.name, member.value) for member in kind] == [(n, i) for i, n in enumerate(names.split())]
+
+
+def test_quantised_types() -> None:
+    """Those that are element types have their numbers, so either may be given; no other number is used twice."""
+    assert {q.name: (q.value, q.bits) for q in QuantizedDataType} == {
+        "UINT8": (DataType.UINT8, 8),
+        "INT8": (DataType.INT8, 8),
+        "UINT4": (12, 4),
+        "INT4": (13, 4),
+    }
+    assert {12, 13}.isdisjoint(DataType)
+    assert QuantizationOptions(DataType.INT8) == QuantizationOptions(QuantizedDataType.INT8)
 
 
 @pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BFLOAT16], ids=lambda d: d.name)
@@ -137,3 +152,10 @@ def test_importing_costs_nothing() -> None:
     folder = zpccl.types.__file__.rpartition("/")[0]
     found = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+def test_kinds_of_digests_have_names() -> None:
+    assert [DigestKind.parse(name) for name in ("blake3", "xxh3", DigestKind.XXH3)] == [0, 1, 1]
+    for wrong in ("BLAKE3", "md5", "", 0, None, ["xxh3"]):
+        with pytest.raises(InvalidArgument, match="neither 'blake3' nor 'xxh3'"):
+            DigestKind.parse(wrong)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+US = 1_000
+"""Nanoseconds in a microsecond."""
 MS = 1_000_000
 """Nanoseconds in a millisecond."""
 SECOND = 1_000_000_000
@@ -19,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 6
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -49,6 +51,8 @@ SMALL_TENSOR_BYTES = 64 * KIB
 NAME_CHARS_MAX = 128
 KEY_CHARS_MAX = 1024
 STATE_ENTRIES_MAX = 65_536
+EXPLAINED_PEERS_MAX = 16
+"""Peers named in one line of a master's log about a sync; the rest is counted."""
 STATE_ENTRY_BYTES_MAX = 64
 """What an entry takes in a message, beside its key."""
 TEXT_CHARS_MAX = 4096
@@ -162,7 +166,35 @@ REFUSALS_LOGGED_INTERVAL_NS = 60 * SECOND
 
 # --- Links ----------------------------------------------------------------------------------------------------------
 LINK_CONNECTIONS_DEFAULT = 4
+"""Where the user names no number, and the path is short."""
+LINK_CONNECTIONS_FAR_MAX = 32
+"""The same, however long the path."""
 LINK_CONNECTIONS_MAX = 64
+LINK_WANTED_BITS_PER_SECOND = 2 * 10**9
+"""What the connections of a link shall carry together, where the user names no number."""
+CONNECTION_UNDER_WAY_BYTES = 1_500_000
+"""What one connection keeps under way on a long path, with 0.1 % of the packets lost: docs/benchmarks.md."""
+LINK_CONNECTIONS_GROWN_MAX = 64
+"""So many connections a link grows to at most, by what its transfers measure (control/link_growth.py)."""
+LINK_GROWTH_LOOK_NS = 100 * MS
+"""How often a link that may grow is looked at, while something is moved."""
+LINK_GROWTH_WINDOW_NS = 1 * SECOND
+"""What is compared is what a link carries in this time."""
+LINK_GROWTH_WINDOW_COUNT = 2
+"""Windows in which the connections were the bottleneck, before more are tried. The best of them counts."""
+LINK_GROWTH_TRIES_MAX = 3
+"""Windows in which more connections may show that they help: the other links of a ring may grow later."""
+LINK_GROWTH_WARM_ROUND_TRIPS_MAX = 8
+"""From when a connection is open to when TCP has found out what it can carry: from 10 segments to 1.5 MB."""
+LINK_GROWTH_WARM_MAX_NS = 4 * SECOND
+LINK_GROWTH_WAIT_NS = 10 * SECOND
+"""Connections that were asked for and are not open after so long a time of transfers are not waited for."""
+LINK_GROWTH_BUSY_PERCENT = 50
+"""Of the connections that must be at work where they are the bottleneck."""
+LINK_GROWTH_GAIN_PERCENT = 25
+"""Of what more connections would add if each carried as much as those that were there; less is no help."""
+LINK_GROWTH_STEP_PERCENT = 12
+"""Fewer connections, in percent of those that are there, cannot show whether they help."""
 LINK_SETUP_TIMEOUT_NS = 5 * SECOND
 """One try to set up all connections of a link, all candidate addresses together."""
 LINK_RETRY_INTERVAL_NS = 200 * MS
@@ -182,6 +214,18 @@ ABORTED_ATTEMPTS_KEPT_MAX = 16
 """Attempts that failed last: reports on them that were on their way still count against links."""
 LINK_SUSPECTS_TRIED_MAX = 8
 """Where no order does without all suspected links: orders that are looked for with a few of them."""
+DIRECT_PEERS_MAX = 128
+"""More peers never exchange directly: a frame would be a few KiB, and every link of all pairs is needed."""
+HOP_LATENCY_NS = 1 * MS
+"""Of one hop of a small frame, until attempts have shown what it is."""
+RING_BYTES_PER_SECOND = 1_000_000_000
+"""That a peer sends while a ring moves a large tensor, until attempts have shown what it is."""
+DIRECT_BYTES_PER_SECOND = 850_000_000
+"""The same, while it is exchanged directly. Less, on one machine: its shares wait in memory."""
+SPEED_TENSOR_BYTES = 4 * MIB
+"""Smaller tensors say nothing of rates."""
+QUANTIZED_DIRECT_PERCENT_MAX = 150
+"""Of the time of a ring that a direct exchange of a quantised tensor may take: it is rounded fewer times."""
 RING_EXACT_PEERS_MAX = 12
 """Up to so many peers an order of the ring is found wherever there is one: in 10 ms at most."""
 RING_SEARCH_STEPS_MAX = 200_000
@@ -195,10 +239,20 @@ HANDSHAKES_MAX = 256
 LISTEN_BACKLOG = 512
 
 # --- Data plane -----------------------------------------------------------------------------------------------------
-ENGINE_THREADS_DEFAULT = 1
 ENGINE_THREADS_MAX = 16
+ENGINE_THREADS_DEFAULT_MAX = 4
+"""I/O threads where there are CPUs enough for them; one of them moves some 28 Gbit/s."""
+ENGINE_THREAD_CPUS = 4
+"""CPUs that this process may use for each I/O thread: the others are the trainer's and those of other peers."""
+LOCAL_SENDERS_MAX = 1
+"""Connections of a link within one host that are sent on at a time: more of them only compete for the cache."""
 FRAME_BYTES_DEFAULT = 512 * KIB
 FRAME_BYTES_MAX = 16 * MIB
+SLOW_FRAME_BYTES = 64 * KIB
+"""Between this and FRAME_BYTES_DEFAULT a frame is what a peer sends in FRAME_DURATION."""
+FRAME_DURATION_NS = 2 * MS
+"""A frame goes over one connection. Of 64 that share a path each takes 64 times as long for it, and an attempt ends
+with the last one."""
 STALL_TIMEOUT_NS = 10 * SECOND
 """An attempt that moves no byte for this long is given up."""
 PATH_TIMEOUT_NS = 6 * SECOND
@@ -215,11 +269,83 @@ WORLD_SIZE_MAX = 1024
 ELEMENTS_MAX = 2**40
 
 # --- Shared state ---------------------------------------------------------------------------------------------------
-STATE_BLOCK_BYTES = 4 * MIB
-STATE_REQUESTS_IN_FLIGHT = 4
-"""Blocks that a receiver asks a holder for ahead of what it has."""
+STATE_BLOCK_BYTES = 1 * MIB
+"""What is digested, asked for and checked at a time. Larger ones are digested no faster: docs/shared_state.md."""
+STATE_TENSOR_BYTES_MAX = DATA_MESSAGE_BYTES_MAX // 64 * STATE_BLOCK_BYTES
+"""The digests of all blocks of a tensor fit into half a message."""
+STATE_WORKERS_MAX = 16
+"""Threads of one peer that digest state at a time, or compress a checkpoint."""
+STATE_WORKER_BYTES = 2 * MIB
+"""Work that is worth a thread: digested in the time that two threads take to start."""
+STATE_RUN_BYTES_MAX = 32 * MIB
+"""Work that a thread takes at a time."""
+STATE_STAGING_BYTES = 4 * MIB
+"""Page-locked memory that state of a device is copied by, twice for each thread that reads or writes."""
+STATE_SAMPLE_BYTES = 256 * KIB
+"""Piece of a block on which a coding is tried."""
+STATE_SAMPLE_INTERVAL_BYTES = 64 * MIB
+"""State of one kind after which codings are tried again."""
+STATE_SAMPLE_PERCENT_MAX = 1
+"""Of what the rest of a transfer takes: no more is spent on trying a coding."""
+STATE_CODING_GAIN_PERCENT = 5
+"""Blocks go as they are unless a coding is expected to save so much."""
+STATE_PROBE_INTERVAL_NS = 500 * MS
+"""Without a sign of how fast a link is, until blocks go over it as they are, to measure it; then twice as long."""
+STATE_PROBE_BYTES = 128 * MIB
+"""And without a sign for so many bytes: blocks of a slow link wait in queues for long."""
+STATE_WINDOW_FIRST_BYTES = 4 * MIB
+"""Asked of a source whose speed is not known yet."""
+STATE_WINDOW_MIN_BYTES = 2 * MIB
+STATE_WINDOW_BYTES_MAX = 32 * MIB
+"""Asked of one source at a time: what a path of 1 Gbit/s and 250 ms carries."""
+STATE_WINDOW_SLACK_NS = 20 * MS
+"""A source is asked for so much more than its path holds, lest it waits for us."""
+STATE_IN_FLIGHT_BYTES_MAX = 48 * MIB
+"""Asked of all sources at a time. Below DATA_MESSAGES_QUEUED_BYTES_MAX, at which the frames of reduces wait too."""
+STATE_REQUESTS_IN_FLIGHT_MAX = 4096
+"""Blocks that one source is asked for at a time."""
+STATE_REQUESTS_QUEUED_MAX = 2 * STATE_REQUESTS_IN_FLIGHT_MAX
+"""Blocks that one fetcher may ask a source for and not have got yet; what it asks for beyond is not heard."""
+STATE_RANGES_MAX = 8192
+"""Ranges of blocks in one message."""
+STATE_BATCH_BYTES = 256 * KIB
+"""Small blocks travel together, up to this."""
+STATE_SEND_QUEUE_BYTES_MAX = 32 * MIB
+"""Blocks that wait in the link to one fetcher, or are on the way to it; more are not prepared."""
+STATE_RATE_INTERVAL_NS = 50 * MS
+STATE_RATE_BYTES = 2 * MIB
+"""The rate of a link is measured over no less than these: messages of several connections arrive together."""
+STATE_ANNOUNCE_INTERVAL_NS = 5 * MS
+"""How often a fetcher tells its fellows what it has got, at most."""
+STATE_STEAL_INTERVAL_NS = 20 * MS
+"""How often a fetcher looks whether an idle source would be sooner than those that owe the rest."""
+STATE_STEAL_MARGIN_NS = 20 * MS
+"""It must be sooner by this, and twice as fast."""
+STATE_STEAL_FIRST_NS = 500 * MS
+"""What a source whose speed is not known is taken to need for a block."""
+STATE_STAGING_CHUNK_BYTES = 64 * MIB
+"""What was fetched waits for the commit in pieces of memory of this size."""
+UPLOAD_LIMIT_MIN_BYTES = 1 * MIB
+"""In a second. With less, those who wait for their turn would take a source for dead."""
+OFFER_ANSWER_TIMEOUT_NS = 3 * SECOND
+"""How long a joiner that fetches state ahead waits for links to members, and for what they offer."""
+PREFETCH_TIMEOUT_NS = 600 * SECOND
+"""How long it fetches, where the user names no time."""
 STATE_STALL_TIMEOUT_NS = 30 * SECOND
 """A transfer in which no block arrives for this long is given up."""
 STATE_SOURCE_TIMEOUT_NS = 8 * SECOND
 """A source that sends no block for this long is left for another, where there is one. Above PATH_TIMEOUT: one that
 waits itself for its source then knows of it first."""
+
+# --- Checkpoints ----------------------------------------------------------------------------------------------------
+CHECKPOINT_VERSION = 1
+CHECKPOINT_BLOCK_BYTES = 1 * MIB
+"""Of a tensor; what is compressed and checked as one. A part of the format: another size is another version."""
+
+# --- Progress -------------------------------------------------------------------------------------------------------
+PROGRESS_INTERVAL_NS = 100 * MS
+"""Between two calls of a callback."""
+PROGRESS_LOG_INTERVAL_NS = 1 * SECOND
+"""Between two lines in the log; transfers that take less leave none."""
+PROGRESS_WINDOW_NS = 4 * SECOND
+"""What the rate is measured over."""

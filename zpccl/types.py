@@ -28,6 +28,17 @@ class ReduceOp(enum.IntEnum):
     MIN = 4
 
 
+class CollectiveKind(enum.IntEnum):
+    """What a collective does. The first four are the C engine's `enum zp_kind`."""
+
+    ALL_REDUCE = 0
+    BROADCAST = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BARRIER = 4
+    """Votes only."""
+
+
 class Attribute(enum.IntEnum):
     """What `Communicator.get_attribute` can tell."""
 
@@ -186,9 +197,72 @@ class QuantizationAlgorithm(enum.IntEnum):
 
     NONE = 0
     MIN_MAX = 1
-    """Each block is mapped from [its minimum, its maximum] to [0, 255], rounded to nearest."""
+    """Each block is mapped from [its minimum, its maximum] to [0, 255], of 4 bits to [0, 15], rounded to nearest."""
     ZERO_POINT_SCALE = 2
-    """Each block is stored as scale * (code - zero_point) with an integer zero point, so that 0 stays 0 exactly."""
+    """Each block is stored as scale * (code - zero_point) with an integer zero point, so that 0 stays 0 exactly. Signed
+    types are symmetric: their zero point is 0, and the largest magnitude of the block is 127 or 7."""
+
+
+class QuantizedDataType(enum.IntEnum):
+    """What the elements of a quantised tensor travel as. Those that are element types, too, have their numbers."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT4 = 12
+    INT4 = 13
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return 4 if self in (QuantizedDataType.UINT4, QuantizedDataType.INT4) else 8
+
+
+class Algorithm(enum.IntEnum):
+    """How the frames of a reduce travel."""
+
+    AUTO = 0
+    """One of the others, as the plan finds best for the size, the number of peers and their paths."""
+    RING = 1
+    """Around a ring: each peer talks to its two neighbours only. 2 (N - 1) hops and as many roundings of what is
+    quantised."""
+    DIRECT = 2
+    """Each peer sends every other one the part that this one owns, and gets its result: two hops and two roundings,
+    whatever the number of peers. It takes a working path between every two peers."""
+
+    @classmethod
+    def parse(cls, name: str) -> Algorithm:
+        """Of "auto", "ring" or "direct".
+
+        Raises:
+            InvalidArgument: none of these.
+        """
+        try:
+            return {"auto": cls.AUTO, "ring": cls.RING, "direct": cls.DIRECT}[name]
+        except (KeyError, TypeError):
+            raise InvalidArgument(f"algorithm {name!r} is not one of 'auto', 'ring' and 'direct'") from None
+
+
+class DigestKind(enum.IntEnum):
+    """How the contents of shared state are compared."""
+
+    BLAKE3 = 0
+    """Cryptographic: nobody can make other contents of the same digest."""
+    XXH3 = 1
+    """XXH3-128, at the speed of memory. It finds accidents, not intent: for peers that trust each other."""
+
+    @classmethod
+    def parse(cls, name: str | DigestKind) -> DigestKind:
+        """Of "blake3" or "xxh3", or a kind itself.
+
+        Raises:
+            InvalidArgument: none of these.
+        """
+        if isinstance(name, cls):
+            return name
+        for kind in cls:
+            if name == kind.name.lower():
+                return kind
+        raise InvalidArgument(f"digest {name!r} is neither 'blake3' nor 'xxh3'")
 
 
 @dataclass(frozen=True)
@@ -203,13 +277,15 @@ class ReduceOperandDescriptor:
 class QuantizationOptions:
     """How a tensor is quantised on the wire.
 
+    Errors, and what becomes of NaN, infinities and other extremes: docs/quantisation.md.
+
     Args:
-        quantized_datatype: UINT8.
+        quantized_datatype: UINT8, INT8, UINT4 or INT4.
         algorithm: NONE, MIN_MAX or ZERO_POINT_SCALE.
-        block_size: elements that share one scale.
+        block_size: elements that share one scale, 1 to 4096.
     """
 
-    quantized_datatype: DataType = DataType.UINT8
+    quantized_datatype: DataType | QuantizedDataType = DataType.UINT8
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
     block_size: int = QUANTIZATION_BLOCK_ELEMENTS
 
@@ -255,11 +331,53 @@ class ReduceInfo:
         local_world_size: peers that took part.
         tx_bytes: bytes that this peer sent, headers included.
         rx_bytes: bytes that this peer received, headers included.
+        algorithm: RING or DIRECT, as the plan had it; of several tensors that of the last.
     """
 
     local_world_size: int
     tx_bytes: int
     rx_bytes: int
+    algorithm: Algorithm = Algorithm.RING
+
+
+@dataclass(frozen=True)
+class GatherResult:
+    """What `Communicator.all_gather` brings. Rows are in order of peer ids, the same on all peers.
+
+    Attributes:
+        tensor: of shape `(len(peers), *send.shape)`: one row a peer.
+        peers: the name of each row's peer.
+        peer_ids: its id, which no other has.
+        row: this peer's own.
+        info: what it cost.
+    """
+
+    tensor: Any
+    peers: tuple[str, ...]
+    peer_ids: tuple[str, ...]
+    row: int
+    info: ReduceInfo
+
+
+@dataclass(frozen=True)
+class ScatterResult:
+    """What `Communicator.reduce_scatter` brings. Parts are in order of peer ids, as the rows of an all-gather.
+
+    Attributes:
+        tensor: this peer's part of the result, in one dimension; without elements if there are more peers than these.
+        part: which elements of the flattened tensor these are.
+        peers: the name of each part's peer.
+        peer_ids: its id, which no other has.
+        index: which of the parts this is.
+        info: what it cost.
+    """
+
+    tensor: Any
+    part: slice
+    peers: tuple[str, ...]
+    peer_ids: tuple[str, ...]
+    index: int
+    info: ReduceInfo
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from zpccl.protocol.messages import (
     encode,
 )
 from zpccl.protocol.peer import PeerMachine, PeerOptions
+from zpccl.types import Algorithm
 
 RUN_ID = b"run id of 16 byt"
 FIRST_ATTEMPT = 1
@@ -67,8 +68,9 @@ def pids(names: Iterable[str]) -> tuple[bytes, ...]:
 
 
 def spec(tag: int = 0, **changes: Any) -> CollectiveSpec:
-    """What all_reduce of 8 floats at `tag` says."""
+    """What all_reduce of 8 floats at `tag` says, in a ring: most tests of plans are about rings."""
     plain = {"count": 8, "datatype": 10, "op": 0, "quantization": 0, "quantized_datatype": 0, "block_elements": 256}
+    plain["algorithm"] = Algorithm.RING
     return CollectiveSpec(tag=tag, **{**plain, **changes})
 
 
@@ -82,9 +84,11 @@ def entry(key: str, contents: str, *, free: bool = False, datatype: int = 10, co
     return StateEntry(key, datatype, count, free, digest(contents))
 
 
-def offer(call_id: int, revision: int, *entries: StateEntry, strategy: int = 0, oldest: int = 0) -> SyncOffer:
+def offer(
+    call_id: int, revision: int, *entries: StateEntry, strategy: int = 0, oldest: int = 0, digest_kind: int = 0
+) -> SyncOffer:
     """What sync_shared_state says; by default one tensor w with contents 1."""
-    return SyncOffer(oldest, call_id, strategy, revision, entries or (entry("w", "1"),))
+    return SyncOffer(oldest, call_id, strategy, revision, entries or (entry("w", "1"),), digest_kind)
 
 
 def sent(effects: Iterable[Any]) -> list[tuple[Hashable, Any]]:
@@ -406,7 +410,7 @@ class PeerBench:
 
     def sync(self, call_id: int, revision: int = 0) -> list[Any]:
         """sync_shared_state."""
-        return self.handle(events.SyncCalled(call_id, 0, revision, (entry("w", "1"),)))
+        return self.handle(events.SyncCalled(call_id, 0, revision, (entry("w", "1"),), 0))
 
     def plan(self, call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> list[Any]:
         """The master starts an attempt."""
@@ -432,6 +436,7 @@ def sync_plan(
     *fetch: tuple[str, str],
     attempt_id: int = FIRST_ATTEMPT,
     sources: str = "",
+    fellows: str = "",
     **calls: int,
 ) -> SyncPlan:
     """A sync plan; `fetch` has key and contents of each tensor to fetch."""
@@ -440,4 +445,4 @@ def sync_plan(
     entries = tuple(FetchEntry(key, digest(text)) for key, text in fetch)
     calls = calls or {"a": call_id, "b": call_id}
     facts = (call_id, attempt_id, revision, pids(holders), entries, pids(calls), tuple(calls.values()))
-    return SyncPlan(*facts, pids(sources))
+    return SyncPlan(*facts, pids(sources), pids(fellows))

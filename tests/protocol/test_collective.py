@@ -394,7 +394,7 @@ def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tup
         bench.begin(name, call_id, spec(**changes))
     attempt_id, lanes = list(bench.plans.items())[-1]
     bench.tick(limits.STALL_TIMEOUT_NS)
-    blamed = {one: pid(other) for one, other in faults}
+    blamed = {fault[0]: pid(fault[1]) for fault in faults}
     for name in sorted(bench.names(), key=lambda name: name in blamed):  # Who knows something is the last to say it.
         bench.finish(name, call_id, attempt_id, ok=False, digest=0, fault=blamed.get(name), reason="timed out")
     order: tuple[bytes, ...] = lanes[0].order

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from zpccl.errors import Result
 from zpccl.protocol.election import (
     Election,
+    Shape,
     choose_revision,
     describe_shape_difference,
     elect,
     validate_entries,
 )
-from zpccl.protocol.messages import FetchEntry, SyncOffer
+from zpccl.protocol.messages import FetchEntry, StateEntry, SyncOffer
 from zpccl.types import SharedStateSyncStrategy
 
 from .harness import digest, entry, offer
@@ -166,7 +167,7 @@ def test_a_run_may_begin_at_revision_zero_and_repeat_nothing() -> None:
         ((entry("w", "1", free=True, count=9),), ["count 9 here, 4 there", "allow_content_inequality True here"]),
     ],
 )
-def test_another_key_set_is_refused_and_the_rest_go_on(odd: tuple, words: list[str]) -> None:
+def test_another_key_set_is_refused_and_the_rest_go_on(odd: tuple[StateEntry, ...], words: list[str]) -> None:
     plain = (entry("w", "1"),)
     offers = {"a": offer(1, 0, *plain), "b": offer(1, 0, *odd), "c": offer(1, 0, entry("w", "2"))}
     election = elect(offers, None, frozenset())
@@ -202,9 +203,18 @@ def test_receivers_do_not_choose_the_key_set() -> None:
     assert outcome(elect(offers, None, frozenset())) == (0, "c", "", "ab")
 
 
+def test_digests_of_another_kind_are_refused() -> None:
+    """They cannot be compared, whatever the contents: the kind of most peers wins."""
+    offers = {name: offer(1, 0, digest_kind=int(name == "b")) for name in "abc"}
+    election = elect(offers, None, frozenset())
+    assert outcome(election) == (0, "ac", "", "b")
+    result, reason = election.refused["b"]
+    assert (result, "digest_kind 1 here, 0 there" in reason) == (Result.INVALID_ARGUMENT, True)
+
+
 def test_a_long_difference_is_cut() -> None:
-    many = tuple((f"k{i:04}", 10, 4, False) for i in range(1000))
-    assert len(describe_shape_difference(many, ())) < 200
+    many, none = Shape(0, tuple((f"k{i:04}", 10, 4, False) for i in range(1000))), Shape(0, ())
+    assert len(describe_shape_difference(many, none)) < 200
     assert describe_shape_difference(many, many) == "the shared state is equal"
 
 
@@ -282,7 +292,7 @@ def test_any_outcome_is_sound(offers: dict[str, SyncOffer], past: tuple[int | No
     election = elect(offers, *past)
     assert set(election.fetch) | set(election.refused) == set(offers)
     assert not set(election.fetch) & set(election.refused)
-    assert election.explanation
+    assert bool(election.why_nobody) == (not election.fetch)
     if not election.fetch:
         assert not election.holders
         return

@@ -7,6 +7,7 @@ import pytest
 from zpccl import limits
 from zpccl.protocol.membership import Peer, Registry
 from zpccl.protocol.paths import Paths
+from zpccl.protocol.topology import ring_edges
 
 from .harness import pids
 from .test_membership import peer
@@ -36,7 +37,8 @@ class Net:
         return "".join(one.name for one in found) if found is not None else None
 
     def blame(self, pair: str, cost_ns: int = 0, count: int = 8, now_ns: int = NOW) -> None:
-        self.paths.blame(*self.of(pair), cost_ns, count, now_ns)
+        one, other = self.of(pair)
+        self.paths.blame(one, other, cost_ns, count, now_ns)
 
 
 def test_a_link_counts_only_while_both_ends_say_so() -> None:
@@ -119,9 +121,9 @@ def test_time_that_a_link_costs_adds_up_until_it_is_trusted() -> None:
     for _ in range(2):
         net.blame("ab", limits.LINK_FAILING_MAX_NS // 2)
     assert net.order("abc") is None
-    net.paths.trust(net.of("abc"), 7)
+    net.paths.trust(ring_edges(net.of("abc")), 7)
     assert net.order("abc") is None
-    net.paths.trust(net.of("abc"), 8)
+    net.paths.trust(ring_edges(net.of("abc")), 8)
     assert net.order("abc") == "abc"
     net.blame("ab", limits.LINK_FAILING_MAX_NS // 2)
     assert net.order("abc") == "abc"
@@ -130,7 +132,7 @@ def test_time_that_a_link_costs_adds_up_until_it_is_trusted() -> None:
 def test_only_the_links_of_the_ring_are_trusted() -> None:
     net = Net("abcd")
     net.blame("ab")
-    net.paths.trust(net.of("acbd"), 8)
+    net.paths.trust(ring_edges(net.of("acbd")), 8)
     assert net.order("abcd") == "acbd"
 
 
@@ -145,7 +147,7 @@ def test_many_suspects_are_no_reason_to_give_up() -> None:
 
 
 def doubt(net: Net, names: str, now_ns: int) -> None:
-    net.paths.doubt(net.of(names), now_ns, 8, now_ns)
+    net.paths.doubt(ring_edges(net.of(names)), now_ns, 8, now_ns)
 
 
 @pytest.mark.parametrize("names", ["abcde", "abcdef", "abcdefghijklm"])

@@ -31,6 +31,7 @@ from zpccl.protocol.effects import (
     CloseLink,
     EndReduce,
     EndSync,
+    FetchAhead,
     Level,
     OpenLink,
     Reject,
@@ -44,12 +45,14 @@ from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
     Decision,
+    Dropped,
     Finished,
     Kick,
     Leave,
     Linked,
     Neighbours,
     NeighboursChanged,
+    Ready,
     Refusal,
     Refused,
     SyncFinished,
@@ -111,8 +114,8 @@ def aborted(call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> De
 
 def test_from_new_to_member() -> None:
     """Golden: the whole way."""
+    assert PeerBench().machine.state is State.NEW
     peer = PeerBench()
-    assert peer.machine.state is State.NEW
     assert peer.handle(events.ConnectCalled(CONNECT, 2)) == []
     assert peer.machine.state is State.CONNECTING
     assert peer.up() == [Send(HELLO)]
@@ -491,6 +494,59 @@ def test_a_failed_update_can_be_tried_again() -> None:
     assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE))]
 
 
+def test_fetching_ahead() -> None:
+    """It says that it is not ready, and from whom it may fetch; then that it is, once."""
+    peer = PeerBench(is_ready=False).pending()
+    hello = replace(HELLO_AGAIN, is_ready=False)
+    assert peer.hear(Neighbours((neighbour("b"), neighbour("c"))))[-1] == FetchAhead(pids("bc"))
+    assert peer.hear(NeighboursChanged(gone=pids("b"))) == [CloseLink(pid("b"))]
+    assert peer.reconnect()[0] == Send(
+        replace(hello, connection=2, was_welcomed=True, run_id=RUN_ID, incarnation=1, promised=1)
+    )
+    assert peer.handle(events.ReadyCalled()) == [Send(Ready())]
+    assert peer.handle(events.ReadyCalled()) == []
+    assert peer.hear(Neighbours((neighbour("c"),))) == []
+    assert peer.reconnect()[0].message.is_ready
+    peer.hear(member_list(2, "ac"))
+    assert peer.machine.state is State.MEMBER
+
+
+def test_ready_while_a_master_takes_over() -> None:
+    """L2, headless, seed 953: what is said before its welcome a new master does not hear."""
+    peer = PeerBench(is_ready=False).pending()
+    (report,) = peer.hear(Refused(Refusal.REPORT, ""))
+    assert not report.message.hello.is_ready
+    peer.handle(events.ReadyCalled())
+    assert Send(Ready()) in peer.hear(Welcome(RUN_ID, 2))
+
+
+def test_fetching_ahead_where_there_is_nobody() -> None:
+    peer = PeerBench(is_ready=False).pending()
+    assert peer.hear(Neighbours(())) == [FetchAhead(())]
+
+
+def test_ready_between_hello_and_welcome() -> None:
+    """L1: its Hello has said that it is not."""
+    peer = PeerBench(is_ready=False).connecting()
+    assert peer.handle(events.ReadyCalled()) == []
+    assert peer.hear(Welcome(RUN_ID, 1)) == [Send(Ready())]
+
+
+def test_ready_before_it_is_registered() -> None:
+    peer = PeerBench(is_ready=False)
+    peer.handle(events.ConnectCalled(CONNECT, attempts=2))
+    assert peer.handle(events.ReadyCalled()) == []
+    assert peer.up()[0].message.is_ready
+
+
+def test_admitted_while_it_fetches_ahead() -> None:
+    """As the first of a run: it is a member, and stays one for the next master."""
+    peer = PeerBench(is_ready=False).pending()
+    peer.hear(member_list(2, "a"))
+    assert peer.handle(events.ReadyCalled()) == []
+    assert peer.reconnect()[0].message.is_ready
+
+
 def test_a_sync() -> None:
     """Golden. EndSync comes before Resolve: what was fetched is in its place when the call returns."""
     peer = PeerBench().member()
@@ -514,6 +570,44 @@ def test_a_sync_that_fails(reported: bool) -> None:
     effects = peer.hear(aborted(10))
     assert effects[0] == EndSync(10, FIRST_ATTEMPT, False)
     assert type(peer.error(effects)) is PeerLost
+
+
+def test_a_fetch_that_dropped_sources() -> None:
+    """They are named, with texts that fit into a message."""
+    peer = PeerBench().member("abc")
+    peer.sync(10, revision=3)
+    peer.hear(sync_plan(10, 4, "bc", ("w", "2")))
+    (said,) = peer.handle(events.FetchDone(FIRST_ATTEMPT, dropped=((pid("b"), "x" * 5000),)))
+    named = (Dropped(pid("b"), "x" * limits.OUTCOME_TEXT_CHARS_MAX),)
+    assert said == Send(SyncFinished(10, FIRST_ATTEMPT, True, dropped=named))
+
+
+@pytest.mark.parametrize("fetches, has_all", [(False, False), (True, True), (True, False)])
+def test_the_state_of_this_peer_has_changed(fetches: bool, has_all: bool) -> None:
+    """It says so once, whatever it said before, and its user is told: nobody was lost."""
+    peer = PeerBench().member()
+    peer.sync(10, revision=4)
+    peer.hear(sync_plan(10, 4, "b" if fetches else "ab", *[("w", "2")] * fetches))
+    if has_all:
+        peer.handle(events.FetchDone(FIRST_ATTEMPT))
+    changed = events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a"))
+    assert peer.handle(changed) == [
+        Send(SyncFinished(10, FIRST_ATTEMPT, False, pid("a"), "tensor 'w' has changed")),
+    ]
+    assert peer.handle(changed) == peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
+    error = peer.error(peer.hear(aborted(10, reason="a: tensor 'w' has changed")))
+    assert (type(error), error.message) == (InvalidUsage, "a: tensor 'w' has changed")
+
+
+def test_a_master_that_takes_over_waits_for_who_has_lost_what_it_held() -> None:
+    """S5: it must not commit before the peer has said again that its state has changed."""
+    peer = PeerBench().member()
+    peer.sync(10, revision=4)
+    peer.hear(sync_plan(10, 4, "ab"))
+    for is_open in (False, True):
+        said = peer.hear(Refused(Refusal.REPORT, "", incarnation=2))
+        assert said[0].message.sync.is_open == is_open
+        peer.handle(events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a")))
 
 
 def test_a_sync_that_refuses_us() -> None:

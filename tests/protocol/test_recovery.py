@@ -448,6 +448,37 @@ def test_a_running_sync_goes_on(bench: TakeOver) -> None:
     assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
 
 
+def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> None:
+    """L2, L3: a, who won the election, is gone. b holds the same; what c must fetch follows from its offer."""
+    sync = RunningSync(7, 2, pids("ab"), pids("abc"), (3, 4, 5), False)
+    bench.report("b", "abc", sync=sync)
+    bench.report("c", "abc")
+    bench.tick_at_deadline()
+    bench.say("b", offer(4, 2, entry("w", "new")))
+    bench.say("c", offer(5, 1, entry("w", "old")))
+    while bench.machine.deadline_ns() is not None and bench.names() != "bc":
+        bench.tick_at_deadline()
+    (plan,) = [message for message in bench.said["c1"] if isinstance(message, SyncPlan)]
+    assert (plan.attempt_id, plan.sources, [e.key for e in plan.fetch]) == (7, pids("b"), ["w"])
+    bench.fetched("c", 5, 7)
+    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+
+
+def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver) -> None:
+    """L1, L3: the holder is gone. b has fetched all; what c must fetch nobody knows."""
+    bench.report("b", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), True))
+    bench.report("c", "abc")
+    bench.tick_at_deadline()
+    bench.say("b", offer(4, 1, entry("w", "old")))
+    bench.fetched("b", 4, 7)
+    bench.say("c", offer(5, 1, entry("w", "old")))
+    while bench.machine.deadline_ns() is not None and bench.names() != "bc":
+        bench.tick_at_deadline()
+    verdict = bench.verdict("c", 5)
+    assert isinstance(verdict, Decision)
+    assert (verdict.committed, verdict.reason) == (False, "lost a, and nobody is left to fetch from")
+
+
 def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: TakeOver) -> None:
     """L1, L3: b has no plan and offers; a, which has one, reports late. b does not offer again, and must not wait."""
     bench.report("b")

@@ -8,9 +8,9 @@ import pytest
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.messages import Answer, Kick, Linked, Plan, TopologyKind
+from zpccl.protocol.messages import Answer, Kick, Linked, Plan, Ready, TopologyKind
 
-from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, UPDATE, MasterBench, offer, pids, spec
+from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, offer, pids, spec
 
 OK = Result.SUCCESS
 
@@ -55,6 +55,57 @@ def test_are_peers_pending_gives_all_the_same_answer(bench: MasterBench, group: 
         bench.vote(name, PENDING, 2)
     assert bench.verdict("a", 2) == bench.verdict("b", 2) == Answer(2, OK, value=0)
     assert bench.names() == "ab"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterBench, again: bool) -> None:
+    """S6: nobody hears of it, waits for its links or admits it. It may be ready by another connection."""
+    bench.hello("j", is_ready=False)
+    bench.link("a", "b", "j")
+    for call_id, kind in ((1, PENDING), (2, UPDATE)):
+        for name in "ab":
+            bench.vote(name, kind, call_id)
+    for name in "ab":
+        assert (bench.verdict(name, 1), bench.verdict(name, 2)) == (Answer(1, OK, value=0), Answer(2, OK, value=0))
+    assert bench.names() == "ab"
+    bench.vote("a", UPDATE, 3)
+    if again:
+        bench.disconnect("j")
+        bench.hello("j", welcomed=True, run_id=RUN_ID)
+        bench.link("a", "b", "j")
+    else:
+        bench.say("j", Ready())
+    bench.vote("b", UPDATE, 3)
+    assert bench.names() == "abj"
+    assert bench.verdict("a", 3) == Answer(3, OK, value=1)
+
+
+def test_a_peer_is_ready_once_and_for_all(bench: MasterBench) -> None:
+    """A Hello that was on its way when it said so changes nothing."""
+    bench.hello("j", is_ready=False)
+    bench.say("j", Ready())
+    bench.hello_again("j", welcomed=True, is_ready=False, run_id=RUN_ID, connection=1)
+    bench.link("a", "b", "j")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.names() == "abj"
+
+
+def test_links_of_who_is_not_ready_are_not_waited_for(bench: MasterBench) -> None:
+    """Whoever is ready is admitted at once."""
+    bench.hello("j", is_ready=False)
+    bench.register("k")
+    bench.link("a", "b", "k")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.names() == "abk"
+
+
+def test_an_empty_run_admits_who_is_not_ready() -> None:
+    """L1: there is nobody to fetch from, and nobody else would ever admit it."""
+    bench = MasterBench()
+    bench.hello("j", is_ready=False)
+    assert bench.names() == "j"
 
 
 @pytest.mark.parametrize("how", ["leave", "lose"])

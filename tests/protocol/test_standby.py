@@ -31,7 +31,7 @@ from zpccl.protocol.peer import State
 from .harness import CONNECT, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pid, pids, spec, token
 from .test_recovery import report_of
 
-TWO = {"master_count": 2}
+TWO: dict[str, Any] = {"master_count": 2}
 
 
 class Standby(MasterBench):
@@ -60,10 +60,10 @@ class Standby(MasterBench):
     def begin_run(self, names: str) -> None:
         """A run with these members, established."""
         self.now_ns += limits.RECOVERY_GRACE_NS
-        self.hello(names[0], **TWO)
+        self.hello(names[0], begins=self.machine.run_id, **TWO)
         self.tick(limits.RECOVERY_GRACE_NS)
         for name in names[1:]:
-            self.hello(name, may_begin=False, **TWO)
+            self.hello(name, **TWO)
         self.link(*names)
         if len(names) > 1:
             self.vote(names[0], UPDATE, 900)
@@ -340,22 +340,30 @@ def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None
 
 def test_an_idle_standby_sends_newcomers_on(bench: Standby) -> None:
     bench.now_ns += limits.RECOVERY_GRACE_NS
-    assert refusals(bench.hello("n", may_begin=False, **TWO)) == [Refusal.NO_RUN]
+    assert refusals(bench.hello("n", **TWO)) == [Refusal.NO_RUN]
     assert bench.machine.is_gathering
 
 
 def test_a_newcomer_waits_where_members_are(bench: Standby) -> None:
     bench.report("b", "ab")
-    assert bench.hello("n", may_begin=False, **TWO) == []
+    assert bench.hello("n", **TWO) == []
     assert refusals(bench.tick_at_deadline()) == [Refusal.NO_QUORUM]
 
 
 def test_one_that_all_others_sent_on_begins_a_run(bench: Standby) -> None:
     """After a pause: members may be on their way here."""
     bench.now_ns += limits.RECOVERY_GRACE_NS
-    assert bench.hello("n", **TWO) == []
+    assert bench.hello("n", begins=RUN_ID, **TWO) == []
     bench.tick(limits.RECOVERY_GRACE_NS)
     assert bench.names() == "n"
+
+
+def test_no_run_is_begun_by_the_word_of_a_master_that_is_no_more(bench: Standby) -> None:
+    """Standby, seed 50260, S3: it had led a run, whose members were on their way, since it said that it led none."""
+    bench.now_ns += limits.RECOVERY_GRACE_NS
+    (_, refused) = bench.hello("n", begins=b"its predecessor.", **TWO)[0]
+    assert (refused.refusal, refused.run_id) == (Refusal.NO_RUN, RUN_ID)
+    assert bench.machine.is_gathering
 
 
 def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
@@ -363,10 +371,10 @@ def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
     bench.begin_run("ab")
     bench.disconnect("a")
     bench.lose("b")
-    bench.hello("n", **TWO)
+    bench.hello("n", begins=bench.machine.run_id, **TWO)
     assert refusals(bench.tick(limits.RECOVERY_GRACE_NS)) == [Refusal.NO_QUORUM]
     bench.now_ns += limits.RUN_MEMORY_NS
-    bench.hello("n", **TWO)
+    bench.hello("n", begins=bench.machine.run_id, **TWO)
     bench.tick(limits.RECOVERY_GRACE_NS)
     assert bench.names() == "n"
 
@@ -374,7 +382,7 @@ def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
 def test_a_newcomer_that_is_a_member_without_knowing_counts(bench: Standby) -> None:
     """Split, seed 23. L3: the former master admitted b, and died before b heard of it."""
     bench.report("a", "ab", 5, base=pids("a"))
-    bench.hello("b", may_begin=False, **TWO)
+    bench.hello("b", **TWO)
     bench.tick_at_deadline()
     assert bench.names() == "ab"
     assert all(peer.is_heard for peer in bench.machine.registry.order)
@@ -395,14 +403,14 @@ def test_a_newcomer_asks_all_and_begins_at_the_first() -> None:
     peer = peer_of_two()
     peer.handle(events.ConnectCalled(CONNECT, attempts=2))
     (hello,) = peer.up()
-    assert not hello.message.may_begin
-    assert peer.hear(Refused(Refusal.NO_RUN, "")) + peer.tick() == [UseMaster(1)]
+    assert hello.message.begins == bytes(16)
+    assert peer.hear(Refused(Refusal.NO_RUN, "", RUN_ID)) + peer.tick() == [UseMaster(1)]
     (hello,) = peer.up()
-    assert not hello.message.may_begin
-    peer.hear(Refused(Refusal.NO_RUN, ""))
+    assert hello.message.begins == bytes(16)
+    peer.hear(Refused(Refusal.NO_RUN, "", b"another one's id"))
     assert peer.tick(limits.RECONNECT_INTERVAL_MAX_NS) == [UseMaster(0)]
     (hello,) = peer.up()
-    assert hello.message.may_begin
+    assert hello.message.begins == RUN_ID
 
 
 def test_one_that_does_not_answer_may_lead_a_run() -> None:
@@ -411,10 +419,11 @@ def test_one_that_does_not_answer_may_lead_a_run() -> None:
     peer.handle(events.ConnectCalled(CONNECT, attempts=2))
     told: list[Any] = []
     for _ in range(4):
-        peer.up()
-        told += peer.hear(Refused(Refusal.NO_RUN, "")) + peer.tick(SECOND)
+        told += peer.up()
+        told += peer.hear(Refused(Refusal.NO_RUN, "", RUN_ID)) + peer.tick(SECOND)
         told += failed(peer) + peer.tick(SECOND)
-    assert not any(isinstance(e, Send) and getattr(e.message, "may_begin", False) for e in told)
+    hellos = [e.message for e in told if isinstance(e, Send) and isinstance(e.message, Hello)]
+    assert hellos and not any(hello.begins.strip(b"\0") for hello in hellos)
     assert isinstance(peer.machine.error, MasterUnreachable)
     assert "m:1,n:2" in str(peer.machine.error)
 
@@ -511,7 +520,7 @@ def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
     effects = peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
     assert peer.machine.state is State.CONNECTING
     (hello,) = [effect.message for effect in effects if isinstance(effect, Send)]
-    assert not hello.was_welcomed
+    assert isinstance(hello, Hello) and not hello.was_welcomed
 
 
 def test_lists_are_confirmed_where_there_are_several_masters() -> None:

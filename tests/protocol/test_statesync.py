@@ -7,7 +7,7 @@ import pytest
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.messages import Answer, Decision, Kick, Linked, StateEntry, SyncPlan
+from zpccl.protocol.messages import Answer, Decision, Dropped, Kick, Linked, StateEntry, SyncPlan
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, spec, sync_plan
 
@@ -26,6 +26,9 @@ def w(contents: str) -> StateEntry:
 
 def committed(call_id: int, revision: int, attempt_id: int = FIRST_ATTEMPT) -> Decision:
     return Decision(call_id, attempt_id, True, revision)
+
+
+ALONE = ", and nobody is left to fetch from"
 
 
 def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
@@ -138,7 +141,7 @@ def test_groups_are_independent() -> None:
     bench.say("y", offer(1, 8, w("y")))
     bench.say("b", offer(1, 3, w("b")))
     bench.lose("x")
-    assert bench.verdict("y", 1) == aborted(1, 9, "lost x", "x")
+    assert bench.verdict("y", 1) == aborted(1, 9, f"lost x{ALONE}", "x")
     bench.fetched("b", 1, FIRST_ATTEMPT + 1)
     assert bench.verdict("a", 1) == committed(1, 4, FIRST_ATTEMPT + 1)
     assert bench.machine.syncs.last_revision == {0: 4}
@@ -202,18 +205,102 @@ def test_a_transfer_that_fails_aborts_for_all() -> None:
 def test_a_failure_without_facts() -> None:
     bench = running()
     bench.fetched("c", 1, ok=False, fault=pid("c"))
-    assert bench.verdict("a", 1) == aborted(1, 1, "a transfer failed")
+    assert bench.verdict("a", 1) == aborted(1, 1, "c: a transfer failed", "c")
 
 
 @pytest.mark.parametrize("how", ["leave", "lose"])
-def test_a_holder_that_dies_aborts_while_somebody_fetches(how: str) -> None:
+def test_a_holder_that_dies_is_missed_by_nobody_while_there_is_another(how: str) -> None:
+    """L2: c goes on with b."""
     bench = running()
     getattr(bench, how)("a")
-    assert bench.verdict("b", 1) == bench.verdict("c", 1) == aborted(1, 1, "lost a", "a")
-    bench.say("b", offer(2, 1, w("x")))
+    assert bench.verdict("b", 1) is None
+    bench.fetched("c", 1)
+    assert bench.verdict("b", 1) == bench.verdict("c", 1) == committed(1, 1)
+
+
+def test_all_holders_die() -> None:
+    bench = running()
+    bench.leave("a")
+    bench.leave("b")
+    assert bench.verdict("c", 1) == aborted(1, 1, f"lost a, b{ALONE}", "a", "b")
+    bench.members("d")
     bench.say("c", offer(2, 0, w("old")))
-    bench.fetched("c", 2, FIRST_ATTEMPT + 1)
-    assert bench.verdict("b", 2) == committed(2, 1, FIRST_ATTEMPT + 1)
+    bench.say("d", offer(2, 0, w("old")))
+    assert bench.verdict("c", 2) == committed(2, 0, FIRST_ATTEMPT + 1)
+
+
+def two_fetchers(*links_down: str) -> MasterBench:
+    """a holds what b and c fetch."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, *links_down)
+    for name in "abc":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    return bench
+
+
+def test_who_has_all_stands_in_for_the_holder() -> None:
+    """L2: a dies when b has all; c gets the rest from b."""
+    bench = two_fetchers()
+    bench.fetched("b", 1)
+    bench.lose("a")
+    assert bench.verdict("b", 1) is None
+    bench.fetched("c", 1)
+    assert bench.verdict("b", 1) == bench.verdict("c", 1) == committed(1, 1)
+
+
+@pytest.mark.parametrize("links_down, done", [((), ""), (("bc",), "b")])
+def test_nobody_stands_in_for_the_holder(links_down: tuple[str, ...], done: str) -> None:
+    """L1: those who fetch would wait for each other, or for somebody whom they do not reach."""
+    bench = two_fetchers(*links_down)
+    for name in done:
+        bench.fetched(name, 1)
+    bench.lose("a")
+    assert bench.verdict("b", 1) == bench.verdict("c", 1) == aborted(1, 1, f"lost a{ALONE}", "a")
+
+
+def test_who_has_all_stands_in_for_the_holder_by_way_of_others() -> None:
+    """c does not reach d, who has all: what b gets from d it passes on."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "cd")
+    for name in "abcd":
+        bench.say(name, offer(1, int(name == "a"), w(name)))
+    bench.fetched("d", 1)
+    bench.lose("a")
+    assert bench.verdict("c", 1) is None
+    bench.lose("b")
+    assert bench.verdict("c", 1) == aborted(1, 1, f"lost a, b{ALONE}", "a", "b")
+
+
+def test_a_holder_whose_state_has_changed_ends_the_sync() -> None:
+    """S5: it does not hold what the others would end with. The reason names it and the tensor."""
+    bench = running()
+    bench.fetched("a", 1, ok=False, fault=pid("a"), reason="tensor 'w' has changed")
+    assert bench.verdict("c", 1) == aborted(1, 1, "a: tensor 'w' has changed", "a")
+    bench.fetched("c", 1)
+    assert bench.machine.syncs.last_revision == {}
+
+
+def test_who_had_all_and_finds_its_state_changed_ends_the_sync() -> None:
+    bench = two_fetchers()
+    bench.fetched("b", 1)
+    bench.fetched("b", 1, ok=False, fault=pid("b"), reason="tensor 'v' has changed")
+    assert bench.verdict("c", 1) == aborted(1, 1, "b: tensor 'v' has changed", "b")
+
+
+def test_dropped_sources_are_named_and_counted_once() -> None:
+    bench = running()
+    dropped = (Dropped(pid("a"), "wrong bytes"), Dropped(pid("?"), "silence"))
+    for _ in range(2):
+        bench.fetched("b", 1, dropped=dropped)
+    bench.fetched("c", 1, dropped=dropped[:1])
+    lines = [log.text for log in bench.logged if "goes on without" in log.text]
+    assert lines == [
+        "group 0: sync: b goes on without a: wrong bytes",
+        "group 0: sync: b goes on without a stranger: silence",
+        "group 0: sync: c goes on without a: wrong bytes",
+    ]
+    assert bench.machine.counts.sources_dropped == 3
+    assert bench.verdict("c", 1) == committed(1, 1)
 
 
 def test_a_fetcher_that_dies_is_not_waited_for() -> None:
@@ -335,9 +422,19 @@ def test_holders_are_in_ring_order() -> None:
 
 
 def sources_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
-    """From whom each fetches who does, by the last plan."""
+    """Who has what each fetches, by the last plan."""
+    return {name: plan.sources for name, plan in plans_of(bench).items()}
+
+
+def fellows_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
+    """Who fetches the same as each."""
+    return {name: plan.fellows for name, plan in plans_of(bench).items()}
+
+
+def plans_of(bench: MasterBench) -> dict[str, SyncPlan]:
+    """The last plan of each who fetches."""
     plans = {name: [m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan)] for name in bench.names()}
-    return {name: of_peer[-1].sources for name, of_peer in plans.items() if of_peer and of_peer[-1].fetch}
+    return {name: of_peer[-1] for name, of_peer in plans.items() if of_peer and of_peer[-1].fetch}
 
 
 def unlink(bench: MasterBench, *pairs: str) -> None:
@@ -374,7 +471,8 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
     unlink(bench, "ac", "ad", "bd")
     for name in "abcd":
         bench.say(name, offer(1, int(name == "a"), w(name)))
-    assert sources_of(bench) == {"b": pids("a"), "c": pids("b"), "d": pids("c")}
+    assert sources_of(bench) == {"b": pids("a"), "c": (), "d": ()}
+    assert fellows_of(bench) == {"b": pids("c"), "c": pids("bd"), "d": pids("c")}
     for name in "bcd":
         bench.fetched(name, 1)
     assert bench.verdict("d", 1) == committed(1, 1)
@@ -387,17 +485,27 @@ def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "links_down, source, free",
-    [((), "a", "a"), (("ad",), "b", "b"), (("ad", "bd"), "c", "a"), (("ac", "ad"), "b", "b")],
+    "links_down, source, fellow, free",
+    [
+        ((), "a", "c", "a"),
+        (("ad",), "b", "", "b"),
+        (("ad", "bd"), "", "c", "a"),
+        (("ac", "ad"), "b", "c", "b"),
+    ],
 )
-def test_keys_that_may_differ_come_from_the_source(links_down: tuple[str, ...], source: str, free: str) -> None:
-    """L2, found by the simulator: b holds what was elected, but for a key that may differ. It serves where a cannot."""
+def test_keys_that_may_differ_come_from_the_source(
+    links_down: tuple[str, ...], source: str, fellow: str, free: str
+) -> None:
+    """L2, found by the simulator: b holds what was elected, but for a key that may differ. It serves where a cannot.
+
+    Only those are fellows who end with the same.
+    """
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, *links_down)
     for name in "abcd":
         contents = "new" if name in "ab" else name
         bench.say(name, offer(1, int(name in "ab"), entry("free", name, free=True), w(contents)))
-    assert sources_of(bench)["d"] == pids(source)
+    assert (sources_of(bench)["d"], fellows_of(bench)["d"]) == (pids(source), pids(fellow))
     assert fetched_by(bench, "d") == {"free": free, "w": "new"}
     for name in "cd":
         bench.fetched(name, 1)
@@ -413,7 +521,8 @@ def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
     assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
     assert bench.say("c", offer(1, 0, w("c"))) == []
     unlink(bench, "ac")
-    assert sources_of(bench) == {"b": pids("a"), "c": pids("b")}
+    assert sources_of(bench) == {"b": pids("a"), "c": ()}
+    assert fellows_of(bench) == {"b": pids("c"), "c": pids("b")}
     assert bench.machine.deadline_ns() is None
 
 
@@ -455,7 +564,7 @@ def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
         bench.say(name, offer(1, int(name == "a"), w(name)))
     if how == "leave":
         bench.leave("a")
-        assert bench.verdict("b", 1) == aborted(1, 1, "lost a", "a")
+        assert bench.verdict("b", 1) == aborted(1, 1, f"lost a{ALONE}", "a")
     else:
         bench.withdraw("b", 1)
         assert bench.verdict("a", 1) == aborted(1, 1, "b withdrew from it", "b")

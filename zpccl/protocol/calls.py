@@ -3,8 +3,11 @@
     collective:  VOTING --Plan--> RUNNING --data plane done--> REPORTED --Decision--> answered
                    |                 |                            |
                    +-------- Answer or Decision(aborted) ---------+--> answered
+    barrier:     VOTING --Decision--> answered
     topology:    VOTING --Answer--> answered
     sync:        VOTING --SyncPlan--> RUNNING --fetched--> REPORTED --Decision--> answered
+                                                            ^   | own state found changed
+                                                            `---'
 
 A call that has no answer yet has a standing message: what the peer says about it again after a broken connection.
 """
@@ -47,6 +50,7 @@ from zpccl.protocol.messages import (
     TopologyKind,
     TopologyVote,
 )
+from zpccl.types import CollectiveKind
 
 
 class Phase(enum.Enum):
@@ -83,6 +87,8 @@ class ReduceCall(Call):
 
     spec: CollectiveSpec | None = None
     plan: Plan | None = None
+    begun_ns: int = 0
+    """When the data plane started."""
 
     def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
         """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
@@ -95,6 +101,11 @@ class ReduceCall(Call):
         """The message that makes this call."""
         assert self.spec is not None
         return Begin(oldest_call_id, (CollectiveCall(self.call_id, self.spec),))
+
+
+def is_barrier(call: Call) -> bool:
+    """True for a collective that has no data."""
+    return isinstance(call, ReduceCall) and call.spec is not None and call.spec.kind == CollectiveKind.BARRIER
 
 
 @dataclass(slots=True)
@@ -116,7 +127,10 @@ class SyncCall(Call):
     strategy: int = 0
     revision: int = 0
     entries: tuple[StateEntry, ...] = ()
+    digest_kind: int = 0
     plan: SyncPlan | None = None
+    is_at_fault: bool = False
+    """What this peer offered has changed since."""
 
     def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
         """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
@@ -129,7 +143,8 @@ class SyncCall(Call):
 
     def vote(self, oldest_call_id: int) -> SyncOffer:
         """The message that makes this call."""
-        return SyncOffer(oldest_call_id, self.call_id, self.strategy, self.revision, self.entries)
+        facts = (self.strategy, self.revision, self.entries, self.digest_kind)
+        return SyncOffer(oldest_call_id, self.call_id, *facts)
 
     def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
         """What to say again: the offer too, from which a new master finds what others must fetch."""
@@ -163,6 +178,8 @@ def error_of_decision(call: Call, decision: Decision) -> PCCLError:
         return ResultMismatch(decision.reason)
     if decision.result in _ERRORS:  # A sync that was refused, by the word of another who was.
         return _ERRORS[decision.result](decision.reason)
+    if isinstance(call, SyncCall) and call.is_at_fault:
+        return call.withdrawn or InvalidUsage(decision.reason)
     return call.withdrawn or PeerLost(decision.reason, peers=decision.peers)
 
 

@@ -9,9 +9,11 @@ A collective is known by its tag within a group. Each attempt at it runs through
        v                    `--'                            v
     answered                                             aborted
 
-The ring is in order of admission, or in another where that one needs a link that is down or has failed of late
-(paths.py). Only where no order can do without the links that are down are they waited for, and when they do not come
-up in time the worst-connected member is removed, so that the rest can go on.
+The plan names the algorithm: a ring, or the direct exchange, where all links work and cost.py expects more of it or all
+asked for it. The ring is in order of admission, or in another where that one needs a link that is down or has failed of
+late (paths.py). Only where no order can do without the links that are down are they waited for, and when they do not
+come up in time the worst-connected member is removed, so that the rest can go on. The ring of a broadcast begins
+with its root. A barrier has nothing to plan: it is committed when all have voted.
 
 A member that is lost while a collective is in voting is no longer waited for. One lost while it runs aborts it, unless
 all survivors had finished: then they all hold the same result, and it counts.
@@ -25,17 +27,21 @@ Answers are kept per peer until the peer says that it got them (`oldest_call_id`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import Result
+from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan
+from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt
 from zpccl.protocol.paths import Paths
-from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp
+from zpccl.protocol.topology import mesh_edges, ring_edges
+from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
 @dataclass(slots=True)
@@ -48,6 +54,12 @@ class Ballot:
     agreed_ns: int | None = None
     """When all had voted the same, where the plan waits for links."""
 
+    @property
+    def title(self) -> str:
+        """What the first voter calls, for people."""
+        _, spec = next(iter(self.calls.values()))
+        return f"{_describe('kind', spec.kind).lower()} at tag {spec.tag}"
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -59,6 +71,7 @@ class Attempt:
     order: tuple[Peer, ...]
     calls: dict[Peer, int]
     plan: tuple[Lane, ...]
+    frame_bytes: int
     begun_ns: int | None = None
     """When it was planned, by this master."""
     epoch: int = -1
@@ -66,6 +79,33 @@ class Attempt:
     reports: dict[Peer, Finished] = field(default_factory=dict)
     faults: set[frozenset[Peer]] = field(default_factory=set)
     """The links by which it failed, as peers at their ends say."""
+
+    @property
+    def algorithm(self) -> int:
+        """How it reduces."""
+        return self.plan[0].algorithm
+
+    @property
+    def is_direct(self) -> bool:
+        """True if it needs all links, and not those of a ring only."""
+        return self.algorithm == Algorithm.DIRECT
+
+    @property
+    def edges(self) -> list[tuple[Peer, Peer]]:
+        """The links that carry it."""
+        if self.spec.kind == CollectiveKind.BROADCAST:
+            return ring_edges(self.order)[:-1]  # The last peer has nothing for the root.
+        return mesh_edges(self.order) if self.is_direct else ring_edges(self.order)
+
+    @property
+    def link_count(self) -> int:
+        """Elements of a ring that would put as much on each of its links."""
+        return max(1, self.spec.count // (len(self.order) - 1)) if self.is_direct else self.spec.count
+
+    def are_neighbours(self, one: Peer, other: Peer) -> bool:
+        """True if it needs the link between two who take part."""
+        distance = abs(self.order.index(one) - self.order.index(other))
+        return distance > 0 and (self.is_direct or distance in (1, len(self.order) - 1))
 
 
 class Collectives:
@@ -88,6 +128,7 @@ class Collectives:
         self.attempts: dict[int, Attempt] = {}
         self._attempt_at: dict[tuple[int, int], Attempt] = {}  # By group and tag.
         self._aborted: dict[int, Attempt] = {}  # The last that failed by reports, without these.
+        self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
         self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
 
     def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
@@ -214,10 +255,24 @@ class Collectives:
             ballot.agreed_ns = None
         elif (difference := find_difference(ballot.calls)) is not None:
             name, values = difference
-            reason = f"tag {tag}: peers differ in {name}: {'; '.join(values)}"
+            wrong = "one peer must be the root" if name == "is_root" else f"peers differ in {name}"
+            reason = f"tag {tag}: {wrong}: {'; '.join(values)}"
             self._answer_all(self.ballots.pop(key), Result.INVALID_USAGE, reason, name, values)
+        elif _kind_of(ballot) == CollectiveKind.BARRIER:
+            self._open_barrier(self.ballots.pop(key), members)
         else:
             self._plan(key, ballot, members, now_ns)
+
+    def _open_barrier(self, ballot: Ballot, members: list[Peer]) -> None:
+        """All are there. They are told who else is: some may hear of it only from each other."""
+        self._outbox.counts.commits += 1
+        order = tuple(peer.peer_id for peer in members)
+        calls = tuple(ballot.calls[peer][0] for peer in members)
+        attempt_id = self._next_attempt_id()
+        for peer, call_id in zip(members, calls, strict=True):
+            self._outbox.answer(
+                peer, Decision(call_id, attempt_id, True, len(members), Result.SUCCESS, order=order, calls=calls)
+            )
 
     def _plan(self, key: tuple[int, int], ballot: Ballot, members: list[Peer], now_ns: int) -> None:
         self._doubt(key[0], now_ns)
@@ -228,13 +283,18 @@ class Collectives:
             return
         del self.ballots[key]
         spec = next(iter(ballot.calls.values()))[1]
+        if spec.kind == CollectiveKind.BROADCAST:
+            place = next(place for place, peer in enumerate(order) if ballot.calls[peer][1].is_root)
+            order = order[place:] + order[:place]
+        algorithm = self._algorithm(spec, order, now_ns)
         attempt = Attempt(
             attempt_id=self._next_attempt_id(),
             group=key[0],
             spec=spec,
             order=tuple(order),
             calls={peer: call_id for peer, (call_id, _) in ballot.calls.items()},
-            plan=(Lane(tuple(peer.peer_id for peer in order)),),
+            plan=(Lane(tuple(peer.peer_id for peer in order), algorithm),),
+            frame_bytes=frame_bytes(algorithm, self._speeds_of(order)),
             begun_ns=now_ns,
             epoch=self._registry.epoch,
         )
@@ -243,16 +303,49 @@ class Collectives:
         self._outbox.counts.plans += 1
         self._send_plan(attempt, attempt.order)
 
+    def _algorithm(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Algorithm:
+        """The one that was asked for, or the quickest, that the links allow: a ring can always be had."""
+        if spec.kind != CollectiveKind.ALL_REDUCE or spec.algorithm == Algorithm.RING:
+            return Algorithm.RING
+        if len(order) > limits.DIRECT_PEERS_MAX:
+            return Algorithm.RING
+        if not self._paths.is_mesh(order, now_ns):
+            return Algorithm.RING
+        if spec.algorithm == Algorithm.DIRECT:
+            return Algorithm.DIRECT
+        is_quantised = spec.quantization != QuantizationAlgorithm.NONE
+        return choose(len(order), _wire_bytes(spec), is_quantised, self._speeds_of(order))
+
+    def _speeds_of(self, order: Sequence[Peer]) -> Speeds:
+        peers, speeds = self.speeds.get(order[0].group, (frozenset(), Speeds()))
+        return speeds if peers == frozenset(order) else Speeds()
+
+    def _learn(self, attempt: Attempt) -> None:
+        """An attempt is committed: how long did it take? From the start of the last one to begin."""
+        if attempt.spec.kind != CollectiveKind.ALL_REDUCE:
+            return
+        durations_us = [report.duration_us for report in attempt.reports.values() if report.duration_us]
+        if len(durations_us) < len(attempt.order):
+            return
+        algorithm, count = Algorithm(attempt.algorithm), len(attempt.order)
+        speeds = self._speeds_of(attempt.order)
+        speeds = speeds.learn(algorithm, count, _wire_bytes(attempt.spec), min(durations_us) * limits.US)
+        if attempt.group not in self.speeds:  # Groups that are gone make room.
+            self.speeds = {group: known for group, known in self.speeds.items() if self._registry.member_count(group)}
+        self.speeds[attempt.group] = frozenset(attempt.order), speeds
+
     def _send_plan(self, attempt: Attempt, peers: Iterable[Peer]) -> None:
         calls = tuple(attempt.calls[peer] for peer in attempt.order)
-        self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, limits.FRAME_BYTES_DEFAULT))
+        self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, attempt.frame_bytes))
 
     # --- Taking over ------------------------------------------------------------------------------------------------
 
-    def restore(self, attempt_id: int, spec: CollectiveSpec, calls: dict[Peer, int]) -> None:
-        """Goes on with an attempt of a former master: `calls` in ring order, with those who are gone."""
+    def restore(self, running: RunningAttempt, calls: dict[Peer, int]) -> None:
+        """Goes on with an attempt of a former master: `calls` in the order of its plan, with those who are gone."""
+        attempt_id, spec = running.attempt_id, running.spec
         if attempt_id in self.attempts:
             return
+        first = next(iter(calls), None)
         present = [peer for peer in calls if self._registry.peers.get(peer.peer_id) is peer]
         ahead = [p for p in present if calls[p] in p.answers or self._attempt_of(p, calls[p]) is not None]
         for peer in ahead:
@@ -260,11 +353,12 @@ class Collectives:
         present = [peer for peer in present if peer in calls]
         if not present:
             return
-        lane = Lane(tuple(peer.peer_id for peer in calls))
-        attempt = Attempt(attempt_id, present[0].group, spec, tuple(calls), calls, (lane,))
+        lane = Lane(tuple(peer.peer_id for peer in calls), running.algorithm)
+        attempt = Attempt(attempt_id, present[0].group, spec, tuple(calls), calls, (lane,), running.frame_bytes)
         for peer in present:
             self.forget(peer, calls[peer])
-            peer.open_calls.setdefault(calls[peer], spec)
+            is_root = spec.kind == CollectiveKind.BROADCAST and peer is first
+            peer.open_calls.setdefault(calls[peer], replace(spec, is_root=is_root))
         self.attempts[attempt_id] = attempt
         self._attempt_at.setdefault((attempt.group, spec.tag), attempt)
         if ahead:  # The votes of these count in a later attempt: nobody could finish this one.
@@ -304,14 +398,15 @@ class Collectives:
 
     def _blame(self, attempt: Attempt, peer: Peer, fault: bytes | None) -> None:
         """Holds it against the link to a neighbour that an attempt failed by it, once for both ends."""
-        place, count, now_ns = attempt.order.index(peer), len(attempt.order), self._outbox.now_ns
-        for neighbour in (attempt.order[place - 1], attempt.order[(place + 1) % count]):
-            edge = frozenset((peer, neighbour))
-            if neighbour.peer_id == fault and neighbour is not peer and edge not in attempt.faults:
-                attempt.faults.add(edge)
-                self._unexplained.discard(attempt.attempt_id)
-                cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
-                self._paths.blame(peer, neighbour, cost_ns, attempt.spec.count, now_ns)
+        neighbour = next((other for other in attempt.order if other.peer_id == fault), None)
+        if neighbour is None or not attempt.are_neighbours(peer, neighbour):
+            return
+        edge, now_ns = frozenset((peer, neighbour)), self._outbox.now_ns
+        if edge not in attempt.faults:
+            attempt.faults.add(edge)
+            self._unexplained.discard(attempt.attempt_id)
+            cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
+            self._paths.blame(peer, neighbour, cost_ns, attempt.link_count, now_ns)
 
     def _remember_failure(self, attempt: Attempt) -> None:
         """Peers that stall do so at the same time: reports may be on their way that say more than the first."""
@@ -331,7 +426,7 @@ class Collectives:
             attempt = self._aborted[attempt_id]
             if attempt.group == group and attempt.begun_ns is not None:
                 self._unexplained.discard(attempt_id)
-                self._paths.doubt(attempt.order, attempt.begun_ns, attempt.spec.count, now_ns)
+                self._paths.doubt(attempt.edges, attempt.begun_ns, attempt.link_count, now_ns)
 
     def _decide(self, attempt: Attempt) -> None:
         failed = [report for report in attempt.reports.values() if not report.ok]
@@ -379,7 +474,8 @@ class Collectives:
     ) -> None:
         self._forget_attempt(attempt)
         if committed:
-            self._paths.trust(attempt.order, attempt.spec.count)
+            self._paths.trust(attempt.edges, attempt.link_count)
+            self._learn(attempt)
         survivors = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is peer]
         order = tuple(peer.peer_id for peer in survivors)
         calls = tuple(attempt.calls[peer] for peer in survivors)
@@ -411,18 +507,45 @@ class Collectives:
 
 
 def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:
-    """The first argument in which specs differ, and a text for each of its values with the peers that gave it."""
+    """The first argument in which specs differ, and a text for each of its values with the peers that gave it.
+
+    Peers must not agree on who is the root of a broadcast: just one must say that it is.
+    """
     specs = [spec for _, spec in calls.values()]
-    if all(spec == specs[0] for spec in specs):
+    is_broadcast = specs[0].kind == CollectiveKind.BROADCAST
+    if not is_broadcast and all(spec == specs[0] for spec in specs):
         return None
-    for name in CollectiveSpec.__struct_fields__:
-        voters: dict[int, list[str]] = {}
-        for peer, (_, spec) in calls.items():
-            voters.setdefault(getattr(spec, name), []).append(peer.name)
-        if len(voters) > 1:
-            texts = (f"{_describe(name, value)} from {', '.join(who)}" for value, who in voters.items())
-            return name, tuple(text[: limits.TEXT_CHARS_MAX] for text in texts)
+    for name in _COMPARED:
+        values = _values(calls, name)
+        if len(values) > 1:
+            return name, values
+    if is_broadcast and sum(spec.is_root for spec in specs) != 1:
+        return "is_root", _values(calls, "is_root")
     return None
+
+
+_COMPARED = ("kind", *(name for name in CollectiveSpec.__struct_fields__ if name not in ("kind", "is_root")))
+"""What peers call comes first: where that differs, the rest differs for it."""
+
+
+def _values(calls: dict[Peer, tuple[int, CollectiveSpec]], name: str) -> tuple[str, ...]:
+    voters: dict[int, list[str]] = {}
+    for peer, (_, spec) in calls.items():
+        voters.setdefault(getattr(spec, name), []).append(peer.name)
+    texts = (f"{_describe(name, value)} from {', '.join(who)}" for value, who in voters.items())
+    return tuple(text[: limits.TEXT_CHARS_MAX] for text in texts)
+
+
+def _kind_of(ballot: Ballot) -> int:
+    return next(iter(ballot.calls.values()))[1].kind
+
+
+def _wire_bytes(spec: CollectiveSpec) -> int:
+    """About what a tensor takes on the wire; of what is quantised without its parameters."""
+    if spec.quantization != QuantizationAlgorithm.NONE:
+        known = spec.quantized_datatype in set(QuantizedDataType)
+        return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8
+    return spec.count * (DataType(spec.datatype).itemsize if spec.datatype in set(DataType) else 1)
 
 
 def _describe(name: str, value: int) -> str:
@@ -431,8 +554,10 @@ def _describe(name: str, value: int) -> str:
 
 
 _ENUM_OF_FIELD = {
+    "kind": CollectiveKind,
     "datatype": DataType,
     "op": ReduceOp,
     "quantization": QuantizationAlgorithm,
-    "quantized_datatype": DataType,
+    "quantized_datatype": QuantizedDataType,
+    "algorithm": Algorithm,
 }

@@ -38,5 +38,7 @@ class Counts:
     aborts: Counter[AbortReason] = field(default_factory=Counter)
     syncs_committed: int = 0
     syncs_aborted: int = 0
+    sources_dropped: int = 0
+    """That a fetch of shared state went on without, for they sent nothing, or what does not check."""
     losses: Counter[LossReason] = field(default_factory=Counter)
     takeovers: int = 0

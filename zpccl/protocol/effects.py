@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from zpccl.errors import PCCLError
 from zpccl.protocol.messages import MasterMessage, Neighbour, PeerMessage, SyncPlan
+from zpccl.types import Algorithm
 
 
 class Level(enum.IntEnum):
@@ -60,12 +61,13 @@ class UseMaster:
 
 @dataclass(frozen=True, slots=True)
 class StartReduce:
-    """Start the data plane on the buffers of a call: `order` is the ring."""
+    """Start the data plane on the buffers of a call: `order` is that of the ring, or of the ranks."""
 
     call_id: int
     attempt_id: int
     order: tuple[bytes, ...]
     frame_bytes: int
+    algorithm: int = Algorithm.RING
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,16 @@ class CloseLink:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchAhead:
+    """Fetch state from those of these peers who offer it: all to whom there shall be links. Then ReadyCalled follows.
+
+    May be performed again: who these are may have changed.
+    """
+
+    peers: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Resolve:
     """Answer a call of the user with a value."""
 
@@ -129,5 +141,16 @@ class Reject:
 
 
 PeerEffect: TypeAlias = (
-    Send | UseMaster | StartReduce | EndReduce | StartSync | EndSync | OpenLink | CloseLink | Resolve | Reject | Log
+    Send
+    | UseMaster
+    | StartReduce
+    | EndReduce
+    | StartSync
+    | EndSync
+    | OpenLink
+    | CloseLink
+    | FetchAhead
+    | Resolve
+    | Reject
+    | Log
 )

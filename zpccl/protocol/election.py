@@ -4,7 +4,8 @@
    else, above E, the one that most of those offer who completed the last sync (ties: the higher); else the highest
    offered, as when all sync the same revision again. RECEIVE_ONLY peers offer nothing. Who offers more is refused;
    who offers less receives.
-2. The key set. Keys, dtypes and counts must agree; the set that most peers have wins, others are refused.
+2. The key set. Keys, dtypes and counts must agree, and how digests are made; what most peers have wins, others are
+   refused.
 3. The contents. Among those at the revision of the sync, the contents that most hold win (ties: those of the peer that
    comes first in ring order). Contents are the digests of all keys that do not allow inequality. SEND_ONLY peers at
    that revision win over all others; SEND_ONLY peers that differ from each other are refused, as are those that are
@@ -29,6 +30,15 @@ from zpccl.types import SharedStateSyncStrategy
 PeerT = TypeVar("PeerT", bound=Hashable)
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What must be alike in all offers: how digests are made; of each tensor key, datatype, count and whether it is
+    free to differ."""
+
+    digest_kind: int
+    tensors: tuple[tuple[str, int, int, bool], ...]
+
+
 @dataclass
 class Election(Generic[PeerT]):
     """The outcome of an election.
@@ -38,7 +48,8 @@ class Election(Generic[PeerT]):
         holders: peers that hold the elected contents, in ring order. Only they send.
         fetch: for each peer that is not refused, the entries that it must fetch.
         refused: result and reason for each peer that cannot take part.
-        explanation: how it came about, for the log.
+        votes: who votes for the same contents, the most popular first; of those that are elected the winner is one.
+        why_nobody: why nobody is elected; "" if somebody is.
         restarted: there was a run before, and none of its revisions goes on.
     """
 
@@ -46,7 +57,8 @@ class Election(Generic[PeerT]):
     holders: list[PeerT] = field(default_factory=list)
     fetch: dict[PeerT, tuple[FetchEntry, ...]] = field(default_factory=dict)
     refused: dict[PeerT, tuple[Result, str]] = field(default_factory=dict)
-    explanation: str = ""
+    votes: list[list[PeerT]] = field(default_factory=list)
+    why_nobody: str = ""
     restarted: bool = False
 
 
@@ -96,9 +108,12 @@ def elect(
     voters = senders or [peer for peer, offer in _candidates(standing).items() if offer.revision == revision]
     if not voters:
         return _refuse_all(election, standing, f"nobody who offers revision {revision} can send it")
-    votes = Counter(_contents(standing[peer]) for peer in voters)
-    winner = max(voters, key=lambda peer: votes[_contents(standing[peer])])  # The first of the most popular.
+    camps: dict[tuple[bytes, ...], list[PeerT]] = {}
+    for peer in voters:
+        camps.setdefault(_contents(standing[peer]), []).append(peer)
+    winner = max(voters, key=lambda peer: len(camps[_contents(standing[peer])]))  # The first of the most popular.
     elected = standing[winner]
+    election.votes = sorted(camps.values(), key=lambda camp: (-len(camp), winner not in camp))
     for peer, offer in standing.items():
         election.fetch[peer] = _entries_to_fetch(offer, elected, revision)
     fetched = {entry for entries in election.fetch.values() for entry in entries}
@@ -107,12 +122,6 @@ def elect(
         for peer in voters
         if _contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])
     ]
-    popularity = ", ".join(str(count) for _, count in votes.most_common())
-    election.explanation = (
-        f"revision {revision} of {sorted({o.revision for o in offers.values()})}, contents by votes: {popularity}; "
-        f"{len(election.holders)} hold it, {sum(map(bool, election.fetch.values()))} fetch, "
-        f"{len(election.refused)} refused"
-    )
     return election
 
 
@@ -137,9 +146,13 @@ def entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tup
     return _entries_to_fetch(offer, elected, revision) if _shape(offer) == _shape(elected) else None
 
 
-def describe_shape_difference(expected: tuple[Shape, ...], found: tuple[Shape, ...]) -> str:
-    """What makes a key set differ from the elected one, in words."""
-    wanted, own = {shape[0]: shape for shape in expected}, {shape[0]: shape for shape in found}
+def describe_shape_difference(expected: Shape, found: Shape) -> str:
+    """What makes a key set, or the way of making digests, differ from what was elected, in words."""
+    if expected.digest_kind != found.digest_kind:
+        return f"the shared state has other digests than that of most peers: digest_kind {found.digest_kind} here, " + (
+            f"{expected.digest_kind} there"
+        )
+    wanted, own = {field[0]: field for field in expected.tensors}, {field[0]: field for field in found.tensors}
     missing, extra = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
     if missing or extra:
         texts = [f"keys missing here: {missing[:8]}"] * bool(missing) + [f"keys only here: {extra[:8]}"] * bool(extra)
@@ -153,11 +166,9 @@ def describe_shape_difference(expected: tuple[Shape, ...], found: tuple[Shape, .
     return "the shared state is equal"
 
 
-Shape = tuple[str, int, int, bool]
-
-
-def _shape(offer: SyncOffer) -> tuple[Shape, ...]:
-    return tuple((e.key, e.datatype, e.count, e.allow_content_inequality) for e in offer.entries)
+def _shape(offer: SyncOffer) -> Shape:
+    tensors = tuple((e.key, e.datatype, e.count, e.allow_content_inequality) for e in offer.entries)
+    return Shape(offer.digest_kind, tensors)
 
 
 def _contents(offer: SyncOffer) -> tuple[bytes, ...]:
@@ -172,12 +183,12 @@ def _candidates(offers: Mapping[PeerT, SyncOffer]) -> dict[PeerT, SyncOffer]:
     return {p: offer for p, offer in offers.items() if offer.strategy != SharedStateSyncStrategy.RECEIVE_ONLY}
 
 
-def _elect_shape(offers: Mapping[PeerT, SyncOffer], revision: int) -> tuple[Shape, ...]:
+def _elect_shape(offers: Mapping[PeerT, SyncOffer], revision: int) -> Shape:
     """The most popular key set among those who could send: SEND_ONLY peers first, then peers at the revision."""
     candidates = {p: o for p, o in _candidates(offers).items() if o.revision == revision}
     senders = {p: o for p, o in candidates.items() if o.strategy == SharedStateSyncStrategy.SEND_ONLY}
     shapes = [_shape(offer) for offer in (senders or candidates or offers).values()]
-    return Counter(shapes).most_common(1)[0][0] if shapes else ()
+    return Counter(shapes).most_common(1)[0][0] if shapes else Shape(0, ())
 
 
 def _entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tuple[FetchEntry, ...]:
@@ -194,7 +205,7 @@ def _entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tu
 def _refuse_all(election: Election[PeerT], standing: dict[PeerT, SyncOffer], reason: str) -> Election[PeerT]:
     for peer in standing:
         election.refused[peer] = (Result.NO_SHARED_STATE_AVAILABLE, reason)
-    election.explanation = reason
+    election.why_nobody = reason
     return election
 
 

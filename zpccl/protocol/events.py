@@ -116,11 +116,19 @@ class ReduceDone:
 
 @dataclass(frozen=True, slots=True)
 class FetchDone:
-    """All that a sync plan told to fetch is here and checked, or `error` says why not."""
+    """All that a sync plan told to fetch is here and checked, or `error` says why not.
+
+    It may come from those who only serve too, and after all is here, with an error: what this peer offered has changed.
+
+    Attributes:
+        fault: the source that is to blame for the error; this peer itself, where it finds its own state changed.
+        dropped: sources that it went on without, and why.
+    """
 
     attempt_id: int
     error: str = ""
     fault: bytes | None = None
+    dropped: tuple[tuple[bytes, str], ...] = ()
 
 
 # Calls of the user. The shell numbers them: call ids grow.
@@ -132,6 +140,11 @@ class ConnectCalled:
 
     call_id: int
     attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCalled:
+    """What was to be fetched ahead is here, or was given up: the peer may be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,7 @@ class SyncCalled:
     strategy: int
     revision: int
     entries: tuple[StateEntry, ...]
+    digest_kind: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +204,7 @@ PeerEvent: TypeAlias = (
     | ReduceDone
     | FetchDone
     | ConnectCalled
+    | ReadyCalled
     | ReduceCalled
     | TopologyCalled
     | SyncCalled

@@ -58,6 +58,7 @@ from zpccl.protocol.messages import (
     Linked,
     Neighbours,
     NeighboursChanged,
+    Ready,
     Refusal,
     Refused,
     Report,
@@ -164,7 +165,7 @@ class MasterMachine:
         options = self.options
         incarnation = self._incarnation_after(self.incarnation)
         grace_ns, wait_ns = options.recovery_grace_ns, options.recovery_wait_ns
-        self._gathering = Gathering(now_ns, grace_ns, wait_ns, incarnation, begin_ns)
+        self._gathering = Gathering(now_ns, grace_ns, wait_ns, incarnation, self.run_id, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -259,14 +260,16 @@ class MasterMachine:
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
+        elif isinstance(message, Ready):
+            peer.is_ready = True
         elif isinstance(message, Leave):
             self._lose(peer, _LEFT, now_ns, Level.INFO, consents=True)
         elif isinstance(message, Seen) and peer.is_member:
             self._on_seen(peer, message, now_ns)
         elif peer.is_member:
             self.requests.take(peer, message, now_ns)
-        else:
-            self._outbox.send(peer, Refused(Refusal.MALFORMED, f"{type(message).__name__} before admission"))
+        else:  # It was a member, was removed, and registered anew before it read of its first admission.
+            self._refuse_session(event.connection)
 
     def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
         known = self.registry.peers.get(hello.peer_id)
@@ -298,6 +301,7 @@ class MasterMachine:
             self.registry.bind(known, connection)
             known.connection_count = hello.connection
             known.disconnected_ns = None
+            known.is_ready = known.is_ready or hello.is_ready
             known.witnesses.clear()
             self._note_masters(hello)
             return self._welcome(known)
@@ -306,7 +310,8 @@ class MasterMachine:
         if len(self.registry.pending()) >= limits.PENDING_PEERS_MAX or len(self.registry.peers) >= limits.PEERS_MAX:
             return self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         peer = self._register(connection, hello, host, now_ns)
-        self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}")
+        ahead = "" if peer.is_ready else ", and fetches state ahead"
+        self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{ahead}")
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Who came later dials.
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
@@ -340,6 +345,7 @@ class MasterMachine:
             registered_ns=now_ns,
             connection=connection,
             connection_count=hello.connection,
+            is_ready=hello.is_ready,
         )
         self.registry.add(peer)
         self._relinked.add(peer)
@@ -525,7 +531,7 @@ class MasterMachine:
                 return
         self.requests.settle()
         if not self.registry.order:
-            for peer in self._connected_pending()[:1]:  # An empty run admits at once.
+            for peer in self._connected_pending()[:1]:  # An empty run admits at once, ready or not: nobody has state.
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
         if self._is_alone and all(peer.connection is not None for peer in self.registry.order):
@@ -609,7 +615,7 @@ class MasterMachine:
             if is_run_here:
                 refused = Refused(Refusal.NO_QUORUM, "too few members of the run have found this master")
             else:
-                refused = Refused(Refusal.NO_RUN, "no run is here")
+                refused = Refused(Refusal.NO_RUN, "no run is here", self.run_id)
             self._outbox.reply(connection, refused)
 
     def _ask_for_report(self, connection: Hashable) -> None:

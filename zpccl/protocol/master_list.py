@@ -11,6 +11,8 @@ import zlib
 
 from zpccl import limits
 
+_NO_ID = bytes(16)
+
 
 class MasterList:
     """Where a peer stands in its list.
@@ -33,6 +35,7 @@ class MasterList:
         self.go_on_ns: int | None = None
         self._failures = 0  # Tries since a master led the run.
         self._without_run: set[int] = set()  # Masters that have said so, since the first one did.
+        self._first_run_id = _NO_ID  # Of the run that the first one would begin.
         self._stay_count = 0
 
     @property
@@ -46,9 +49,10 @@ class MasterList:
         return self.addresses[self.index]
 
     @property
-    def may_begin(self) -> bool:
-        """True if a newcomer may begin a run here: none of the others leads one."""
-        return not self.has_others or (self.index == 0 and len(self._without_run) == len(self.addresses))
+    def begins(self) -> bytes:
+        """The run that a newcomer may begin here, for none of the others leads one; zeros if it may not."""
+        is_to_begin = self.index == 0 and len(self._without_run) == len(self.addresses)
+        return self._first_run_id if is_to_begin else _NO_ID
 
     @property
     def is_leaving(self) -> bool:
@@ -67,10 +71,11 @@ class MasterList:
         """This one leads the run."""
         self._failures, self.stay_ns, self.go_on_ns = 0, None, None
 
-    def on_no_run(self, now_ns: int) -> None:
-        """This one leads no run and knows of none."""
+    def on_no_run(self, run_id: bytes, now_ns: int) -> None:
+        """This one leads no run and knows of none; `run_id` is what it would begin."""
         if self.index == 0:
             self._without_run.clear()
+            self._first_run_id = run_id
         self._without_run.add(self.index)
         self.fail(now_ns)
 

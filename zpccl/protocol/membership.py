@@ -45,6 +45,8 @@ class Peer:
     connection_count: int = 0
     """The number of its latest connection, as the peer counts them."""
     is_member: bool = False
+    is_ready: bool = True
+    """False for a pending peer that fetches state ahead: nobody admits it or waits for it yet."""
     disconnected_ns: int | None = None
     slot: int = 0
     """Its bit in `linked` of others; of nobody else while it is registered."""
@@ -111,6 +113,10 @@ class Registry:
     def pending(self) -> list[Peer]:
         """Pending peers in order of registration."""
         return list(self._pending.values())
+
+    def joiners(self) -> list[Peer]:
+        """Pending peers that may be admitted, in order of registration."""
+        return [peer for peer in self._pending.values() if peer.is_ready]
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""

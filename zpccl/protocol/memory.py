@@ -107,7 +107,9 @@ class Memory:
                 continue
             if isinstance(call, ReduceCall) and call.plan is not None and call.spec is not None:
                 plan = call.plan
-                attempts.append(RunningAttempt(plan.attempt_id, plan.lanes[0].order, plan.calls, call.spec))
+                lane = plan.lanes[0]
+                how = lane.algorithm, plan.frame_bytes
+                attempts.append(RunningAttempt(plan.attempt_id, lane.order, plan.calls, call.spec, *how))
             elif isinstance(call, SyncCall) and call.plan is not None:
                 of_sync = call.plan
                 sync = RunningSync(
@@ -116,7 +118,7 @@ class Memory:
                     of_sync.holders,
                     of_sync.order,
                     of_sync.calls,
-                    bool(of_sync.fetch),
+                    bool(of_sync.fetch) or (call.report is not None and not call.report.ok),
                 )
         return Report(
             hello,

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from zpccl import limits
 from zpccl.errors import ProtocolViolation
+from zpccl.types import Algorithm
 
 MAGIC = b"zp"
 
@@ -31,6 +32,9 @@ Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=limits.ADD
 PeerIds: TypeAlias = Annotated[tuple[PeerId, ...], Meta(max_length=limits.PEERS_MAX)]
 LinkKey: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 CallIds: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PEERS_MAX)]
+PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=2)]
+"""Of `Algorithm`; a plan leaves nothing open."""
+FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
@@ -71,8 +75,15 @@ class Hello(_Message, tag="hello", frozen=True):
     """No master of a lower incarnation is obeyed: the sender has reported to one that may lead as this."""
     master_count: Annotated[int, Meta(ge=1, le=limits.MASTERS_MAX)] = 1
     """The masters that the sender was named: with several, only one that a quorum of the members reaches leads."""
-    may_begin: bool = True
-    """Of a newcomer: no other master of its list leads a run, so this one may begin one."""
+    begins: PeerId = bytes(16)
+    """Of a newcomer that was named several masters: the run that this one may begin, by the id it gave it when it
+    refused, since when no other of the list leads one. Zeros: it may begin none."""
+    is_ready: bool = True
+    """False: the sender fetches state ahead, and shall not be admitted before it says Ready."""
+
+
+class Ready(_Message, tag="ready", frozen=True):
+    """The sender, which has fetched state ahead or gave that up, may be admitted."""
 
 
 class Linked(_Message, tag="linked", frozen=True):
@@ -82,7 +93,7 @@ class Linked(_Message, tag="linked", frozen=True):
 
 
 class CollectiveSpec(_Message, frozen=True):
-    """What all voters for one tag must agree on."""
+    """What all voters for one tag must agree on, but for `is_root`."""
 
     tag: int
     count: Annotated[int, Meta(ge=1, le=limits.ELEMENTS_MAX)]
@@ -91,6 +102,12 @@ class CollectiveSpec(_Message, frozen=True):
     quantization: Annotated[int, Meta(ge=0, le=255)]
     quantized_datatype: Annotated[int, Meta(ge=0, le=255)]
     block_elements: Annotated[int, Meta(ge=1, le=2**31)]
+    kind: Annotated[int, Meta(ge=0, le=255)] = 0
+    """CollectiveKind. A barrier has no tensor; its count is 1."""
+    is_root: bool = False
+    """Of a broadcast, on exactly one of the voters: what it holds is sent. The ring begins with it."""
+    algorithm: Annotated[int, Meta(ge=0, le=255)] = Algorithm.AUTO
+    """RING or DIRECT to force one, where the links allow it."""
 
 
 class CollectiveCall(_Message, frozen=True):
@@ -118,6 +135,8 @@ class Finished(_Message, tag="finished", frozen=True):
     fault: PeerId | None = None
     """The neighbour whose link failed, where it failed."""
     reason: Text = ""
+    duration_us: Natural = 0
+    """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
 
 
 class TopologyKind(enum.IntEnum):
@@ -159,16 +178,30 @@ class SyncOffer(_Message, tag="offer", frozen=True):
     strategy: Annotated[int, Meta(ge=0, le=2)]
     revision: Annotated[int, Meta(ge=0, le=limits.REVISION_MAX)]
     entries: StateEntries
+    digest_kind: Annotated[int, Meta(ge=0, le=255)] = 0
+    """How the digests were made: those of different kinds cannot be compared."""
+
+
+class Dropped(_Message, frozen=True):
+    """A source that a fetch goes on without, for those who look after the run."""
+
+    peer: PeerId
+    reason: Annotated[str, Meta(max_length=limits.OUTCOME_TEXT_CHARS_MAX)]
 
 
 class SyncFinished(_Message, tag="fetched", frozen=True):
-    """The sender holds and has checked all that it was told to fetch, or could not."""
+    """The sender holds and has checked all that it was told to fetch, or could not.
+
+    Who has nothing to fetch says nothing, unless it finds its own state changed since its offer: then `ok` is false. So
+    may who has said before that all is here.
+    """
 
     call_id: Natural
     attempt_id: Natural
     ok: bool
     fault: PeerId | None = None
     reason: Text = ""
+    dropped: Annotated[tuple[Dropped, ...], Meta(max_length=limits.PEERS_MAX)] = ()
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):
@@ -208,6 +241,8 @@ class RunningAttempt(_Message, frozen=True):
     order: PeerIds
     calls: CallIds
     spec: CollectiveSpec
+    algorithm: PlannedAlgorithm = Algorithm.RING
+    frame_bytes: FrameBytes = limits.FRAME_BYTES_DEFAULT
 
 
 class RunningSync(_Message, frozen=True):
@@ -218,8 +253,8 @@ class RunningSync(_Message, frozen=True):
     holders: PeerIds
     order: PeerIds
     calls: CallIds
-    is_fetching: bool
-    """There was something to fetch; SyncFinished says whether it is here."""
+    is_open: bool
+    """There was something to fetch, or the sender has lost what it held: SyncFinished says what became of it."""
 
 
 class Report(_Message, tag="report", frozen=True):
@@ -277,7 +312,8 @@ class Refused(_Message, tag="refused", frozen=True):
     refusal: Refusal
     reason: Text
     run_id: PeerId = bytes(16)
-    """The run that the sender leads, where the members know it: then the refusal is final."""
+    """The run that the sender leads, where the members know it: then the refusal is final. With NO_RUN the one that it
+    would begin: one that was started anew since may have led a run meanwhile, and gives another id."""
     incarnation: Incarnation = 0
     """Of the sender; where it asks for a report, the one as which it will lead the run."""
 
@@ -336,9 +372,11 @@ class NeighboursChanged(_Message, tag="neighbours_changed", frozen=True):
 
 
 class Lane(_Message, frozen=True):
-    """A share of the tensor and the ring that reduces it. A plan has one lane with the whole tensor."""
+    """A share of the tensor, and who reduces it and how. A plan has one lane with the whole tensor."""
 
     order: PeerIds
+    """That of the ring; in a direct exchange that of the ranks."""
+    algorithm: PlannedAlgorithm = Algorithm.RING
 
 
 class Plan(_Message, tag="plan", frozen=True):
@@ -348,7 +386,7 @@ class Plan(_Message, tag="plan", frozen=True):
     lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
     calls: CallIds
     """The call of each peer of the first lane's order that this attempt is for."""
-    frame_bytes: Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
+    frame_bytes: FrameBytes
 
 
 class Decision(_Message, tag="decision", frozen=True):
@@ -393,7 +431,7 @@ class FetchEntry(_Message, frozen=True):
 
 
 class SyncPlan(_Message, tag="sync", frozen=True):
-    """The outcome of an election: the receiver fetches `fetch` from `holders`, or serves where it is a holder."""
+    """The outcome of an election: what the receiver fetches, and from whom. Whoever has something of it serves it."""
 
     call_id: Natural
     attempt_id: Natural
@@ -404,11 +442,24 @@ class SyncPlan(_Message, tag="sync", frozen=True):
     """All who take part, and the call of each."""
     calls: CallIds
     sources: PeerIds = ()
-    """From whom the receiver fetches, the best first: holders, or others who fetch the same from them."""
+    """Who has all of it now, of those to whom the receiver has a link, the best first."""
+    fellows: PeerIds = ()
+    """Who fetches the same, of those to whom the receiver has a link: what one has checked it serves to the others."""
 
 
 PeerMessage: TypeAlias = (
-    Hello | Linked | Begin | Finished | TopologyVote | SyncOffer | SyncFinished | Withdraw | Seen | Leave | Report
+    Hello
+    | Ready
+    | Linked
+    | Begin
+    | Finished
+    | TopologyVote
+    | SyncOffer
+    | SyncFinished
+    | Withdraw
+    | Seen
+    | Leave
+    | Report
 )
 MasterMessage: TypeAlias = (
     Welcome

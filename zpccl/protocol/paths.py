@@ -1,9 +1,11 @@
-"""Which paths between members work, as far as the master can tell, and the rings that they allow.
+"""Which paths between members work, as far as the master can tell, and the rings and direct exchanges that they allow.
 
 A link that is not up, by the word of either end, cannot be used. One by which an attempt failed is suspected for a
 while: paths exist that let small packets pass and no others, so the link comes up again and fails again. Suspected
 links are used where no order does without them; one that has cost so much time that it plainly does not work, and
 brought no attempt to its end since, counts as down.
+
+A direct exchange needs all links, and is not for those who doubt one.
 
 Where attempts stall and nobody can say by which link, each link of their ring may be the one. After a few such attempts
 all of them are suspected, less than any that was named, those of several rings more than others: so the next ring is
@@ -82,6 +84,14 @@ class Paths:
             members, lambda one, other: self._registry.are_linked(one, other) and frozenset((one, other)) not in avoided
         )
 
+    def is_mesh(self, members: Sequence[Peer], now_ns: int) -> bool:
+        """True if every two of these members have a link by which nothing failed of late."""
+        bits = sum(1 << peer.slot for peer in members)
+        if any(bits & ~peer.linked & ~(1 << peer.slot) for peer in members):
+            return False
+        everyone = frozenset(members)
+        return not any(fault.is_suspect and edge <= everyone for edge, fault in self._live_faults(now_ns).items())
+
     def can_join(self, members: Sequence[Peer], joiner: Peer) -> bool:
         """True if the links allow a ring of these members with one more."""
         others = sum(1 << peer.slot for peer in members)
@@ -142,22 +152,22 @@ class Paths:
         fault.seen_ns, fault.cost_ns, fault.count = now_ns, fault.cost_ns + cost_ns, max(fault.count, count)
         fault.is_named = True
 
-    def doubt(self, order: Sequence[Peer], begun_ns: int, count: int, now_ns: int) -> None:
-        """An attempt with so many elements, begun then, stalled in this ring, and nobody knows by which link.
+    def doubt(self, edges: Sequence[tuple[Peer, Peer]], begun_ns: int, count: int, now_ns: int) -> None:
+        """An attempt with so many elements, begun then, stalled on these links, and nobody knows by which.
 
         What stalls at the same time stalls for one reason, and counts once.
         """
         faults = self._live_faults(now_ns)
-        for one, other in ring_edges(order):
+        for one, other in edges:
             fault = faults.setdefault(frozenset((one, other)), Fault(-1, 0, 0))
             if fault.seen_ns <= begun_ns:
                 fault.doubts += 1
             fault.seen_ns, fault.count = now_ns, max(fault.count, count)
 
-    def trust(self, order: Sequence[Peer], count: int) -> None:
-        """An attempt with so many elements succeeded in this ring."""
+    def trust(self, edges: Sequence[tuple[Peer, Peer]], count: int) -> None:
+        """An attempt with so many elements succeeded on these links."""
         if self._faults:
-            for one, other in ring_edges(order):
+            for one, other in edges:
                 fault = self._faults.get(frozenset((one, other)))
                 if fault is not None and fault.count <= count:
                     del self._faults[frozenset((one, other))]

@@ -46,11 +46,13 @@ from zpccl.protocol.calls import (
     error_of_answer,
     error_of_decision,
     error_of_kick,
+    is_barrier,
 )
 from zpccl.protocol.effects import (
     CloseLink,
     EndReduce,
     EndSync,
+    FetchAhead,
     Level,
     Log,
     OpenLink,
@@ -69,6 +71,7 @@ from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
     Decision,
+    Dropped,
     Established,
     Finished,
     Hello,
@@ -83,6 +86,7 @@ from zpccl.protocol.messages import (
     NeighboursChanged,
     PeerMessage,
     Plan,
+    Ready,
     Refusal,
     Refused,
     Seen,
@@ -118,6 +122,8 @@ class PeerOptions:
     addresses: tuple[str, ...] = ()
     masters: tuple[str, ...] = ("",)
     """The addresses of the masters, for error messages. Connections go to the first until UseMaster."""
+    is_ready: bool = True
+    """False: it fetches state ahead, and may not be admitted before ReadyCalled."""
     registration_timeout_ns: int = limits.REGISTRATION_TIMEOUT_NS
     master_timeout_ns: int = limits.MASTER_TIMEOUT_NS
 
@@ -151,6 +157,7 @@ class PeerMachine:
         self._promised = 0  # Masters of lower incarnations are not obeyed.
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
+        self._is_ready = options.is_ready
         self._base: tuple[bytes, ...] = ()
         self._connect_call: int | None = None
         self._tries = 0
@@ -204,7 +211,7 @@ class PeerMachine:
         if isinstance(event, events.MasterMessageReceived):
             self._on_message(event.message, now_ns)
         elif isinstance(event, events.ReduceDone):
-            self._on_reduce_done(event)
+            self._on_reduce_done(event, now_ns)
         elif isinstance(event, events.FetchDone):
             self._on_fetch_done(event)
         elif isinstance(event, (events.ReduceCalled, events.TopologyCalled, events.SyncCalled)):
@@ -215,6 +222,8 @@ class PeerMachine:
             self._on_link(event, now_ns)
         elif isinstance(event, events.Tick):
             self._on_tick(now_ns)
+        elif isinstance(event, events.ReadyCalled):
+            self._on_ready()
         elif isinstance(event, events.CloseCalled):
             self._on_close()
         else:
@@ -279,6 +288,16 @@ class PeerMachine:
         self._next_call_id = event.call_id + 1
         self._tries = self._tries_left = event.attempts * len(self._masters.addresses)
 
+    def _on_ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._say_ready()
+
+    def _say_ready(self) -> None:
+        """Unless its Hello has said so: the last one may have gone before, or to a master that did not know the run."""
+        if self.state is State.PENDING and self._is_ready and not self.options.is_ready:
+            self._send(Ready())
+
     def _on_try_failed(self, reason: str, now_ns: int) -> None:
         if self.state is State.CONNECTING:
             self._masters.on_no_answer()
@@ -326,12 +345,14 @@ class PeerMachine:
             self.incarnation,
             self._promised,
             len(options.masters),
-            self._masters.may_begin,
+            self._masters.begins,
+            self._is_ready,
         )
 
     def _say_standing(self) -> None:
         """Says which links are up, and again all that waits for an answer."""
         self._say_linked()
+        self._say_ready()
         for call in self.calls.values():
             for message in call.standing(self._oldest_call_id()):
                 self._send(message)
@@ -354,7 +375,7 @@ class PeerMachine:
         if self.state in (State.NEW, State.CLOSED):
             return
         if isinstance(message, Plan):
-            self._on_plan(message)
+            self._on_plan(message, now_ns)
         elif isinstance(message, Decision):
             self._on_decision(message)
         elif isinstance(message, Answer):
@@ -387,6 +408,7 @@ class PeerMachine:
             self.run_id, self.incarnation = message.run_id, message.incarnation
             self._promised = max(self._promised, self.incarnation)
             self.state = State.PENDING
+            self._say_ready()
             return self._log(Level.INFO, "registered; waiting to be admitted")
         if message.run_id != self.run_id or message.incarnation < max(self.incarnation, self._promised):
             return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
@@ -420,7 +442,7 @@ class PeerMachine:
         elif message.refusal is Refusal.FULL:
             self._close(self._unreachable(message.reason))
         elif message.refusal is Refusal.NO_RUN:
-            self._masters.on_no_run(now_ns)
+            self._masters.on_no_run(message.run_id, now_ns)
         elif message.refusal is Refusal.NO_QUORUM:
             self._on_try_failed(message.reason, now_ns)
         else:
@@ -449,7 +471,7 @@ class PeerMachine:
             self._send(Seen(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
-            self.state = State.MEMBER
+            self.state, self._is_ready = State.MEMBER, True
             self._memory.round_answered = message.round
             self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")
             assert self._connect_call is not None
@@ -462,6 +484,8 @@ class PeerMachine:
         wanted = {neighbour.peer_id for neighbour in message.neighbours}
         gone = tuple(peer_id for peer_id in self._links if peer_id not in wanted)
         self._on_neighbours_changed(NeighboursChanged(message.neighbours, gone))
+        if self.state is State.PENDING and not self._is_ready:
+            self._effects.append(FetchAhead(tuple(self._links)))
 
     def _on_neighbours_changed(self, message: NeighboursChanged) -> None:
         for peer_id in message.gone:
@@ -549,7 +573,13 @@ class PeerMachine:
         if isinstance(event, events.TopologyCalled):
             call = TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)
         else:
-            call = SyncCall(event.call_id, strategy=event.strategy, revision=event.revision, entries=event.entries)
+            call = SyncCall(
+                event.call_id,
+                strategy=event.strategy,
+                revision=event.revision,
+                entries=event.entries,
+                digest_kind=event.digest_kind,
+            )
         self.calls[call.call_id] = call
         self._send(call.vote(self._oldest_call_id()))
 
@@ -595,8 +625,8 @@ class PeerMachine:
         )
         self._send(Withdraw(call.call_id))
 
-    def _on_plan(self, plan: Plan) -> None:
-        order = plan.lanes[0].order
+    def _on_plan(self, plan: Plan, now_ns: int) -> None:
+        order, algorithm = plan.lanes[0].order, plan.lanes[0].algorithm
         own_call = dict(zip(order, plan.calls, strict=False)).get(self.options.peer_id, -1)
         call = self.calls.get(own_call)
         is_wanted = isinstance(call, ReduceCall) and call.phase is Phase.VOTING
@@ -608,14 +638,15 @@ class PeerMachine:
         if not isinstance(call, ReduceCall) or not is_wanted:
             self._effects.append(EndReduce(plan.attempt_id, commit=False))
             return
-        call.phase, call.attempt_id, call.plan = Phase.RUNNING, plan.attempt_id, plan
-        self._effects.append(StartReduce(call.call_id, plan.attempt_id, order, plan.frame_bytes))
+        call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
+        self._effects.append(StartReduce(call.call_id, plan.attempt_id, order, plan.frame_bytes, algorithm))
 
-    def _on_reduce_done(self, event: events.ReduceDone) -> None:
+    def _on_reduce_done(self, event: events.ReduceDone, now_ns: int) -> None:
         call = self._call_of_attempt(event.attempt_id)
         if not isinstance(call, ReduceCall) or call.phase is not Phase.RUNNING:
             return
-        self._report(call, event.attempt_id, event.error, event.fault, event.digest)
+        duration_us = max(0, now_ns - call.begun_ns) // limits.US
+        self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us)
 
     def _on_sync_plan(self, plan: SyncPlan) -> None:
         call = self.calls.get(plan.call_id)
@@ -629,21 +660,37 @@ class PeerMachine:
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
         call = self._call_of_attempt(event.attempt_id)
-        if not isinstance(call, SyncCall) or call.phase is not Phase.RUNNING:
+        if not isinstance(call, SyncCall) or call.phase is Phase.VOTING or call.plan is None:
             return
-        self._report(call, event.attempt_id, event.error, event.fault)
+        if call.report is not None and not (call.report.ok and event.error):
+            return  # It was said already.
+        call.is_at_fault = event.fault == self.options.peer_id
+        self._report(call, event.attempt_id, event.error, event.fault, dropped=event.dropped)
 
     def _report_late(self, call: Call, attempt_id: int) -> None:
         """A plan that was lost and sent again comes after a later one: its frames may have been dropped as stale."""
         self._report(call, attempt_id, "the plan came too late, after a broken connection")
 
-    def _report(self, call: Call, attempt_id: int, error: str, fault: bytes | None = None, digest: int = 0) -> None:
+    def _report(
+        self,
+        call: Call,
+        attempt_id: int,
+        error: str,
+        fault: bytes | None = None,
+        digest: int = 0,
+        duration_us: int = 0,
+        dropped: tuple[tuple[bytes, str], ...] = (),
+    ) -> None:
         call.phase, call.attempt_id = Phase.REPORTED, attempt_id
         ok, reason = not error, error[: limits.TEXT_CHARS_MAX]
         if isinstance(call, SyncCall):
-            call.report = SyncFinished(call.call_id, attempt_id, ok, fault, reason)
+            named = tuple(
+                Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX]
+            )
+            call.report = SyncFinished(call.call_id, attempt_id, ok, fault, reason, named)
         else:
-            call.report = Finished(call.call_id, attempt_id, ok, digest if ok else 0, fault, reason)
+            facts = (digest, fault, reason, duration_us) if ok else (0, fault, reason)
+            call.report = Finished(call.call_id, attempt_id, ok, *facts)
         self._send(call.report)
 
     def _call_of_attempt(self, attempt_id: int) -> Call | None:
@@ -654,10 +701,12 @@ class PeerMachine:
         self._memory.on_decision(decision, call, {member.peer_id for member in self.members})
         if call is None:
             return  # Sent again; it is settled here.
-        if decision.committed and isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok):
+        lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)
+        if decision.committed and lacks_result and not is_barrier(call):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
         del self.calls[decision.call_id]
-        self._seen_attempt_id = max(self._seen_attempt_id, decision.attempt_id)
+        if not is_barrier(call):  # Of those the data plane does not hear.
+            self._seen_attempt_id = max(self._seen_attempt_id, decision.attempt_id)
         self._end(call, decision.attempt_id, decision.committed)
         if decision.committed:
             self._effects.append(Resolve(call.call_id, decision.value))
@@ -681,7 +730,7 @@ class PeerMachine:
     def _end(self, call: Call, attempt_id: int, commit: bool) -> None:
         if isinstance(call, SyncCall):
             self._effects.append(EndSync(call.call_id, attempt_id, commit))
-        else:
+        elif not is_barrier(call):
             self._effects.append(EndReduce(attempt_id, commit))
 
     # --- The end ----------------------------------------------------------------------------------------------------

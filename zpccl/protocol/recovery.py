@@ -38,11 +38,15 @@ class Gathering:
         grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
         wait_ns: how long it waits for the reports of peers that were asked for one.
         incarnation: as which it will lead the run.
+        run_id: of the run that begins if there is none to go on with.
         begin_ns: before that, newcomers that know other masters begin no run: that of a quorum may come back.
     """
 
-    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int, incarnation: int, begin_ns: int = 0) -> None:
+    def __init__(
+        self, now_ns: int, grace_ns: int, wait_ns: int, incarnation: int, run_id: bytes, begin_ns: int = 0
+    ) -> None:
         self.incarnation = incarnation
+        self._run_id = run_id
         self._begin_ns = begin_ns
         self._grace_ns = grace_ns
         self._wait_ns = wait_ns
@@ -172,7 +176,8 @@ class Gathering:
         """How long a newcomer waits for members of an earlier run."""
         due_ns, hello = self._started_ns + self._grace_ns, event.message
         assert isinstance(hello, Hello)
-        if hello.master_count > 1 and (hello.may_begin or self._greeted):  # Some may be on their way from elsewhere.
+        if hello.master_count > 1 and (self._is_to_begin(hello) or self._greeted):
+            # Some may be on their way from elsewhere.
             due_ns = max(due_ns, self._held_ns[event.connection] + self._grace_ns)
         elif hello.master_count == 1:
             due_ns = max(due_ns, self._reports_due_ns() or 0)
@@ -206,9 +211,13 @@ class Gathering:
 
     def _may_begin(self, event: PeerMessageReceived, now_ns: int) -> bool:
         hello = event.message
-        if not isinstance(hello, Hello) or not hello.may_begin or now_ns < self._newcomer_due_ns(event):
+        if not isinstance(hello, Hello) or now_ns < self._newcomer_due_ns(event):
             return False
-        return hello.master_count == 1 or now_ns >= self._begin_ns
+        return hello.master_count == 1 or (self._is_to_begin(hello) and now_ns >= self._begin_ns)
+
+    def _is_to_begin(self, hello: Hello) -> bool:
+        """True for a newcomer that has asked all masters since it asked this one: not one in its place before it."""
+        return hello.begins == self._run_id
 
     def _are_all_here(self) -> bool:
         if not all(self._greeted.values()):

@@ -8,6 +8,8 @@ calls are refused, naming who called what. are_peers_pending() is the exception:
 Rounds of topology votes are numbered. A vote says which round its sender knows to be complete; where a later one is, by
 the word of a peer that had its answer from a former master, the vote gets the value of that round.
 
+Pending peers that fetch state ahead do not count until they are ready: nobody is told of them, and nobody waits.
+
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
 It waits for links that are being set up, for ADMISSION_WAIT at most. Who still lacks some then is admitted where the
 others allow a ring with it, and else stays pending.
@@ -126,7 +128,7 @@ class Rounds:
         if function == FUNCTION_NAMES[TopologyKind.UPDATE]:
             self._update(now_ns)
         elif function == PENDING:
-            self._answer_all(int(bool(self._registry.pending())))
+            self._answer_all(int(bool(self._registry.joiners())))
         elif function == FUNCTION_NAMES[TopologyKind.OPTIMIZE]:
             self._answer_all()
 
@@ -156,9 +158,9 @@ class Rounds:
     def _update(self, now_ns: int) -> None:
         if self._update_agreed_ns is None:
             self._update_agreed_ns = now_ns
-        ready = self._ready_joiners()
+        ready = self._linked_joiners()
         waited = now_ns - self._update_agreed_ns >= self._admission_wait_ns
-        if len(ready) < len(self._registry.pending()) and not waited:
+        if len(ready) < len(self._registry.joiners()) and not waited:
             return
         if waited:
             ready += self._partly_linked_joiners(ready)
@@ -170,9 +172,9 @@ class Rounds:
             self._admit(ready, now_ns)
         self._succeed(voters)
 
-    def _ready_joiners(self) -> list[Peer]:
+    def _linked_joiners(self) -> list[Peer]:
         ready: list[Peer] = []
-        for joiner in self._registry.pending():
+        for joiner in self._registry.joiners():
             others = self._registry.members(joiner.group) + [peer for peer in ready if peer.group == joiner.group]
             if joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others):
                 ready.append(joiner)
@@ -181,7 +183,7 @@ class Rounds:
     def _partly_linked_joiners(self, ready: list[Peer]) -> list[Peer]:
         """Those that can be admitted beside the ready ones although they lack links."""
         found: list[Peer] = []
-        for joiner in self._registry.pending():
+        for joiner in self._registry.joiners():
             if joiner.connection is None or joiner in ready:
                 continue
             others = [peer for peer in [*ready, *found] if peer.group == joiner.group]
@@ -233,7 +235,8 @@ class Rounds:
             f"{function} by {names(peer for peer, call in refused.items() if call.function == function)}"
             for function in sorted(functions)
         ]
-        texts += [f"all_reduce at tag {tag} by {names(voters)}" for _, tag, voters in collectives]
+        ballots = self._collectives.ballots
+        texts += [f"{ballots[group, tag].title} by {names(voters)}" for group, tag, voters in collectives]
         reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[: limits.TEXT_CHARS_MAX]
         self._outbox.log(Level.WARNING, reason)
         for peer, call in refused.items():

@@ -2,37 +2,42 @@
 
     offers from all members --elect--> agreed --all have a source--> running --all who fetch have it--> committed
                                          |      |  ^                    |
-                             refused peers      |  | links stay down:   a holder or a fetcher failed, withdrawn
-                              are answered      |  | a fetcher is       |
+                             refused peers      |  | links stay down:   somebody failed, nobody left to fetch from,
+                              are answered      |  | a fetcher is       | withdrawn
                                                 `--' removed            `--> aborted
 
-Who fetches is given its sources: the holders that it has a link to. Where there is none, others who hold the elected
-contents, but for keys that may differ; where there is none of these, those who fetch the same and have a source
-themselves: what they get they pass on. Who has no link to any of all these is waited for.
+Who fetches is told from whom (sources.py): from those who have all of it now, and from those who fetch the same. Who
+has no link to any of all these is waited for.
 
 Peers that fetch keep what they got aside until the sync is committed, so a sync that fails changes nobody's state.
-Peers that have nothing to fetch wait too: they may be asked for blocks. A bystander or fetcher that dies is no longer
-waited for; a holder that dies aborts the sync only while somebody fetches from it.
+Peers that have nothing to fetch wait too: they may be asked for blocks. Who dies is no longer waited for, a holder no
+more than a fetcher: the sync goes on while all who still fetch can get everything from somebody who has all, directly
+or by way of each other. Who has no source left, by what it sees itself, says that it failed. So does a peer that finds
+what it offered changed, whether it fetches or not, for then it does not hold what the others end with.
 
 A master that takes the run over goes on with the sync that peers report. Those who never got its plan offer again; what
-they must fetch then follows from their offer and that of the first holder, who won the election. Until all have
-reported nothing is decided, as with collectives.
+they must fetch then follows from their offer and that of a holder: the first one, who won the election, or where it is
+gone the next. Until all have reported nothing is decided, as with collectives.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect, entries_to_fetch
+from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Answer, Decision, FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rounds import SYNC, Rounds
+from zpccl.protocol.sources import Sources, can_all_finish, find_sources
+
+NOBODY_LEFT = "nobody is left to fetch from"
+"""Why a sync is given up, beside who is lost."""
 
 
 @dataclass(slots=True)
@@ -46,12 +51,16 @@ class Transfer:
     calls: dict[Peer, int]
     fetch: dict[Peer, tuple[FetchEntry, ...]]
     done: set[Peer] = field(default_factory=set)
+    told: set[Peer] = field(default_factory=set)
+    """Who has said which sources it dropped: that is in the log."""
     failed: tuple[str, list[Peer]] | None = None
     """Why a transfer failed, and the peers at fault."""
     offers: dict[Peer, SyncOffer] = field(default_factory=dict)
     """All that each holds, until the plan is sent; of a sync that was taken over: offers made again."""
     sources: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
-    """From whom each fetches, the best first."""
+    """Who had all when the plan was sent, for each who fetches by a plan of this master, the best first."""
+    fellows: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
+    """Who fetches the same."""
     agreed_ns: int | None = None
     """When all was elected, while there are peers without a source."""
     begun_ns: int | None = None
@@ -95,8 +104,10 @@ class StateSyncs:
                     reason = "this peer is alone in its group"
                     self._outbox.answer(peer, Answer(call_id, Result.TOO_FEW_PEERS, reason=reason))
                 continue
-            election = elect(offers, self.last_revision.get(group), self._completed_last.get(group, frozenset()))
-            self._outbox.log(Level.INFO, f"group {group}: shared state elected: {election.explanation}")
+            last_revision = self.last_revision.get(group)
+            election = elect(offers, last_revision, self._completed_last.get(group, frozenset()))
+            for line in explain(election, offers, last_revision, lambda peer: peer.name):
+                self._outbox.log(Level.INFO, f"group {group}: sync: {line}")
             if election.restarted:
                 self._outbox.log(
                     Level.WARNING,
@@ -138,40 +149,33 @@ class StateSyncs:
         found = self._find_sources(transfer, now_ns)
         if found.without:
             return
-        transfer.sources, transfer.fetch, transfer.offers = found.sources, found.fetch, {}
+        transfer.sources, transfer.fellows, transfer.fetch, transfer.offers = (
+            found.sources,
+            found.fellows,
+            found.fetch,
+            {},
+        )
         transfer.done |= {peer for peer, entries in found.fetch.items() if not entries}
         transfer.agreed_ns, transfer.begun_ns = None, now_ns
         if has_waited:  # Peers may have got plans with greater ids meanwhile.
             transfer.attempt_id = self._next_attempt_id()
+            transfer.holders = tuple(self._present(transfer.holders))
         for peer in transfer.calls:
             self._send_plan(transfer, peer)
         self._decide(transfer)
 
-    def _find_sources(self, transfer: Transfer, now_ns: int) -> _Sources:
-        """From whom each can fetch: from holders, from others who hold the elected contents, from those who fetch them.
+    def _present(self, peers: Collection[Peer]) -> list[Peer]:
+        """Those who still take part in the run."""
+        return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
 
-        Those others may differ in keys that allow it; who fetches from them gets their values of these.
-        """
-        present = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
-        found = _Sources({}, dict(transfer.fetch), [peer for peer in present if transfer.fetch[peer]])
-        holders = [peer for peer in transfer.holders if peer in present]
-        others = [peer for peer in present if not transfer.fetch[peer] and peer not in holders]
-        levels = deque([holders, others])
-        while levels and found.without:
-            level, reached = levels.popleft(), []
-            for peer in found.without:
-                linked = self._paths.sources(peer, level, now_ns)
-                entries = {source: _entries_from(source, peer, transfer.offers, found.fetch) for source in linked}
-                same = [source for source in linked if entries[source] == found.fetch[peer]] or [
-                    source for source in linked if entries[source] == entries[linked[0]]
-                ]
-                if same:
-                    found.sources[peer], found.fetch[peer] = tuple(same), entries[same[0]]
-                    reached.append(peer)
-            found.without = [peer for peer in found.without if peer not in reached]
-            if reached:
-                levels.append(reached)
-        return found
+    def _find_sources(self, transfer: Transfer, now_ns: int) -> Sources:
+        return find_sources(
+            self._present(transfer.calls),
+            self._present(transfer.holders),
+            transfer.fetch,
+            transfer.offers,
+            lambda peer, others: self._paths.sources(peer, others, now_ns),
+        )
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down: plans that wait for links are looked at again."""
@@ -205,7 +209,8 @@ class StateSyncs:
         calls = tuple(transfer.calls.values())
         facts = (call_id, transfer.attempt_id, transfer.revision, holder_ids, transfer.fetch[peer], order, calls)
         sources = tuple(source.peer_id for source in transfer.sources.get(peer, ()))
-        self._outbox.send(peer, SyncPlan(*facts, sources))
+        fellows = tuple(fellow.peer_id for fellow in transfer.fellows.get(peer, ()))
+        self._outbox.send(peer, SyncPlan(*facts, sources, fellows))
 
     def is_running(self, peer: Peer, call_id: int, offer: SyncOffer | None) -> bool:
         """True if the call is part of a running sync. Its plan is then sent again."""
@@ -240,13 +245,14 @@ class StateSyncs:
         if transfer.attempt_id != sync.attempt_id or reporter not in transfer.calls:
             return
         transfer.fetch[reporter] = ()  # It has its plan, and does not heed another.
-        if not sync.is_fetching:
+        if not sync.is_open:
             transfer.done.add(reporter)
         self._plan_anew(transfer)
 
     def _plan_anew(self, transfer: Transfer) -> None:
-        """Finds what those must fetch who never got the plan, once the winner of the election has offered again."""
-        winner = transfer.offers.get(transfer.holders[0]) if transfer.holders else None
+        """Finds what those must fetch who never got the plan, once a holder has offered again: the winner, if there."""
+        holders = self._present(transfer.holders)
+        winner = transfer.offers.get(holders[0]) if holders else None
         if winner is None:
             return self._decide(transfer)
         for peer, offer in transfer.offers.items():
@@ -257,6 +263,7 @@ class StateSyncs:
                 transfer.failed = (f"{peer.name} offers another state than before", [peer])
                 return self._decide(transfer)
             transfer.fetch[peer] = entries
+            transfer.sources[peer] = tuple(self._paths.sources(peer, holders, self._outbox.now_ns)) or tuple(holders)
             if not entries:
                 transfer.done.add(peer)
             self._send_plan(transfer, peer)
@@ -284,15 +291,30 @@ class StateSyncs:
         transfer = self.transfers.get(peer.group)
         if transfer is None or transfer.calls.get(peer) != report.call_id:
             return None
+        self._note_dropped(transfer, peer, report)
         if report.ok:
             transfer.done.add(peer)
             return self._decide(transfer)
-        fault = [source for source in transfer.calls if source.peer_id == report.fault and source is not peer]
+        fault = [source for source in transfer.calls if source.peer_id == report.fault]
         for source in fault:
             cost_ns = self._outbox.now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
-            self._paths.blame(peer, source, cost_ns, 0, self._outbox.now_ns)
-        transfer.failed = (report.reason or "a transfer failed", fault)
+            if source is not peer:
+                self._paths.blame(peer, source, cost_ns, 0, self._outbox.now_ns)
+        reason = report.reason or "a transfer failed"
+        transfer.failed = (f"{peer.name}: {reason}" if peer in fault else reason, fault)
         return self._decide(transfer)
+
+    def _note_dropped(self, transfer: Transfer, peer: Peer, report: SyncFinished) -> None:
+        """Names the sources that a fetch went on without, once."""
+        if peer in transfer.told or not report.dropped:
+            return
+        transfer.told.add(peer)
+        self._outbox.counts.sources_dropped += len(report.dropped)
+        for dropped in report.dropped[: limits.EXPLAINED_PEERS_MAX]:
+            source = next((other.name for other in transfer.calls if other.peer_id == dropped.peer), "a stranger")
+            self._outbox.log(
+                Level.WARNING, f"group {transfer.group}: sync: {peer.name} goes on without {source}: {dropped.reason}"
+            )
 
     def withdraw(self, peer: Peer, call_id: int) -> bool:
         """A member gives a running sync up, which ends it for all. False if the call is not one of ours."""
@@ -305,12 +327,11 @@ class StateSyncs:
     def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: who is gone is no longer waited for."""
         for transfer in list(self.transfers.values()):
-            self._decide(transfer)
+            self._plan_anew(transfer)
         self.on_links_changed(now_ns)
 
     def _decide(self, transfer: Transfer) -> None:
-        survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
-        lost = [peer for peer in transfer.holders if peer not in survivors]
+        survivors = self._present(transfer.calls)
         if not survivors:
             del self.transfers[transfer.group]
             return
@@ -320,8 +341,21 @@ class StateSyncs:
             self._abort(transfer, *transfer.failed)
         elif all(peer in transfer.done for peer in survivors):
             self._end(transfer, committed=True)
-        elif lost:
-            self._abort(transfer, f"lost {names(lost)}", lost)
+        elif not self._can_go_on(transfer, survivors):
+            lost = [peer for peer in transfer.calls if peer not in survivors]
+            self._abort(transfer, f"lost {names(lost)}, and {NOBODY_LEFT}", lost)
+
+    def _can_go_on(self, transfer: Transfer, survivors: list[Peer]) -> bool:
+        """True if all who still fetch may get everything, as far as can be told here."""
+        done = [peer for peer in survivors if peer in transfer.done or peer in transfer.holders]
+        if not self._present(transfer.holders) and any(peer not in transfer.fetch for peer in survivors):
+            return False  # After a take-over nobody can tell any more what those must fetch who never got the plan.
+
+        def suppliers(peer: Peer) -> Collection[Peer]:
+            known = transfer.sources.get(peer, ()) + transfer.fellows.get(peer, ())
+            return known or done  # With a plan that another master sent, or that is yet to come.
+
+        return can_all_finish([peer for peer in survivors if peer not in done], done, suppliers)
 
     def _abort(self, transfer: Transfer, reason: str, blamed: list[Peer]) -> None:
         self._outbox.log(Level.WARNING, f"group {transfer.group}: sync aborted: {reason}")
@@ -335,7 +369,7 @@ class StateSyncs:
             self.last_revision[transfer.group] = transfer.revision
             self._completed_last[transfer.group] = frozenset(transfer.calls)
         result = Result.SUCCESS if committed else Result.RANK_CONNECTION_LOST
-        survivors = {p: call_id for p, call_id in transfer.calls.items() if self._registry.peers.get(p.peer_id) is p}
+        survivors = {peer: transfer.calls[peer] for peer in self._present(transfer.calls)}
         order = tuple(peer.peer_id for peer in survivors)
         calls = tuple(survivors.values())
         text = reason[: limits.TEXT_CHARS_MAX]
@@ -347,26 +381,6 @@ class StateSyncs:
         """States what always holds."""
         for group, transfer in self.transfers.items():
             assert transfer.group == group and set(transfer.fetch) <= set(transfer.calls)
-            survivors = [peer for peer in transfer.calls if self._registry.peers.get(peer.peer_id) is peer]
+            survivors = self._present(transfer.calls)
             is_open = any(peer not in transfer.done or not peer.is_heard for peer in survivors)
             assert survivors and (is_open or not self._registry.is_established), "an undecided sync"
-
-
-@dataclass(slots=True)
-class _Sources:
-    """From whom each fetches, what, and who can fetch from nobody."""
-
-    sources: dict[Peer, tuple[Peer, ...]]
-    fetch: dict[Peer, tuple[FetchEntry, ...]]
-    without: list[Peer]
-
-
-def _entries_from(
-    source: Peer, peer: Peer, offers: dict[Peer, SyncOffer], fetch: dict[Peer, tuple[FetchEntry, ...]]
-) -> tuple[FetchEntry, ...]:
-    """What a peer must fetch, with the values that the source has, or will have."""
-    held = {entry.key: entry.digest for entry in offers[source].entries}
-    held |= {entry.key: entry.digest for entry in fetch[source]}
-    own = {entry.key: entry.digest for entry in offers[peer].entries}
-    entries = (FetchEntry(entry.key, held[entry.key]) for entry in fetch[peer])
-    return tuple(entry for entry in entries if entry.digest != own[entry.key])

@@ -81,7 +81,7 @@ class Stragglers:
 
         voters = [peer for peer in members if peer in ballot.calls]
         missing = [peer for peer in members if peer not in ballot.calls]
-        return Wait(f"all_reduce at tag {tag} of group {group}", ballot.begun_ns, voters, missing, still_lacks)
+        return Wait(f"{ballot.title} of group {group}", ballot.begun_ns, voters, missing, still_lacks)
 
     def _wait_of_round(self, function: str, group: int | None, first: Peer) -> Wait:
         rounds, members, first_call = self._rounds, self._registry.members(group), self._rounds.calls[first]

@@ -63,7 +63,7 @@ class TakeOver:
                 peers.get(peer_id) or _absent(peer_id): call_id
                 for peer_id, call_id in zip(attempt.order, attempt.calls, strict=False)
             }
-            self._collectives.restore(attempt.attempt_id, attempt.spec, calls)
+            self._collectives.restore(attempt, calls)
         for sync in history.take_syncs(peers):
             reporter = peers[sync.reporter]
             calls = {

@@ -7,6 +7,7 @@ admission. The search finds an order quickly where most links work; where few do
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -23,6 +24,20 @@ def ring_edges(order: Sequence[T]) -> list[tuple[T, T]]:
     if len(order) == 2:
         return [(order[0], order[1])]
     return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]
+
+
+def owners_of(order: Sequence[bytes]) -> tuple[int, ...]:
+    """Places in the ring of those who own the rows of an all-gather, or the parts of a reduce-scatter, in turn.
+
+    Rows and parts are in order of peer ids, whatever the order of the ring: so they stay where they are while the same
+    peers take part, and every peer and every master finds the same.
+    """
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def mesh_edges(peers: Sequence[T]) -> list[tuple[T, T]]:
+    """All pairs of peers, each pair once."""
+    return list(itertools.combinations(peers, 2))
 
 
 def find_order(peers: Sequence[T], is_usable: Callable[[T, T], bool]) -> list[T] | None:

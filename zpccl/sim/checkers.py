@@ -14,8 +14,11 @@ from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers
 from zpccl.protocol import effects
 from zpccl.protocol.messages import Decision, Kick, MasterMessage, Member, Members, Plan, SyncPlan
 from zpccl.protocol.peer import LEFT_BEHIND, State
+from zpccl.protocol.statesync import NOBODY_LEFT
+from zpccl.sim.dataplane import result_of
 from zpccl.sim.faults import SLOW_GRACE_NS
 from zpccl.sim.program import Collective, Connect, Outcome, Sync
+from zpccl.types import CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -27,6 +30,11 @@ ANSWERS_KEPT_MAX = 64
 
 LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken"}
 """Faults for which a member may lack links."""
+
+
+def has_data(call: UserCall) -> bool:
+    """True for a collective that is not a barrier."""
+    return isinstance(call.request, Collective) and call.request.spec.kind != CollectiveKind.BARRIER
 
 
 class Checker:
@@ -102,23 +110,27 @@ class Agreement(Checker):
         is_left_behind = isinstance(outcome, Kicked) and outcome.reason.startswith(LEFT_BEHIND)
         has_cause = self.cluster.master_crash_count > 0 or len(self.cluster.masters) > 1
         self.cluster.require(has_cause or not is_left_behind, "S1", f"{node.name}: {outcome!r}")
-        if not isinstance(call.request, Collective) or isinstance(outcome, PCCLError):
+        if not has_data(call) or isinstance(outcome, PCCLError):
             return
         attempt_id = node.committed.get(call.call_id)
         if attempt_id is None:
             raise self.cluster.violation("S1", f"{node.name}: call {call.call_id} succeeds without a commit")
+        assert isinstance(call.request, Collective)
+        if call.request.spec.kind == CollectiveKind.REDUCE_SCATTER:
+            return  # Each has another part.
         value = call.request.buffer.value
         first = self._results.setdefault(attempt_id, value)
         self.cluster.require(first == value, "S1", f"attempt {attempt_id}: {node.name} has another result")
 
 
 class InputSafety(Checker):
-    """S2: a failed call leaves its buffer as it was; one that succeeds leaves the sum of exactly the plan's peers."""
+    """S2: a failed call leaves its buffer as it was; one that succeeds leaves the result of just the plan's peers."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._inputs: dict[int, dict[bytes, int]] = {}
         self._orders: dict[int, tuple[bytes, ...]] = {}
+        self._roots: dict[int, bytes] = {}  # By the word of the users, not of plans.
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Remembers who takes part."""
@@ -129,7 +141,11 @@ class InputSafety(Checker):
         """Remembers what each peer gives."""
         if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
             inputs = self._inputs.setdefault(effect.attempt_id, {})
-            inputs[node.peer_id] = node.calls[effect.call_id].value_before
+            call = node.calls[effect.call_id]
+            inputs[node.peer_id] = call.value_before
+            if isinstance(call.request, Collective) and call.request.spec.is_root:
+                first = self._roots.setdefault(effect.attempt_id, node.peer_id)
+                self.cluster.require(first == node.peer_id, "S1", f"attempt {effect.attempt_id} has two roots")
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
         """Looks into the buffer."""
@@ -143,18 +159,50 @@ class InputSafety(Checker):
             same = value == call.value_before
             self.cluster.require(same, "S2", f"{node.name}: call {call.call_id} failed and changed its buffer")
             return
+        if not has_data(call):
+            self.cluster.require(value == call.value_before, "S2", f"{node.name}: a barrier changed a buffer")
+            return
         attempt_id = node.committed.get(call.call_id, 0)
         order, inputs = self._orders.get(attempt_id, ()), self._inputs.get(attempt_id, {})
         if (node.peer_id, attempt_id) in self.cluster.dataplane.wrong and self._is_last(node, order):
             return  # There was nobody to compare it with.
+        is_whole = inputs.keys() == set(order) and outcome == len(order)
+        root = self._roots.get(attempt_id, b"")
         self.cluster.require(
-            inputs.keys() == set(order) and value == sum(inputs.values()) and outcome == len(order),
+            is_whole and value == result_of(call.request.spec.kind, inputs, root, node.peer_id),
             "S2",
             f"{node.name}: attempt {attempt_id} left {value} and says {outcome}, inputs were {list(inputs.values())}",
         )
 
     def _is_last(self, node: PeerNode, order: tuple[bytes, ...]) -> bool:
         return not any(peer_id in order for peer_id in self.cluster.member_ids if peer_id != node.peer_id)
+
+
+class Barriers(Checker):
+    """S1: nobody passes a barrier before all who take part have come to it, and all say the same of who they were."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._passed: dict[tuple[bytes, int], tuple[tuple[bytes, int], ...]] = {}  # By peer and call.
+
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
+        """Remembers who takes part."""
+        node = self.cluster.node_of(connection)
+        if isinstance(message, Decision) and message.committed and node is not None:
+            pairs = tuple(zip(message.order, message.calls, strict=True))
+            self._passed[node.peer_id, message.call_id] = pairs
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """Looks who has come."""
+        if call.call_id not in node.barriers or isinstance(outcome, PCCLError):
+            return
+        pairs = self._passed.get((node.peer_id, call.call_id), ())
+        who = f"{node.name}: barrier {call.call_id}"
+        self.cluster.require((node.peer_id, call.call_id) in pairs, "S1", f"{who} opens without a decision on it")
+        self.cluster.require(outcome == len(pairs), "S1", f"{who} opens for {outcome}, not for {len(pairs)}")
+        for peer_id, call_id in pairs:
+            other = self.cluster.nodes[peer_id]
+            self.cluster.require(call_id in other.barriers, "S1", f"{who} opens before {other.name} has come")
 
 
 class History(Checker):
@@ -246,10 +294,37 @@ class EqualState(Checker):
         attempt_id = node.committed.get(call.call_id)
         if attempt_id is None:
             raise self.cluster.violation("S5", f"{node.name}: sync {call.call_id} succeeds without a commit")
+        if (node.peer_id, attempt_id) in self.cluster.dataplane.changed:
+            return  # Its own user has seen to that.
         found = (node.shared_state.revision, node.shared_state.shared())
         first = self._outcomes.setdefault(attempt_id, found)
         self.cluster.require(first == found, "S5", f"sync {attempt_id}: {node.name} holds another state")
         self.cluster.require(outcome == found[0], "S5", f"sync {attempt_id}: {node.name} is told revision {outcome}")
+
+
+class Swarm(Checker):
+    """L2: a sync is not given up for want of a source while somebody who has all is within reach of all who fetch."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._plans: dict[int, dict[bytes, SyncPlan]] = {}
+
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
+        """Looks for such a holder, by the word of both ends of its links."""
+        node = self.cluster.node_of(connection)
+        if isinstance(message, SyncPlan) and node is not None:
+            self._plans.setdefault(message.attempt_id, {})[node.peer_id] = message
+        if not isinstance(message, Decision) or message.committed or NOBODY_LEFT not in message.reason:
+            return
+        registry, plans = master.machine.registry, self._plans.get(message.attempt_id, {})
+        here = {peer_id: registry.peers[peer_id] for peer_id in plans if peer_id in registry.peers}
+        fetchers = [peer for peer_id, peer in here.items() if plans[peer_id].fetch]
+        for peer_id, peer in here.items():
+            is_source = bool(fetchers) and all(peer_id in plans[f.peer_id].sources for f in fetchers)
+            reaches_all = is_source and all(registry.are_linked(peer, fetcher) for fetcher in fetchers)
+            self.cluster.require(
+                not reaches_all, "L2", f"sync {message.attempt_id} is given up though {peer.name} is there"
+            )
 
 
 class Causes(Checker):
@@ -344,10 +419,10 @@ class Causes(Checker):
             self._members = {i: n for i, n in left if is_member(nodes[i])}
         for peer_id in self._members.keys() - members.keys() - self._evicted:
             since_ns = self.cluster.clock.now_ns
-            is_stranger = peer_id not in self.cluster.nodes
-            has_cause = is_stranger or self.cluster.has_cause(frozenset((peer_id,)), since_ns)
-            self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a cause")
             node = self.cluster.nodes.get(peer_id)
+            is_dead = node is None or not node.is_alive  # Perhaps for long: a master that all leave waits for them.
+            has_cause = is_dead or self.cluster.has_cause(frozenset((peer_id,)), since_ns)
+            self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a cause")
             connection = node.connection if node is not None and node.is_alive else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
             # Of several masters only the one that leads is watched: a removal may be seen when the peer is back.
@@ -385,6 +460,26 @@ class Leadership(Checker):
             machine.incarnation >= newest, "S3", f"{master.name} leads as {machine.incarnation}, another as {newest}"
         )
         self._incarnations[machine.run_id] = machine.incarnation
+
+
+class Readiness(Checker):
+    """S6: who fetches state ahead is not admitted before it is ready, unless there is nobody else."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._admitted: set[bytes] = set()
+
+    def on_master_step(self, master: MasterNode) -> None:
+        """Looks at who is a member for the first time."""
+        if master.machine.is_gathering:
+            return
+        order = master.machine.registry.order
+        for peer in order:
+            if peer.peer_id not in self._admitted:
+                self._admitted.add(peer.peer_id)
+                node = self.cluster.nodes.get(peer.peer_id)
+                is_early = node is not None and not node.is_ready and len(order) > 1
+                self.cluster.require(not is_early, "S6", f"{peer.name} is admitted before it is ready")
 
 
 class Patience(Checker):
@@ -446,8 +541,12 @@ class Progress(Checker):
                 self.aborted_count += 1
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Counts."""
+        """Counts. Of a barrier, the answer is all that there is to see."""
         self.answered_count += 1
+        if call.call_id in node.barriers and not isinstance(outcome, PCCLError):
+            self.committed_count += 1
+            if call.opened_ns >= self._fresh_ns:
+                self.groups_done.add((node.machine.run_id, node.group))
 
 
 class Checkers(Checker):
@@ -456,7 +555,10 @@ class Checkers(Checker):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self.progress = Progress(cluster)
-        kinds = (Agreement, InputSafety, History, Leadership, Quiet, EqualState, Causes, Patience, Bounds)
+        kinds = (
+            *(Agreement, InputSafety, Barriers, History, Leadership, Quiet, EqualState, Swarm, Causes, Patience),
+            *(Readiness, Bounds),
+        )
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.progress]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}
 

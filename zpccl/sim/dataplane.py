@@ -1,29 +1,34 @@
 """A model of the data plane and of the buffers of users.
 
-Buffers are numbers and every collective is a sum in place. While an attempt runs, its buffers hold rubbish; a peer that
-has received all holds the sum. An attempt makes its way only after all its peers have started it, and only while its
-ring holds: whoever has not all then gets none of the rest. The neighbours of a break notice it, the others stall. A
-path that carries nothing large is noticed by the two at its ends, who lose their link.
+Buffers are numbers, and every collective is in place: see `result_of`. While an attempt runs, its buffers hold rubbish;
+a peer that has received all holds the result. An attempt makes its way only after all its peers have started it, and
+only while its ring holds, in a direct exchange every link: whoever has not all then gets none of the rest. The
+neighbours of a break notice it, the others stall. A path that carries nothing large is noticed by the two at its ends,
+who lose their link.
 
-A shared state is a few numbers by key. Peers that fetch copy them from a holder that serves the same sync.
+A shared state is a few numbers by key. Who fetches takes one after the other, each from any source or fellow of the
+same sync that has it by then. Sources are dropped that send what does not check, or nothing, and those whose link is
+lost. Who finds that its own state has changed since it was offered says so and sends nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
 from zpccl.protocol import events
-from zpccl.protocol.messages import SyncPlan
+from zpccl.protocol.messages import CollectiveSpec, FetchEntry, SyncPlan
 from zpccl.sim.clock import Timer
+from zpccl.types import Algorithm, CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
     from zpccl.sim.node import PeerNode
 
 RUBBISH = -1
-DIGEST_MASK = 2**64 - 1
 
 
 @dataclass(eq=False)
@@ -48,6 +53,17 @@ class SharedState:
 def digest_of(value: int) -> bytes:
     """The digest of one tensor of a shared state: the contents themselves, which nothing can beat."""
     return value.to_bytes(32, "big")
+
+
+def result_of(kind: int, inputs: Mapping[bytes, int], root: bytes, peer_id: bytes) -> int:
+    """What a collective leaves with a peer: a number that shows whose inputs it was made of, and in which order."""
+    if kind == CollectiveKind.BROADCAST:
+        return inputs[root]
+    rows = sorted(inputs)
+    if kind == CollectiveKind.ALL_GATHER:
+        return sum(inputs[row] << 40 * place for place, row in enumerate(rows))
+    total = sum(inputs.values())
+    return total * len(rows) + rows.index(peer_id) if kind == CollectiveKind.REDUCE_SCATTER else total
 
 
 @dataclass(eq=False)
@@ -76,12 +92,17 @@ class Transfer:
 
     attempt_id: int
     order: tuple[bytes, ...]
+    kind: int
+    algorithm: int
+    frame_bytes: int
     parts: dict[bytes, Part] = field(default_factory=dict)
     inputs: dict[bytes, int] = field(default_factory=dict)
     is_broken: bool = False
 
     def edges_of(self, peer_id: bytes) -> set[bytes]:
-        """The neighbours of a peer in the ring."""
+        """Those to whom a peer needs a link: its neighbours in the ring, or everyone."""
+        if self.algorithm == Algorithm.DIRECT:
+            return set(self.order) - {peer_id}
         place = self.order.index(peer_id)
         return {self.order[place - 1], self.order[(place + 1) % len(self.order)]}
 
@@ -92,15 +113,26 @@ class Fetch:
 
     plan: SyncPlan
     values: dict[str, int] = field(default_factory=dict)
-    next_step: Timer | None = None
+    dropped: dict[bytes, str] = field(default_factory=dict)
+    """Sources and fellows that are asked for nothing any more, and why."""
+    silent: set[bytes] = field(default_factory=set)
+    """Those of whom nothing comes, and that will be dropped for it."""
+    timers: list[Timer] = field(default_factory=list)
+    step: Timer | None = None
+    """While something is on its way here."""
     stall: Timer | None = None
     is_done: bool = False
-    is_here: bool = False
-    """All that was to be fetched has come."""
+    has_changed: bool = False
+    """What this peer offered is not what it has."""
+
+    @property
+    def missing(self) -> list[FetchEntry]:
+        """What is to be fetched and is not here."""
+        return [entry for entry in self.plan.fetch if entry.key not in self.values]
 
     def stop(self) -> None:
         """Nothing is fetched or reported any more."""
-        for timer in (self.next_step, self.stall):
+        for timer in (self.step, self.stall, *self.timers):
             if timer is not None:
                 timer.cancel()
 
@@ -115,15 +147,29 @@ class DataPlane:
         self.ended: set[tuple[bytes, int]] = set()
         self.wrong: set[tuple[bytes, int]] = set()  # Peers that computed a wrong result.
         self.fetches: dict[tuple[bytes, int], Fetch] = {}
+        self.changed: set[tuple[bytes, int]] = set()  # Peers whose user wrote into a state that was being synced.
 
     # --- Collectives ------------------------------------------------------------------------------------------------
 
     def start_reduce(
-        self, node: PeerNode, call_id: int, attempt_id: int, order: tuple[bytes, ...], buffer: Buffer
+        self,
+        node: PeerNode,
+        call_id: int,
+        attempt_id: int,
+        order: tuple[bytes, ...],
+        spec: CollectiveSpec,
+        algorithm: int,
+        frame_bytes: int,
+        buffer: Buffer,
     ) -> None:
         """One peer begins its part of an attempt. ReduceDone follows, unless it is ended before."""
-        transfer = self.transfers.setdefault(attempt_id, Transfer(attempt_id, order))
-        self._cluster.require(transfer.order == order, "S3", f"attempt {attempt_id} has two orders")
+        begun = Transfer(attempt_id, order, spec.kind, algorithm, frame_bytes)
+        transfer = self.transfers.setdefault(attempt_id, begun)
+        plan = transfer.order, transfer.algorithm, transfer.frame_bytes
+        is_one = plan == (order, algorithm, frame_bytes)
+        self._cluster.require(is_one, "S3", f"attempt {attempt_id} has two orders, algorithms or frame sizes")
+        has_data = spec.kind != CollectiveKind.BARRIER
+        self._cluster.require(has_data and transfer.kind == spec.kind, "S1", f"attempt {attempt_id} is of two kinds")
         self._cluster.require(
             (node.peer_id, attempt_id) not in self.ended and node.peer_id not in transfer.parts,
             "S4",
@@ -149,7 +195,7 @@ class DataPlane:
                 self._let_finish(transfer, other)
 
     def end_reduce(self, node: PeerNode, attempt_id: int, commit: bool) -> None:
-        """Gives a buffer back: with the sum, or as it was."""
+        """Gives a buffer back: with the result, or as it was."""
         self.ended.add((node.peer_id, attempt_id))
         transfer = self.transfers.get(attempt_id)
         part = transfer.parts.pop(node.peer_id, None) if transfer is not None else None
@@ -158,7 +204,9 @@ class DataPlane:
             return
         part.stop()
         if not part.is_finished:
-            self._cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id} before it has the sum")
+            self._cluster.require(
+                not commit, "S1", f"{node.name} commits attempt {attempt_id} before it has its result"
+            )
             self._break(transfer)
         if not commit:
             part.buffer.value = part.saved
@@ -190,6 +238,9 @@ class DataPlane:
             part = transfer.parts.get(peer_id)
             if part is not None and other_id in transfer.edges_of(peer_id) and part.finish is None:
                 self._fail_later(transfer, part, other_id)
+        for (fetcher_id, _), fetch in list(self.fetches.items()):
+            if fetcher_id == peer_id and fetch.plan.fetch:
+                self._continue(self._cluster.nodes[peer_id], fetch)
 
     def _break(self, transfer: Transfer) -> None:
         """Nobody gets the rest of an attempt, but those who had it all on the way to them already."""
@@ -209,13 +260,15 @@ class DataPlane:
 
     def _finish(self, transfer: Transfer, part: Part) -> None:
         part.is_finished = True
-        part.buffer.value = sum(transfer.inputs.values())
-        is_wrong = self._rng.random() < self._cluster.faults.corruption_chance
+        part.buffer.value = result_of(transfer.kind, transfer.inputs, transfer.order[0], part.node.peer_id)
+        is_shared = transfer.kind != CollectiveKind.REDUCE_SCATTER  # Else nobody has another to compare it with.
+        is_wrong = is_shared and self._rng.random() < self._cluster.faults.corruption_chance
         if is_wrong and self._cluster.injector.strikes("corruption_chance", part.node):
             self._cluster.note("wrong result", part.node)
             self.wrong.add((part.node.peer_id, transfer.attempt_id))
             part.buffer.value += self._rng.randrange(1, 2**32)
-        part.node.handle(events.ReduceDone(transfer.attempt_id, part.buffer.value & DIGEST_MASK))
+        digest = int.from_bytes(hashlib.blake2b(str(part.buffer.value).encode(), digest_size=8).digest(), "big")
+        part.node.handle(events.ReduceDone(transfer.attempt_id, digest if is_shared else 0))
 
     def _stall(self, transfer: Transfer, part: Part) -> None:
         if not part.is_finished:
@@ -249,15 +302,14 @@ class DataPlane:
     # --- Shared state -----------------------------------------------------------------------------------------------
 
     def start_sync(self, node: PeerNode, plan: SyncPlan) -> None:
-        """One peer begins to fetch, or to serve. FetchDone follows, unless it is ended before."""
+        """One peer begins to fetch, or to serve. Who fetches is told by FetchDone, unless it is ended before."""
         key = (node.peer_id, plan.attempt_id)
         self._cluster.require(key not in self.ended and key not in self.fetches, "S4", f"{node.name} syncs twice")
         fetch = self.fetches[key] = Fetch(plan)
-        self._continue(node, fetch)
+        if plan.fetch:
+            self._expect(node, fetch)
+            self._continue(node, fetch)
         self._wake(plan.attempt_id)
-        fetch.stall = self._cluster.clock.after(
-            STATE_STALL_TIMEOUT_NS, lambda: self._report_fetch(node, fetch, "stalled", None)
-        )
 
     def end_sync(self, node: PeerNode, attempt_id: int, commit: bool) -> None:
         """Stops fetching and serving; writes what was fetched, if the sync was committed.
@@ -271,63 +323,127 @@ class DataPlane:
             return
         self._stop_fetch(key, fetch)
         if commit:
-            missing = {entry.key for entry in fetch.plan.fetch} - fetch.values.keys()
-            self._cluster.require(not missing, "S5", f"{node.name} commits sync {attempt_id} without {sorted(missing)}")
+            missing = [entry.key for entry in fetch.missing]
+            self._cluster.require(not missing, "S5", f"{node.name} commits sync {attempt_id} without {missing}")
             node.shared_state.values.update(fetch.values)
 
     def is_syncing(self, node: PeerNode) -> bool:
         """True while the data plane may touch the shared state of a peer."""
         return any(peer_id == node.peer_id for peer_id, _ in self.fetches)
 
+    def serving(self) -> set[bytes]:
+        """The peers from which others are fetching."""
+        fetching = [fetch.plan for fetch in self.fetches.values() if fetch.missing and not fetch.is_done]
+        named = ((i, plan.attempt_id) for plan in fetching for i in (*plan.sources, *plan.fellows))
+        return {peer_id for peer_id, attempt_id in named if (peer_id, attempt_id) in self.fetches}
+
+    def change_state(self, node: PeerNode, key: str, value: int) -> None:
+        """The user writes into a state that is being synced."""
+        node.shared_state.values[key] = value
+        self.changed.update(sync for sync in self.fetches if sync[0] == node.peer_id)
+
     def _stop_fetch(self, key: tuple[bytes, int], fetch: Fetch) -> None:
         fetch.stop()
         del self.fetches[key]
 
+    def _expect(self, node: PeerNode, fetch: Fetch) -> None:
+        """Something must come within some time."""
+        if fetch.stall is not None:
+            fetch.stall.cancel()
+        fetch.stall = self._cluster.clock.after(
+            STATE_STALL_TIMEOUT_NS, lambda: self._report_fetch(node, fetch, "nothing came for too long", None)
+        )
+
     def _continue(self, node: PeerNode, fetch: Fetch) -> None:
-        """Fetches from some source that has all there is to have, once there is one."""
-        links, attempt_id = self._cluster.links, fetch.plan.attempt_id
-        sources = fetch.plan.sources or fetch.plan.holders
-        linked = [s for s in sources if links.are_linked(node.peer_id, s)]
-        good = [s for s in linked if links.carries(node.peer_id, s)]
-        serving = [s for s in good if self._serves(s, attempt_id)]
-        source = self._rng.choice(serving) if serving else None
-        delay_ns = self._delay_ns(node) + (STATE_SOURCE_TIMEOUT_NS if linked != good else 0)
+        """Asks somebody for something, if there is anybody who has it."""
+        if fetch.is_done or fetch.step is not None:
+            return
+        if not fetch.missing:
+            return self._report_fetch(node, fetch, "", None)
+        links = self._cluster.links
+        for other_id in (*fetch.plan.sources, *fetch.plan.fellows):
+            if other_id in fetch.dropped or other_id in fetch.silent:
+                continue
+            if not links.are_linked(node.peer_id, other_id):
+                fetch.dropped[other_id] = "the link to it was lost"
+            elif not links.carries(node.peer_id, other_id):
+                self._drop_later(node, fetch, other_id)
+        left = [i for i in (*fetch.plan.sources, *fetch.plan.fellows) if i not in fetch.dropped]
+        if not left:
+            last = next(reversed(fetch.dropped), None)
+            return self._report_fetch(node, fetch, "no source is left", last)
+        offers = [
+            (other_id, entry)
+            for other_id in left
+            for entry in fetch.missing
+            if other_id not in fetch.silent and self._has(other_id, fetch.plan.attempt_id, entry.key)
+        ]
+        if offers:
+            source_id, entry = self._rng.choice(offers)
+            fetch.step = self._cluster.clock.after(
+                self._delay_ns(node), lambda: self._copy(node, fetch, source_id, entry)
+            )
+
+    def _drop_later(self, node: PeerNode, fetch: Fetch, other_id: bytes) -> None:
+        """Nothing comes of it, which takes a while to notice."""
 
         def happen() -> None:
-            if not fetch.plan.fetch:
-                self._report_fetch(node, fetch, "", None)
-            elif source is not None:
-                self._copy(node, fetch, source)
-            else:
-                self._report_fetch(node, fetch, "no link to a source, or nothing comes", (linked or sources)[0])
+            fetch.dropped[other_id] = "nothing came of it for too long"
+            self._continue(node, fetch)
 
-        if serving or not good or not fetch.plan.fetch:
-            fetch.next_step = self._cluster.clock.after(delay_ns, happen)
+        fetch.silent.add(other_id)
+        fetch.timers.append(self._cluster.clock.after(STATE_SOURCE_TIMEOUT_NS, happen))
 
-    def _serves(self, peer_id: bytes, attempt_id: int) -> bool:
-        fetch = self.fetches.get((peer_id, attempt_id))
-        return fetch is not None and (not fetch.plan.fetch or fetch.is_here)
+    def _has(self, peer_id: bytes, attempt_id: int, key: str) -> bool:
+        """True if a peer serves this sync and has the elected contents of a key, as far as it knows."""
+        theirs = self.fetches.get((peer_id, attempt_id))
+        return theirs is not None and not theirs.has_changed and key not in [entry.key for entry in theirs.missing]
 
-    def _copy(self, node: PeerNode, fetch: Fetch, source_id: bytes) -> None:
-        attempt_id = fetch.plan.attempt_id
-        if not self._serves(source_id, attempt_id) or not self._cluster.links.are_linked(node.peer_id, source_id):
-            return self._report_fetch(node, fetch, "the source is gone", source_id)
-        held = {**self._cluster.nodes[source_id].shared_state.values, **self.fetches[source_id, attempt_id].values}
-        for entry in fetch.plan.fetch:
-            if digest_of(held[entry.key]) != entry.digest:
-                return self._report_fetch(node, fetch, f"{entry.key} does not check", source_id)
-            fetch.values[entry.key] = held[entry.key]
-        fetch.is_here = True
-        self._wake(attempt_id)
-        return self._report_fetch(node, fetch, "", None)
+    def _copy(self, node: PeerNode, fetch: Fetch, source_id: bytes, entry: FetchEntry) -> None:
+        """Something comes, unless the source is gone by now."""
+        fetch.step = None
+        attempt_id, key = fetch.plan.attempt_id, entry.key
+        is_linked = self._cluster.links.are_linked(node.peer_id, source_id)
+        if is_linked and self._has(source_id, attempt_id, key):
+            value = self._serve(source_id, attempt_id, entry)
+            if value is not None and digest_of(value) == entry.digest:
+                fetch.values[key] = value
+                self._expect(node, fetch)
+                self._wake(attempt_id)
+            elif value is not None:
+                fetch.dropped[source_id] = f"{key} does not check"
+        self._continue(node, fetch)
+
+    def _serve(self, source_id: bytes, attempt_id: int, entry: FetchEntry) -> int | None:
+        """What a source sends; None where it finds that it has changed."""
+        source, theirs = self._cluster.nodes[source_id], self.fetches[source_id, attempt_id]
+        value = theirs.values.get(entry.key, source.shared_state.values[entry.key])
+        if digest_of(value) != entry.digest:
+            is_known = (source_id, attempt_id) in self.changed
+            self._cluster.require(is_known, "S5", f"{source.name} is a source of {entry.key} and never had it")
+            theirs.has_changed = True
+            self._tell(source, theirs, events.FetchDone(attempt_id, f"tensor {entry.key!r} has changed", source_id))
+            return None
+        is_damaged = self._rng.random() < self._cluster.faults.damage_chance
+        if is_damaged and self._cluster.injector.strikes("damage_chance", source):
+            self._cluster.note("sends what does not check", source)
+            return value + 1
+        return value
 
     def _wake(self, attempt_id: int) -> None:
-        """Who waits for a source to have something goes on."""
+        """Who waits for somebody to have something goes on."""
         for (other_id, of_attempt), other in list(self.fetches.items()):
-            if of_attempt == attempt_id and other.next_step is None:
+            if of_attempt == attempt_id and other.plan.fetch:
                 self._continue(self._cluster.nodes[other_id], other)
 
     def _report_fetch(self, node: PeerNode, fetch: Fetch, error: str, fault: bytes | None) -> None:
         if not fetch.is_done:
             fetch.is_done = True
-            node.handle(events.FetchDone(fetch.plan.attempt_id, error, fault))
+            if fetch.stall is not None:
+                fetch.stall.cancel()
+            dropped = tuple(fetch.dropped.items())
+            self._tell(node, fetch, events.FetchDone(fetch.plan.attempt_id, error, fault, dropped))
+
+    def _tell(self, node: PeerNode, fetch: Fetch, event: events.FetchDone) -> None:
+        """A machine is told in a step of its own."""
+        fetch.timers.append(self._cluster.clock.after(0, lambda: node.handle(event)))

@@ -49,6 +49,10 @@ class Faults:
     hang_ns_max: int = 40 * SECOND
     straggler_timeout_ns: int | None = None
     """Of the master."""
+    desertions: float = 0.0
+    """That a peer is killed from which others are fetching state."""
+    writes: float = 0.0
+    """That its user writes into that state."""
     strangers: float = 0.0
     master_crashes: float = 0.0
     master_absence_ns_max: int = 5 * SECOND
@@ -82,6 +86,8 @@ class Faults:
     """That a process runs a program drawn at random."""
     corruption_chance: float = 0.0
     """That a peer computes a wrong result."""
+    damage_chance: float = 0.0
+    """That a peer sends a part of a shared state that does not check."""
     duplicate_chance: float = 0.0
     """That a control message comes twice."""
 
@@ -130,8 +136,16 @@ JOINERS = Faults(
 )
 IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
 MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
-UNRULY = Faults("unruly", joins=0.5, crashes=0.1, leaves=0.1, wander_chance=1.0, slow_chance=0.1)
-HOSTILE = Faults("hostile", joins=0.3, crashes=0.1, strangers=2.0, corruption_chance=0.03, duplicate_chance=0.2)
+UNRULY = Faults("unruly", joins=0.5, crashes=0.1, leaves=0.1, writes=0.5, wander_chance=1.0, slow_chance=0.1)
+HOSTILE = Faults(
+    "hostile",
+    joins=0.3,
+    crashes=0.1,
+    strangers=2.0,
+    corruption_chance=0.03,
+    damage_chance=0.2,
+    duplicate_chance=0.2,
+)
 CHAOS = Faults(
     "chaos",
     joins=0.7,
@@ -148,6 +162,8 @@ CHAOS = Faults(
     withdraw_chance=0.05,
     mismatch_chance=0.01,
     corruption_chance=0.01,
+    damage_chance=0.05,
+    writes=0.3,
     duplicate_chance=0.05,
 )
 HEADLESS = Faults("headless", joins=0.5, master_crashes=0.5, master_absence_ns_max=2 * SECOND, fails_nothing=True)
@@ -195,9 +211,24 @@ PATHS = Faults(
     straggler_timeout_ns=20 * SECOND,
     silent_chance=0.2,
 )
+SWARM = Faults(
+    "swarm",
+    joins=2.0,
+    crashes=0.3,
+    leaves=0.1,
+    link_breaks=0.3,
+    cuts=0.1,
+    black_holes=0.1,
+    path_fault_ns_max=20 * SECOND,
+    desertions=2.0,
+    writes=2.0,
+    damage_chance=0.1,
+    silent_chance=0.2,
+    slow_chance=0.3,
+)
 _ALL = (
     *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
-    *(STANDBY, SPLIT, PATHS),
+    *(STANDBY, SPLIT, PATHS, SWARM),
 )
 PROFILES = {profile.name: profile for profile in _ALL}
 HEALED = replace(CALM, name="healed", joins=0.0)
@@ -363,6 +394,29 @@ class Injector:
         """Ends a lasting fault, unless its era has ended, and it with it."""
         era = self._era
         self._cluster.clock.after(delay_ns, lambda: end() if era == self._era else None)
+
+    def _strike_desertions(self, rng: random.Random) -> None:
+        """A peer dies from which others are fetching state."""
+        victims = self._servers()
+        if victims:
+            victim, is_silent = rng.choice(victims), self._is_silent(rng)
+            if self.strikes("desertions", victim, is_silent=is_silent):
+                victim.crash(is_silent=is_silent)
+
+    def _servers(self) -> list[PeerNode]:
+        serving = self._cluster.dataplane.serving()
+        return [node for node in self._victims() if node.peer_id in serving]
+
+    def _strike_writes(self, rng: random.Random) -> None:
+        """A user writes into a state that others are fetching."""
+        victims = self._servers()
+        if not victims:
+            return
+        node = rng.choice(victims)
+        key, value = rng.choice(sorted(node.shared_state.values)), rng.getrandbits(64)
+        if self.strikes("writes", node):
+            self._cluster.note("wrote into its state", node)
+            node.write_state(key, value)
 
     def _strike_master_crashes(self, rng: random.Random) -> None:
         cluster = self._cluster

@@ -35,7 +35,7 @@ from zpccl.sim.program import (
     Topology,
 )
 from zpccl.sim.wander import live
-from zpccl.types import DataType
+from zpccl.types import CollectiveKind, DataType
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -138,10 +138,12 @@ class PeerNode:
             group,
             (f"10.0.0.1:{len(cluster.nodes)}",),
             tuple(master.name for master in cluster.masters),
+            is_ready=not (cluster.script.fetches_ahead and self.rng.random() < 0.5),
             master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
         )
         self.master_index = self.use_count = 0
         self.clock = cluster.draw_clock()
+        self.is_ready = options.is_ready
         self.machine: PeerMachine = cluster.make_peer(options)
         self.shared_state = state
         self.connection: Connection | None = None
@@ -154,6 +156,8 @@ class PeerNode:
         self._held: list[Callable[[], None]] = []  # What the threads of a hung program would do next.
         self.calls: dict[int, UserCall] = {}
         self.committed: dict[int, int] = {}  # Calls that were committed, with their attempt.
+        self.barriers: set[int] = set()
+        """The calls that were barriers."""
         self._call_of_attempt: dict[int, int] = {}
         self._call_count = 0
         self._timer: Timer | None = None
@@ -233,17 +237,31 @@ class PeerNode:
             cluster.links.open(self, effect.neighbour)
         elif isinstance(effect, effects.CloseLink):
             cluster.links.close(self, effect.peer_id)
+        elif isinstance(effect, effects.FetchAhead):
+            self._fetch_ahead()
         elif isinstance(effect, effects.Resolve):
             self._answer(effect.call_id, effect.value)
         elif isinstance(effect, effects.Reject):
             self._answer(effect.call_id, effect.error)
+
+    def _fetch_ahead(self, time_ns: int = 3 * SECOND) -> None:
+        """State is fetched from members while they go on: all that shows here is the time that it takes, at most."""
+
+        def happen() -> None:
+            if self.is_alive and not self.is_ready:
+                self.is_ready = True
+                self.handle(events.ReadyCalled())
+
+        self._cluster.clock.after(self.rng.randrange(time_ns), happen)
 
     def _start_reduce(self, effect: effects.StartReduce) -> None:
         call = self.calls.get(effect.call_id)
         if call is None or not isinstance(call.request, Collective):
             raise self._cluster.violation("S4", f"{self.name} starts call {effect.call_id}, which is not open")
         self._call_of_attempt[effect.attempt_id] = effect.call_id
-        self._cluster.dataplane.start_reduce(self, effect.call_id, effect.attempt_id, effect.order, call.request.buffer)
+        spec, buffer = call.request.spec, call.request.buffer
+        how = effect.algorithm, effect.frame_bytes
+        self._cluster.dataplane.start_reduce(self, effect.call_id, effect.attempt_id, effect.order, spec, *how, buffer)
 
     def _answer(self, call_id: int, outcome: Outcome) -> None:
         call = self.calls.pop(call_id, None)
@@ -307,17 +325,21 @@ class PeerNode:
                 self.handle(events.ConnectCalled(call.call_id, request.attempts))
                 if is_first:
                     self._cluster.network.connect(self)
+                    if not self.is_ready and self.rng.random() < 0.3:  # It is given up before anything came of it.
+                        self._fetch_ahead(100 * MS)
             elif isinstance(request, Topology):
                 self.handle(events.TopologyCalled(call.call_id, request.kind))
             else:
                 revision = self.shared_state.revision
-                self.handle(events.SyncCalled(call.call_id, request.strategy, revision, self._entries()))
+                self.handle(events.SyncCalled(call.call_id, request.strategy, revision, self._entries(), 0))
 
     def _open(self, request: Call, answer: Callable[[Outcome], None]) -> UserCall:
         self._call_count += 1
         call = UserCall(self._call_count, request, self._cluster.clock.now_ns, answer)
         if isinstance(request, Collective):
             call.value_before = request.buffer.value
+            if request.spec.kind == CollectiveKind.BARRIER:
+                self.barriers.add(call.call_id)
         elif isinstance(request, Sync):
             call.state_before = (self.shared_state.revision, dict(self.shared_state.values))
         self.calls[call.call_id] = call
@@ -345,6 +367,13 @@ class PeerNode:
             StateEntry(key, DataType.UINT64, 1, key.startswith("local"), digest_of(value))
             for key, value in sorted(self.shared_state.values.items())
         )
+
+    def write_state(self, key: str, value: int) -> None:
+        """The user writes into the state, though a sync of it runs."""
+        self._cluster.dataplane.change_state(self, key, value)
+        for call in self.calls.values():
+            if call.state_before is not None:
+                call.state_before[1][key] = value
 
     # --- The end ----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from zpccl.errors import CollectiveMismatch, NoSharedState, PCCLError, PeerLost,
 from zpccl.limits import MS
 from zpccl.protocol.messages import CollectiveSpec, TopologyKind
 from zpccl.sim.dataplane import Buffer
-from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp, SharedStateSyncStrategy
+from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, ReduceOp, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
     from zpccl.sim.node import PeerNode
@@ -50,6 +50,15 @@ class Script:
     """What must be equal after a sync comes to differ between peers, so that syncs have something to fetch."""
     seed: int = 0
     """Of what programs drawn at random have in common."""
+    varies: bool = True
+    """What may differ between peers does."""
+    fetches_ahead: bool = False
+    """Some newcomers fetch state ahead, and are ready late."""
+
+    def kind_of(self, tag: int) -> CollectiveKind:
+        """What the collective of a tag does: often an all-reduce."""
+        kinds = (CollectiveKind.ALL_REDUCE,) * 3 + tuple(CollectiveKind)
+        return kinds[hash((self.seed, tag)) % len(kinds)]
 
     @staticmethod
     def draw(rng: random.Random) -> Script:
@@ -65,6 +74,8 @@ class Script:
             newcomers_receive=rng.random() < 0.3,
             drifts=rng.random() < 0.3,
             seed=rng.getrandbits(32),
+            varies=rng.random() < 0.5,
+            fetches_ahead=rng.random() < 0.4,
         )
 
 
@@ -80,7 +91,7 @@ class Connect:
 
 @dataclass(frozen=True)
 class Collective:
-    """One all-reduce in place."""
+    """One collective, in place."""
 
     spec: CollectiveSpec
     buffer: Buffer
@@ -183,7 +194,8 @@ class Loop:
             state = self.node.shared_state
             state.values["params"] = (state.values["params"] * 31 + sum(sums)) % 2**64
             state.values["momentum"] = (state.values["momentum"] * 3 + sum(sums)) % 2**64
-            state.values["local"] = self.node.rng.getrandbits(64)
+            if script.varies:
+                state.values["local"] = self.node.rng.getrandbits(64)
             if script.drifts and self.node.rng.random() < 0.3:
                 state.values["momentum"] = self.node.rng.getrandbits(64)
         self.node.shared_state.revision += 1
@@ -239,7 +251,8 @@ class Loop:
             outcomes = yield Batch(tuple(Collective(self._spec(tag), buffers[tag]) for tag in missing))
             for tag, outcome in zip(missing, outcomes, strict=True):
                 if not isinstance(outcome, PCCLError):
-                    sums[tag] = buffers[tag].value
+                    is_shared = self.script.kind_of(tag) is not CollectiveKind.REDUCE_SCATTER
+                    sums[tag] = buffers[tag].value if is_shared else 1
                 elif isinstance(outcome, TooFewPeers):
                     sums[tag] = None
                 elif not isinstance(outcome, (PeerLost, CollectiveMismatch)):
@@ -250,4 +263,27 @@ class Loop:
         is_wrong = self.node.rng.random() < self.node.faults.mismatch_chance
         other_count = COUNT + self.node.rng.randrange(1, 3)
         count = other_count if is_wrong and self.node.strikes("mismatch_chance") else COUNT
-        return CollectiveSpec(tag, count, DataType.UINT64, ReduceOp.SUM, QuantizationAlgorithm.NONE, DataType.UINT8, 1)
+        kind = self.script.kind_of(tag)
+        return make_spec(tag, count, kind, is_root=is_newest(self.node))
+
+
+def is_newest(node: PeerNode) -> bool:
+    """True for the newest member of a group, the root of broadcasts: other rings begin with the oldest."""
+    members = node.machine.group_members()
+    return bool(members) and members[-1].peer_id == node.peer_id
+
+
+def make_spec(
+    tag: int,
+    count: int,
+    kind: CollectiveKind,
+    *,
+    is_root: bool,
+    datatype: DataType = DataType.UINT64,
+    op: ReduceOp = ReduceOp.SUM,
+) -> CollectiveSpec:
+    """What the public API would say of a tensor of integers."""
+    is_root = is_root and kind is CollectiveKind.BROADCAST
+    algorithm = tag % len(Algorithm) if kind is CollectiveKind.ALL_REDUCE else Algorithm.AUTO
+    no_quantization = QuantizationAlgorithm.NONE, DataType.UINT8, 1
+    return CollectiveSpec(tag, count, datatype, op, *no_quantization, kind, is_root, algorithm)

@@ -36,9 +36,11 @@ from zpccl.sim.program import (
     Sync,
     Together,
     Topology,
+    is_newest,
+    make_spec,
     train,
 )
-from zpccl.types import DataType, QuantizationAlgorithm, ReduceOp, SharedStateSyncStrategy
+from zpccl.types import CollectiveKind, DataType, ReduceOp, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
     from zpccl.sim.node import PeerNode
@@ -53,6 +55,7 @@ PATIENCE_NS = 3 * SECOND
 
 def live(node: PeerNode, script: Script) -> Program:
     """The whole program of one process."""
+    node.shared_state.values.pop("extra", None)  # Else all others might be refused for ever.
     wanders = node.rng.random() < node.faults.wander_chance and node.strikes("wander_chance")
     if wanders and node.rng.random() < 0.2:
         yield from insist_on_refusal(Topology(TopologyKind.UPDATE))
@@ -70,6 +73,7 @@ def wander(node: PeerNode, script: Script) -> Program:
     while node.faults.wander_chance > 0:
         yield Pause(node.rng.randrange(1, 60 * MS) * node.slowness)
         yield from wanderer.act()
+    node.shared_state.values.pop("extra", None)
     if node.rng.random() < 0.5:
         raise Fatal(InvalidUsage("the program has come to its end"))
 
@@ -112,7 +116,11 @@ class Wanderer:
         tags = [rng.randrange(TAGS) for _ in range(count)]
         is_batched = rng.random() < 0.5
         is_common = rng.random() < 0.9
-        collectives = [Collective(self._spec(tag, is_common), Buffer(self._node.rng.getrandbits(32))) for tag in tags]
+        kinds = [rng.choice(list(CollectiveKind)) for _ in tags]
+        collectives = [
+            Collective(self._spec(tag, kind, is_common), Buffer(self._node.rng.getrandbits(32)))
+            for tag, kind in zip(tags, kinds, strict=True)
+        ]
         timeout_ns = self._node.rng.randrange(PATIENCE_NS)
         if is_batched:
             yield from self._ask(Batch(tuple(collectives), timeout_ns))
@@ -164,9 +172,10 @@ class Wanderer:
             errors = [outcome for outcome in outcomes if isinstance(outcome, PCCLError)]
             raise Fatal(errors[0] if errors else InvalidUsage("the communicator is closed"))
 
-    def _spec(self, tag: int, is_common: bool) -> CollectiveSpec:
-        datatype, op = DataType.UINT64, ReduceOp.SUM
-        if not is_common:
-            datatype = self._node.rng.choice(list(DataType))
-            op = self._node.rng.choice(list(ReduceOp))
-        return CollectiveSpec(tag, 64, datatype, op, QuantizationAlgorithm.NONE, DataType.UINT8, 1)
+    def _spec(self, tag: int, kind: CollectiveKind, is_common: bool) -> CollectiveSpec:
+        own, is_root = self._node.rng, is_newest(self._node)
+        if is_common:
+            return make_spec(tag, 64, kind, is_root=is_root)
+        kind, datatype, op = own.choice(list(CollectiveKind)), own.choice(list(DataType)), own.choice(list(ReduceOp))
+        is_root = own.random() < 0.5
+        return make_spec(tag, 64, kind, is_root=is_root, datatype=datatype, op=op)

@@ -1,0 +1,240 @@
+"""Plans of direct exchanges: when the master makes them, and what it makes of links that fail in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.protocol import events
+from zpccl.protocol.effects import Send, StartReduce
+from zpccl.protocol.messages import Answer, Finished, Lane, Linked, Plan, Refusal, Refused, RunningAttempt
+from zpccl.types import Algorithm
+
+from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, spec
+from .test_recovery import TakeOver
+
+NAMES = "abcd"
+
+
+def bench_of(names: str = NAMES) -> MasterBench:
+    bench = MasterBench()
+    bench.members(*names)
+    return bench
+
+
+def planned(bench: MasterBench, call_id: int = 1, algorithm: Algorithm = Algorithm.AUTO, **changes: int) -> Algorithm:
+    """All vote: the algorithm of the plan."""
+    for name in bench.names():
+        bench.begin(name, call_id, spec(algorithm=algorithm, **changes))
+    return Algorithm(list(bench.plans.values())[-1][0].algorithm)
+
+
+def last_attempt(bench: MasterBench) -> int:
+    return int(list(bench.plans)[-1])
+
+
+def finish(bench: MasterBench, call_id: int, duration_us: int = 0) -> None:
+    for name in bench.names():
+        bench.finish(name, call_id, last_attempt(bench), duration_us=duration_us)
+
+
+def fail(bench: MasterBench, call_id: int, one: str, fault: str | None, after_ns: int = limits.PATH_TIMEOUT_NS) -> None:
+    bench.tick(after_ns)
+    attempt_id = last_attempt(bench)
+    bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=None if fault is None else pid(fault))
+
+
+def test_small_tensors_of_several_peers_are_exchanged_directly() -> None:
+    assert planned(bench_of()) is Algorithm.DIRECT
+
+
+def test_two_peers_use_a_ring_unless_told_otherwise() -> None:
+    assert planned(bench_of("ab")) is Algorithm.RING
+    assert planned(bench_of("ab"), algorithm=Algorithm.DIRECT) is Algorithm.DIRECT
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+@pytest.mark.parametrize("count", [8, 2**32])
+def test_one_can_be_forced(algorithm: Algorithm, count: int) -> None:
+    assert planned(bench_of(), algorithm=algorithm, count=count) is algorithm
+
+
+def test_voters_must_agree_on_it() -> None:
+    bench = bench_of("ab")
+    bench.begin("a", 1, spec(algorithm=Algorithm.RING))
+    bench.begin("b", 1, spec(algorithm=Algorithm.DIRECT))
+    answer = bench.verdict("a", 1)
+    assert isinstance(answer, Answer)
+    assert (answer.result, answer.field) == (Result.INVALID_USAGE, "algorithm")
+    assert answer.values == ("RING from a", "DIRECT from b")
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.AUTO, Algorithm.DIRECT])
+@pytest.mark.parametrize("liar", ["a", "c"])
+def test_a_missing_link_makes_a_ring(algorithm: Algorithm, liar: str) -> None:
+    """L2: of a and c either end may say that it is down; the ring of admission does without it."""
+    bench = bench_of()
+    bench.say(liar, Linked(pids(name for name in NAMES if name not in "ac")))
+    assert planned(bench, algorithm=algorithm) is Algorithm.RING
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.AUTO, Algorithm.DIRECT])
+def test_a_link_that_failed_makes_rings_for_a_while(algorithm: Algorithm) -> None:
+    """L2: any link of an exchange may be blamed, not only those of a ring in its order."""
+    bench = bench_of()
+    assert planned(bench, 1, algorithm) is Algorithm.DIRECT
+    fail(bench, 1, "a", "c")
+    assert planned(bench, 2, algorithm) is Algorithm.RING
+    finish(bench, 2)
+    bench.tick(limits.LINK_SUSPECT_NS)
+    assert planned(bench, 3, algorithm) is Algorithm.DIRECT
+
+
+def test_stalls_without_a_culprit_make_rings() -> None:
+    bench = bench_of()
+    for call_id in range(1, limits.LINK_DOUBTS_MAX + 1):
+        assert planned(bench, call_id) is Algorithm.DIRECT
+        fail(bench, call_id, "a", None, limits.STALL_TIMEOUT_NS)
+    assert planned(bench, limits.LINK_DOUBTS_MAX + 1) is Algorithm.RING
+    assert bench.names() == NAMES
+
+
+def test_a_success_takes_doubts_of_all_links_away() -> None:
+    bench = bench_of()
+    for call_id in range(1, 9, 2):
+        assert planned(bench, call_id) is Algorithm.DIRECT
+        fail(bench, call_id, "a", None, limits.STALL_TIMEOUT_NS)
+        assert planned(bench, call_id + 1) is Algorithm.DIRECT
+        finish(bench, call_id + 1)
+
+
+def test_a_success_with_less_on_each_link_proves_nothing() -> None:
+    """A link of an exchange carries a part of what one of a ring does."""
+    bench = bench_of("abc")
+    for call_id, algorithm in ((1, Algorithm.RING), (3, Algorithm.RING)):
+        assert planned(bench, call_id, algorithm, count=8) is algorithm
+        fail(bench, call_id, "a", None, limits.STALL_TIMEOUT_NS)
+        expected = Algorithm.DIRECT if call_id == 1 else Algorithm.RING
+        assert planned(bench, call_id + 1, Algorithm.DIRECT, count=8) is expected
+        finish(bench, call_id + 1)
+
+
+def test_those_who_are_not_in_a_ring_beside_each_other_cannot_blame_each_other() -> None:
+    bench = bench_of()
+    assert planned(bench, 1, Algorithm.RING) is Algorithm.RING
+    fail(bench, 1, "a", "c")
+    assert planned(bench, 2, Algorithm.DIRECT) is Algorithm.DIRECT
+
+
+def test_many_peers_use_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 3)
+    assert planned(bench_of("abc")) is Algorithm.DIRECT
+    assert planned(bench_of("abcd"), algorithm=Algorithm.DIRECT) is Algorithm.RING
+
+
+# --- What is learnt ---------------------------------------------------------------------------------------------------
+
+LARGE = 2**28
+"""Elements: 1 GiB."""
+
+
+def test_an_algorithm_that_is_slow_here_gives_way() -> None:
+    """Sixty times the time that the model expects: the other one is tried, and kept if it is better."""
+    bench = bench_of()
+    assert planned(bench, 1, count=LARGE) is Algorithm.RING
+    finish(bench, 1, duration_us=100_000_000)
+    assert planned(bench, 2, count=LARGE) is Algorithm.DIRECT
+    finish(bench, 2, duration_us=50_000_000)
+    assert planned(bench, 3, count=LARGE) is Algorithm.DIRECT
+
+
+def test_of_two_slow_ones_the_quicker_is_kept() -> None:
+    bench = bench_of()
+    assert planned(bench, 1, count=LARGE) is Algorithm.RING
+    finish(bench, 1, duration_us=50_000_000)
+    assert planned(bench, 2, count=LARGE) is Algorithm.DIRECT
+    finish(bench, 2, duration_us=100_000_000)
+    assert planned(bench, 3, count=LARGE) is Algorithm.RING
+
+
+def test_what_was_learnt_is_of_these_peers() -> None:
+    bench = bench_of()
+    assert planned(bench, 1, count=LARGE) is Algorithm.RING
+    finish(bench, 1, duration_us=100_000_000)
+    bench.lose("d")
+    assert planned(bench, 2, count=LARGE) is Algorithm.RING
+
+
+def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
+    """S1: all who take part cut the tensor alike, also who asks again after more has been learnt."""
+
+    def frames_of(answers: list[tuple[Any, Any]]) -> list[int]:
+        return [message.frame_bytes for _, message in answers if isinstance(message, Plan)]
+
+    bench = bench_of()
+    first = [bench.begin(name, 1, spec(tag=1, count=LARGE)) for name in NAMES][-1]
+    assert frames_of(first) == [limits.FRAME_BYTES_DEFAULT] * len(NAMES)
+    assert planned(bench, 2, tag=2, count=LARGE) is Algorithm.RING
+    finish(bench, 2, duration_us=1_000_000_000)
+    assert frames_of(bench.begin("b", 1, spec(tag=1, count=LARGE))) == [limits.FRAME_BYTES_DEFAULT]
+    slow = [bench.begin(name, 3, spec(tag=3, count=LARGE, algorithm=Algorithm.RING)) for name in NAMES][-1]
+    assert frames_of(slow) == [limits.SLOW_FRAME_BYTES] * len(NAMES)
+
+
+def test_it_is_forgotten_with_the_group() -> None:
+    """So that groups that come and go cost nothing."""
+    bench = bench_of()
+    bench.members("x", "y", group=1)
+    for name in "xy":
+        bench.begin(name, 1)
+    for name in "xy":
+        bench.finish(name, 1, last_attempt(bench), duration_us=1000)
+    for name in "xy":
+        bench.lose(name)
+    assert planned(bench, 1, count=LARGE) is Algorithm.RING
+    finish(bench, 1, duration_us=1000)
+    assert list(bench.machine.collectives.speeds) == [0]
+
+
+def test_reports_without_a_duration_teach_nothing() -> None:
+    bench = bench_of()
+    assert planned(bench, 1, count=LARGE) is Algorithm.RING
+    for name in NAMES:
+        bench.finish(name, 1, last_attempt(bench), duration_us=0 if name == "b" else 100_000_000)
+    assert planned(bench, 2, count=LARGE) is Algorithm.RING
+
+
+def test_a_peer_reports_how_long_its_data_plane_took() -> None:
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.plan(10)
+    peer.now_ns += 3 * limits.MS
+    assert peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7)) == [
+        Send(Finished(10, FIRST_ATTEMPT, True, 7, duration_us=3000))
+    ]
+
+
+# --- The peer, and taking over ----------------------------------------------------------------------------------------
+
+
+def test_a_peer_does_what_the_plan_says_and_tells_another_master() -> None:
+    """L3, S3."""
+    peer = PeerBench().member("abc")
+    peer.reduce(10)
+    lane = Lane(pids("abc"), Algorithm.DIRECT)
+    plan = Plan(FIRST_ATTEMPT, (lane,), (10, 10, 10), 65536)
+    assert peer.hear(plan) == [StartReduce(10, FIRST_ATTEMPT, pids("abc"), 65536, Algorithm.DIRECT)]
+    running = RunningAttempt(FIRST_ATTEMPT, pids("abc"), (10, 10, 10), spec(), Algorithm.DIRECT, 65536)
+    (report,) = [effect.message for effect in peer.hear(Refused(Refusal.REPORT, "", incarnation=77))]
+    assert report.attempts == (running,)
+
+
+def test_another_master_goes_on_with_the_same_plan() -> None:
+    """L3, S3: a reports, b never got the plan."""
+    bench = TakeOver()
+    bench.report("a", attempts=(RunningAttempt(7, pids("ab"), (3, 4), spec(), Algorithm.DIRECT, 65536),))
+    told = bench.report("b")
+    assert ("b1", Plan(7, (Lane(pids("ab"), Algorithm.DIRECT),), (3, 4), 65536)) in told

@@ -1,0 +1,245 @@
+"""The decision table of the election: who ends with what, in every case of two to four peers.
+
+Two tables. ROWS is written by hand, for readers: it stands in docs/shared_state.md as well, word for word. The other
+one is all combinations of strategy, revision and contents, and what the rules of the public API say of each: `expect`
+states these rules as conditions that the outcome must meet, without the steps by which the election finds it.
+
+A peer is written "REVISION CONTENTS [STRATEGY]", in ring order, peers are called a, b, c, d. What becomes of each:
+
+    holds         it has the elected state, and sends it to whoever needs it
+    has it        it has the elected state and sends nothing: RECEIVE_ONLY
+    gets X        it receives contents X
+    refused       InvalidUsage
+    nobody        NoSharedState: nobody can send
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations_with_replacement, product
+
+import pytest
+
+from zpccl.errors import Result
+from zpccl.protocol.election import Election, elect
+from zpccl.protocol.messages import SyncOffer
+from zpccl.types import SharedStateSyncStrategy
+
+from .harness import entry, offer
+
+LAST = 3
+"""The revision of the last completed sync, in cases that have one. The next, E, is 4."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one peer offers."""
+
+    revision: int
+    contents: str
+    strategy: str = ""
+
+    @property
+    def sends(self) -> bool:
+        """False if it only receives."""
+        return self.strategy != "RECEIVE_ONLY"
+
+    @staticmethod
+    def parse(text: str) -> Offer:
+        """From the form in which tables have it."""
+        revision, contents, *strategy = text.split()
+        return Offer(int(revision), contents, *strategy)
+
+
+# Case; revision of the last sync and who completed it ("" is the first sync); offers; what becomes of each.
+ROWS: list[tuple[str, str, str, str]] = [
+    # Revisions. After revision 3 the next one, E, is 4.
+    ("first sync, all equal", "", "0 x, 0 x", "holds, holds"),
+    ("first sync: the highest", "", "0 x, 5 y", "gets y, holds"),
+    ("E, by all", "3 ab", "4 x, 4 x", "holds, holds"),
+    ("E, by one: the others are behind", "3 abc", "3 x, 4 y, 3 x", "gets y, holds, gets y"),
+    ("E, and one is ahead", "3 abc", "4 x, 4 x, 5 y", "holds, holds, refused"),
+    ("E by one, even if most are ahead", "3 abc", "4 x, 9 y, 9 y", "holds, refused, refused"),
+    ("above E, all in step", "3 ab", "7 x, 7 x, 0 y", "holds, holds, gets x"),
+    ("above E: most of those who completed 3", "3 abc", "7 x, 7 x, 8 y", "holds, holds, refused"),
+    ("above E: a joiner has no say", "3 ab", "7 x, 7 x, 9 y, 9 y", "holds, holds, refused, refused"),
+    ("above E, a tie: the higher", "3 ab", "7 x, 8 y", "gets y, holds"),
+    ("revision 3 again", "3 ab", "3 x, 2 y", "holds, gets x"),
+    ("all who completed 3 are gone: the highest", "3 -", "2 x, 1 y", "holds, gets x"),
+    # Contents, at the revision of the sync.
+    ("contents of most", "", "1 x, 1 y, 1 y", "gets y, holds, holds"),
+    ("a tie: of the first in ring order", "", "1 x, 1 y, 1 y, 1 x", "holds, gets x, gets x, holds"),
+    ("only those at the revision count", "3 abc", "4 x, 3 y, 3 y", "holds, gets x, gets x"),
+    ("who is behind with the same contents has them", "3 ab", "4 x, 3 x", "holds, has it"),
+    # RECEIVE_ONLY.
+    ("RECEIVE_ONLY has no vote", "", "1 x, 1 y RECEIVE_ONLY, 1 y RECEIVE_ONLY", "holds, gets x, gets x"),
+    ("RECEIVE_ONLY that has it does not send", "", "1 x, 1 x RECEIVE_ONLY", "holds, has it"),
+    ("RECEIVE_ONLY offers no revision", "3 ab", "3 x, 4 y RECEIVE_ONLY", "holds, gets x"),
+    ("RECEIVE_ONLY is never ahead", "3 ab", "4 x, 9 y RECEIVE_ONLY", "holds, gets x"),
+    ("all RECEIVE_ONLY", "", "1 x RECEIVE_ONLY, 1 x RECEIVE_ONLY", "nobody, nobody"),
+    # SEND_ONLY.
+    ("SEND_ONLY wins over most", "", "1 x SEND_ONLY, 1 y, 1 y", "holds, gets x, gets x"),
+    ("two SEND_ONLY that agree", "", "1 x SEND_ONLY, 1 y, 1 x SEND_ONLY", "holds, gets x, holds"),
+    ("beside SEND_ONLY only that one sends", "", "1 x SEND_ONLY, 1 x, 1 y", "holds, has it, gets x"),
+    ("two SEND_ONLY that differ", "", "1 x SEND_ONLY, 1 y SEND_ONLY, 1 z", "refused, refused, holds"),
+    (
+        "the same, and nobody else sends",
+        "",
+        "1 x SEND_ONLY, 1 y SEND_ONLY, 1 z RECEIVE_ONLY",
+        "refused, refused, nobody",
+    ),
+    ("SEND_ONLY behind would have to receive", "3 abc", "3 x SEND_ONLY, 4 y, 4 y", "refused, holds, holds"),
+    ("SEND_ONLY ahead", "3 abc", "5 x SEND_ONLY, 4 y, 4 y", "refused, holds, holds"),
+    ("SEND_ONLY sends to who is behind", "3 abc", "4 x SEND_ONLY, 3 y, 1 z RECEIVE_ONLY", "holds, gets x, gets x"),
+]
+
+
+def found_in(election: Election[str], offers: dict[str, Offer]) -> list[str]:
+    """What becomes of each, by the election."""
+    found = []
+    for name in offers:
+        if name in election.refused:
+            names = {Result.INVALID_USAGE: "refused", Result.NO_SHARED_STATE_AVAILABLE: "nobody"}
+            found.append(names[election.refused[name][0]])
+        elif election.fetch[name]:
+            (wanted,) = election.fetch[name]
+            found.append(f"gets {wanted.digest.decode().rstrip('-')}")
+        else:
+            found.append("holds" if name in election.holders else "has it")
+    return found
+
+
+def run(offers: dict[str, Offer], last: int | None, completed: str) -> Election[str]:
+    """The election of a case."""
+    return elect({name: message_of(one) for name, one in offers.items()}, last, frozenset(completed))
+
+
+@cache
+def message_of(one: Offer) -> SyncOffer:
+    """What the peer says."""
+    strategy = SharedStateSyncStrategy[one.strategy or "ENFORCE_POPULAR"]
+    return offer(1, one.revision, entry("w", one.contents), strategy=strategy)
+
+
+# --- The rules --------------------------------------------------------------------------------------------------------
+
+
+def expect(offers: dict[str, Offer], last: int | None, completed: str) -> list[str]:
+    """What becomes of each, by the rules."""
+    sending = {name: one for name, one in offers.items() if one.sends}
+    if not sending:
+        return ["nobody"] * len(offers)
+    offered = {one.revision for one in sending.values()}
+    (current,) = (revision for revision in offered if is_current(revision, sending, last, completed))
+
+    at_current = {name: one for name, one in sending.items() if one.revision == current}
+    only_sending = {name: one for name, one in at_current.items() if one.strategy == "SEND_ONLY"}
+    do_differ = len({one.contents for one in only_sending.values()}) > 1
+    electing = only_sending or at_current
+    if do_differ:
+        electing = {name: one for name, one in at_current.items() if name not in only_sending}
+    elected = [one.contents for one in electing.values() if is_popular(one.contents, list(electing.values()))]
+
+    verdicts = []
+    for name, one in offers.items():
+        is_ahead = one.sends and one.revision > current
+        must_receive = one.strategy == "SEND_ONLY" and one.revision < current
+        if is_ahead or must_receive or (do_differ and name in only_sending):
+            verdicts.append("refused")
+        elif not elected:
+            verdicts.append("nobody")
+        elif one.contents != elected[0]:
+            verdicts.append(f"gets {elected[0]}")
+        else:
+            verdicts.append("holds" if name in electing else "has it")
+    return verdicts
+
+
+def is_current(revision: int, sending: dict[str, Offer], last: int | None, completed: str) -> bool:
+    """True for the one revision of the sync, of those that are offered by peers that may send."""
+    offered = [one.revision for one in sending.values()]
+    if last is None:
+        return revision == max(offered)
+    if last + 1 in offered:
+        return revision == last + 1
+    votes = [one.revision for name, one in sending.items() if name in completed and one.revision > last + 1]
+    if not votes:
+        return revision == max(offered)
+    return (
+        all((votes.count(revision), revision) >= (votes.count(other), other) for other in votes) and revision in votes
+    )
+
+
+def is_popular(contents: str, electing: list[Offer]) -> bool:
+    """True for the contents that most of those hold, and of several the ones that come first."""
+    order = [one.contents for one in electing]
+
+    def loses_to(other: str) -> bool:
+        more, as_many = order.count(other) - order.count(contents), order.count(other) == order.count(contents)
+        return more > 0 or (as_many and order.index(other) < order.index(contents))
+
+    return not any(loses_to(other) for other in order)
+
+
+# --- Tests ------------------------------------------------------------------------------------------------------------
+
+
+def case_of(row: tuple[str, str, str, str]) -> tuple[dict[str, Offer], int | None, str, list[str]]:
+    _, past, offered, outcome = row
+    offers = dict(zip("abcd", map(Offer.parse, offered.split(", ")), strict=False))
+    last, completed = past.split() if past else (None, "")
+    return offers, None if last is None else int(last), completed, outcome.split(", ")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_rows_by_hand(row: tuple[str, str, str, str]) -> None:
+    offers, last, completed, outcome = case_of(row)
+    assert len(outcome) == len(offers)
+    assert found_in(run(offers, last, completed), offers) == outcome
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_the_rules_say_the_same_as_the_rows_by_hand(row: tuple[str, str, str, str]) -> None:
+    offers, last, completed, outcome = case_of(row)
+    assert expect(offers, last, completed) == outcome
+
+
+KINDS = [
+    Offer(*kind) for kind in product((LAST, LAST + 1, LAST + 2, LAST + 4), "xy", ("", "RECEIVE_ONLY", "SEND_ONLY"))
+]
+PASTS: list[tuple[int | None, str]] = [(None, ""), (LAST, "abcd"), (LAST, "a"), (LAST, "")]
+
+
+def combinations(count: int) -> Iterator[tuple[Offer, ...]]:
+    """All offers of so many peers: of two in any order of the ring, of three in two, of four in one of two in turn."""
+    if count == 2:
+        yield from product(KINDS, repeat=2)
+        return
+    for place, kinds in enumerate(combinations_with_replacement(KINDS, count)):
+        if count == 3 or place % 2:
+            yield kinds
+        if count == 3 or not place % 2:
+            yield kinds[::-1]
+
+
+@pytest.mark.parametrize(
+    "count, rows, past",
+    [
+        *((2, 576, past) for past in PASTS),
+        *((3, 5200, past) for past in PASTS),
+        *((4, 17550, past) for past in PASTS[:2]),
+    ],
+    ids=str,
+)
+def test_all_combinations(count: int, rows: int, past: tuple[int | None, str]) -> None:
+    """Every row of the whole table."""
+    last, completed = past
+    tried = 0
+    for kinds in combinations(count):
+        tried += 1
+        offers = dict(zip("abcd", kinds, strict=False))
+        found = found_in(run(offers, last, completed), offers)
+        assert found == expect(offers, last, completed), f"{offers}, {past}"
+    assert tried == rows

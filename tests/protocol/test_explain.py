@@ -1,0 +1,63 @@
+"""What the log of the master says of an election."""
+
+from __future__ import annotations
+
+from zpccl import limits
+from zpccl.protocol.election import elect
+from zpccl.protocol.explain import explain
+from zpccl.protocol.messages import SyncOffer
+
+from .harness import entry, offer
+
+
+def lines_of(offers: dict[str, SyncOffer], last: int | None = None, completed: str = "") -> list[str]:
+    return explain(elect(offers, last, frozenset(completed)), offers, last, str)
+
+
+def w(contents: str, revision: int, strategy: int = 0) -> SyncOffer:
+    return offer(1, revision, entry("v", "1"), entry("w", contents), strategy=strategy)
+
+
+def test_an_election() -> None:
+    """Golden: candidates, votes, who receives what."""
+    offers = {"a": w("x", 4), "b": w("y", 4), "c": w("x", 4), "d": w("z", 3), "e": w("x", 0, strategy=1)}
+    assert lines_of(offers, 3, "abc") == [
+        "offers: a at 4, b at 4, c at 4, d at 3, e at 0 (RECEIVE_ONLY)",
+        "revision 4, the next after 3; the contents of 2 (a, c) are elected, over 1 (b)",
+        "from a, c receive: b 1 tensors of 16 bytes, d 1 tensors of 16 bytes",
+    ]
+
+
+def test_why_that_revision() -> None:
+    same = {"a": w("x", 7), "b": w("x", 7)}
+    reasons = {
+        (None, ""): "the highest offered in the first sync",
+        (6, "ab"): "the next after 6",
+        (3, "ab"): "where most are who completed 3",
+        (3, ""): "the highest offered, as nobody goes on from 3",
+        (7, "ab"): "the highest offered, and none is above 7",
+    }
+    for (last, completed), reason in reasons.items():
+        _, chosen, received = lines_of(same, last, completed)
+        assert chosen == f"revision 7, {reason}; the contents of 2 (a, b) are elected"
+        assert received == "all hold them; nobody receives"
+
+
+def test_nobody_is_elected() -> None:
+    offers = {"a": w("x", 4, strategy=1), "b": w("y", 4, strategy=1)}
+    assert lines_of(offers)[1:] == ["nobody is elected: all peers are RECEIVE_ONLY"]
+
+
+def test_lines_are_short_whatever_the_number_of_peers() -> None:
+    offers = {f"p{number}": w(str(number), number % 2) for number in range(1000)}
+    lines = lines_of(offers)
+    rest = 1000 - limits.EXPLAINED_PEERS_MAX
+    assert lines[0].endswith(f" and {rest} more")
+    assert all(len(line) < 1200 for line in lines)
+
+
+def test_a_datatype_that_is_none() -> None:
+    """Peers may claim anything: that is no reason to stop."""
+    entries = [entry("w", contents, datatype=200) for contents in "xy"]
+    offers = {name: offer(1, 0, one) for name, one in zip("ab", entries, strict=True)}
+    assert lines_of(offers)[-1] == "from a receive: b 1 tensors of 0 bytes"

@@ -1,0 +1,97 @@
+"""From whom each fetches: the properties of any answer. Cases by name are in test_statesync.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zpccl.protocol.election import elect
+from zpccl.protocol.membership import Peer
+from zpccl.protocol.messages import SyncOffer
+from zpccl.protocol.sources import Sources, can_all_finish, find_sources
+
+from .harness import entry, offer
+
+NAMES = "abcde"
+PAIRS = [one + other for one in NAMES for other in NAMES if one < other]
+offers_strategy = st.lists(
+    st.builds(
+        lambda revision, free, contents, strategy: offer(
+            1, revision, entry("free", free, free=True), entry("w", contents), strategy=strategy
+        ),
+        st.sampled_from([0, 1, 1]),
+        st.sampled_from("xyz"),
+        st.sampled_from("xy"),
+        st.sampled_from([0, 0, 0, 1, 2]),
+    ),
+    min_size=2,
+    max_size=5,
+)
+
+
+def peers_of(count: int) -> list[Peer]:
+    return [Peer(name.encode(), 0, name, (), b"", 0, None) for name in NAMES[:count]]
+
+
+def find(peers: list[Peer], offers: dict[Peer, SyncOffer], down: frozenset[str]) -> Sources:
+    election = elect(offers, None, frozenset())
+    present = [peer for peer in peers if peer in election.fetch]
+
+    def linked(peer: Peer, others: Sequence[Peer]) -> list[Peer]:
+        return [other for other in others if "".join(sorted(peer.name + other.name)) not in down]
+
+    return find_sources(present, election.holders, election.fetch, offers, linked)
+
+
+def contents(peer: Peer, offers: dict[Peer, SyncOffer], found: Sources) -> dict[str, bytes]:
+    """What a peer has in the end."""
+    own = {e.key: e.digest for e in offers[peer].entries}
+    return own | {e.key: e.digest for e in found.fetch[peer]}
+
+
+@given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
+def test_whoever_is_named_has_what_is_fetched(made: list[SyncOffer], down: frozenset[str]) -> None:
+    """S5, L2: and over a link that is there; a source without fetching anything, a fellow in the end."""
+    peers = peers_of(len(made))
+    offers = dict(zip(peers, made, strict=True))
+    found = find(peers, offers, down)
+    for peer, entries in found.fetch.items():
+        wanted = {e.key: e.digest for e in entries}
+        sources, fellows = found.sources.get(peer, ()), found.fellows.get(peer, ())
+        assert not set(sources) & set(fellows) and peer not in sources + fellows
+        for source in sources:
+            assert found.fetch[source] == ()
+        for other in sources + fellows:
+            assert "".join(sorted(peer.name + other.name)) not in down
+            theirs = contents(other, offers, found)
+            assert not wanted or {key: theirs[key] for key in wanted} == wanted
+        for fellow in fellows:
+            assert found.fetch[fellow] and fellow not in found.without
+    fetchers = {peer for peer, entries in found.fetch.items() if entries and peer not in found.without}
+    done = [peer for peer, entries in found.fetch.items() if not entries]
+    assert can_all_finish(fetchers, done, lambda peer: found.sources.get(peer, ()) + found.fellows[peer])
+
+
+@given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
+def test_nobody_is_without_who_reaches_a_holder(made: list[SyncOffer], down: frozenset[str]) -> None:
+    """L2: by way of whomever else."""
+    peers = peers_of(len(made))
+    offers = dict(zip(peers, made, strict=True))
+    found, holders = find(peers, offers, down), elect(offers, None, frozenset()).holders
+    reached, frontier = set(holders), list(holders)
+    while frontier:
+        one = frontier.pop()
+        near = {p for p in found.fetch if p not in reached and "".join(sorted(p.name + one.name)) not in down}
+        reached |= near
+        frontier += [peer for peer in near if found.fetch[peer]]  # Who holds all by itself passes nothing on here.
+    assert not reached & set(found.without)
+
+
+def test_who_can_finish() -> None:
+    suppliers = {"a": "b", "b": "c", "c": "d", "e": "f", "f": "e"}.__getitem__
+    assert can_all_finish("abc", "d", suppliers)
+    assert can_all_finish("", "", suppliers)
+    assert not can_all_finish("abc", "", suppliers)
+    assert not can_all_finish("aef", "b", suppliers), "two that wait for each other"
