@@ -21,7 +21,7 @@ import zpccl
 from zpccl import limits
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.errors import Result
-from zpccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
+from zpccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, QuantizedDataType, ReduceOp
 
 pytestmark = pytest.mark.e2e
 
@@ -164,6 +164,7 @@ def test_conversions_exist() -> None:
         "local_world_size",
         "tx_bytes",
         "rx_bytes",
+        "algorithm",
     }
 
 
@@ -217,13 +218,18 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.parametrize("path", ["ring", "direct"])
 @pytest.mark.parametrize(("dtype", "op", "algorithm"), SAMPLE)
-def test_results_are_equal_bit_for_bit_and_right(trio: Run, dtype: str, op: ReduceOp, algorithm: Any) -> None:
+def test_results_are_equal_bit_for_bit_and_right(
+    trio: Run, dtype: str, op: ReduceOp, algorithm: Any, path: str
+) -> None:
     """S1, over the whole stack; the exhaustive table is the engine's."""
     inputs = [(np.random.default_rng(i).random(1001) * 5 + 1).astype(dtype) for i in range(3)]
     options = QuantizationOptions(algorithm=algorithm) if algorithm else None
     results = trio.all(
-        lambda comm: comm.all_reduce(inputs[trio.comms.index(comm)], op=op, quantization_options=options)
+        lambda comm: comm.all_reduce(
+            inputs[trio.comms.index(comm)], op=op, quantization_options=options, algorithm=path
+        )
     )
     assert all(np.array_equal(result, results[0]) for result in results)
     wide = np.stack(inputs).astype(np.float64)
@@ -237,6 +243,26 @@ def test_results_are_equal_bit_for_bit_and_right(trio: Run, dtype: str, op: Redu
     # A code is off by half a step at each of three quantisations; a step is the range of the partial sums over 255.
     atol = 3 * 15 / 255 if algorithm else 0
     assert np.allclose(results[0].astype(np.float64), functions[op](wide, axis=0), rtol=5e-3, atol=atol)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_an_algorithm_can_be_forced(trio: Run, algorithm: str) -> None:
+    """Of each call; what was used is in the info."""
+
+    def reduce(comm: zpccl.Communicator) -> list[Any]:
+        arrays = [ones(100) for _ in range(3)]
+        infos = [comm.all_reduce(arrays[0], arrays[0], algorithm=algorithm)]
+        infos.append(comm.all_reduce_async(arrays[1], arrays[1], algorithm=algorithm).wait()[2])
+        infos.append(comm.all_reduce_multiple_with_retry(descriptors(arrays[2:]), algorithm=algorithm))
+        return infos
+
+    for infos in trio.all(reduce):
+        assert [info.algorithm for info in infos] == [zpccl.Algorithm.parse(algorithm)] * 3
+
+
+def test_small_tensors_of_three_are_exchanged_directly(trio: Run) -> None:
+    for info in trio.all(lambda comm: comm.all_reduce(ones(), np.empty_like(ones()))):
+        assert info.algorithm is zpccl.Algorithm.DIRECT
 
 
 def test_bfloat16_as_uint16_with_a_descriptor(trio: Run) -> None:
@@ -329,9 +355,14 @@ MISMATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "datatype": ({"send": ones(10)}, {"send": ones(10, np.int32)}),
     "op": ({"send": ones(10), "op": ReduceOp.SUM}, {"send": ones(10), "op": ReduceOp.MAX}),
     "quantization": ({"send": ones(10)}, {"send": ones(10), "quantization_options": QuantizationOptions()}),
+    "algorithm": ({"send": ones(10), "algorithm": "ring"}, {"send": ones(10), "algorithm": "direct"}),
     "block_elements": (
         {"send": ones(10), "quantization_options": QuantizationOptions(block_size=64)},
         {"send": ones(10), "quantization_options": QuantizationOptions(block_size=128)},
+    ),
+    "quantized_datatype": (
+        {"send": ones(10), "quantization_options": QuantizationOptions(QuantizedDataType.UINT4)},
+        {"send": ones(10), "quantization_options": QuantizationOptions(QuantizedDataType.INT4)},
     ),
 }
 
@@ -559,7 +590,7 @@ BAD_KEYWORDS: list[tuple[dict[str, Any], str]] = [
     ({"operand_descriptor": DataType.FLOAT}, "operand_descriptor"),
     ({"operand_descriptor": zpccl.ReduceOperandDescriptor(DataType.DOUBLE)}, "DOUBLE"),
     ({"quantization_options": QuantizationAlgorithm.MIN_MAX}, "quantization_options"),
-    ({"quantization_options": QuantizationOptions(DataType.INT8)}, "UINT8"),
+    ({"quantization_options": QuantizationOptions(DataType.UINT16)}, "UINT8, INT8, UINT4, INT4"),
     ({"quantization_options": QuantizationOptions(block_size=0)}, "block_size"),
     ({"quantization_options": QuantizationOptions(block_size=2**31)}, "block_size"),
     ({"quantization_options": QuantizationOptions(algorithm=7)}, "QuantizationAlgorithm"),  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import zpccl
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -146,11 +148,34 @@ def test_checkpoint_brings_everything_back_in_place(diloco: ModuleType, tmp_path
     random = np.random.default_rng(0)
     outer = diloco.Outer(random.standard_normal(10).astype(np.float32))
     outer.step(random.standard_normal(10).astype(np.float32))
-    outer.save(tmp_path / "checkpoint")
+    outer.state.save_state(tmp_path / "checkpoint")
     other = diloco.Outer(np.zeros(10, np.float32))
     memory = other.parameters, other.momentum
-    other.load(tmp_path / "checkpoint")
+    other.state.load_state(tmp_path / "checkpoint")
     assert other.parameters is memory[0] and other.momentum is memory[1]
     assert np.array_equal(other.parameters, outer.parameters) and np.array_equal(other.momentum, outer.momentum)
     assert other.state.revision == 1
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_bars_come_and_go_with_transfers(
+    diloco: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback that raises is only logged, so nobody would see it in a run. A transfer that fails leaves its bar."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    show = diloco.bars()
+    for operation in ("load", "fetch", "fetch", "save"):
+        show(zpccl.Progress(operation, 0, 2**20, 0.0, 0.0, None))
+        show(zpccl.Progress(operation, 2**19, 2**21, 1.0, 2.0**19, 3.0))
+    for operation in ("fetch", "load", "save", "fetch"):
+        show(zpccl.Progress(operation, 2**20, 2**20, 2.0, 2.0**20, 0.0, is_done=True))
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("load", "fetch", "save", "1.0/1.0 MiB"))
+
+
+def test_bars_need_a_terminal(diloco: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    show = diloco.bars()
+    for is_done in (False, True):
+        show(zpccl.Progress("fetch", 2**20, 2**20, 2.0, 2.0**20, 0.0, is_done=is_done))
+    assert not capsys.readouterr().out

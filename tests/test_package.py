@@ -18,32 +18,32 @@ PACKAGE = Path(zpccl.__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
-def setup_cfg():
+def setup_cfg() -> configparser.ConfigParser:
     config = configparser.ConfigParser()
     config.read_string((ROOT / "setup.cfg").read_text(encoding="utf-8"))
     return config
 
 
-def run_python(*arguments):
+def run_python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
     )
 
 
-def test_extension_is_abi3():
+def test_extension_is_abi3() -> None:
     from zpccl.dataplane import _native
 
     assert Path(_native.__file__).name == "_native.abi3.so"
 
 
-def test_extension_keeps_its_assertions():
+def test_extension_keeps_its_assertions() -> None:
     """Python's own flags say -DNDEBUG; the C code counts on its assertions."""
     from zpccl.dataplane import _native
 
     assert b"__assert_fail" in Path(_native.__file__).read_bytes()
 
 
-def test_extension_uses_only_the_stable_abi():
+def test_extension_uses_only_the_stable_abi() -> None:
     """Private names of CPython are free to change within abi3's reach."""
     from zpccl.dataplane import _native
 
@@ -51,41 +51,41 @@ def test_extension_uses_only_the_stable_abi():
     assert private <= {b"_Py_NoneStruct", b"_Py_Dealloc", b"_Py_TrueStruct", b"_Py_FalseStruct", b"_Py_IncRef"}
 
 
-def test_import_needs_no_torch():
+def test_import_needs_no_torch() -> None:
     done = run_python("-c", "import sys; sys.modules['torch'] = None; import zpccl; print(zpccl.Communicator.__name__)")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Communicator\n", "")
 
 
-def test_import_does_not_import_torch():
+def test_import_does_not_import_torch() -> None:
     done = run_python("-c", "import sys, zpccl; sys.exit('torch' in sys.modules)")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_public_names_exist():
+def test_public_names_exist() -> None:
     missing = [name for name in zpccl.__all__ if not hasattr(zpccl, name)]
     assert missing == []
     assert len(set(zpccl.__all__)) == len(zpccl.__all__)
 
 
-def test_is_typed():
+def test_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
-def test_every_folder_with_modules_is_a_package():
+def test_every_folder_with_modules_is_a_package() -> None:
     """A folder without __init__.py works in the checkout and is missing from the wheel."""
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 
-def test_installed_metadata_are_those_of_setup_cfg(setup_cfg):
+def test_installed_metadata_are_those_of_setup_cfg(setup_cfg: configparser.ConfigParser) -> None:
     metadata = importlib.metadata.metadata("zpccl")
     assert metadata["Version"] == setup_cfg["metadata"]["version"]
     assert metadata["Requires-Python"] == setup_cfg["options"]["python_requires"]
     assert metadata["License-Expression"] == "MIT"
-    assert set(metadata.get_all("Provides-Extra")) == set(setup_cfg["options.extras_require"])
+    assert set(metadata.get_all("Provides-Extra") or ()) == set(setup_cfg["options.extras_require"])
 
 
-def test_console_scripts_can_be_loaded():
+def test_console_scripts_can_be_loaded() -> None:
     scripts = [
         script
         for script in importlib.metadata.entry_points(group="console_scripts")
@@ -96,22 +96,24 @@ def test_console_scripts_can_be_loaded():
         assert callable(script.load())
 
 
-def test_setup_cfg_states_no_cffi_modules(setup_cfg):
+def test_setup_cfg_states_no_cffi_modules(setup_cfg: configparser.ConfigParser) -> None:
     """setup.cfg would ignore the key, and the build would succeed without C."""
     assert not any("cffi_modules" in section for section in setup_cfg.values())
     assert "cffi_modules" in (ROOT / "setup.py").read_text(encoding="utf-8")
 
 
-def test_build_requirements_are_installed_by_make():
+def test_build_requirements_are_installed_by_make() -> None:
     """Nothing is built in isolation, so .venv must hold what pyproject.toml asks for."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    wanted = re.findall(r'"([^"]+)"', re.search(r"requires = \[(.*?)\]", text, re.DOTALL)[1])
+    requires = re.search(r"requires = \[(.*?)\]", text, re.DOTALL)
+    assert requires is not None
+    wanted = re.findall(r'"([^"]+)"', requires[1])
     done = run_python(ROOT / "tools/requirements.py", "dev")
     assert wanted
     assert set(wanted) <= set(done.stdout.splitlines())
 
 
-def test_requirements_of_an_unknown_extra_are_an_error():
+def test_requirements_of_an_unknown_extra_are_an_error() -> None:
     done = run_python(ROOT / "tools/requirements.py", "nonsense")
     assert done.returncode == 1
     assert "nonsense" in done.stderr

@@ -16,6 +16,7 @@ import pytest
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))  # As Python does for a script there; the children need it too.
 
+import algorithm_table  # noqa: E402
 import common  # noqa: E402
 import cut_paths  # noqa: E402
 import kill_peer  # noqa: E402
@@ -100,6 +101,7 @@ def test_worst_error_sees_a_single_element(count: int) -> None:
 def test_error_bound_is_zero_unless_quantised() -> None:
     assert common.error_bound(4, "none") == 0.0
     assert common.error_bound(2, "minmax") == pytest.approx(3 * 103 / 255)
+    assert common.error_bound(2, "zps-int4") == pytest.approx(3 * 103 / 15)
 
 
 def test_json_is_written_whole_and_folders_are_made(tmp_path: Path) -> None:
@@ -307,6 +309,17 @@ def test_cut_paths_keeps_the_promises(tmp_path: Path) -> None:
     assert rows[0]["seconds_to_commit_median"] > 0  # Between two calls, nobody may feel that a host is cut off.
 
 
+def test_bench_quantise_stays_within_its_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    ended = run_tool("bench_quantise.py", "--parts", "reduces", "--peers", "2", "5", "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(path.read_text())
+    assert len(rows) == 2 * 2 * (len(common.QUANTIZATIONS) - 1)
+    for row in rows:
+        for way in ("ring", "direct"):
+            assert 0 < row[f"{way} rms"] < row[f"{way} worst"] <= row[f"{way} bound"] * 1.001, row
+
+
 @pytest.mark.e2e
 def test_bench_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
@@ -329,6 +342,11 @@ def test_bench_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -
         assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
         assert row["busbw_gbit"] == pytest.approx(row["bytes"] * 8 / 1e9 / row["seconds_median"])
         assert row["cpu_seconds"] > 0
+        assert row["cpu_seconds_per_gib"] == pytest.approx(row["cpu_seconds"] * 2**30 / row["bytes"])
+        assert row["of_gloo"] is None
+    first, raw = rows[0], rows[1]
+    assert first["of_raw_tcp"] == pytest.approx(raw["seconds_median"] / first["seconds_median"])
+    assert raw["of_raw_tcp"] == 1 and rows[4]["of_raw_tcp"] is None
 
 
 @pytest.mark.e2e
@@ -343,17 +361,42 @@ def test_bench_memory_sees_the_workspace_of_in_place(tmp_path: Path) -> None:
     assert (out["place"], in_place["place"]) == ("out", "in")
     assert out["extra_bytes"] < 2**23
     assert 2**24 < in_place["extra_bytes"] < 2**25 + 2**23
-    assert in_place["kept_bytes"] < 2**23
+    assert out["kept_bytes"] < 2**23 and in_place["kept_bytes"] <= in_place["extra_bytes"]  # For the next call.
 
 
 @pytest.mark.e2e
-def test_bench_allreduce_times_a_batch_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
+def test_bench_allreduce_compares_algorithms(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    options = ["--peers", "3", "--reps", "1", "--bytes", "64KiB", "--connections", "1", "--systems", "zpccl"]
+    ended = run_tool("bench_allreduce.py", *options, "--algorithm", "ring", "direct", "--json", str(path))
+    assert ended.returncode == 0, ended.stderr
+    assert [row["system"] for row in json.loads(path.read_text())] == ["zpccl ring", "zpccl direct"]
+
+
+def test_the_table_of_algorithms_is_up_to_date() -> None:
+    """python tools/algorithm_table.py --write mends it."""
+    page = algorithm_table.PAGE.read_text(encoding="utf-8")
+    assert algorithm_table.put_into(page) == page
+
+
+@pytest.mark.e2e
+def test_bench_allreduce_times_a_batch_as_a_whole() -> None:
     ended = run_tool(
-        "bench_allreduce.py", "--peers", "2", "--bytes", "4KiB", "--batch", "20", "--reps", "2", "--json", str(path)
+        "bench_allreduce.py",
+        "--peers",
+        "2",
+        "--bytes",
+        "4KiB",
+        "--batch",
+        "20",
+        "--concurrent",
+        "20",
+        "--reps",
+        "2",
+        "--json",
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (row,) = json.loads(path.read_text())
+    (row,), _ = json.JSONDecoder().raw_decode(ended.stdout)
     assert (row["system"], row["bytes"], row["batch"]) == ("zpccl", 4096, 20)
     assert row["busbw_gbit"] == pytest.approx(20 * 4096 * 8 / 1e9 / row["seconds_median"])
 
@@ -404,6 +447,19 @@ def test_gloo_is_measured_beside(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (row,) = json.loads(path.read_text())
     assert (row["system"], row["place"], row["connections"]) == ("gloo", "in", 1)
+
+
+def test_bench_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    options = ["--bytes", "1MiB", "--contents", "zeros", "random", "--repeats", "1", "--directory", str(tmp_path)]
+    ended = run_tool("bench_checkpoint.py", *options, "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(path.read_text())
+    assert [row["system"] for row in rows] == ["zpccl", "numpy", "blosc2"] * 2
+    zeros, random = rows[0]["ratio"], rows[3]["ratio"]
+    assert zeros < 0.01 < random < 1 < rows[1]["ratio"] < 1.01
+    assert all(row["save_seconds_median"] > 0 and row["load_seconds_median"] > 0 for row in rows)
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
 
 
 @pytest.mark.parametrize("tool", ["kill_peer.py", "cut_paths.py", "bench_allreduce.py", "bench_memory.py"])

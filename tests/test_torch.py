@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from e2e.local import Run, local_run
+from fake_device import FakeDevice
 
 import zpccl
+from zpccl.dataplane import regions
+from zpccl.dataplane.devices import CudaDevice
 from zpccl.types import DataType, QuantizationOptions, ReduceOp
 
 torch = pytest.importorskip("torch")
@@ -92,7 +96,7 @@ def test_tensors_that_cannot_be_used_are_refused(pair: Run, what: str) -> None:
         zpccl.TensorInfo.from_torch(BAD[what](), "x")
 
 
-class OnGpu(torch.Tensor):  # type: ignore[misc]
+class OnGpu(torch.Tensor):  # type: ignore[misc, name-defined]
     """Says that it is on a GPU; this machine need not have one."""
 
     @property
@@ -122,6 +126,136 @@ def test_shared_state_of_torch_tensors(pair: Run) -> None:
     assert one == other and one[0] == 1 and one[1]["half"] == [1.0] * 7
 
 
+@pytest.mark.parametrize("receiver_on_gpu", [False, True])
+def test_shared_state_on_a_gpu(pair: Run, monkeypatch: pytest.MonkeyPatch, receiver_on_gpu: bool) -> None:
+    """S5: to and from a device, beside tensors of the host. Nothing of it is under way after the call."""
+    device = FakeDevice()
+    monkeypatch.setattr(regions, "device_of", lambda tensor: device)
+
+    def sync(comm: zpccl.Communicator) -> Any:
+        is_sender = comm is pair.comms[0]
+        tensors = {
+            "half": torch.full((2_500_001,), float(is_sender), dtype=torch.bfloat16),
+            "scalar": torch.tensor(float(is_sender), dtype=torch.float16),
+            "host": torch.full((5,), int(is_sender)),
+        }
+        on_gpu = {name for name in ("half", "scalar") if is_sender != receiver_on_gpu}
+        infos = [
+            zpccl.TensorInfo.from_torch(tensor.as_subclass(OnGpu) if name in on_gpu else tensor, name)
+            for name, tensor in tensors.items()
+        ]
+        state = zpccl.SharedState(infos)
+        comm.sync_shared_state(
+            state, zpccl.SharedStateSyncStrategy.SEND_ONLY if is_sender else zpccl.SharedStateSyncStrategy.RECEIVE_ONLY
+        )
+        return all(bool((tensor == 1).all()) for tensor in tensors.values())
+
+    assert pair.all(sync) == [True, True]
+    assert device.under_way == 0 and {entry[0] for entry in device.log} == {"out", "done"} | (
+        {"in"} if receiver_on_gpu else set()
+    )
+
+
+class Stream:
+    """Of a GPU that is not there: what is put on it is done at once."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def wait_event(self, event: Event) -> None:
+        self.log.append("wait")
+
+    def record_event(self) -> Event:
+        self.log.append("mark")
+        return Event(self.log)
+
+
+class Event:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def record(self, stream: Stream) -> None:
+        self.log.append("record")
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+
+@pytest.mark.parametrize("made_in_inference_mode", [False, True])
+def test_the_order_of_copies_and_events(monkeypatch: pytest.MonkeyPatch, made_in_inference_mode: bool) -> None:
+    """Of the code for CUDA, over stand-ins for streams and events and torch's own copies."""
+    log: list[str] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(log))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: Event(log))
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, pin_memory: empty(size, dtype=dtype))
+    with torch.inference_mode(made_in_inference_mode):
+        tensor = torch.arange(300, dtype=torch.float32).to(torch.bfloat16).reshape(3, 100)
+        tensor.requires_grad_(not made_in_inference_mode)
+    device = CudaDevice(tensor.device)
+    found = regions.DeviceRegion(device, tensor, "x", DataType.BFLOAT16)
+    host = regions.region(tensor.clone(), "y")
+    assert found.read(2, 500) == host.read(2, 500)
+    assert b"".join(bytes(piece) for piece in found.pieces(0, 600, 64)) == bytes(host.read(0, 600))
+    found.write(4, bytes(6))
+    assert tensor.flatten().tolist()[:6] == [0, 1, 0, 0, 0, 5]
+    assert log == ["mark"] + ["wait", "record", "synchronize"] * 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_region_of_a_gpu() -> None:
+    """Work that was queued before is waited for; what is written is there when the call returns."""
+    tensor = torch.zeros(20_000_001, dtype=torch.bfloat16, device="cuda")
+    for _ in range(100):
+        tensor += 1
+    found = regions.region(tensor, "x")
+    pieces = [bytes(piece) for piece in found.pieces(0, found.nbytes, 1 << 20)]
+    assert b"".join(pieces) == torch.full((20_000_001,), 100, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    found.write(2, torch.full((9_000_000,), 7, dtype=torch.bfloat16).view(torch.uint8).numpy())
+    assert tensor[0] == 100 and (tensor[1:9_000_001] == 7).all() and (tensor[9_000_001:] == 100).all()
+    assert bytes(found.read(0, 4)) == torch.tensor([100, 7], dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+
+
+def test_torch_tensors_of_shared_state_are_used_in_place() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int8):
+        tensor = torch.ones(3, 4, dtype=dtype, requires_grad=dtype.is_floating_point)
+        found = zpccl.TensorInfo.from_torch(tensor, "x").region()
+        assert found.address_range()[1] == tensor.data_ptr() and found.is_host
+        found.write(0, bytes(found.nbytes))
+        assert not tensor.any()
+
+
+CHANGES: dict[str, Any] = {
+    "freed": lambda tensor: tensor.untyped_storage().resize_(0),
+    "cut": lambda tensor: tensor.untyped_storage().resize_(44),
+    "resized": lambda tensor: tensor.resize_(5),
+    "other data": lambda tensor: setattr(tensor, "data", torch.ones(7)),
+    "other type": lambda tensor: setattr(tensor, "data", torch.ones(12, dtype=torch.int32)),
+    "transposed": lambda tensor: setattr(tensor, "data", torch.ones(4, 3).t()),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_tensor_that_changed_between_syncs_is_named(pair: Run, what: str) -> None:
+    """Before anything is sent, so that others do not notice but by the peer that is missing."""
+    tensor = torch.ones(3, 4)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_torch(tensor, "layer.weight")])
+    CHANGES[what](tensor)
+    with pytest.raises(zpccl.InvalidArgument, match=r"'layer\.weight'"):
+        pair.comms[0].sync_shared_state(state)
+
+
+def test_a_tensor_may_move() -> None:
+    """Optimisers and model.to() give a parameter other memory of the same size."""
+    tensor = torch.ones(12)
+    info = zpccl.TensorInfo.from_torch(tensor, "x")
+    old = info.region()
+    tensor.data = torch.zeros(12)
+    assert not any(info.region().read(0, 48)) and bytes(old.read(0, 48)) == torch.ones(12).numpy().tobytes()
+
+
 def test_kinds_must_not_be_mixed_up() -> None:
     import numpy as np
 
@@ -135,3 +269,46 @@ def test_tied_weights_may_be_shared() -> None:
     tensor = torch.ones(6)
     infos = [zpccl.TensorInfo.from_torch(tensor, "a"), zpccl.TensorInfo.from_torch(tensor.view(2, 3), "b")]
     assert len(zpccl.SharedState(infos).tensor_infos) == 2
+
+
+def test_broadcast_gather_and_scatter(pair: Run) -> None:
+    """S1: tensors stay tensors, of their dtype; numpy on the other side holds the same bits."""
+    import numpy as np
+
+    def work(comm: zpccl.Communicator) -> list[Any]:
+        place = pair.comms.index(comm)
+        tensor = torch.full((3, 5), float(place + 1), dtype=torch.bfloat16)
+        gathered = comm.all_gather(tensor)
+        assert gathered.tensor.shape == (2, 3, 5) and gathered.tensor.dtype is torch.bfloat16
+        assert (gathered.tensor[gathered.row] == tensor).all()
+        recv = torch.zeros(31, dtype=torch.bfloat16)
+        again = comm.all_gather(tensor, recv).tensor
+        assert again.data_ptr() == recv.data_ptr() and (again == gathered.tensor).all() and recv[30] == 0
+        scattered = comm.reduce_scatter(tensor)
+        assert scattered.tensor.dtype is torch.bfloat16 and (scattered.tensor == 3).all()
+        comm.broadcast(tensor, is_root=place == 1)
+        assert (tensor == 2).all()
+        mixed = torch.ones(4) if place else np.zeros(4, np.float32)
+        comm.broadcast(mixed, is_root=place == 1)
+        return [scattered.tensor.numel(), float(mixed[3])]
+
+    assert sorted(pair.all(work)) == [[7, 1.0], [8, 1.0]]
+
+
+def test_one_element_among_two(pair: Run) -> None:
+    """The part of one of them is empty."""
+
+    def scatter(comm: zpccl.Communicator) -> list[float]:
+        part: list[float] = comm.reduce_scatter(torch.ones(1)).tensor.tolist()
+        return part
+
+    assert sorted(pair.all(scatter)) == [[], [2.0]]
+
+
+def test_parameters_are_gathered_without_a_graph(pair: Run) -> None:
+    def gather(comm: zpccl.Communicator) -> bool:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        comm.broadcast(parameter, is_root=comm is pair.comms[0])
+        return bool(comm.all_gather(parameter).tensor.requires_grad)
+
+    assert pair.all(gather) == [False, False]

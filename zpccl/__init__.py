@@ -2,8 +2,11 @@
 
 from zpccl import cuda
 from zpccl.communicator import AsyncReduceHandle, Communicator
+from zpccl.dataplane.offers import Offer
 from zpccl.errors import (
     AuthenticationFailed,
+    CheckpointDamaged,
+    CheckpointFailed,
     CollectiveMismatch,
     InternalError,
     InvalidArgument,
@@ -25,19 +28,25 @@ from zpccl.errors import (
 )
 from zpccl.master_node import MasterNode
 from zpccl.observe.logs import log_as_environment_says
+from zpccl.progress import Progress
 from zpccl.shared_state import SharedState, TensorInfo
 from zpccl.types import (
+    Algorithm,
     Attribute,
     DataType,
     DeviceType,
+    DigestKind,
     DistributionHint,
+    GatherResult,
     QuantizationAlgorithm,
     QuantizationOptions,
+    QuantizedDataType,
     ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
+    ScatterResult,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
 )
@@ -45,14 +54,19 @@ from zpccl.types import (
 log_as_environment_says()
 
 __all__ = [
+    "Algorithm",
     "AsyncReduceHandle",
     "Attribute",
     "AuthenticationFailed",
+    "CheckpointDamaged",
+    "CheckpointFailed",
     "CollectiveMismatch",
     "Communicator",
     "DataType",
     "DeviceType",
+    "DigestKind",
     "DistributionHint",
+    "GatherResult",
     "InternalError",
     "InvalidArgument",
     "InvalidUsage",
@@ -60,13 +74,16 @@ __all__ = [
     "MasterNode",
     "MasterUnreachable",
     "NoSharedState",
+    "Offer",
     "OperationTimeout",
     "PCCLError",
     "PeerLost",
     "PeerUnreachable",
     "PendingAsyncOps",
+    "Progress",
     "QuantizationAlgorithm",
     "QuantizationOptions",
+    "QuantizedDataType",
     "ReduceDescriptor",
     "ReduceInfo",
     "ReduceOp",
@@ -74,6 +91,7 @@ __all__ = [
     "ReduceOperandDescriptor",
     "Result",
     "ResultMismatch",
+    "ScatterResult",
     "SharedState",
     "SharedStateSyncInfo",
     "SharedStateSyncStrategy",

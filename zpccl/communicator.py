@@ -7,46 +7,35 @@ the call is withdrawn from the run first, so that no thread touches the caller's
 from __future__ import annotations
 
 import atexit
-import contextlib
-import copy
-import functools
 import os
 import secrets
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from zpccl import limits
+from zpccl.caller import is_int, public
+from zpccl.collectives import AsyncReduceHandle, Collectives
 from zpccl.control.addresses import advertised_address, listen_on_first_free, parse_listen, parse_masters
+from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import peer_keys
-from zpccl.control.peer_loop import Buffers, Outcome, PeerLoop, PendingCall
-from zpccl.dataplane.tensors import TensorView, empty_like, view
+from zpccl.control.peer_loop import PeerLoop, PendingCall
+from zpccl.dataplane.offers import Offer
+from zpccl.dataplane.serving import TokenBucket
 from zpccl.dataplane.transfer import StateTransfer
-from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, Result, TooFewPeers
+from zpccl.errors import InvalidArgument, InvalidUsage, TooFewPeers
+from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.protocol import events
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
-from zpccl.protocol.messages import CollectiveSpec, StateEntry, TopologyKind
+from zpccl.protocol.messages import StateEntry, TopologyKind
 from zpccl.protocol.peer import PeerOptions, State
 from zpccl.shared_state import SharedState
-from zpccl.types import (
-    NO_QUANTIZATION,
-    Attribute,
-    DataType,
-    QuantizationAlgorithm,
-    QuantizationOptions,
-    ReduceDescriptor,
-    ReduceInfo,
-    ReduceOp,
-    ReduceOpDescriptor,
-    ReduceOperandDescriptor,
-    SharedStateSyncInfo,
-    SharedStateSyncStrategy,
-)
+from zpccl.types import Attribute, SharedStateSyncInfo, SharedStateSyncStrategy
+
+__all__ = ["AsyncReduceHandle", "Communicator"]
 
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -58,77 +47,16 @@ def _leave_at_exit() -> None:
         communicator.close()
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _public(function: _Function) -> _Function:
-    """Names the public function in the errors that leave it."""
-
-    @functools.wraps(function)
-    def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        try:
-            return function(*arguments, **keywords)
-        except PCCLError as error:
-            error.function = error.function or function.__qualname__
-            raise
-
-    return wrapper  # type: ignore[return-value]
-
-
-class AsyncReduceHandle:
-    """A collective in flight, from `Communicator.all_reduce_async`.
-
-    Attributes:
-        result: the tensor that receives the result. Valid once `wait` has told of success.
-    """
-
-    def __init__(self, communicator: Communicator, loop: PeerLoop, call: PendingCall, result: Any) -> None:
-        self._communicator = communicator
-        self._loop = loop
-        self._call = call
-        self.result = result
-
-    @_public
-    def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
-        """Waits for the outcome. May be called again, and from any thread.
-
-        Args:
-            timeout: seconds after which the collective is given up.
-
-        Returns:
-            Whether it succeeded, its `Result` as an int, and what it cost. Never raises for a failed reduce.
-
-        Raises:
-            InvalidArgument: the timeout is not a number of seconds.
-            InvalidUsage: in a child process made by fork.
-        """
-        timeout = _seconds(timeout, "timeout")
-        self._communicator._check_process()
-        try:
-            with self._communicator._giving_up(self._loop, [self._call]):
-                outcome = self._communicator._outcome(self._loop, self._call, timeout)
-        except PCCLError as error:
-            return False, int(error.result), ReduceInfo(self._communicator.world_size, *self._costs())
-        return True, int(Result.SUCCESS), ReduceInfo(outcome.value, outcome.tx_bytes, outcome.rx_bytes)
-
-    def exception(self) -> PCCLError | None:
-        """The error of a collective that failed, after `wait`; None if it succeeded or still runs."""
-        error = self._call.future.exception() if self._call.future.done() else None
-        return error if isinstance(error, PCCLError) else None
-
-    def _costs(self) -> tuple[int, int]:
-        return self._call.tx_bytes, self._call.rx_bytes
-
-
-class Communicator:
+class Communicator(Collectives):
     """Takes part in a run.
 
     Args:
         address: of the master, "host:port"; ZPCCL_MASTER if left out. Several, "a:48148,b:48148", name standbys: the
             first leads; when it is gone, a quorum of the members moves to another. The same list for all peers.
         peer_group: peers of one group reduce and share state among themselves; 0 to 2**32 - 1.
-        p2p_connection_pool_size: TCP connections to each other peer; 0 means the default. Same as `connections`.
-        connections: TCP connections to each other peer, 1 to 64 (ZPCCL_CONNECTIONS).
+        p2p_connection_pool_size: the same as `connections`.
+        connections: TCP connections to each other peer, 1 to 64 (ZPCCL_CONNECTIONS). 0 or left out: by the round trip
+            to that peer, 4 near by to 32 far away. The peer that dials decides: the one that came later.
         advertise: "host" or "host:port" where others reach this peer, beside its interfaces (ZPCCL_ADVERTISE).
         listen: "host:port" or "host:first-last" to listen on for other peers (ZPCCL_LISTEN).
         name: what this peer is called in logs and errors; "hostname:pid" if left out (ZPCCL_NAME).
@@ -137,12 +65,17 @@ class Communicator:
         secret: text from `zpccl keygen`: the secret of the run, or this peer's private key (ZPCCL_SECRET, or the file
             that ZPCCL_SECRET_FILE names). Without one, so must be the master.
         master_key: public key of the master, where `secret` is a private key (ZPCCL_MASTER_KEY).
+        encrypt: whether tensors and state travel encrypted (ZPCCL_ENCRYPT: 1 or 0). True: always; links with peers that
+            cannot are refused. False: never; connections are only authenticated. Left out: where there is a secret and
+            both sides have PyNaCl, the extra `secure`; a warning tells of links that are not.
+        upload_limit: bytes a second at most that this peer sends of shared state, 1 MiB or more, so that state for
+            newcomers leaves room for training (ZPCCL_UPLOAD_LIMIT). Left out: no limit.
 
     Raises:
-        InvalidArgument: an argument that can never be right.
+        InvalidArgument: an argument that can never be right, or `encrypt=True` without a secret or without PyNaCl.
     """
 
-    @_public
+    @public
     def __init__(
         self,
         address: str | None = None,
@@ -157,25 +90,24 @@ class Communicator:
         master_timeout: float = limits.MASTER_TIMEOUT_NS / limits.SECOND,
         secret: str | None = None,
         master_key: str | None = None,
+        encrypt: bool | None = None,
+        upload_limit: float | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._loop: PeerLoop | None = None
         self._is_closed = False
+        self._on_progress: ProgressCallback | None = None
         self._pid = os.getpid()
         self._keys = peer_keys(secret, master_key)
+        self._ciphers = ciphers_to_offer(encrypt, has_secret=self._keys is not None)
         text = address or os.environ.get("ZPCCL_MASTER") or f"127.0.0.1:{limits.MASTER_PORT}"
         self._masters = parse_masters(text)
-        if not _is_int(peer_group) or not 0 <= peer_group <= limits.PEER_GROUP_MAX:
+        if not is_int(peer_group) or not 0 <= peer_group <= limits.PEER_GROUP_MAX:
             raise InvalidArgument(f"peer_group {peer_group!r} is not an integer from 0 to {limits.PEER_GROUP_MAX}")
         self._group = int(peer_group)
-        count = (
-            connections
-            or p2p_connection_pool_size
-            or _environment_int("ZPCCL_CONNECTIONS")
-            or limits.LINK_CONNECTIONS_DEFAULT
-        )
-        if not _is_int(count) or not 1 <= count <= limits.LINK_CONNECTIONS_MAX:
-            raise InvalidArgument(f"connections {count!r} is not an integer from 1 to {limits.LINK_CONNECTIONS_MAX}")
+        count = connections or p2p_connection_pool_size or _environment_int("ZPCCL_CONNECTIONS") or 0
+        if not is_int(count) or not 0 <= count <= limits.LINK_CONNECTIONS_MAX:
+            raise InvalidArgument(f"connections {count!r} is not an integer from 0 to {limits.LINK_CONNECTIONS_MAX}")
         self._connections = int(count)
         self._advertise = advertise or os.environ.get("ZPCCL_ADVERTISE")
         if self._advertise:
@@ -190,6 +122,7 @@ class Communicator:
             heartbeat_timeout, "heartbeat_timeout", limits.HEARTBEAT_TIMEOUT_MIN_NS
         )
         self._master_timeout_ns = _nanoseconds(master_timeout, "master_timeout")
+        self._upload = _upload_bucket(upload_limit)
 
     def __enter__(self) -> Communicator:
         """Connects, unless that is done already."""
@@ -208,14 +141,25 @@ class Communicator:
 
     # --- Taking part ------------------------------------------------------------------------------------------------
 
-    @_public
-    def connect(self, n_attempts: int = 5) -> None:
+    @public
+    def connect(
+        self,
+        n_attempts: int = 5,
+        *,
+        prefetch: SharedState | None = None,
+        prefetch_timeout: float = limits.PREFETCH_TIMEOUT_NS / limits.SECOND,
+    ) -> None:
         """Registers with the master and waits until the members admit this peer.
 
         The first peer of a run is admitted at once; later ones when all members call `update_topology`.
 
         Args:
             n_attempts: tries to reach the master, with growing pauses.
+            prefetch: is fetched, while the members go on, from those that offer it (`offer_state`), checked, and given
+                the revision of the offer. Members do not wait for this peer meanwhile, and are not told of it. Where
+                nobody offers anything, or not in time, it is left as it is, and the next `sync_shared_state` fetches
+                it. That one must follow in any case: it fetches what has changed since.
+            prefetch_timeout: seconds after which the prefetch is given up.
 
         Raises:
             MasterUnreachable: nobody answers there as a master of this version.
@@ -223,8 +167,11 @@ class Communicator:
             PeerUnreachable: no data connection to a member could be made.
             InvalidUsage: connected already, or closed.
         """
-        if not _is_int(n_attempts) or n_attempts < 1:
+        if not is_int(n_attempts) or n_attempts < 1:
             raise InvalidArgument(f"n_attempts {n_attempts!r} is not a positive integer")
+        if prefetch is not None and not isinstance(prefetch, SharedState):
+            raise InvalidArgument(f"prefetch is a {type(prefetch).__name__}, not a SharedState")
+        deadline_ns = time.monotonic_ns() + _nanoseconds(prefetch_timeout, "prefetch_timeout")
         with self._lock:
             self._check_process()
             if self._is_closed:
@@ -233,14 +180,36 @@ class Communicator:
                 if self._loop.view.state is not State.CLOSED:
                     raise InvalidUsage("connected already")
                 self._loop.close()  # Waits for its end, so that its port is free.
-            loop = self._loop = self._make_loop()
+            loop = self._loop = self._make_loop(is_ready=prefetch is None)
             _open_communicators.add(self)
             call = PendingCall(Future())
         with self._giving_up(loop, [call]):
-            loop.start(call, n_attempts)
+            if prefetch is None:
+                loop.start(call, n_attempts)
+            else:
+                self._fetch_ahead(loop, call, n_attempts, prefetch, deadline_ns)
             self._outcome(loop, call)
 
-    def _make_loop(self) -> PeerLoop:
+    def _fetch_ahead(
+        self, loop: PeerLoop, call: PendingCall, n_attempts: int, state: SharedState, deadline_ns: int
+    ) -> None:
+        """Connects, and fetches what members offer until it is here, or this peer is admitted or cannot be."""
+        reporter = ProgressReporter("prefetch", self._on_progress)
+        prefetch = loop.offers.make_prefetch(
+            state.regions(), _free_keys(state), state.digest_kind, deadline_ns, reporter.update
+        )
+        call.future.add_done_callback(lambda _: prefetch.stop())
+        try:
+            loop.start(call, n_attempts)
+            revision = prefetch.run()
+            if revision is not None:
+                state.revision = revision
+                reporter.end()
+        finally:
+            loop.offers.end_prefetch()
+            loop.be_ready()
+
+    def _make_loop(self, *, is_ready: bool = True) -> PeerLoop:
         identity = self._keys.identity if self._keys is not None else ""
         peer_id, token = make_peer_id(identity, secrets.token_bytes(SALT_BYTES)), secrets.token_bytes(16)
 
@@ -252,6 +221,7 @@ class Communicator:
                 group=self._group,
                 addresses=addresses,
                 masters=self._masters,
+                is_ready=is_ready,
                 master_timeout_ns=self._master_timeout_ns,
             )
 
@@ -263,9 +233,10 @@ class Communicator:
             self._advertise,
             self._heartbeat_timeout_ns,
             self._keys,
+            self._ciphers,
         )
 
-    @_public
+    @public
     def close(self) -> None:
         """Leaves the run: the others go on without this peer at once. Calls in flight fail. May be called twice."""
         if self._pid != os.getpid():
@@ -273,6 +244,7 @@ class Communicator:
         with self._lock:
             loop, self._is_closed = self._loop, True
         if loop is not None:
+            loop.offers.withdraw()
             loop.close()
 
     @property
@@ -285,6 +257,11 @@ class Communicator:
         """This peer's place in the ring of its group; -1 if it is not a member."""
         own = self._loop.options.peer_id if self._loop is not None else b""
         return next((rank for rank, member in enumerate(self._group_members()) if member[0] == own), -1)
+
+    @property
+    def peer_id(self) -> str:
+        """What names this peer in results, in hexadecimal; no other has it. Empty before `connect`."""
+        return self._loop.options.peer_id.hex() if self._loop is not None else ""
 
     @property
     def world_size(self) -> int:
@@ -301,11 +278,7 @@ class Communicator:
         """This peer's group."""
         return self._group
 
-    def _group_members(self) -> list[tuple[bytes, int, str]]:
-        members = self._loop.view.members if self._loop is not None else ()
-        return [member for member in members if member[1] == self._group]
-
-    @_public
+    @public
     def get_attribute(self, attribute: Attribute) -> int:
         """A number about the run, as of the latest member list.
 
@@ -329,7 +302,7 @@ class Communicator:
 
     # --- Topology ---------------------------------------------------------------------------------------------------
 
-    @_public
+    @public
     def update_topology(self) -> None:
         """Admits pending peers. All members of all groups must call it.
 
@@ -340,7 +313,7 @@ class Communicator:
         """
         self._vote(TopologyKind.UPDATE)
 
-    @_public
+    @public
     def are_peers_pending(self) -> bool:
         """True if peers wait to be admitted. All members of all groups must call it; all get the same answer.
 
@@ -351,7 +324,7 @@ class Communicator:
         """
         return bool(self._vote(TopologyKind.PENDING))
 
-    @_public
+    @public
     def optimize_topology(self) -> None:
         """Improves the order of the ring. All members of all groups must call it.
 
@@ -372,7 +345,20 @@ class Communicator:
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 
-    @_public
+    @public
+    def on_progress(self, callback: ProgressCallback | None) -> None:
+        """Has `callback` called while syncs of this communicator fetch shared state; None ends that.
+
+        It gets a `Progress`, at most ten times a second, in the thread that called `sync_shared_state`, which waits for
+        it. An exception that it raises is logged, and ends its calls for the sync, which goes on.
+
+        Raises:
+            InvalidArgument: neither None nor something that can be called.
+        """
+        check_callback(callback)
+        self._on_progress = callback
+
+    @public
     def sync_shared_state(
         self,
         state: SharedState,
@@ -400,10 +386,21 @@ class Communicator:
         if strategy not in tuple(SharedStateSyncStrategy):
             raise InvalidArgument(f"{strategy!r} is not a SharedStateSyncStrategy")
         infos = {info.name: info for info in state.tensor_infos}
-        tensors = {name: infos[name].view() for name in sorted(infos)}
+        tensors = state.regions()
         if len(self._group_members()) <= 1:
             raise TooFewPeers("this peer is alone in its group; there is nobody to share state with")
-        transfer = StateTransfer(tensors, loop.send_state, loop.report_fetch)
+        kind = state.digest_kind
+        reporter = ProgressReporter("fetch", self._on_progress)
+        transfer = StateTransfer(
+            tensors,
+            loop.post_state,
+            loop.report_fetch,
+            kind,
+            loop.options.peer_id,
+            upload=self._upload,
+            backlog=loop.state_backlog,
+            on_moved=reporter.update,
+        )
         entries = tuple(
             StateEntry(
                 name, tensor.datatype, tensor.count, infos[name].allow_content_inequality, transfer.digests[name]
@@ -413,328 +410,51 @@ class Communicator:
         call = PendingCall(Future(), transfer=transfer)
         try:
             with self._giving_up(loop, [call]):
-                loop.call(lambda ids: events.SyncCalled(ids[0], strategy, state.revision, entries), [call])
+                loop.call(lambda ids: events.SyncCalled(ids[0], strategy, state.revision, entries, kind), [call])
                 transfer.run()
                 state.revision = self._outcome(loop, call).value
+            reporter.end(transfer.bytes_done)
         except KeyboardInterrupt:
             if transfer.is_written:  # The interrupt came too late: the others count this peer in.
                 state.revision = call.future.result().value
             raise
         return SharedStateSyncInfo(transfer.tx_bytes, transfer.rx_bytes)
 
-    # --- Collectives ------------------------------------------------------------------------------------------------
+    @public
+    def offer_state(self, state: SharedState | None, *, copy: bool = True) -> Offer | None:
+        """Offers a state to peers that have not been admitted yet: they fetch it while this peer goes on.
 
-    @_public
-    def all_reduce(
-        self,
-        send: Any,
-        recv: Any = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = 0,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-        timeout: float | None = None,
-        restore: bool = True,
-    ) -> Any:
-        """Combines the tensors of all members of the group. All of them must call it with the same `tag`.
-
-        If it fails, `send` is as it was before the call, bit for bit, in place too. The contents of a separate `recv`
-        are undefined after a failure.
+        An offer lasts until the next call, which replaces it, or `Offer.withdraw`. Joiners that were fetching the one
+        before begin with the new one. So offer a state when it has become what the next sync will begin with, and
+        where joiners have time to fetch it before it changes again.
 
         Args:
-            send: contiguous numpy array or torch CPU tensor of any shape.
-            recv: receives the result: a tensor of as many elements of the same dtype, `send` itself for in place, or
-                None for a new tensor, which is then returned.
-            op: how elements are combined.
-            tag: tells collectives apart that run at the same time.
-            operand_descriptor: what the elements are; taken from the tensor if left out.
-            quantization_options: how to make floating-point tensors smaller on the wire.
-            timeout: seconds after which the call is given up.
-            restore: False leaves a failed in-place buffer undefined, for speed.
+            state: is offered at its revision. None ends the offer.
+            copy: True: the tensors are copied now, and may be written at any time after; the memory of the copies is
+                used again by the next offer. False: the tensors themselves are offered, and whoever is about to write
+                one calls `before_write` of the offer first, which copies it then. If one is written without that, the
+                offer ends, with an error in the log that names it.
 
         Returns:
-            `ReduceInfo`; the new tensor if `recv` is None.
+            The offer, None if `state` is.
 
         Raises:
-            PeerLost: a peer was lost; call again.
-            TooFewPeers: alone in the group.
-            CollectiveMismatch: peers gave different arguments.
-            OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: see the text.
-        """
-        timeout = _seconds(timeout, "timeout")
-        loop = self._connected()
-        collective = _Collective(send, recv, op, tag, operand_descriptor, quantization_options, restore)
-        buffers, result = collective.prepare()
-        call = PendingCall(Future(), buffers=buffers)
-        with self._giving_up(loop, [call]):
-            _begin(loop, [call])
-            outcome = self._outcome(loop, call, timeout)
-        return result if recv is None else ReduceInfo(outcome.value, outcome.tx_bytes, outcome.rx_bytes)
-
-    @_public
-    def all_reduce_async(
-        self,
-        send: Any,
-        recv: Any = None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = 0,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-        restore: bool = True,
-    ) -> AsyncReduceHandle:
-        """Like `all_reduce`, but returns at once. Many may be in flight, each with its own tag.
-
-        The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread.
-
-        Raises:
-            TooFewPeers: alone in the group.
-            InvalidArgument, InvalidUsage: see the text.
+            InvalidArgument: the state cannot be offered.
+            InvalidUsage: not connected.
         """
         loop = self._admitted()
-        if len(self._group_members()) <= 1:
-            raise TooFewPeers("this peer is alone in its group; wait for others")
-        collective = _Collective(send, recv, op, tag, operand_descriptor, quantization_options, restore)
-        buffers, result = collective.prepare()
-        call = PendingCall(Future(), buffers=buffers)
-        with self._giving_up(loop, [call]):
-            _begin(loop, [call])
-            return AsyncReduceHandle(self, loop, call, result)
-
-    @_public
-    def all_reduce_multiple_with_retry(
-        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
-    ) -> ReduceInfo:
-        """Reduces several tensors and tries again what failed, until all have succeeded. All members must call it.
-
-        Args:
-            descriptors: what to reduce; tags must differ.
-            max_in_flight: collectives that run at the same time. Tensors of less than 64 KiB do not count: voting for
-                each takes longer than reducing it, so all members vote for many of them at once.
-
-        Returns:
-            World size of the last, and bytes of all together.
-
-        Raises:
-            TooFewPeers: the group is down to one.
-            CollectiveMismatch, InvalidArgument, InvalidUsage: see the text.
-        """
-        if not _is_int(max_in_flight) or max_in_flight < 1:
-            raise InvalidArgument(f"max_in_flight {max_in_flight!r} is not a positive integer")
-        tags = [descriptor.reduce_descriptor.tag for descriptor in descriptors]
-        if len(set(tags)) < len(tags):
-            raise InvalidArgument("descriptors must have different tags")
-        loop = self._connected()
-        prepared = [_Collective.of(descriptor).prepare()[0] for descriptor in descriptors]
-        world_size = self.world_size
-        tx_bytes = rx_bytes = 0
-        for window in _windows(prepared, max_in_flight):
-            waiting = window
-            while waiting:
-                calls = [PendingCall(Future(), buffers=buffers) for buffers in waiting]
-                with self._giving_up(loop, calls):
-                    _begin(loop, calls)
-                    for call in calls:  # An error of one must not leave the memory of another in use.
-                        _wait(call.future, None)
-                waiting = []
-                for call in calls:
-                    try:
-                        outcome = call.future.result()
-                    except PeerLost:
-                        assert call.buffers is not None
-                        waiting.append(call.buffers)
-                    else:
-                        world_size = outcome.value
-                        tx_bytes += outcome.tx_bytes
-                        rx_bytes += outcome.rx_bytes
-        return ReduceInfo(world_size, tx_bytes, rx_bytes)
-
-    # --- Waiting ----------------------------------------------------------------------------------------------------
-
-    def _connected(self) -> PeerLoop:
-        self._check_process()
-        if self._is_closed:
-            raise InvalidUsage("the communicator is closed")
-        if self._loop is None:
-            raise InvalidUsage("not connected; call connect() first")
-        return self._loop
-
-    def _admitted(self) -> PeerLoop:
-        loop = self._connected()
-        if loop.view.state is State.MEMBER:
-            return loop
-        raise copy.copy(loop.error) if loop.error is not None else InvalidUsage("connect() has not returned yet")
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise InvalidUsage("the communicator belongs to the parent process; make a new one after fork")
-
-    def _outcome(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> Outcome:
-        """Waits for the answer of a call. A call whose time is up is withdrawn first, and its answer awaited."""
-        if not _wait(call.future, timeout):
-            self._give_up(loop, [call], timed_out=True)
-        error = call.future.exception()
-        if error is not None:
-            # An error of the loop goes to many calls, and raising writes to it: everyone gets a copy.
-            raise copy.copy(error)
-        return call.future.result()
-
-    @contextlib.contextmanager
-    def _giving_up(self, loop: PeerLoop, calls: Sequence[PendingCall]) -> Iterator[None]:
-        """Ctrl-C in the block, at whatever point, withdraws the calls and waits until their memory is the caller's."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            try:
-                self._give_up(loop, calls, timed_out=False)
-            except KeyboardInterrupt:  # The user is in a hurry.
-                loop.close()
-            raise
-
-    def _give_up(self, loop: PeerLoop, calls: Sequence[PendingCall], *, timed_out: bool) -> None:
-        """Withdraws calls and waits until the memory is the caller's again: for the master, or else by leaving."""
-        for call in calls:
-            loop.withdraw(call, timed_out=timed_out)
-        if futures.wait([call.future for call in calls], limits.WITHDRAW_TIMEOUT_NS / limits.SECOND).not_done:
-            loop.close()
+        if state is None:
+            loop.offers.withdraw()
+            return None
+        if not isinstance(state, SharedState):
+            raise InvalidArgument(f"state is a {type(state).__name__}, not a SharedState")
+        kind, free = state.digest_kind, _free_keys(state)
+        return loop.offers.offer(state.revision, state.regions(), free, kind, self._upload, copy=copy)
 
 
-def _wait(future: Future[Outcome], timeout: float | None) -> bool:
-    """True once the future is done; False when the time is up. Wakes at times, for signals."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    interval = limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND
-    while not future.done():
-        left = interval if deadline is None else min(interval, deadline - time.monotonic())
-        if left <= 0:
-            return False
-        futures.wait([future], left)
-    return True
-
-
-def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:
-    def make_event(call_ids: list[int]) -> events.ReduceCalled:
-        specs = [call.buffers.spec for call in calls if call.buffers is not None]
-        return events.ReduceCalled(tuple(zip(call_ids, specs, strict=True)))
-
-    loop.call(make_event, calls)
-
-
-def _windows(prepared: Sequence[Buffers], max_in_flight: int) -> Iterator[list[Buffers]]:
-    """Splits collectives, in order, into those to begin together: the same on all members, whose arguments are.
-
-    A window leaves half of the calls that a peer may have to the user's other threads.
-    """
-    window: list[Buffers] = []
-    large_count = 0
-    for buffers in prepared:
-        is_large = buffers.send.nbytes >= limits.SMALL_TENSOR_BYTES
-        if (is_large and large_count == max_in_flight) or len(window) == limits.CALLS_IN_FLIGHT_MAX // 2:
-            yield window
-            window, large_count = [], 0
-        window.append(buffers)
-        large_count += is_large
-    if window:
-        yield window
-
-
-class _Collective:
-    """One collective as the user asked for it."""
-
-    def __init__(
-        self,
-        send: Any,
-        recv: Any,
-        op: ReduceOp,
-        tag: int,
-        operand: ReduceOperandDescriptor | None,
-        quantization: QuantizationOptions | None,
-        restore: bool = True,
-        count: int | None = None,
-    ) -> None:
-        self.send, self.recv, self.op, self.tag = send, recv, op, tag
-        self.operand, self.quantization = operand, quantization or NO_QUANTIZATION
-        self.restore, self.count = restore, count
-
-    @classmethod
-    def of(cls, descriptor: ReduceOpDescriptor) -> _Collective:
-        """The collective of a descriptor."""
-        reduce: ReduceDescriptor = descriptor.reduce_descriptor
-        return cls(
-            descriptor.send,
-            descriptor.recv,
-            reduce.op,
-            reduce.tag,
-            reduce.operand_descriptor,
-            reduce.quantization_options,
-            count=reduce.count,
-        )
-
-    def prepare(self) -> tuple[Buffers, Any]:
-        """The checked memory and arguments, and the tensor that receives the result.
-
-        Raises:
-            InvalidArgument: a tensor or an argument cannot be used.
-        """
-        if not isinstance(self.operand, ReduceOperandDescriptor | None):
-            raise InvalidArgument(f"operand_descriptor is a {type(self.operand).__name__}")
-        if not isinstance(self.quantization, QuantizationOptions):
-            raise InvalidArgument(f"quantization_options is a {type(self.quantization).__name__}")
-        datatype = self.operand.datatype if self.operand is not None else None
-        result = empty_like(self.send) if self.recv is None else self.recv
-        in_place = result is self.send
-        send = view(self.send, "send", writable=in_place, datatype=datatype)
-        recv = send if in_place else view(result, "recv", writable=True, datatype=datatype or send.datatype)
-        if recv.count != send.count:
-            raise InvalidArgument(f"recv has {recv.count} elements, send has {send.count}")
-        if self.count is not None and self.count != send.count:
-            raise InvalidArgument(f"the descriptor says {self.count} elements, send has {send.count}")
-        if recv.address != send.address and recv.overlaps(send):
-            raise InvalidArgument("send and recv share a part of their memory; pass the same tensor or separate ones")
-        if not _is_int(self.tag) or not 0 <= self.tag <= limits.TAG_MAX:
-            raise InvalidArgument(f"tag {self.tag!r} is not an integer from 0 to {limits.TAG_MAX}")
-        if self.op not in tuple(ReduceOp):
-            raise InvalidArgument(f"op {self.op!r} is not a ReduceOp")
-        self._check_quantization(send)
-        # What is not used must be neither compared between peers nor checked.
-        options = self.quantization if self.quantization.algorithm != QuantizationAlgorithm.NONE else NO_QUANTIZATION
-        spec = CollectiveSpec(
-            tag=int(self.tag),
-            count=send.count,
-            datatype=int(send.datatype),
-            op=int(self.op),
-            quantization=int(options.algorithm),
-            quantized_datatype=int(options.quantized_datatype),
-            block_elements=int(options.block_size),
-        )
-        return Buffers(spec, send, recv, self.restore), result
-
-    def _check_quantization(self, send: TensorView) -> None:
-        options = self.quantization
-        if options.algorithm == QuantizationAlgorithm.NONE:
-            return
-        if options.algorithm not in tuple(QuantizationAlgorithm):
-            raise InvalidArgument(f"{options.algorithm!r} is not a QuantizationAlgorithm")
-        if not send.datatype.is_floating:
-            raise InvalidArgument(f"only floating-point tensors can be quantised, not {send.datatype.name}")
-        if options.quantized_datatype != DataType.UINT8:
-            raise InvalidArgument(f"can quantise to UINT8 only, not {options.quantized_datatype!r}")
-        if not _is_int(options.block_size) or not 1 <= options.block_size <= limits.QUANTIZATION_BLOCK_ELEMENTS_MAX:
-            raise InvalidArgument(f"block_size {options.block_size!r} is not within the bounds")
-
-
-def _is_int(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def _seconds(seconds: Any, name: str) -> float | None:
-    """A checked `timeout=`: a number that a lock can wait for, or None."""
-    if seconds is None:
-        return None
-    if not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
-        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds, 0 or more; None waits without end")
-    return min(float(seconds), threading.TIMEOUT_MAX)
+def _free_keys(state: SharedState) -> list[str]:
+    """The names of tensors that may differ between peers."""
+    return [info.name for info in state.tensor_infos if info.allow_content_inequality]
 
 
 def _nanoseconds(seconds: Any, name: str, at_least_ns: int = limits.MS) -> int:
@@ -742,6 +462,18 @@ def _nanoseconds(seconds: Any, name: str, at_least_ns: int = limits.MS) -> int:
         bound = at_least_ns / limits.SECOND
         raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds from {bound:g} to 86,400")
     return int(seconds * limits.SECOND)
+
+
+def _upload_bucket(bytes_per_second: Any) -> TokenBucket | None:
+    if bytes_per_second is None:
+        bytes_per_second = _environment_int("ZPCCL_UPLOAD_LIMIT") or None
+    if bytes_per_second is None:
+        return None
+    is_number = isinstance(bytes_per_second, (int, float)) and not isinstance(bytes_per_second, bool)
+    if not is_number or not limits.UPLOAD_LIMIT_MIN_BYTES <= bytes_per_second < float("inf"):
+        bound = limits.UPLOAD_LIMIT_MIN_BYTES
+        raise InvalidArgument(f"upload_limit {bytes_per_second!r} is not a number of bytes a second from {bound} on")
+    return TokenBucket(int(bytes_per_second))
 
 
 def _environment_int(name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,9 @@ def test_key_pairs_make_an_allow_list(
 
 
 @pytest.mark.parametrize("make", [new_secret, new_private_key])
-def test_a_master_with_a_wrong_secret_does_not_start(make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_master_with_a_wrong_secret_does_not_start(
+    make: Callable[[], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "secret"
     secret = make()
     file.write_text(secret[:-3])

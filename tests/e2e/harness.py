@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import start_fork_server
 from networks import Network, enter
 
 import zpccl
@@ -36,7 +37,6 @@ HANG_SECONDS = 30.0
 _POLL_SECONDS = 0.002
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["e2e.harness"])
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", seconds: float = HANG_SECONDS) -> Any:
@@ -82,7 +82,7 @@ def _begin(namespace: str, target: Callable[..., Any], *arguments: Any) -> None:
     The fork server ends once nobody has the other end of its pipe; a child that kept its copy would keep both alive.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.close(forkserver._forkserver._forkserver_alive_fd)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # Private.
     if namespace:
         enter(namespace)
     target(*arguments)
@@ -188,6 +188,7 @@ class Process:
         self.name = name
         self.log = Path(directory) / f"{name}.log"
         whole = (namespace, target, *arguments, str(self.log))
+        start_fork_server("e2e.harness")
         self.process = _context.Process(target=_begin, args=whole, name=name, daemon=True)
 
     @property

@@ -62,7 +62,7 @@ def dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
 
 
 def receive(stranger: zmq.Socket[bytes]) -> messages.MasterMessage:
-    assert stranger.poll(harness.HANG_SECONDS * 1000), "no answer"
+    assert stranger.poll(int(harness.HANG_SECONDS * 1000)), "no answer"
     return decode_master_message(stranger.recv())
 
 

@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -56,7 +57,7 @@ class HostileRun:
 
     def __init__(self, run: Cluster, secret: str | None) -> None:
         self.run, self.secret = run, secret
-        self.options = {} if secret is None else {"secret": secret}
+        self.options: dict[str, Any] = {} if secret is None else {"secret": secret}
         self.members = run.members(2, **self.options)
         for child in self.members:
             child.call(log_all)
@@ -195,7 +196,7 @@ def test_votes_for_what_does_not_exist(hostile_run: HostileRun, what: str) -> No
         refusals = 0
         while refusals < 1000:
             answer = receive(dealer)
-            refusals += isinstance(answer, Refused) and answer.refusal is Refusal.MALFORMED
+            refusals += isinstance(answer, Refused) and answer.refusal is Refusal.UNKNOWN_SESSION
 
 
 def test_claims_the_ids_of_members(hostile_run: HostileRun) -> None:
@@ -292,7 +293,7 @@ def test_sends_messages_of_many_parts(hostile_run: HostileRun, registers: bool) 
         for _ in range(50):
             dealer.send(part, zmq.SNDMORE, copy=False)
         dealer.send(b"")
-        assert monitor.poll(harness.HANG_SECONDS * 1000), "its connection stands"
+        assert monitor.poll(int(harness.HANG_SECONDS * 1000)), "its connection stands"
         dealer.disable_monitor()
     assert " refused " in texts_of(hostile_run.run.master)  # The reason may be one of those that are only counted.
 

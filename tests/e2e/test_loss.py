@@ -41,7 +41,7 @@ def sync_until_it_works(peer: Peer, revision: int, seed: int | None) -> dict[str
 
 
 def test_a_holder_that_is_killed_while_it_sends() -> None:
-    """S5, L2: nothing is written and no revision changes; the next sync fetches from another holder."""
+    """S5: the sync goes on, and what it still owed comes from another holder."""
     with cluster() as run:
         children = run.members(3)
         ranks = {child.call(harness.view)[2]: child for child in children}
@@ -55,7 +55,7 @@ def test_a_holder_that_is_killed_while_it_sends() -> None:
     expected = np.random.default_rng(1).integers(0, 256, 96 * MIB, np.uint8)[:: 96 * MIB // 97]
     for end in ended:
         assert end["revision"] == 4 and np.array_equal(end["contents"], expected)
-    assert ended[1]["failures"] == [(Result.RANK_CONNECTION_LOST, (first.name,), True)]
+        assert end["failures"] == []
 
 
 def reduce_many(peer: Peer, seed: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def reduce_and_be_interrupted(peer: Peer, seed: int, count: int, in_place: bool)
             send[:] = original
     except zpccl.PeerLost as error:
         failed_ns = time.monotonic_ns()
-        facts = {
+        facts: dict[str, Any] = {
             "failed_ns": failed_ns,
             "result": error.result,
             "restored": bool((send.view(np.uint32) == original.view(np.uint32)).all()),
@@ -181,7 +181,7 @@ def reduce_while_others_come(peer: Peer, rounds_after: int) -> dict[str, Any]:
         left -= peer.comm.world_size > before
     state.push_revision()
     peer.comm.sync_shared_state(state)
-    return {"sizes": sizes, "weights": hashlib.sha256(weights).digest(), "revision": state.revision}
+    return {"sizes": sizes, "weights": hashlib.sha256(weights.tobytes()).digest(), "revision": state.revision}
 
 
 def take_part_from_now(peer: Peer, address: str, rounds: int) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def take_part_from_now(peer: Peer, address: str, rounds: int) -> dict[str, Any]:
         state.push_revision()
         peer.comm.are_peers_pending()
     peer.comm.sync_shared_state(state)
-    return {"weights": hashlib.sha256(weights).digest(), "revision": state.revision}
+    return {"weights": hashlib.sha256(weights.tobytes()).digest(), "revision": state.revision}
 
 
 def test_a_joiner_disturbs_nobody_and_ends_with_the_same_state() -> None:
@@ -264,7 +264,7 @@ def test_a_joiner_that_cannot_be_linked_is_refused() -> None:
                 child.start(reduce_until_nobody_is_pending)
             message = None
             while not isinstance(message, Kick):
-                assert stranger.poll(harness.HANG_SECONDS * 1000)
+                assert stranger.poll(int(harness.HANG_SECONDS * 1000))
                 message = decode_master_message(stranger.recv())
             assert message.result == Result.RANK_CONNECTION_FAILED
             assert all(child.value() > 0 for child in (*members, newcomer))

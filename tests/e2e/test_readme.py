@@ -20,11 +20,12 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.e2e
-def test_the_program_runs_and_all_peers_end_alike():
+def test_the_program_runs_and_all_peers_end_alike() -> None:
     """S5: two peers run the program to its end and hold equal weights: the average of their ranks."""
     (program,) = blocks("python")
     command = [sys.executable, "-m", "zpccl.cli.master", "--bind", "127.0.0.1:0", "--recovery-grace", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as master:
+        assert master.stdout is not None
         try:
             address = master.stdout.readline().split()[-1]
             assert "127.0.0.1:48148" in program
@@ -43,7 +44,7 @@ def test_the_program_runs_and_all_peers_end_alike():
     assert smallest == largest == pytest.approx(0.5, abs=1e-4)
 
 
-def test_its_make_targets_exist():
+def test_its_make_targets_exist() -> None:
     """Every `make X` that the README names is a target."""
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(blocks(""))))

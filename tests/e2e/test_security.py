@@ -24,6 +24,7 @@ from zpccl.control import keys, master_loop, zap
 from zpccl.control.addresses import format_address
 from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript
 from zpccl.control.keys import new_private_key, new_secret, peer_keys, public_key_of
+from zpccl.control.links import NewLink
 from zpccl.errors import Result
 from zpccl.observe.logs import log_to_stderr
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
@@ -108,7 +109,10 @@ def test_a_run_with_a_secret_works(tmp_path: Path) -> None:
         assert len({child.value() for child in members}) == 1
 
 
-OTHERS = {"another secret": ({"secret": new_secret()}, "another secret"), "no secret": ({}, "this peer has none")}
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "another secret": ({"secret": new_secret()}, "another secret"),
+    "no secret": ({}, "this peer has none"),
+}
 
 
 @pytest.mark.parametrize("attempts", [1, 5])
@@ -174,7 +178,7 @@ def test_a_key_that_is_not_the_peers_is_refused_by_zap(run: Cluster, busy: list[
         stranger.setsockopt(zmq.CURVE_SECRETKEY, private)
         with stranger.get_monitor_socket(events) as monitor:
             stranger.connect(f"tcp://{run.master.address}")
-            assert monitor.poll(harness.HANG_SECONDS * 1000)
+            assert monitor.poll(int(harness.HANG_SECONDS * 1000))
             assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
             stranger.disable_monitor()
     name = keys.public_text(zmq.utils.z85.decode(public))
@@ -431,6 +435,7 @@ def test_a_removed_key_is_not_heard_on_its_old_connection(tmp_path: Path, monkey
         master.reload()
         bob.send(hello(3))
         assert isinstance(receive(bob), Welcome)
+        assert master._loop is not None
         registered = {peer.peer_id for peer in master._loop.machine.registry.peers.values()}
     assert registered == {id_of_bob(3)} and len(set(heard)) == 1
 
@@ -455,7 +460,7 @@ def test_a_link_that_comes_too_late_is_closed() -> None:
         with ours, theirs:
             ours.settimeout(harness.HANG_SECONDS)
             assert comm._loop is not None
-            comm._loop._on_link(b"?" * 16, [theirs])
+            comm._loop._on_link(NewLink(b"?" * 16, 1, [theirs], None))
             assert ours.recv(1) == b""
             assert not comm._loop._link_ids
 

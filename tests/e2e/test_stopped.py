@@ -65,7 +65,7 @@ def test_stopped_for_less_than_the_heartbeat_timeout() -> None:
         sockets = sockets_of(children[3])
         for _ in range(5):  # Two or three messages may have been under way; the others are heartbeats.
             before = unread_bytes(children[3], sockets, port)
-            until(lambda before=before: unread_bytes(children[3], sockets, port) > before, "a heartbeat")
+            until(lambda before=before: unread_bytes(children[3], sockets, port) > before, "a heartbeat")  # type: ignore[misc]
         assert not any(child.is_done() for child in children)
         children[3].thaw()
         for result in end(children):

@@ -35,7 +35,7 @@ def train(peer: Peer, is_newcomer: bool = False) -> dict[str, Any]:
             must_sync = is_newcomer = False
         send = np.ones(ELEMENTS, np.float32)
         send[0] = 1000.0 * peer.is_told()
-        total = again(failures, lambda send=send: peer.comm.all_reduce(send))
+        total = again(failures, lambda send=send: peer.comm.all_reduce(send))  # type: ignore[misc]
         weights[1:] += total[1:] * np.float32(state.revision % 7)
         state.push_revision()
         is_over = bool(total[0] >= 1000.0)

@@ -38,6 +38,7 @@ EMPTY: dict[str, Any] = {
     "aborts": {},
     "syncs_committed": 0,
     "syncs_aborted": 0,
+    "sources_dropped": 0,
     "losses": {},
     "takeovers": 0,
     "malformed_messages": 0,
@@ -98,6 +99,7 @@ def test_each_fact_has_its_series() -> None:
         aborts=Counter({AbortReason.FAILED: 2}),
         syncs_committed=17,
         syncs_aborted=18,
+        sources_dropped=19,
         losses=Counter({LossReason.LEFT: 3}),
         takeovers=19,
         malformed_messages=20,
@@ -137,6 +139,7 @@ def test_each_fact_has_its_series() -> None:
     }
     assert value(series, "zpccl_syncs_total", outcome="committed") == 17
     assert value(series, "zpccl_syncs_total", outcome="aborted") == 18
+    assert value(series, "zpccl_sync_sources_dropped_total") == 19
 
 
 def test_many_groups_share_a_series() -> None:

@@ -81,6 +81,11 @@ def _events(snapshot: Snapshot) -> Iterator[Metric]:
     syncs.add_metric(["committed"], snapshot.syncs_committed)
     syncs.add_metric(["aborted"], snapshot.syncs_aborted)
     yield syncs
+    yield CounterMetricFamily(
+        "zpccl_sync_sources_dropped",
+        "Sources that fetches of shared state went on without: nothing came, or what did not check.",
+        snapshot.sources_dropped,
+    )
     losses = CounterMetricFamily("zpccl_peers_lost", "Peers that are gone, pending ones too.", labels=["reason"])
     for loss_reason in LossReason:
         losses.add_metric([loss_reason.value], snapshot.losses.get(loss_reason, 0))

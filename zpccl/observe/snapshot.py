@@ -59,6 +59,7 @@ class Snapshot:
     aborts: Mapping[AbortReason, int]
     syncs_committed: int
     syncs_aborted: int
+    sources_dropped: int
     losses: Mapping[LossReason, int]
     takeovers: int
     malformed_messages: int
@@ -84,6 +85,7 @@ def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snap
         aborts=Counter(counts.aborts),
         syncs_committed=counts.syncs_committed,
         syncs_aborted=counts.syncs_aborted,
+        sources_dropped=counts.sources_dropped,
         losses=Counter(counts.losses),
         takeovers=counts.takeovers,
         malformed_messages=machine.malformed_count,

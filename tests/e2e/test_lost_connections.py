@@ -1,0 +1,125 @@
+"""Connections of links that are reset while calls run: no call fails, and the connections come back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import socket
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from e2e import harness
+from e2e.harness import Peer, cluster, until
+from zpccl.control.keys import new_secret
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CONNECTIONS = 4
+ELEMENTS = 2 << 20
+BREAKS = 8
+
+
+def data_sockets(peer: Peer) -> dict[Any, list[socket.socket]]:
+    """Copies of the sockets of the links that this process dialled, by address of the other end."""
+    found: dict[Any, list[socket.socket]] = defaultdict(list)
+    master = int(peer.comm._loop._endpoint.rpartition(":")[2])  # type: ignore[union-attr]
+    listening = {address.rpartition(":")[2] for address in peer.comm._loop.options.addresses}  # type: ignore[union-attr]
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            copy = socket.socket(fileno=os.dup(int(name)))
+            with contextlib.suppress(OSError):
+                is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+                other = copy.getpeername() if is_tcp else None
+                if other and other[1] != master and str(copy.getsockname()[1]) not in listening:
+                    found[other].append(copy)
+                    continue
+            copy.close()
+    return found
+
+
+def reset(connection: socket.socket) -> None:
+    """Ends a TCP connection with a reset: what is on its way, in both directions, is gone."""
+    unspecified = (ctypes.c_uint16 * 8)(socket.AF_UNSPEC)
+    assert ctypes.CDLL(None, use_errno=True).connect(connection.fileno(), unspecified, 16) == 0, ctypes.get_errno()
+
+
+def states(peer: Peer) -> list[Any]:
+    """Of all links of this peer."""
+    loop = peer.comm._loop
+    assert loop is not None
+    return [loop._engine.link_state(other) for other in list(loop._link_ids)]
+
+
+def are_whole(peer: Peer) -> bool:
+    return all(state.open_count == CONNECTIONS for state in states(peer))
+
+
+def lost_count(peer: Peer) -> int:
+    return sum(state.lost_count for state in states(peer))
+
+
+def break_connections(peer: Peer, seed: int) -> None:
+    """Breaks some connections of a link, never all, again and again; each time once all are back."""
+    choose = random.Random(seed)
+    for _ in range(BREAKS):
+        until(lambda: are_whole(peer), "all connections")
+        before, links = lost_count(peer), data_sockets(peer)
+        link = choose.choice(sorted(links))
+        for connection in choose.sample(links[link], choose.randint(1, CONNECTIONS - 1)):
+            reset(connection)
+        for connection in (connection for sockets in links.values() for connection in sockets):
+            connection.close()
+        until(lambda before=before: lost_count(peer) > before, "the loss of a connection")  # type: ignore[misc]
+    until(lambda: are_whole(peer), "all connections")
+
+
+def reduce_while_they_break(peer: Peer, breaks: bool, in_place: bool) -> dict[str, Any]:
+    """Reduces until the peer that breaks connections has done so often enough. No call may fail."""
+    threads = ThreadPoolExecutor(1)
+    breaker = threads.submit(break_connections, peer, 7) if breaks else None
+    rounds, is_over = 0, False
+    while not is_over:
+        rounds += 1
+        send = np.full(ELEMENTS, peer.comm.rank + 1, np.float32)
+        send[1:] += np.arange(ELEMENTS - 1, dtype=np.float32) % 1000
+        send[0] = breaker is not None and breaker.done()
+        recv = send if in_place else np.empty_like(send)
+        peer.comm.all_reduce(send, recv)
+        size = peer.comm.world_size
+        expected = size * (size + 1) / 2 + size * (np.arange(ELEMENTS - 1, dtype=np.float32) % 1000)
+        assert np.array_equal(recv[1:], expected), "S1"
+        is_over = recv[0] > 0
+    if breaker is not None:
+        breaker.result()
+    return {"rounds": rounds, "states": states(peer), "epoch": peer.comm.epoch}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_reduces_go_on_while_connections_break(in_place: bool, tmp_path: Path) -> None:
+    """S1: the last peer dialled both its links, so it breaks them and dials again. In place, the run has a secret."""
+    secret = new_secret()
+    options: dict[str, Any] = {"connections": CONNECTIONS, **({"secret": secret} if in_place else {})}
+    (tmp_path / "secret").write_text(secret)
+    (tmp_path / "secret").chmod(0o600)
+    arguments = ("--secret-file", str(tmp_path / "secret")) if in_place else ()
+    with cluster(*arguments) as run:
+        children = run.members(2, **options)
+        children.append(run.newcomer(children, **options))
+        epoch = children[0].call(harness.view)[0]
+        for child in children:
+            child.start(reduce_while_they_break, child is children[-1], in_place)
+        facts = [child.value(90) for child in children]
+        assert len({fact["rounds"] for fact in facts}) == 1
+        assert {fact["epoch"] for fact in facts} == {epoch}, "nobody was lost"
+        broken = facts[-1]["states"]
+        assert sum(state.lost_count for state in broken) >= BREAKS
+        assert all(state.open_count == CONNECTIONS for state in broken)

@@ -1,0 +1,184 @@
+"""The measuring of all-reduces over wide-area networks: its arithmetic, its plot, and all of it on something small."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bench_wan
+import pytest
+from e2e.harness import until
+from wan.settings import PathSettings
+
+from zpccl import limits
+from zpccl.control.connection_count import connections_for
+
+TOOL = Path(bench_wan.__file__)
+
+
+def options_of(*arguments: str) -> argparse.Namespace:
+    return bench_wan.build_parser().parse_args(list(arguments))
+
+
+def test_all_paths_are_alike_but_those_to_the_master() -> None:
+    settings = bench_wan.settings_of(bench_wan.Cell(100, 0.001, 4), options_of("--peers", "3", "--rate", "500"))
+    assert settings.host_count == 4
+    assert settings.paths[0, 2] == settings.paths[2, 1] == PathSettings(delay_ms=50, rate_mbit=500, loss=0.001)
+    assert settings.paths[0, 3] == settings.paths[3, 0] == PathSettings(delay_ms=50)
+
+
+class Line:
+    """Stands for a system: a fixed latency, and so many bytes a second; one all-reduce may stall."""
+
+    def __init__(self, latency_s: float, bytes_per_second: float, stall: int | None = None) -> None:
+        self.latency_s, self.bytes_per_second = latency_s, bytes_per_second
+        self.stall = stall  # The number of the all-reduce that takes 10 s more.
+        self.count = 0
+
+    def once(self, _: Any, size_bytes: int) -> float:
+        stall_s = 10 if self.count == self.stall else 0
+        self.count += 1
+        return self.latency_s + size_bytes / self.bytes_per_second + stall_s
+
+
+@pytest.mark.parametrize(
+    ("line", "mib"),
+    [
+        (Line(0.3, 1e9), 596),  # As much as the path carries in the time.
+        (Line(0.3, 2e7), 596),  # Slower, but an eighth is done in the time.
+        (Line(0.3, 1e7), 74),
+        (Line(0.3, 2e7, stall=0), 596),  # The least time of the latency counts,
+        (Line(0.3, 2e7, stall=2), 596),  # and one slow probe does not make a slow system.
+    ],
+)
+def test_the_tensor_is_what_the_path_carries_or_an_eighth(
+    monkeypatch: pytest.MonkeyPatch, line: Line, mib: int
+) -> None:
+    monkeypatch.setattr(bench_wan, "once", line.once)
+    system: Any = None
+    size, latency_s = bench_wan.choose_bytes(system, options_of("--rate", "1000", "--seconds", "5"))
+    assert size == mib * 2**20
+    assert latency_s == pytest.approx(line.latency_s + 4096 / line.bytes_per_second)
+
+
+def row(system: str, rtt_ms: float, loss: float, connections: int, mbit: float) -> dict[str, Any]:
+    return {
+        "system": system,
+        "peers": 2,
+        "rtt_ms": rtt_ms,
+        "loss": loss,
+        "rate_mbit": 100.0,
+        "connections": connections,
+        "bytes": 2**20,
+        "seconds_median": 1.0,
+        "latency_s": 0.1,
+        "mbit": mbit,
+        "share": mbit / 100,
+    }
+
+
+def test_rows_of_several_files_are_shown_and_drawn_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row("zpccl", rtt, loss, count, 50) for rtt in (10, 100) for loss in (0, 0.01) for count in (1, 4)]
+    for name, part in (("a", rows[:3]), ("b", [*rows[3:], row("gloo", 10, 0, 1, 20)])):
+        (tmp_path / name).write_text(json.dumps(part), encoding="utf-8")
+    plot, whole = tmp_path / "plot.png", tmp_path / "whole.json"
+    files = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert bench_wan.main(["--read", *files, "--plot", str(plot), "--json", str(whole)]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert len(json.loads(whole.read_text())) == 9
+    assert capsys.readouterr().out.count("\nzpccl") == 8
+
+
+@pytest.mark.parametrize("text", ["1", "101%", "-1%", "much"])
+def test_refuses_what_is_no_loss(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no share"):
+        bench_wan.share(text)
+
+
+def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(TOOL), *arguments], text=True, capture_output=True, check=False)
+
+
+SMALL = ["--rtt", "2", "--loss", "0", "--rate", "200", "--connections", "2", "--seconds", "0.1", "--reps", "1"]
+
+
+@pytest.mark.e2e
+def test_it_measures_systems_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "wan.json"
+    ended = run_tool(*SMALL, "--peers", "3", "--systems", "zpccl", "raw_tcp", "--json", str(path))
+    if "cannot make network namespaces" in ended.stderr:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(path.read_text())
+    assert [(row["system"], row["connections"], row["peers"]) for row in rows] == [("zpccl", 2, 3), ("raw_tcp", 2, 3)]
+    for found in rows:
+        assert found["bytes"] >= 2**20
+        assert 0 < found["share"] < 2  # What a burst lets through counts much in so little.
+        assert found["latency_s"] >= 0.002 or found["system"] == "raw_tcp"
+
+
+@pytest.mark.e2e
+def test_the_own_choice_follows_the_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "wan.json"
+    options = ["--rtt", "50", "--loss", "0", "--rate", "200", "--connections", "0", "--seconds", "0.1", "--reps", "1"]
+    ended = run_tool(*options, "--systems", "zpccl", "raw_tcp", "--json", str(path))
+    if "cannot make network namespaces" in ended.stderr:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (found,) = json.loads(path.read_text())
+    assert found["own_choice"] is True
+    assert connections_for(50 * limits.MS) <= found["connections"] <= limits.LINK_CONNECTIONS_FAR_MAX
+
+
+@pytest.mark.e2e
+@pytest.mark.torch
+def test_gloo_is_measured_beside(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "wan.json"
+    ended = run_tool(*SMALL, "--systems", "gloo", "--json", str(path))
+    if "cannot make network namespaces" in ended.stderr:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [(row["system"], row["connections"]) for row in json.loads(path.read_text())] == [("gloo", 1)]
+
+
+@pytest.mark.e2e
+def test_ctrl_c_takes_everything_down() -> None:
+    command = [sys.executable, str(TOOL), *SMALL, "--systems", "raw_tcp", "--reps", "100000"]
+    with subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        if "cannot make network namespaces" in first:
+            pytest.skip(first)
+        until(lambda: len(descendants(process.pid)) >= 3, "the emulator and two processes")
+        children = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT and "interrupted" in said and "Traceback" not in said
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "the end of them")
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    found = [pid]
+    for ancestor in found:
+        found += [child for child, parent in parents.items() if parent == ancestor]
+    return found[1:]
+
+
+def test_wrong_arguments_are_said_in_a_line() -> None:
+    ended = run_tool("--rtt", "soon")
+    assert ended.returncode == 2 and "'soon' is not a number above 0" in ended.stderr
+    helped = run_tool("--help")
+    assert helped.returncode == 0 and "--congestion" in helped.stdout

@@ -1,0 +1,327 @@
+"""Broadcast, all-gather, reduce-scatter and barrier by the public API, several communicators in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e.harness import until
+from e2e.local import Run, finish, local_run
+
+import zpccl
+from zpccl.arguments import part_of
+from zpccl.errors import Result
+from zpccl.types import DataType, ReduceOp
+
+pytestmark = pytest.mark.e2e
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[int, Run]]:
+    """Two, three and four members whom every test leaves idle and all there."""
+    with local_run(2) as two, local_run(3) as three, local_run(4) as four:
+        yield {2: two, 3: three, 4: four}
+
+
+@pytest.fixture
+def trio(runs: dict[int, Run]) -> Run:
+    return runs[3]
+
+
+@pytest.fixture
+def single() -> Iterator[zpccl.Communicator]:
+    with local_run(1) as run:
+        yield run.comms[0]
+
+
+def array_of(run: Run, comm: zpccl.Communicator, count: int = 1001, dtype: Any = np.float64) -> Array:
+    """What a member holds: other numbers than every other."""
+    return (np.arange(count) % 100 + run.comms.index(comm)).astype(dtype)
+
+
+def by_id(run: Run) -> list[zpccl.Communicator]:
+    """The members in order of ids."""
+    return sorted(run.comms, key=lambda comm: comm.peer_id)
+
+
+def still_works(run: Run) -> bool:
+    return all((r == len(run.comms)).all() for r in run.all(lambda comm: comm.all_reduce(np.ones(9), tag=2**64 - 1)))
+
+
+# --- Results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("dtype", (np.uint8, np.float16, np.int64))
+def test_broadcast(runs: dict[int, Run], size: int, dtype: Any) -> None:
+    """S1: from each root, whatever the shapes; the root's tensor may be read-only."""
+    run = runs[size]
+    for root in run.comms:
+
+        def send(comm: zpccl.Communicator, root: zpccl.Communicator = root) -> tuple[Array, int]:
+            tensor = array_of(run, comm, dtype=dtype).reshape(7, -1 if comm is root else 143)
+            tensor.setflags(write=comm is not root)
+            info = comm.broadcast(tensor, is_root=comm is root, tag=3)
+            return tensor, info.local_world_size
+
+        for tensor, world_size in run.all(send):
+            np.testing.assert_array_equal(tensor.ravel(), array_of(run, root, dtype=dtype))
+            assert world_size == size
+
+
+@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("room", (None, 0, 5))
+def test_all_gather(runs: dict[int, Run], size: int, room: int | None) -> None:
+    """S1: the same rows on all, in order of ids; `send` is left alone; more room than needed does no harm."""
+    run = runs[size]
+    order = by_id(run)
+    names = tuple(f"peer{run.comms.index(comm)}" for comm in order)
+
+    def gather(comm: zpccl.Communicator) -> tuple[zpccl.GatherResult, Any]:
+        send = array_of(run, comm).reshape(13, 77)
+        send.setflags(write=False)
+        recv = None if room is None else np.full(send.size * size + room, 7.0)
+        return comm.all_gather(send, recv), recv
+
+    for comm, (result, recv) in zip(run.comms, run.all(gather), strict=True):
+        assert result.tensor.shape == (size, 13, 77) and result.info.local_world_size == size
+        assert result.peer_ids == tuple(other.peer_id for other in order) and result.peers == names
+        assert order[result.row] is comm
+        for row, other in zip(result.tensor, order, strict=True):
+            np.testing.assert_array_equal(row.ravel(), array_of(run, other))
+        if recv is not None:
+            assert np.shares_memory(result.tensor, recv) and (recv[result.tensor.size :] == 7).all()
+
+
+@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("op", (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX))
+@pytest.mark.parametrize("count", (1, 3, 1001))
+def test_reduce_scatter(runs: dict[int, Run], size: int, op: ReduceOp, count: int) -> None:
+    """S1: parts in order of ids, which together are the result of an all-reduce; some are empty where it is short."""
+    run = runs[size]
+
+    def scatter(comm: zpccl.Communicator) -> tuple[zpccl.ScatterResult, Array]:
+        send = array_of(run, comm, count, np.int32)
+        return comm.reduce_scatter(send, op=op), comm.all_reduce(send, op=op)
+
+    order = by_id(run)
+    seen = []
+    for comm, (result, whole) in zip(run.comms, run.all(scatter), strict=True):
+        assert order[result.index] is comm and result.part == part_of(count, size, result.index)
+        np.testing.assert_array_equal(result.tensor, whole[result.part])
+        seen += list(range(count)[result.part])
+    assert sorted(seen) == list(range(count))
+
+
+def test_parts_that_are_gathered_are_the_whole(trio: Run) -> None:
+    """The order of parts is that of rows: reduce-scatter, work on a part, all-gather."""
+
+    def both(comm: zpccl.Communicator) -> bool:
+        send = array_of(trio, comm, 3 * 50)
+        part = comm.reduce_scatter(send)
+        rows = comm.all_gather(part.tensor)
+        return bool((rows.tensor.ravel() == comm.all_reduce(send, op=ReduceOp.SUM)).all())
+
+    assert trio.all(both) == [True] * 3
+
+
+def test_reduce_scatter_into_the_callers_memory(trio: Run) -> None:
+    """The parts have 4, 3 and 3 elements; who has more room than its part keeps the rest."""
+
+    def scatter(comm: zpccl.Communicator) -> bool:
+        recv = np.full(6, -1.0)
+        result = comm.reduce_scatter(np.ones(10), recv)
+        count = result.part.stop - result.part.start
+        return bool(np.shares_memory(result.tensor, recv) and (recv == [3.0] * count + [-1.0] * (6 - count)).all())
+
+    assert trio.all(scatter) == [True] * 3
+
+
+def test_bfloat16_as_uint16_is_scattered(trio: Run) -> None:
+    operand = zpccl.ReduceOperandDescriptor(DataType.BFLOAT16)
+    one, three = 0x3F80, 0x4040
+
+    def scatter(comm: zpccl.Communicator) -> list[int]:
+        result = comm.reduce_scatter(np.full(6, one, np.uint16), operand_descriptor=operand)
+        return [int(x) for x in result.tensor]
+
+    assert trio.all(scatter) == [[three, three]] * 3
+
+
+def test_a_barrier_holds_until_the_last_comes(trio: Run) -> None:
+    """S1."""
+    came: list[int] = []
+    late = threading.Event()
+
+    def pass_it(comm: zpccl.Communicator) -> int:
+        if comm is trio.comms[2]:
+            assert late.wait(20)
+        came.append(trio.comms.index(comm))
+        info = comm.barrier(tag=8)
+        assert len(came) == 3, "it let somebody through before all had come"
+        return info.local_world_size
+
+    futures = [trio.start(pass_it, comm) for comm in trio.comms]
+    until(lambda: all(comm._loop is not None and comm._loop._calls for comm in trio.comms[:2]))
+    assert not any(future.done() for future in futures)
+    late.set()
+    assert [finish(future) for future in futures] == [3] * 3
+
+
+def test_all_kinds_at_once_by_handles(trio: Run) -> None:
+    """Each with its own tag, in another order on each peer."""
+
+    def launch(comm: zpccl.Communicator) -> bool:
+        place = trio.comms.index(comm)
+        sent = array_of(trio, comm, 300)
+        tensor = sent.copy()
+        starts: list[Callable[[], zpccl.AsyncReduceHandle]] = [
+            lambda: comm.all_reduce_async(sent, op=ReduceOp.SUM, tag=1),
+            lambda: comm.broadcast_async(tensor, is_root=place == 1, tag=2),
+            lambda: comm.all_gather_async(sent, tag=3),
+            lambda: comm.reduce_scatter_async(sent, tag=4),
+            lambda: comm.barrier_async(tag=5),
+        ]
+        turn = place % len(starts)
+        handles = {i: starts[i]() for i in (*range(turn, len(starts)), *range(turn))}
+        outcomes = {i: handles[i].wait() for i in reversed(range(len(starts)))}
+        assert all(ok and info.local_world_size == 3 for ok, _, info in outcomes.values()), outcomes
+        total = handles[0].result
+        scattered, gathered = handles[3].result, handles[2].result
+        assert handles[4].result.local_world_size == 3
+        return bool(
+            (tensor == array_of(trio, trio.comms[1], 300)).all()
+            and (gathered.tensor.sum(axis=0) == total).all()
+            and (scattered.tensor == total[scattered.part]).all()
+        )
+
+    assert trio.all(launch) == [True] * 3
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[zpccl.Communicator], Any]] = {
+    "broadcast": lambda comm: comm.broadcast(np.ones(4), is_root=True),
+    "broadcast_async": lambda comm: comm.broadcast_async(np.ones(4), is_root=True),
+    "all_gather": lambda comm: comm.all_gather(np.ones(4)),
+    "all_gather_async": lambda comm: comm.all_gather_async(np.ones(4)),
+    "reduce_scatter": lambda comm: comm.reduce_scatter(np.ones(4)),
+    "reduce_scatter_async": lambda comm: comm.reduce_scatter_async(np.ones(4)),
+    "barrier": lambda comm: comm.barrier(),
+    "barrier_async": lambda comm: comm.barrier_async(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_alone_is_told_at_once(single: zpccl.Communicator, name: str) -> None:
+    """As by all_reduce: a program that goes on alone should know it."""
+    with pytest.raises(zpccl.TooFewPeers) as caught:
+        CALLS[name](single)
+    assert caught.value.result == Result.TOO_FEW_PEERS and f"Communicator.{name}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_before_connect_are_refused(name: str) -> None:
+    with pytest.raises(zpccl.InvalidUsage, match="connect"):
+        CALLS[name](zpccl.Communicator("127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("roots", ((), (0, 2), (0, 1, 2)))
+def test_not_just_one_root(trio: Run, roots: tuple[int, ...]) -> None:
+    """S2: everybody is told who said what, and has its tensor as it was."""
+
+    def send(comm: zpccl.Communicator) -> zpccl.CollectiveMismatch:
+        place, tensor = trio.comms.index(comm), array_of(trio, comm)
+        with pytest.raises(zpccl.CollectiveMismatch) as caught:
+            comm.broadcast(tensor, is_root=place in roots, tag=6)
+        assert (tensor == array_of(trio, comm)).all()
+        return caught.value
+
+    for error in trio.all(send):
+        assert (error.field, error.tag) == ("is_root", 6)
+        assert all(f"peer{i}" in " ".join(v for v in error.values if v.startswith(str(i in roots))) for i in range(3))
+    assert still_works(trio)
+
+
+def test_calls_that_differ_are_named(trio: Run) -> None:
+    calls: list[Callable[[zpccl.Communicator], Any]] = [
+        lambda comm: comm.barrier(tag=7),
+        lambda comm: comm.all_gather(np.ones(3), tag=7),
+        lambda comm: comm.all_reduce(np.ones(3), tag=7),
+    ]
+    for error in trio.errors(lambda comm: calls[trio.comms.index(comm)](comm)):
+        assert isinstance(error, zpccl.CollectiveMismatch) and error.field == "kind"
+        assert set(error.values) == {"BARRIER from peer0", "ALL_GATHER from peer1", "ALL_REDUCE from peer2"}
+    assert still_works(trio)
+
+
+BAD: dict[str, tuple[Callable[[zpccl.Communicator, Array], Any], str]] = {
+    "root by rank": (lambda comm, x: comm.broadcast(x, is_root=0), "is_root"),  # type: ignore[arg-type]
+    "a list": (lambda comm, x: comm.broadcast([1.0], is_root=True), "tensor is a list"),
+    "read-only": (lambda comm, x: comm.broadcast(np.broadcast_to(x[:1], 1), is_root=False), "read-only"),
+    "strided": (lambda comm, x: comm.all_gather(x[::2]), "contiguous"),
+    "no room for rows": (lambda comm, x: comm.all_gather(x, np.ones(3 * x.size - 1)), "recv has 29 elements"),
+    "recv of another dtype": (lambda comm, x: comm.all_gather(x, np.ones(30, np.float32)), "FLOAT"),
+    "recv is send": (lambda comm, x: comm.all_gather(x, x), "share"),
+    "recv overlaps": (lambda comm, x: comm.reduce_scatter(x, x[:4]), "share"),
+    "no room for a part": (lambda comm, x: comm.reduce_scatter(x, np.ones(3)), "recv has 3 elements"),
+    "no op": (lambda comm, x: comm.reduce_scatter(x, op=9), "op"),  # type: ignore[arg-type]
+    "operand": (lambda comm, x: comm.reduce_scatter(x, operand_descriptor=DataType.DOUBLE), "operand_descriptor"),  # type: ignore[arg-type]
+    "tag": (lambda comm, x: comm.barrier(tag=-1), "tag"),
+    "tag of a broadcast": (lambda comm, x: comm.broadcast(x, is_root=True, tag="a"), "tag"),  # type: ignore[arg-type]
+    "timeout": (lambda comm, x: comm.barrier(timeout=-1), "timeout"),
+    "empty": (lambda comm, x: comm.all_gather(x[:0]), "no elements"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_used_is_refused_before_anything_begins(trio: Run, name: str) -> None:
+    call, text = BAD[name]
+    with pytest.raises(zpccl.InvalidArgument, match=text):
+        call(trio.comms[0], np.ones(10))
+    assert trio.comms[0]._loop is not None and not trio.comms[0]._loop._calls
+
+
+def test_a_timeout_ends_each_kind_of_call(trio: Run) -> None:
+    """S2, L1: nobody else called."""
+    comm, tensor = trio.comms[0], np.arange(50.0)
+    calls: list[Callable[[], Any]] = [
+        lambda: comm.broadcast(tensor, is_root=False, timeout=0.01),
+        lambda: comm.all_gather(tensor, timeout=0.01),
+        lambda: comm.reduce_scatter(tensor, timeout=0.01),
+        lambda: comm.barrier(timeout=0.01),
+    ]
+    for call in calls:
+        with pytest.raises(zpccl.OperationTimeout):
+            call()
+    assert (tensor == np.arange(50.0)).all()
+    assert still_works(trio)
+
+
+def test_a_handle_without_a_result(trio: Run) -> None:
+    """Before the end, and after a failure, there are no rows to look at."""
+    handle = trio.comms[0].all_gather_async(np.ones(5))
+    with pytest.raises(zpccl.InvalidUsage, match="no result"):
+        _ = handle.result
+    assert handle.wait(timeout=0)[:2] == (False, Result.RANK_CONNECTION_LOST)
+    with pytest.raises(zpccl.InvalidUsage, match="no result"):
+        _ = handle.result
+    assert still_works(trio)
+
+
+def test_no_memory_for_the_result_fails_the_attempt_for_all(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: everybody is told, and nobody's loop breaks."""
+
+    def refuse(like: Any, count: int, datatype: DataType) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("zpccl.arguments.new_tensor", refuse)
+    errors = trio.errors(lambda comm: comm.all_gather(np.ones(5)))
+    assert all(isinstance(error, zpccl.PeerLost) and "no room" in str(error) for error in errors), errors
+    monkeypatch.undo()
+    assert still_works(trio)

@@ -1,0 +1,121 @@
+"""What all public calls share: the peer's loop, waiting for answers, Ctrl-C, and the names of functions in errors."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from zpccl import limits
+from zpccl.control.peer_loop import Outcome, PeerLoop, PendingCall
+from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError
+from zpccl.protocol.peer import State
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def public(function: _Function) -> _Function:
+    """Names the public method in the errors that leave it."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except PCCLError as error:
+            error.function = error.function or f"{type(arguments[0]).__name__}.{function.__name__}"
+            raise
+
+    return wrapper  # type: ignore[return-value]
+
+
+class Caller:
+    """Makes calls of a peer and waits for their answers. The sub-class says who the peer is."""
+
+    _loop: PeerLoop | None
+    _is_closed: bool
+    _pid: int
+    _group: int
+
+    def _group_members(self) -> list[tuple[bytes, int, str]]:
+        members = self._loop.view.members if self._loop is not None else ()
+        return [member for member in members if member[1] == self._group]
+
+    def _connected(self) -> PeerLoop:
+        self._check_process()
+        if self._is_closed:
+            raise InvalidUsage("the communicator is closed")
+        if self._loop is None:
+            raise InvalidUsage("not connected; call connect() first")
+        return self._loop
+
+    def _admitted(self) -> PeerLoop:
+        loop = self._connected()
+        if loop.view.state is State.MEMBER:
+            return loop
+        raise copy.copy(loop.error) if loop.error is not None else InvalidUsage("connect() has not returned yet")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise InvalidUsage("the communicator belongs to the parent process; make a new one after fork")
+
+    def _outcome(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> Outcome:
+        """Waits for the answer of a call. A call whose time is up is withdrawn first, and its answer awaited."""
+        if not wait(call.future, timeout):
+            self._give_up(loop, [call], timed_out=True)
+        error = call.future.exception()
+        if error is not None:
+            # An error of the loop goes to many calls, and raising writes to it: everyone gets a copy.
+            raise copy.copy(error)
+        return call.future.result()
+
+    @contextlib.contextmanager
+    def _giving_up(self, loop: PeerLoop, calls: Sequence[PendingCall]) -> Iterator[None]:
+        """Ctrl-C in the block, at whatever point, withdraws the calls and waits until their memory is the caller's."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            try:
+                self._give_up(loop, calls, timed_out=False)
+            except KeyboardInterrupt:  # The user is in a hurry.
+                loop.close()
+            raise
+
+    def _give_up(self, loop: PeerLoop, calls: Sequence[PendingCall], *, timed_out: bool) -> None:
+        """Withdraws calls and waits until the memory is the caller's again: for the master, or else by leaving."""
+        for call in calls:
+            loop.withdraw(call, timed_out=timed_out)
+        if futures.wait([call.future for call in calls], limits.WITHDRAW_TIMEOUT_NS / limits.SECOND).not_done:
+            loop.close()
+
+
+def wait(future: Future[Outcome], timeout: float | None) -> bool:
+    """True once the future is done; False when the time is up. Wakes at times, for signals."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    interval = limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND
+    while not future.done():
+        left = interval if deadline is None else min(interval, deadline - time.monotonic())
+        if left <= 0:
+            return False
+        futures.wait([future], left)
+    return True
+
+
+def is_int(value: object) -> bool:
+    """True for whole numbers of any kind, but not for True and False."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def checked_seconds(seconds: Any, name: str) -> float | None:
+    """A checked `timeout=`: a number that a lock can wait for, or None."""
+    if seconds is None:
+        return None
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds, 0 or more; None waits without end")
+    return min(float(seconds), threading.TIMEOUT_MAX)

@@ -1,0 +1,432 @@
+"""The collectives of the public API, as methods that `Communicator` inherits, and their handles.
+
+All make the same promises: all survivors have one outcome, a failed call leaves its inputs as they were, nobody gets a
+result that others have otherwise. `arguments.py` checks what the user gives; `Caller` waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from zpccl import arguments, limits
+from zpccl.arguments import AllReduce, Prepared
+from zpccl.caller import Caller, checked_seconds, is_int, public, wait
+from zpccl.control.buffers import Buffers
+from zpccl.control.peer_loop import PeerLoop, PendingCall
+from zpccl.errors import InvalidArgument, PCCLError, PeerLost, Result, TooFewPeers
+from zpccl.protocol import events
+from zpccl.types import (
+    Algorithm,
+    GatherResult,
+    QuantizationOptions,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    ScatterResult,
+)
+
+
+class AsyncReduceHandle:
+    """A collective in flight, from `Communicator.all_reduce_async` and its like."""
+
+    def __init__(self, communicator: Collectives, loop: PeerLoop, call: PendingCall, prepared: Prepared) -> None:
+        self._communicator = communicator
+        self._loop = loop
+        self._call = call
+        self._prepared = prepared
+
+    @property
+    @public
+    def result(self) -> Any:
+        """What the blocking call would have returned (of all-reduces: the tensor). Valid once `wait` told of success.
+
+        Raises:
+            InvalidUsage: there is none: an all-gather or a reduce-scatter has not ended, or failed.
+        """
+        return self._prepared.result(self._call, self._info())
+
+    @public
+    def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
+        """Waits for the outcome. May be called again, and from any thread.
+
+        Args:
+            timeout: seconds after which the collective is given up.
+
+        Returns:
+            Whether it succeeded, its `Result` as an int, and what it cost. Never raises for a collective that failed.
+
+        Raises:
+            InvalidArgument: the timeout is not a number of seconds.
+            InvalidUsage: in a child process made by fork.
+        """
+        timeout = checked_seconds(timeout, "timeout")
+        self._communicator._check_process()
+        try:
+            with self._communicator._giving_up(self._loop, [self._call]):
+                self._communicator._outcome(self._loop, self._call, timeout)
+        except PCCLError as error:
+            return False, int(error.result), self._info()
+        return True, int(Result.SUCCESS), self._info()
+
+    def exception(self) -> PCCLError | None:
+        """The error of a collective that failed, after `wait`; None if it succeeded or still runs."""
+        error = self._call.future.exception() if self._call.future.done() else None
+        return error if isinstance(error, PCCLError) else None
+
+    def _info(self) -> ReduceInfo:
+        call = self._call
+        if call.future.done() and call.future.exception() is None:
+            world_size = call.future.result().value
+        else:
+            world_size = len(self._communicator._group_members())
+        return ReduceInfo(world_size, call.tx_bytes, call.rx_bytes, call.algorithm)
+
+
+class Collectives(Caller):
+    """The collectives."""
+
+    @public
+    def all_reduce(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout: float | None = None,
+        restore: bool = True,
+        algorithm: str = "auto",
+    ) -> Any:
+        """Combines the tensors of all members of the group. All of them must call it with the same `tag`.
+
+        If it fails, `send` is as it was before the call, bit for bit, in place too. The contents of a separate `recv`
+        are undefined after a failure.
+
+        Args:
+            send: contiguous numpy array or torch CPU tensor of any shape.
+            recv: receives the result: a tensor of as many elements of the same dtype, `send` itself for in place, or
+                None for a new tensor, which is then returned.
+            op: how elements are combined.
+            tag: tells collectives apart that run at the same time.
+            operand_descriptor: what the elements are; taken from the tensor if left out.
+            quantization_options: how to make floating-point tensors smaller on the wire.
+            timeout: seconds after which the call is given up.
+            restore: False leaves a failed in-place buffer undefined, for speed.
+            algorithm: "auto", "ring" or "direct" (see `Algorithm`), the same on all peers. Where two peers do not reach
+                each other a ring is used all the same; the info says what was.
+
+        Returns:
+            `ReduceInfo`; the new tensor if `recv` is None.
+
+        Raises:
+            PeerLost: a peer was lost; call again.
+            TooFewPeers: alone in the group.
+            CollectiveMismatch: peers gave different arguments.
+            OperationTimeout: `timeout` ran out.
+            InvalidArgument, InvalidUsage: see the text.
+        """
+        timeout = checked_seconds(timeout, "timeout")
+        self._connected()
+        collective = AllReduce(
+            send, recv, op, tag, operand_descriptor, quantization_options, restore, algorithm=algorithm
+        )
+        result, info = self._run(collective.prepare(), timeout)
+        return result if recv is None else info
+
+    @public
+    def all_reduce_async(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        restore: bool = True,
+        algorithm: str = "auto",
+    ) -> AsyncReduceHandle:
+        """Like `all_reduce`, but returns at once. Many may be in flight, each with its own tag.
+
+        The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread.
+
+        Raises:
+            TooFewPeers: alone in the group.
+            InvalidArgument, InvalidUsage: see the text.
+        """
+        self._accompanied()
+        collective = AllReduce(
+            send, recv, op, tag, operand_descriptor, quantization_options, restore, algorithm=algorithm
+        )
+        return self._launch(collective.prepare())
+
+    @public
+    def broadcast(
+        self, tensor: Any, *, is_root: bool, tag: int = 0, timeout: float | None = None, restore: bool = True
+    ) -> ReduceInfo:
+        """Sends the root's tensor to all members of the group, in place. All of them must call it with the same `tag`.
+
+        The root says that it is: ranks change with the members, and names need not be unique, so a root that is named
+        by others may be somebody else by the time of the call. If just one peer does not say so, all are told. A root
+        that is lost is nobody's root: in the next call another peer must say that it is.
+
+        If it fails, the tensors are as they were before the call, bit for bit.
+
+        Args:
+            tensor: contiguous numpy array or torch CPU tensor, of as many elements of the same dtype on all peers. Its
+                shape is this peer's own business. Read on the root, written on the others.
+            is_root: True on the one peer whose tensor is sent.
+            tag: tells collectives apart that run at the same time.
+            timeout: seconds after which the call is given up.
+            restore: False leaves the buffer of a failed broadcast undefined, for speed and memory: else the receivers
+                need a workspace of the tensor's size.
+
+        Raises:
+            PeerLost: a peer was lost; call again, with another root if that is the one.
+            TooFewPeers: alone in the group.
+            CollectiveMismatch: peers gave different arguments; `field` is "is_root" where not just one is the root.
+            OperationTimeout: `timeout` ran out.
+            InvalidArgument, InvalidUsage: see the text.
+        """
+        timeout = checked_seconds(timeout, "timeout")
+        self._connected()
+        return self._run(arguments.broadcast(tensor, is_root, tag, restore), timeout)[1]
+
+    @public
+    def broadcast_async(self, tensor: Any, *, is_root: bool, tag: int = 0, restore: bool = True) -> AsyncReduceHandle:
+        """Like `broadcast`, but returns at once, as `all_reduce_async` does."""
+        self._accompanied()
+        return self._launch(arguments.broadcast(tensor, is_root, tag, restore))
+
+    @public
+    def all_gather(self, send: Any, recv: Any = None, *, tag: int = 0, timeout: float | None = None) -> GatherResult:
+        """Gives everybody the tensors of all members of the group. All of them must call it with the same `tag`.
+
+        Rows are in order of peer ids, not of ranks: ranks change when a path breaks, ids never. So a row stays where it
+        is while the same peers take part, all peers get the same bits, and the parts of `reduce_scatter` have the same
+        order. The result says whose each row is. `send` is only read.
+
+        Args:
+            send: contiguous numpy array or torch CPU tensor, of as many elements of the same dtype on all peers.
+            recv: receives the rows, one after the other: a tensor of the same dtype with `world_size` times the
+                elements of `send`, or more; of these the first are written. Undefined after a failure. None makes a
+                new tensor.
+            tag: tells collectives apart that run at the same time.
+            timeout: seconds after which the call is given up.
+
+        Returns:
+            The rows, as a view of `recv` where that is given, and whose they are.
+
+        Raises:
+            PeerLost: a peer was lost; call again.
+            TooFewPeers: alone in the group.
+            CollectiveMismatch: peers gave different arguments.
+            OperationTimeout: `timeout` ran out.
+            InvalidArgument, InvalidUsage: see the text.
+        """
+        timeout = checked_seconds(timeout, "timeout")
+        self._connected()
+        result: GatherResult = self._run(arguments.all_gather(send, recv, tag, self._world_size()), timeout)[0]
+        return result
+
+    @public
+    def all_gather_async(self, send: Any, recv: Any = None, *, tag: int = 0) -> AsyncReduceHandle:
+        """Like `all_gather`, but returns at once, as `all_reduce_async` does."""
+        self._accompanied()
+        return self._launch(arguments.all_gather(send, recv, tag, self._world_size()))
+
+    @public
+    def reduce_scatter(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        timeout: float | None = None,
+    ) -> ScatterResult:
+        """Combines the tensors of all members of the group and gives each of them one part of the result.
+
+        All of them must call it with the same `tag`. The flattened tensor is cut into one part a peer, in order of peer
+        ids as the rows of `all_gather`; the first `count % world_size` parts are one element longer. The result says
+        which part this peer has. If a peer is lost, all survivors lose the call and try again, and the parts are cut
+        anew. `send` is only read.
+
+        Each part is made by the peer that gets it, and by no other: so there is no second copy whose digest could be
+        compared with it, as all other collectives do. What travels has a checksum nevertheless. What passes through on
+        its way to others takes memory, with three or more peers up to the size of the tensor.
+
+        Args:
+            send: contiguous numpy array or torch CPU tensor of any shape.
+            recv: receives the part: a tensor of the same dtype with the elements of the longest part, or more; of
+                these the first are written. Undefined after a failure. None makes a new tensor.
+            op: how elements are combined.
+            tag: tells collectives apart that run at the same time.
+            operand_descriptor: what the elements are; taken from the tensor if left out.
+            timeout: seconds after which the call is given up.
+
+        Returns:
+            The part, in one dimension and as a view of `recv` where that is given, and where it belongs.
+
+        Raises:
+            PeerLost: a peer was lost; call again.
+            TooFewPeers: alone in the group.
+            CollectiveMismatch: peers gave different arguments.
+            OperationTimeout: `timeout` ran out.
+            InvalidArgument, InvalidUsage: see the text.
+        """
+        timeout = checked_seconds(timeout, "timeout")
+        self._connected()
+        prepared = arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size())
+        result: ScatterResult = self._run(prepared, timeout)[0]
+        return result
+
+    @public
+    def reduce_scatter_async(
+        self,
+        send: Any,
+        recv: Any = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+    ) -> AsyncReduceHandle:
+        """Like `reduce_scatter`, but returns at once, as `all_reduce_async` does."""
+        self._accompanied()
+        prepared = arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size())
+        return self._launch(prepared)
+
+    @public
+    def barrier(self, *, tag: int = 0, timeout: float | None = None) -> ReduceInfo:
+        """Waits until all members of the group have called it with the same `tag`. No data is moved.
+
+        A member that is lost is waited for no more. Nobody returns from it before all who take part have called it,
+        and if one does, all survivors do.
+
+        Args:
+            tag: tells collectives apart that run at the same time.
+            timeout: seconds after which the call is given up; the others go on waiting for this peer.
+
+        Raises:
+            TooFewPeers: alone in the group.
+            CollectiveMismatch: peers made another call with this tag.
+            OperationTimeout: `timeout` ran out.
+            PeerLost: see the text; call again.
+            InvalidArgument, InvalidUsage: see the text.
+        """
+        timeout = checked_seconds(timeout, "timeout")
+        self._connected()
+        return self._run(arguments.barrier(tag), timeout)[1]
+
+    @public
+    def barrier_async(self, *, tag: int = 0) -> AsyncReduceHandle:
+        """Like `barrier`, but returns at once: this peer has come, and learns by the handle when all have."""
+        self._accompanied()
+        return self._launch(arguments.barrier(tag))
+
+    @public
+    def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, algorithm: str = "auto"
+    ) -> ReduceInfo:
+        """Reduces several tensors and tries again what failed, until all have succeeded. All members must call it.
+
+        Args:
+            descriptors: what to reduce; tags must differ.
+            max_in_flight: collectives that run at the same time. Tensors of less than 64 KiB do not count: voting for
+                each takes longer than reducing it, so all members vote for many of them at once.
+            algorithm: of all of them: "auto", "ring" or "direct", as in `all_reduce`.
+
+        Returns:
+            World size of the last, and bytes of all together.
+
+        Raises:
+            TooFewPeers: the group is down to one.
+            CollectiveMismatch, InvalidArgument, InvalidUsage: see the text.
+        """
+        if not is_int(max_in_flight) or max_in_flight < 1:
+            raise InvalidArgument(f"max_in_flight {max_in_flight!r} is not a positive integer")
+        tags = [descriptor.reduce_descriptor.tag for descriptor in descriptors]
+        if len(set(tags)) < len(tags):
+            raise InvalidArgument("descriptors must have different tags")
+        loop = self._connected()
+        prepared = [AllReduce.of(descriptor, algorithm).prepare().buffers for descriptor in descriptors]
+        world_size = len(self._group_members())
+        tx_bytes = rx_bytes = 0
+        used = Algorithm.RING
+        for window in _windows(prepared, max_in_flight):
+            waiting = window
+            while waiting:
+                calls = [PendingCall(Future(), buffers=buffers) for buffers in waiting]
+                with self._giving_up(loop, calls):
+                    _begin(loop, calls)
+                    for call in calls:  # An error of one must not leave the memory of another in use.
+                        wait(call.future, None)
+                waiting = []
+                for call in calls:
+                    try:
+                        outcome = call.future.result()
+                    except PeerLost:
+                        assert call.buffers is not None
+                        waiting.append(call.buffers)
+                    else:
+                        world_size = outcome.value
+                        used = outcome.algorithm
+                        tx_bytes += outcome.tx_bytes
+                        rx_bytes += outcome.rx_bytes
+        return ReduceInfo(world_size, tx_bytes, rx_bytes, used)
+
+    def _world_size(self) -> int:
+        return max(len(self._group_members()), 1)
+
+    def _accompanied(self) -> None:
+        """Raises TooFewPeers in a group of one."""
+        self._admitted()
+        if len(self._group_members()) <= 1:
+            raise TooFewPeers("this peer is alone in its group; wait for others")
+
+    def _run(self, prepared: Prepared, timeout: float | None) -> tuple[Any, ReduceInfo]:
+        """Makes a call and waits for its end; its result and what it cost."""
+        loop, call = self._connected(), PendingCall(Future(), buffers=prepared.buffers)
+        with self._giving_up(loop, [call]):
+            _begin(loop, [call])
+            outcome = self._outcome(loop, call, timeout)
+        info = outcome.info
+        return prepared.result(call, info), info
+
+    def _launch(self, prepared: Prepared) -> AsyncReduceHandle:
+        loop, call = self._connected(), PendingCall(Future(), buffers=prepared.buffers)
+        with self._giving_up(loop, [call]):
+            _begin(loop, [call])
+            return AsyncReduceHandle(self, loop, call, prepared)
+
+
+def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:
+    def make_event(call_ids: list[int]) -> events.ReduceCalled:
+        specs = [call.buffers.spec for call in calls if call.buffers is not None]
+        return events.ReduceCalled(tuple(zip(call_ids, specs, strict=True)))
+
+    loop.call(make_event, calls)
+
+
+def _windows(prepared: Sequence[Buffers], max_in_flight: int) -> Iterator[list[Buffers]]:
+    """Splits collectives, in order, into those to begin together: the same on all members, whose arguments are.
+
+    A window leaves half of the calls that a peer may have to the user's other threads.
+    """
+    window: list[Buffers] = []
+    large_count = 0
+    for buffers in prepared:
+        is_large = buffers.send.nbytes >= limits.SMALL_TENSOR_BYTES
+        if (is_large and large_count == max_in_flight) or len(window) == limits.CALLS_IN_FLIGHT_MAX // 2:
+            yield window
+            window, large_count = [], 0
+        window.append(buffers)
+        large_count += is_large
+    if window:
+        yield window
