@@ -12,7 +12,8 @@ Every peer holds the same *outer* parameters. An outer step is:
 
 Peers talk once per outer step instead of once per inner step, and so can train over the internet (Douillard et al.,
 "DiLoCo", arXiv:2311.08105). A peer that dies costs the others one retry. A peer that joins takes parameters, momentum
-and step number from the shared state. The text is the Python standard library's own source: nothing to download.
+and step number from the shared state. If all die, those who come with `--checkpoint FILE --resume` bring what they
+saved, and all go on from the newest of it. The text is the Python standard library's own source: nothing to download.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -157,18 +159,36 @@ class Outer:
         self.parameters -= OUTER_LR * (gradient + OUTER_MOMENTUM * self.momentum)
         self.state.revision += 1
 
-    def save(self, path: Path) -> None:
-        """Writes a checkpoint. A crash leaves the old one or the new one, never half of one."""
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            np.savez(file, parameters=self.parameters, momentum=self.momentum, revision=self.state.revision)
-        partial.replace(path)
 
-    def load(self, path: Path) -> None:
-        """Reads a checkpoint into the memory that the shared state describes."""
-        with np.load(path) as file:
-            self.parameters[:], self.momentum[:] = file["parameters"], file["momentum"]
-            self.state.revision = int(file["revision"])
+# --- What takes long ------------------------------------------------------------------------------------------------
+
+
+def bars() -> Callable[[zpccl.Progress], None]:
+    """Shows transfers on the terminal while they run: state from other peers, checkpoints. Needs rich."""
+    from rich import progress as rich
+
+    display = rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.DownloadColumn(binary_units=True),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
+        transient=True,
+        disable=not sys.stdout.isatty(),
+    )
+    tasks: dict[str, rich.TaskID] = {}
+
+    def show(progress: zpccl.Progress) -> None:
+        if progress.operation not in tasks:
+            display.start()
+            tasks[progress.operation] = display.add_task(progress.operation)
+        task = tasks[progress.operation]
+        display.update(task, completed=progress.bytes_done, total=progress.bytes_expected)
+        if progress.is_done:
+            display.stop()
+            display.remove_task(tasks.pop(progress.operation))
+
+    return show
 
 
 # --- Peers ----------------------------------------------------------------------------------------------------------
@@ -225,9 +245,11 @@ def train(args: argparse.Namespace, log: TextIO) -> None:
     validation = windows(shard(held_out, 0, 1), 4096, np.random.default_rng(0))  # The same for all, at every step.
     model = Model(args.seed)
     adam, outer = AdamW(len(model.parameters)), Outer(model.parameters)
+    tell = bars() if args.progress else None
     if args.resume:
-        outer.load(args.checkpoint)
+        outer.state.load_state(args.checkpoint, on_progress=tell)
     with zpccl.Communicator(args.master) as comm:  # Connects: begins when the members let this peer in.
+        comm.on_progress(tell)
         newcomer = True
         while True:
             began = time.perf_counter()
@@ -244,7 +266,7 @@ def train(args: argparse.Namespace, log: TextIO) -> None:
             gradient, info = average(comm, outer.parameters - model.parameters, args.quantize)
             outer.step(gradient)
             if args.checkpoint:
-                outer.save(args.checkpoint)
+                outer.state.save_state(args.checkpoint, on_progress=tell)
             model.parameters[:] = outer.parameters
             report(
                 log,
@@ -278,6 +300,7 @@ def main() -> int:
     parser.add_argument("--min-peers", type=int, default=2, help="wait while there are fewer; 1: go on alone")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="write it after every outer step")
     parser.add_argument("--resume", action="store_true", help="start from the checkpoint")
+    parser.add_argument("--progress", action="store_true", help="show bars for transfers that take long; needs rich")
     parser.add_argument("--seed", type=int, default=0, help="of the first parameters and of the choice of windows")
     parser.add_argument("--json-log", default=os.devnull, metavar="FILE", help="write a line of JSON per outer step")
     args = parser.parse_args()

@@ -8,14 +8,15 @@ Small all-reduces are done several times in a row within one repetition, and the
   gloo     torch.distributed.all_reduce, in place (it has no other), one TCP connection a pair; where torch is there
   raw_tcp  no reducing, no protocol: each process sends 2(N-1)/N times the tensor to its ring neighbour while it
            receives as much from the other one, from and to warm memory, over --connections sockets; one thread, poll,
-           non-blocking sockets with TCP_NODELAY and else the system's defaults; two processes use the same sockets both
-           ways, as zpccl does. Less than 64 KiB a socket goes over fewer of them. It waits for nobody's data, so no
-           all-reduce over TCP that is made like it can be faster.
+           non-blocking sockets with TCP_NODELAY and the congestion control that zpccl takes within a host; two
+           processes use the same sockets both ways, as zpccl does. Less than 64 KiB a socket goes over fewer of them.
+           It waits for nobody's data, so no all-reduce over TCP that is made like it can be faster.
 
-With --batch all times are of so many tensors together.
+With --batch all times are of so many tensors together, --concurrent at a time.
 
 `busbw_gbit` is the bus bandwidth, 2(N-1)/N x bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system
-time of one all-reduce, all processes together, zpccl's master included.
+time of one all-reduce, all processes together, zpccl's master included; `cpu_seconds_per_gib` is that for a GiB of
+tensor. `of_raw_tcp` and `of_gloo` are the speed beside that system in the same run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
-from bench_systems import PLACES, SYSTEMS, System, start_systems
+from bench_systems import ALGORITHMS, PLACES, SYSTEMS, System, start_systems
 from common import (
     DTYPES,
     QUANTIZATIONS,
@@ -52,7 +53,7 @@ def measure(
     systems: Sequence[System], options: argparse.Namespace, peers: int, size_bytes: int, quantize: str
 ) -> list[Row]:
     """All repetitions of one size; a row for each system. Only zpccl quantises."""
-    systems = [system for system in systems if quantize == "none" or system.name == "zpccl"]
+    systems = [system for system in systems if quantize == "none" or system.name.startswith("zpccl")]
     for system in systems:
         system.allocate(size_bytes, options.dtype, quantize)
     for _ in range(options.reps):
@@ -73,17 +74,24 @@ def measure(
                 **seconds,
                 "busbw_gbit": bus_bandwidth_gbit(peers, size_bytes * options.batch, seconds["seconds_median"]),
                 "cpu_seconds": statistics.median(system.cpu_seconds),
-                "place": options.place if system.name == "zpccl" else "in" if system.name == "gloo" else "out",
+                "place": options.place if system.name.startswith("zpccl") else "in" if system.name == "gloo" else "out",
                 "pinned": options.pin,
                 "reps": options.reps,
                 "iterations": system.iterations,
             }
         )
-        say("  ".join(cells_of(rows[-1])))
+    medians = {row["system"]: row["seconds_median"] for row in rows}
+    for row in rows:
+        row["cpu_seconds_per_gib"] = row["cpu_seconds"] / (size_bytes * options.batch / GIB)
+        for other in ("raw_tcp", "gloo"):
+            row[f"of_{other}"] = medians[other] / row["seconds_median"] if other in medians else None
+        say("  ".join(cells_of(row)))
     return rows
 
 
-COLUMNS = ["system", "peers", "bytes", "conns", "quantize", "median ms", "min ms", "max ms", "bus Gbit/s", "CPU ms"]
+GIB = 2**30
+COLUMNS = ["system", "peers", "bytes", "conns", "quantize", "median ms", "min ms", "max ms", "bus Gbit/s", "CPU s/GiB"]
+COLUMNS += ["of raw TCP", "of Gloo"]
 
 
 def cells_of(row: Row) -> list[str]:
@@ -96,7 +104,8 @@ def cells_of(row: Row) -> list[str]:
         row["quantize"],
         *(f"{row[f'seconds_{name}'] * 1e3:.3f}" for name in ("median", "min", "max")),
         f"{row['busbw_gbit']:.2f}",
-        f"{row['cpu_seconds'] * 1e3:.3f}",
+        f"{row['cpu_seconds_per_gib']:.3f}",
+        *("" if row[key] is None else f"{row[key]:.2f}" for key in ("of_raw_tcp", "of_gloo")),
     ]
 
 
@@ -123,12 +132,22 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--systems", choices=SYSTEMS, nargs="+", default=None, help="what to measure (default all that can be had)"
     )
+    parser.add_argument(
+        "--algorithm",
+        choices=ALGORITHMS,
+        nargs="+",
+        default=["auto"],
+        help="of zpccl; several take turns as systems of their own (default auto)",
+    )
     parser.add_argument("--place", choices=PLACES, default="out", help="where zpccl puts the result (default out)")
     parser.add_argument(
         "--batch",
         type=positive,
         default=1,
         help="tensors of the size in one all_reduce_multiple_with_retry; zpccl only (default 1: all_reduce)",
+    )
+    parser.add_argument(
+        "--concurrent", type=positive, default=4, help="tensors of a batch that are reduced at a time (default 4)"
     )
     parser.add_argument(
         "--pin", action="store_true", help="keep each process on one CPU: less noise, but small all-reduces suffer"

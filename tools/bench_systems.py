@@ -39,6 +39,7 @@ import zpccl
 
 SYSTEMS = ("zpccl", "gloo", "raw_tcp")
 PLACES = ("out", "in", "in_no_restore")
+ALGORITHMS = ("auto", "ring", "direct")
 """Where zpccl puts the result: in a second buffer, in the input's, in the input's which a failure leaves undefined."""
 RESET_PEAK = "5"
 """What to write to clear_refs: the peak of the resident set becomes what is resident now."""
@@ -131,13 +132,28 @@ class ZpcclBench(Bench):
         rank: tells what this process contributes (its rank in the run may be another one).
         peers: processes.
         batch: tensors of one all_reduce_multiple_with_retry; 1 means all_reduce.
+        algorithm: of ALGORITHMS.
+        concurrent: so many of them at a time.
+        options: more of the communicator's.
     """
 
-    def __init__(self, address: str, connections: int, place: str, rank: int, peers: int, batch: int = 1) -> None:
+    def __init__(
+        self,
+        address: str,
+        connections: int,
+        place: str,
+        rank: int,
+        peers: int,
+        batch: int = 1,
+        concurrent: int = 4,
+        algorithm: str = "auto",
+        **options: Any,
+    ) -> None:
         super().__init__(rank, peers)
-        self.peer = Peer(address, connections)
+        self.peer = Peer(address, connections, **options)
         self.place = place
-        self.batch = batch
+        self.batch, self.concurrent = batch, concurrent
+        self.algorithm = algorithm
         self.descriptors: list[zpccl.ReduceOpDescriptor] = []
 
     def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
@@ -155,6 +171,18 @@ class ZpcclBench(Bench):
         """Connects and waits for the others."""
         self.peer.join(self.peers)
 
+    def connection_count(self) -> int:
+        """Connections to the other peers, if they are all to be the same: those of the link that has most."""
+        loop = self.peer.comm._loop
+        assert loop is not None
+        return max(loop._engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
+
+    def is_settled(self) -> bool:
+        """No link of this peer looks for a better number of connections."""
+        loop = self.peer.comm._loop
+        assert loop is not None
+        return loop._growing.is_settled
+
     def reset(self) -> None:
         """The input, for in place."""
         if self.place != "out":
@@ -165,13 +193,16 @@ class ZpcclBench(Bench):
     def once(self) -> None:
         """One all-reduce, or one batch."""
         if self.batch > 1:
-            self.peer.comm.all_reduce_multiple_with_retry(self.descriptors)
+            self.peer.comm.all_reduce_multiple_with_retry(
+                self.descriptors, max_in_flight=self.concurrent, algorithm=self.algorithm
+            )
             return
         self.peer.comm.all_reduce(
             self.send if self.place == "out" else self.recv,
             self.recv,
             quantization_options=quantization_options(self.quantize),
             restore=self.place != "in_no_restore",
+            algorithm=self.algorithm,
         )
 
     def close(self) -> None:
@@ -180,17 +211,18 @@ class ZpcclBench(Bench):
 
 
 class GlooBench(Bench):
-    """An all-reduce of torch.distributed with Gloo, on loopback.
+    """An all-reduce of torch.distributed with Gloo.
 
     Args:
         store: a file that all processes meet at.
         rank: of this process.
         peers: processes.
+        device: the network device to use.
     """
 
-    def __init__(self, store: str, rank: int, peers: int) -> None:
+    def __init__(self, store: str, rank: int, peers: int, device: str = "lo") -> None:
         super().__init__(rank, peers)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = device
         import torch
         import torch.distributed
 
@@ -231,11 +263,12 @@ class RawTcpBench(Bench):
         connections: sockets to each neighbour.
         rank: of this process.
         peers: processes.
+        host: the address to listen at.
     """
 
-    def __init__(self, connections: int, rank: int, peers: int) -> None:
+    def __init__(self, connections: int, rank: int, peers: int, host: str = "127.0.0.1") -> None:
         super().__init__(rank, peers)
-        self.ring = RawTcpRing(rank, peers, connections)
+        self.ring = RawTcpRing(rank, peers, connections, host)
 
     def address(self) -> tuple[str, int]:
         """Where this process listens."""
@@ -304,18 +337,27 @@ class System:
 
 
 @contextlib.contextmanager
-def start_zpccl(peers: int, connections: int, place: str, pinned: bool = False, batch: int = 1) -> Iterator[System]:
-    """A master and its peers."""
+def start_zpccl(
+    peers: int,
+    connections: int,
+    place: str,
+    pinned: bool = False,
+    batch: int = 1,
+    concurrent: int = 4,
+    algorithm: str = "auto",
+) -> Iterator[System]:
+    """A master and its peers. An algorithm that is forced is part of the name."""
+    name = "zpccl" if algorithm == "auto" else f"zpccl {algorithm}"
     with running_master() as (address, master_pid):
         workers = [
-            Worker(f"zpccl {rank}", ZpcclBench, address, connections, place, rank, peers, batch)
+            Worker(f"zpccl {rank}", ZpcclBench, address, connections, place, rank, peers, batch, concurrent, algorithm)
             for rank in range(peers)
         ]
         try:
             if pinned:
                 call_all(workers, "pin")
             call_all(workers, "join")
-            yield System("zpccl", workers, connections, master_pid)
+            yield System(name, workers, connections, master_pid)
         finally:
             close_all(workers)
 
@@ -355,7 +397,11 @@ def start_systems(
     """Starts what was asked for and can be had."""
     systems = []
     if "zpccl" in options.systems:
-        systems.append(stack.enter_context(start_zpccl(peers, connections, options.place, options.pin, options.batch)))
+        for algorithm in options.algorithm:
+            zpccl_system = start_zpccl(
+                peers, connections, options.place, options.pin, options.batch, options.concurrent, algorithm
+            )
+            systems.append(stack.enter_context(zpccl_system))
     if "gloo" in options.systems:
         systems.append(stack.enter_context(start_gloo(peers, options.pin)))
     if "raw_tcp" in options.systems:

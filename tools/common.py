@@ -12,19 +12,23 @@ import contextlib
 import json
 import math
 import multiprocessing
+import os
 import re
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from networks import NetworkUnavailable
 from numpy.typing import NDArray
 
 import zpccl
@@ -33,6 +37,7 @@ REPLY_TIMEOUT_S = 300.0
 """A child that has not answered for so long hangs."""
 END_TIMEOUT_S = 5.0
 """What a child gets to close what it has open."""
+MIB = 1 << 20
 MASTER_GREETING = "listens on "
 PATTERN_PERIOD_ELEMENTS = 97
 """Period of the test pattern; a prime, so that no chunk or frame begins as another one does."""
@@ -44,10 +49,18 @@ Row: TypeAlias = dict[str, Any]
 
 DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int32", "int64")
 QUANTIZATIONS = {
-    "none": zpccl.QuantizationAlgorithm.NONE,
-    "minmax": zpccl.QuantizationAlgorithm.MIN_MAX,
-    "zps": zpccl.QuantizationAlgorithm.ZERO_POINT_SCALE,
+    name: zpccl.QuantizationOptions(zpccl.QuantizedDataType[datatype], zpccl.QuantizationAlgorithm[algorithm])
+    for name, datatype, algorithm in (
+        ("none", "UINT8", "NONE"),
+        ("minmax", "UINT8", "MIN_MAX"),
+        ("zps", "UINT8", "ZERO_POINT_SCALE"),
+        ("zps-int8", "INT8", "ZERO_POINT_SCALE"),
+        ("minmax-uint4", "UINT4", "MIN_MAX"),
+        ("zps-uint4", "UINT4", "ZERO_POINT_SCALE"),
+        ("zps-int4", "INT4", "ZERO_POINT_SCALE"),
+    )
 }
+"""MIN_MAX of signed types is left out: but for the sign bit of the codes it is that of unsigned ones."""
 
 # --- Arithmetic and output --------------------------------------------------------------------------------------------
 
@@ -91,6 +104,9 @@ def bus_bandwidth_gbit(peers: int, size_bytes: int, seconds: float) -> float:
     return 2 * (peers - 1) / peers * size_bytes / seconds * 8 / 1e9
 
 
+STANDARD_OUTPUT = Path("-")
+
+
 def spread(values: Sequence[float], name: str) -> dict[str, float]:
     """Median, minimum and maximum as `name`_median and so on."""
     return {
@@ -103,6 +119,9 @@ def spread(values: Sequence[float], name: str) -> dict[str, float]:
 def write_json(path: Path | None, data: Any) -> None:
     """Writes `data` to the file, if one is given, as a whole or not at all."""
     if path is None:
+        return
+    if path == STANDARD_OUTPUT:
+        print(json.dumps(data, indent=2))
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
@@ -147,7 +166,7 @@ def run_tool(play: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 128 + signal.SIGINT
-    except (WorkerFailed, zpccl.PCCLError) as error:
+    except (WorkerFailed, NetworkUnavailable, zpccl.PCCLError) as error:
         say(f"failed: {error}")
         return 1
 
@@ -200,6 +219,22 @@ class Host(Protocol):
         """Lets go of everything, before the process ends."""
 
 
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Ctrl-C in the main thread waits until the block has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
 class Worker:
     """A child process that holds one object, and calls its methods as told.
 
@@ -209,12 +244,17 @@ class Worker:
         arguments: of the factory.
     """
 
+    is_forked = False
+    """Whether it is a child of the fork server (`start_fork_server`), or begins anew."""
+
     def __init__(self, name: str, factory: Callable[..., Host], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
+        forked, spawned = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
+        context = forked if self.is_forked else spawned
         self.name = name
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, factory, arguments), daemon=True)
-        self._process.start()
+        with without_interrupts():  # A child that is told half of what it needs complains of it.
+            self._process.start()
         theirs.close()
 
     @property
@@ -269,6 +309,25 @@ class Worker:
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
+
+
+def start_fork_server(module: str) -> None:
+    """Starts the process that children of "forkserver" contexts are forked from, with a module imported, once.
+
+    Python does not tell it where this process finds modules, and it is silent about those that it does not find.
+    Imports start threads, of which ThreadSanitizer does not see that a fork leaves them behind: under it children
+    import for themselves.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        if "libtsan" not in os.environ.get("LD_PRELOAD", ""):
+            multiprocessing.get_context("forkserver").set_forkserver_preload([module])
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def call_all(workers: Sequence[Worker], method: str, *arguments: Any) -> list[Any]:
@@ -374,19 +433,21 @@ class Peer:
 
 def quantization_options(name: str) -> zpccl.QuantizationOptions:
     """The options of a name of QUANTIZATIONS."""
-    return zpccl.QuantizationOptions(zpccl.DataType.UINT8, QUANTIZATIONS[name])
+    return QUANTIZATIONS[name]
 
 
 def error_bound(peers: int, quantize: str) -> float:
     """The greatest difference from the exact sum of `pattern` that an all-reduce may have.
 
-    The partial sum of k peers spans at most k times the span of one, is quantised to 255 steps, and is off by less than
-    a step; the errors of all partial sums add up.
+    The partial sum of k peers spans at most k times the span of one, is quantised to 255 or 15 steps (of a type with a
+    code for 0, one less), and is off by less than a step; the errors of all partial sums add up.
     """
     if quantize == "none":
         return 0.0
     largest = PATTERN_PERIOD_ELEMENTS - 1 + 7
-    return sum(k * largest / 255 for k in range(1, peers + 1))
+    bits = zpccl.QuantizedDataType(QUANTIZATIONS[quantize].quantized_datatype).bits
+    steps = (1 << bits) - 1
+    return sum(k * largest / steps for k in range(1, peers + 1))
 
 
 # --- Arguments --------------------------------------------------------------------------------------------------------
@@ -394,7 +455,14 @@ def error_bound(peers: int, quantize: str) -> float:
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """--json."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=STANDARD_OUTPUT,
+        metavar="FILE",
+        help="write the results there (or here) too",
+    )
 
 
 def peer_count(text: str) -> int:

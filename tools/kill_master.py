@@ -107,7 +107,7 @@ class MasterProcess:
     """
 
     def __init__(self, grace_s: float, log: Path) -> None:
-        self._log = log
+        self.log = log
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -117,7 +117,7 @@ class MasterProcess:
 
     def start(self) -> None:
         """Starts it, and waits until it listens."""
-        with self._log.open("w") as log:
+        with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -133,9 +133,9 @@ class MasterProcess:
     def wait_until_it_leads(self) -> None:
         """Waits until it has taken the run over, by its log."""
         deadline = time.monotonic() + TAKEOVER_TIMEOUT_S
-        while "taking over the run" not in self._log.read_text():
+        while "taking over the run" not in self.log.read_text():
             if time.monotonic() > deadline:
-                raise WorkerFailed(f"no standby has taken the run over: {self._log.read_text()}")
+                raise WorkerFailed(f"no standby has taken the run over: {self.log.read_text()}")
             time.sleep(LOG_INTERVAL_S)
 
     def kill(self) -> int:

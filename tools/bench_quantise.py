@@ -1,0 +1,278 @@
+"""Measures quantisation: how fast the kernels are, and how large the errors of a quantised all-reduce.
+
+Everything happens in this process; what an all-reduce takes over the network is bench_allreduce's (`--quantize`).
+
+  kernels  GB of tensor a second and core, of one call over a tensor that no cache holds: writing the codes, reading
+           them, and the fold of the ring (reads codes, adds the local share, writes codes), for each instruction set
+           of this CPU; the best of the repetitions, by CPU time. memcpy of the same tensor beside it
+  blocks   by block size: bytes on the wire, error and speed, of normally distributed numbers
+  reduces  error of a SUM by the ring and by the direct exchange, composed of the kernels as the engine composes them
+           (the tests compare them bit by bit), with the bound that holds whatever the numbers are. Normally distributed
+           numbers: `own`, each peer has its own; `same`, peer n contributes n + 1 times the same ones
+
+Errors are of float32: the worst, and the root of the mean square (rms); the range is that of the exact result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from common import QUANTIZATIONS, Array, Row, add_output_arguments, positive, print_table, run_tool, write_json
+
+import zpccl
+from zpccl.dataplane.engine import INSTRUCTION_SETS, Quantiser, instruction_set
+
+PARTS = ("kernels", "blocks", "reduces")
+FORMATS = tuple(name for name in QUANTIZATIONS if name != "none")
+DATATYPES = {
+    "float32": zpccl.DataType.FLOAT,
+    "float64": zpccl.DataType.DOUBLE,
+    "float16": zpccl.DataType.FLOAT16,
+    "bfloat16": zpccl.DataType.BFLOAT16,
+}
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+KERNEL_BYTES = 64 * 2**20
+ERROR_ELEMENTS = 2**20
+
+
+def quantiser_of(name: str, datatype: zpccl.DataType = zpccl.DataType.FLOAT, isa: str | None = None) -> Quantiser:
+    """The quantiser of a name of QUANTIZATIONS."""
+    options = QUANTIZATIONS[name]
+    quantized = zpccl.QuantizedDataType(options.quantized_datatype)
+    return Quantiser(datatype, options.algorithm, quantized, options.block_size, instruction_set=isa)
+
+
+def normal(count: int, seed: int = 0) -> Array:
+    """Normally distributed numbers, the same in every run."""
+    return np.random.default_rng(seed).standard_normal(count, np.float32)
+
+
+# --- Speed ------------------------------------------------------------------------------------------------------------
+
+
+def rate(function: Callable[[], object], size_bytes: int, reps: int) -> float:
+    """GB/s of the fastest repetition."""
+    best = float("inf")
+    for _ in range(reps):
+        began = time.thread_time()
+        function()
+        best = min(best, time.thread_time() - began)
+    return size_bytes / best / 1e9
+
+
+def rates(quantiser: Quantiser, tensor: Array, reps: int) -> dict[str, float]:
+    """GB/s of each kernel. `tensor` holds the bits of elements; it is left as it was."""
+    count = tensor.nbytes // quantiser.datatype.itemsize
+    wire, back = np.zeros(quantiser.wire_bytes(count), np.uint8), np.zeros_like(tensor)
+    return {
+        "quantise": rate(lambda: quantiser.quantise(wire, tensor), tensor.nbytes, reps),
+        "fold": rate(lambda: quantiser.fold(wire, tensor), tensor.nbytes, reps),
+        "dequantise": rate(lambda: quantiser.dequantise(back, wire), tensor.nbytes, reps),
+    }
+
+
+def elements_of(datatype: zpccl.DataType, size_bytes: int) -> Array:
+    """Normally distributed elements; of BFLOAT16 their bits."""
+    values = np.resize(normal(ERROR_ELEMENTS), size_bytes // datatype.itemsize)
+    if datatype is zpccl.DataType.BFLOAT16:
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(datatype.to_numpy_dtype())
+
+
+def measure_kernels(reps: int) -> list[Row]:
+    """All instruction sets with float32, all types with the widest."""
+    copy = np.zeros(KERNEL_BYTES, np.uint8)
+    rows: list[Row] = []
+    for name, datatype in DATATYPES.items():
+        tensor = elements_of(datatype, KERNEL_BYTES)
+        isas = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(instruction_set()) + 1]
+        for isa in isas if datatype is zpccl.DataType.FLOAT else isas[-1:]:
+            for form in FORMATS:
+                found = rates(quantiser_of(form, datatype, isa), tensor, reps)
+                rows.append({"part": "kernels", "dtype": name, "isa": isa, "format": form, **found})
+        if datatype is zpccl.DataType.FLOAT:
+            gbps = rate(lambda data=tensor: np.copyto(copy, data.view(np.uint8)), KERNEL_BYTES, reps)  # type: ignore[misc]
+            rows.insert(0, {"part": "kernels", "dtype": name, "isa": "", "format": "memcpy", "dequantise": gbps})
+    return rows
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+def through(quantiser: Quantiser, elements: Array) -> Array:
+    """What is read of what travels."""
+    wire, back = np.empty(quantiser.wire_bytes(elements.size), np.uint8), np.empty_like(elements)
+    quantiser.quantise(wire, elements)
+    quantiser.dequantise(back, wire)
+    return back
+
+
+def errors(result: Array, exact: Array) -> dict[str, float]:
+    """Worst and rms error, beside the range of the exact result."""
+    off = result.astype(np.float64) - exact
+    return {
+        "worst": float(np.abs(off).max()),
+        "rms": float(np.sqrt(np.mean(off**2))),
+        "range": float(exact.max() - exact.min()),
+    }
+
+
+def ring(quantiser: Quantiser, inputs: Sequence[Array]) -> Array:
+    """Chunk j starts at rank j, and each next rank folds its share in."""
+    size = len(inputs)
+    chunks = []
+    for chunk, shares in enumerate(zip(*(np.array_split(x, size) for x in inputs), strict=True)):
+        wire, back = np.empty(quantiser.wire_bytes(shares[0].size), np.uint8), np.empty_like(shares[0])
+        quantiser.quantise(wire, np.ascontiguousarray(shares[chunk]))
+        for hop in range(1, size):
+            quantiser.fold(wire, np.ascontiguousarray(shares[(chunk + hop) % size]))
+        quantiser.dequantise(back, wire)
+        chunks.append(back)
+    return np.concatenate(chunks)
+
+
+def direct(quantiser: Quantiser, inputs: Sequence[Array]) -> Array:
+    """Rank j gets chunk j from all others, adds in order of rank, and quantises the sum."""
+    size = len(inputs)
+    chunks = []
+    for owner, shares in enumerate(zip(*(np.array_split(x, size) for x in inputs), strict=True)):
+        wire = [np.empty(quantiser.wire_bytes(shares[0].size), np.uint8) for _ in range(size)]
+        for rank in range(size):
+            quantiser.quantise(wire[rank], np.ascontiguousarray(shares[rank]))
+        others = [wire[rank] for rank in range(size) if rank != owner]
+        quantiser.join(wire[owner], others, owner, np.ascontiguousarray(shares[owner]))
+        back = np.empty_like(shares[0])
+        quantiser.dequantise(back, wire[owner])
+        chunks.append(back)
+    return np.concatenate(chunks)
+
+
+def block_span(quantiser: Quantiser, values: Array) -> float:
+    """The greatest that the levels of a block have to span: its range, with 0 taken in if 0 has a code; of symmetric
+    codes twice its largest magnitude."""
+    starts = np.arange(0, values.size, quantiser.block_elements)
+    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    if quantiser.algorithm is zpccl.QuantizationAlgorithm.ZERO_POINT_SCALE:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        if quantiser.quantized_datatype in (zpccl.QuantizedDataType.INT8, zpccl.QuantizedDataType.INT4):
+            high = np.maximum(high, -low)
+            low = -high
+    return float((high - low).max())
+
+
+def bounds(quantiser: Quantiser, spans: Sequence[float]) -> tuple[float, float]:
+    """Of the worst error of ring and direct exchange, where the blocks of peer n span so much: docs/quantisation.md
+    derives them. Roundings are left out: they are below a thousandth."""
+    has_zero = quantiser.algorithm is zpccl.QuantizationAlgorithm.ZERO_POINT_SCALE
+    levels = (1 << quantiser.quantized_datatype.bits) - 1 - has_zero
+    by_ring = partial = 0.0
+    for span in sorted(spans, reverse=True):  # The worst order.
+        partial += span
+        by_ring += (partial + 2 * by_ring) / levels / 2
+    shares = (partial - min(spans)) / levels / 2  # The owner's is exact.
+    return by_ring, shares + (partial + 2 * shares) / levels / 2
+
+
+def measure_blocks(reps: int) -> list[Row]:
+    """What a block size costs and brings."""
+    values, tensor = normal(ERROR_ELEMENTS), elements_of(zpccl.DataType.FLOAT, KERNEL_BYTES)
+    rows: list[Row] = []
+    for form in FORMATS:
+        for block in BLOCK_SIZES:
+            quantiser = replace(quantiser_of(form), block_elements=block)
+            bits = 8 * quantiser.wire_bytes(values.size) / values.size
+            row: Row = {"part": "blocks", "format": form, "block": block, "bits": bits}
+            rows.append({**row, **errors(through(quantiser, values), values), **rates(quantiser, tensor, reps)})
+    return rows
+
+
+def contributions(data: str, size: int) -> list[Array]:
+    """What the peers contribute."""
+    if data == "own":
+        return [normal(ERROR_ELEMENTS, rank) for rank in range(size)]
+    return [normal(ERROR_ELEMENTS) * np.float32(rank + 1) for rank in range(size)]
+
+
+def measure_reduces(peers: Sequence[int]) -> list[Row]:
+    """Ring and direct exchange beside each other."""
+    rows: list[Row] = []
+    for data, size in itertools.product(("own", "same"), peers):
+        inputs = contributions(data, size)
+        exact: Array = np.add.reduce(inputs, axis=0, dtype=np.float64)
+        for form in FORMATS:
+            quantiser = quantiser_of(form)
+            row: Row = {"part": "reduces", "data": data, "format": form, "peers": size}
+            row["ring bound"], row["direct bound"] = bounds(quantiser, [block_span(quantiser, x) for x in inputs])
+            for name, function in (("ring", ring), ("direct", direct)):
+                found = errors(function(quantiser, inputs), exact)
+                row.update({f"{name} {key}": found[key] for key in ("worst", "rms")}, range=found["range"])
+            rows.append(row)
+    return rows
+
+
+# --- Output -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = {
+    "kernels": ("dtype", "isa", "format", "quantise", "fold", "dequantise"),
+    "blocks": ("format", "block", "bits", "worst", "rms", "quantise", "fold", "dequantise"),
+    "reduces": (
+        *("data", "format", "peers", "range", "ring worst", "ring rms", "ring bound"),
+        *("direct worst", "direct rms", "direct bound"),
+    ),
+}
+TITLES = {
+    "kernels": "Kernels, GB of tensor a second and core",
+    "blocks": "Block sizes: bits an element on the wire, error, GB/s",
+    "reduces": "Error of a SUM",
+}
+
+
+def cell_of(row: Row, column: str) -> str:
+    """A number in as few digits as say something."""
+    value = row.get(column, "")
+    if isinstance(value, float):
+        return f"{value:.1f}" if column in ("quantise", "fold", "dequantise") else f"{value:.3g}"
+    return str(value)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS), help="what to measure (default all)")
+    parser.add_argument(
+        "--peers", type=positive, nargs="+", default=[2, 4, 8, 16], help="of the reduces (default 2 4 8 16)"
+    )
+    parser.add_argument("--reps", type=positive, default=7, help="repetitions of each kernel (default 7)")
+    add_output_arguments(parser)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the tool; returns its exit status."""
+    options = build_parser().parse_args(arguments)
+
+    def play() -> int:
+        rows: list[Row] = []
+        if "kernels" in options.parts:
+            rows += measure_kernels(options.reps)
+        if "blocks" in options.parts:
+            rows += measure_blocks(options.reps)
+        if "reduces" in options.parts:
+            rows += measure_reduces(options.peers)
+        write_json(options.json, rows)
+        for part in options.parts:
+            cells = [[cell_of(row, column) for column in COLUMNS[part]] for row in rows if row["part"] == part]
+            print_table(TITLES[part], COLUMNS[part], cells)
+        return 0
+
+    return run_tool(play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,565 @@
+"""Times how newcomers get the shared state, beside plain copies of the same bytes, and a sync that has nothing to send.
+
+Processes of a run: holders have the state, joiners have something else everywhere (or, with `identical`, the same). All
+call `sync_shared_state` at the same time; a joiner ends with the holders' bytes, which BLAKE3 checks. The time is that
+of the slowest process, digests and votes included. Without --uplink all are on loopback. With it each is on a host of
+its own, in an emulated network (the package `wan`) in which what a host sends, to all others together, has this rate;
+what it receives has none. What is measured, in turns, in the same processes:
+
+  zpccl       `sync_shared_state` over --connections connections to each other peer
+  raw TCP     each holder sends its share of the bytes to each joiner, over as many sockets, and nothing else
+  one stream  each joiner gets all bytes from one holder over one socket, as scp would do it, without its encryption
+  digest      all processes digest the state, by the same --digest, with as many threads as CPUs, and send nothing
+
+`bytes_sent` is the sum over all processes, `bytes_sent_most` the most that one sent; `ratio` is what all joiners lack
+by that sum. `speedup` is beside the row with the fewest holders. `late`, `device_drops`, `emulator_cpu`:
+what the emulator was late with, what it missed, and how busy it was, over all of a row's systems: look at these before
+you believe a row. --uplink needs Linux and root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import itertools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+from bench_raw_tcp import RawTcpCopy
+from bench_wan import above_zero, on_host, what_the_emulator_says
+from common import (
+    MIB,
+    Peer,
+    Row,
+    Worker,
+    WorkerFailed,
+    add_output_arguments,
+    call_all,
+    close_all,
+    connection_count,
+    format_bytes,
+    parse_bytes,
+    positive,
+    print_table,
+    run_tool,
+    running_master,
+    say,
+    spread,
+    write_json,
+)
+from cut_paths import Master
+from state_contents import CONTENTS, IDENTICAL, RANDOM, TRAINED, fill, make_stale, trained_weights
+from wan.choose import BACKENDS, make_network
+from wan.emulated import EmulatedNetwork
+from wan.settings import Settings
+from wan.wide import WideNetwork
+
+import zpccl
+
+RAW_TCP, ONE_STREAM, DIGEST = "raw_tcp", "one_stream", "digest"
+SYSTEMS = (RAW_TCP, ONE_STREAM, DIGEST)
+"""What is measured beside zpccl."""
+DIGESTS = tuple(kind.name.lower() for kind in zpccl.DigestKind)
+PROCESSES_MAX = 15
+
+
+class StatePeer:
+    """A process that has the shared state, or gets it: as a peer, or as one end of a plain copy.
+
+    Args:
+        number: of this process.
+        address: of the master.
+        connections: to each other process.
+        host: address for the sockets of plain copies.
+        options: more of the communicator's.
+    """
+
+    def __init__(self, number: int, address: str, connections: int, host: str, **options: Any) -> None:
+        self.number = number
+        self.peer = Peer(address, connections, **options)
+        self.copy = RawTcpCopy(number, connections, host)
+        self.flat = np.empty(0, np.float32)
+        self.state: zpccl.SharedState | None = None
+        self.is_behind = False
+        self._revision = 0
+
+    def join(self, peers: int) -> None:
+        """Becomes a member, and waits for the others."""
+        self.peer.join(peers)
+
+    def copy_address(self) -> tuple[str, int]:
+        """Where this process takes plain copies."""
+        return self.copy.address
+
+    def connect_copies(self, receivers: Mapping[int, tuple[str, int]], senders: Sequence[int]) -> None:
+        """Sets the sockets of plain copies up: to receivers, or from senders."""
+        self.copy.connect(receivers)
+        self.copy.accept(senders)
+
+    def allocate(
+        self,
+        size_bytes: int,
+        tensors: int,
+        contents: str,
+        weights: Path | None,
+        is_behind: bool,
+        digest: str = "blake3",
+    ) -> None:
+        """Makes the state; the old one is freed first. Who is behind holds something else, and only receives."""
+        self.state = None
+        self.flat = np.empty(0, np.float32)
+        self.flat = np.empty(size_bytes // 4, np.float32)
+        self.is_behind = is_behind
+        if not is_behind:
+            fill(self.flat, contents, weights)
+        pieces = np.array_split(self.flat, tensors)
+        self.state = zpccl.SharedState(
+            [zpccl.TensorInfo.from_numpy(piece, f"tensor{index:05}") for index, piece in enumerate(pieces)], digest
+        )
+        self.state.revision = self._revision
+
+    def reset(self) -> None:
+        """Makes ready for the next sync or copy."""
+        assert self.state is not None
+        if self.is_behind:
+            make_stale(self.flat)
+        else:
+            self.state.revision = self._revision + 1
+
+    def sync(self) -> dict[str, float]:
+        """One sync: seconds, CPU seconds, bytes sent and received."""
+        assert self.state is not None
+        strategies = zpccl.SharedStateSyncStrategy
+        strategy = strategies.RECEIVE_ONLY if self.is_behind else strategies.ENFORCE_POPULAR
+        cpu_began, began = time.process_time(), time.monotonic()
+        info = self.peer.comm.sync_shared_state(self.state, strategy)
+        seconds, cpu_seconds = time.monotonic() - began, time.process_time() - cpu_began
+        self._revision = self.state.revision
+        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "sent": info.tx_bytes, "received": info.rx_bytes}
+
+    def send(self, shares: Mapping[int, tuple[float, float]], connections: int) -> float:
+        """Sends parts of the state to receivers, by number; returns the seconds."""
+        return self._timed(lambda: self.copy.send(self._parts(shares), connections))
+
+    def receive(self, shares: Mapping[int, tuple[float, float]], connections: int) -> float:
+        """Receives parts of the state from senders, by number; returns the seconds."""
+        return self._timed(lambda: self.copy.receive(self._parts(shares), connections))
+
+    def digest(self, kind: str) -> float:
+        """Digests the state; returns the seconds."""
+        return self._timed(self.contents_digest if kind == "blake3" else self._digest_by_xxh3)
+
+    def contents_digest(self) -> str:
+        """BLAKE3 of the state."""
+        return blake3.blake3(self.flat.data.cast("B"), max_threads=blake3.blake3.AUTO).hexdigest()
+
+    def _digest_by_xxh3(self) -> None:
+        """A digest for each of as many parts as there are CPUs: one thread may not do more of it."""
+        import xxhash
+
+        memory, count = self.flat.data.cast("B"), len(os.sched_getaffinity(0))
+        bounds = [len(memory) * part // count for part in range(count + 1)]
+        with ThreadPoolExecutor(count) as threads:
+            parts = (memory[begin:end] for begin, end in itertools.pairwise(bounds))
+            list(threads.map(xxhash.xxh3_128_digest, parts))
+
+    def close(self) -> None:
+        """Leaves the run."""
+        self.copy.close()
+        self.peer.close()
+
+    def _parts(self, shares: Mapping[int, tuple[float, float]]) -> dict[int, memoryview]:
+        memory = self.flat.data.cast("B")
+        return {
+            number: memory[int(begin * len(memory)) : int(end * len(memory))] for number, (begin, end) in shares.items()
+        }
+
+    @staticmethod
+    def _timed(function: Callable[[], Any]) -> float:
+        began = time.monotonic()
+        function()
+        return time.monotonic() - began
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the state is like."""
+
+    size_bytes: int
+    tensors: int
+    digest: str
+    contents: str
+    weights: Path | None
+
+    def arguments(self, *, is_behind: bool) -> tuple[Any, ...]:
+        """Those of `StatePeer.allocate`."""
+        return self.size_bytes, self.tensors, self.contents, self.weights, is_behind, self.digest
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The processes of one number of holders and one of joiners: holders come first."""
+
+    workers: list[Worker]
+    holders: int
+    network: WideNetwork | None
+
+    @property
+    def joiners(self) -> int:
+        """How many of the processes are behind."""
+        return len(self.workers) - self.holders
+
+    def connect(self) -> None:
+        """Makes all of them members, and connects holders to joiners for plain copies."""
+        call_all(self.workers, "join", len(self.workers))
+        addresses = dict(enumerate(call_all(self.workers, "copy_address")))
+        receivers = {number: addresses[number] for number in range(self.holders, len(self.workers))}
+        for number, worker in enumerate(self.workers):
+            arguments = (receivers, []) if number < self.holders else ({}, list(range(self.holders)))
+            worker.begin("connect_copies", *arguments)
+        for worker in self.workers:
+            worker.result()
+
+    def allocate(self, kind: Kind) -> None:
+        """Makes the state of all."""
+        for number, worker in enumerate(self.workers):
+            is_behind = number >= self.holders and kind.contents != IDENTICAL
+            worker.begin("allocate", *kind.arguments(is_behind=is_behind))
+        for worker in self.workers:
+            worker.result()
+
+    def plain_copy(self, connections: int, share: Callable[[int, int], tuple[float, float]]) -> float:
+        """Copies the state to all joiners; returns the seconds of the slowest.
+
+        Args:
+            connections: of each pair.
+            share: which part of the state, from 0 to 1, a holder sends to the joiner of a number from 0 on.
+        """
+        call_all(self.workers, "reset")
+        for number, worker in enumerate(self.workers):
+            if number < self.holders:
+                shares = {self.holders + joiner: share(number, joiner) for joiner in range(self.joiners)}
+                worker.begin("send", _not_empty(shares), connections)
+            else:
+                shares = {holder: share(holder, number - self.holders) for holder in range(self.holders)}
+                worker.begin("receive", _not_empty(shares), connections)
+        seconds: list[float] = [worker.result() for worker in self.workers]
+        return max(seconds)
+
+
+def _not_empty(shares: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
+    return {number: (begin, end) for number, (begin, end) in shares.items() if end > begin}
+
+
+def settings_of(processes: int, options: argparse.Namespace) -> Settings:
+    """The network: a host for each process, and the master's, which has no rate."""
+    lines = [
+        f"host * egress_mbit={options.uplink}",
+        f"host {processes} egress_mbit=0",
+        f"link * * delay_ms={options.rtt / 2}",
+    ]
+    return Settings(processes + 1).with_lines(lines)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where processes run: their master, and the hosts of a network, or loopback."""
+
+    master: str
+    network: WideNetwork | None
+    connections: int
+    factory: Callable[..., StatePeer]
+
+    def start(self, name: str, number: int) -> Worker:
+        """Starts the process of a number, on the host of this number where there is a network."""
+        if self.network is None:
+            return Worker(name, self.factory, number, self.master, self.connections, "127.0.0.1")
+        factory = functools.partial(self.factory, listen=None)
+        host = self.network.address(number)
+        namespace = self.network.namespace(number)
+        return Worker(name, on_host, namespace, factory, number, self.master, self.connections, host)
+
+
+@contextlib.contextmanager
+def make_place(
+    options: argparse.Namespace, processes: int, factory: Callable[..., StatePeer] = StatePeer
+) -> Iterator[Place]:
+    """A place for so many processes, with a master that runs."""
+    with contextlib.ExitStack() as stack:
+        if not options.uplink:
+            address, _ = stack.enter_context(running_master())
+            yield Place(address, None, options.connections, factory)
+            return
+        settings = settings_of(processes, options)
+        network = stack.enter_context(make_network(settings, options.backend, options.seed))
+        timeout_s = zpccl.limits.HEARTBEAT_TIMEOUT_NS / 1e9
+        master = Worker("master", Master, network.namespace(processes), network.address(processes), timeout_s)
+        stack.callback(master.close)
+        yield Place(master.call("address"), network, options.connections, factory)
+
+
+@contextlib.contextmanager
+def start_crowd(options: argparse.Namespace, holders: int, joiners: int) -> Iterator[Crowd]:
+    """A master and its peers, all members."""
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(make_place(options, holders + joiners))
+        workers: list[Worker] = []
+        stack.callback(close_all, workers)
+        for number in range(holders + joiners):
+            workers.append(place.start(f"{'holder' if number < holders else 'joiner'} {number}", number))
+        crowd = Crowd(workers, holders, place.network)
+        crowd.connect()
+        yield crowd
+
+
+# --- Measuring --------------------------------------------------------------------------------------------------------
+
+
+def sync_once(crowd: Crowd, wanted: str) -> dict[str, float]:
+    """One checked sync: seconds of the slowest, and the sums of the rest.
+
+    Args:
+        crowd: whose processes sync.
+        wanted: the digest of what all must hold afterwards.
+
+    Raises:
+        WorkerFailed: somebody holds something else.
+    """
+    call_all(crowd.workers, "reset")
+    results: list[dict[str, float]] = call_all(crowd.workers, "sync")
+    check(crowd, wanted)
+    total = {name: sum(result[name] for result in results) for name in ("cpu_seconds", "sent")}
+    most = max(result["sent"] for result in results)
+    return {"seconds": max(result["seconds"] for result in results), "sent_most": most, **total}
+
+
+def check(crowd: Crowd, wanted: str) -> None:
+    """Compares what all hold with what they should.
+
+    Raises:
+        WorkerFailed: somebody holds something else.
+    """
+    digests = call_all(crowd.workers, "contents_digest")
+    wrong = [worker.name for worker, digest in zip(crowd.workers, digests, strict=True) if digest != wanted]
+    if wrong:
+        raise WorkerFailed(f"{', '.join(wrong)}: the state is not what the holders had")
+
+
+def beside(crowd: Crowd, system: str, connections: int, digest: str, wanted: str) -> float:
+    """The seconds of one of SYSTEMS, checked."""
+    if system == DIGEST:
+        alone: list[float] = call_all(crowd.workers, "digest", digest)
+        return max(alone)
+    if system == RAW_TCP:
+        seconds = crowd.plain_copy(
+            connections, lambda holder, _: (holder / crowd.holders, (holder + 1) / crowd.holders)
+        )
+    else:
+        seconds = crowd.plain_copy(1, lambda holder, joiner: (0.0, float(holder == joiner % crowd.holders)))
+    check(crowd, wanted)
+    return seconds
+
+
+def measure(crowd: Crowd, options: argparse.Namespace, kind: Kind) -> Row:
+    """All repetitions of one kind of state."""
+    crowd.allocate(kind)
+    contents, size_bytes = kind.contents, kind.size_bytes
+    wanted: str = crowd.workers[0].call("contents_digest")
+    syncs: list[dict[str, float]] = []
+    others: dict[str, list[float]] = {system: [] for system in options.beside}
+    if contents == IDENTICAL:
+        others = {system: [] for system in options.beside if system == DIGEST}
+    if isinstance(crowd.network, EmulatedNetwork):
+        crowd.network.reset_counts()
+    for _ in range(options.reps):
+        syncs.append(sync_once(crowd, wanted))
+        for system, seconds in others.items():
+            seconds.append(beside(crowd, system, options.connections, kind.digest, wanted))
+    bytes_sent = round(statistics.median(sync["sent"] for sync in syncs))
+    lacking = 0 if contents == IDENTICAL else size_bytes * crowd.joiners
+    median_s = statistics.median(sync["seconds"] for sync in syncs)
+    row: Row = {
+        "contents": contents,
+        "holders": crowd.holders,
+        "joiners": crowd.joiners,
+        "bytes": size_bytes,
+        "tensors": kind.tensors,
+        "digest": kind.digest,
+        "connections": options.connections,
+        "uplink_mbit": options.uplink,
+        "rtt_ms": options.rtt if options.uplink else None,
+        "reps": options.reps,
+        "bytes_sent": bytes_sent,
+        "bytes_sent_most": round(statistics.median(sync["sent_most"] for sync in syncs)),
+        "ratio": lacking / bytes_sent if lacking and bytes_sent else None,
+        **spread([sync["seconds"] for sync in syncs], "seconds"),
+        "cpu_seconds": statistics.median(sync["cpu_seconds"] for sync in syncs),
+        "gbit": lacking * 8 / 1e9 / median_s if lacking else None,
+    }
+    for system in SYSTEMS:
+        seconds = others.get(system, [])
+        row |= spread(seconds, f"{system}_seconds") if seconds else {f"{system}_seconds_median": None}
+    return row | (what_the_emulator_says(crowd.network) if crowd.network is not None else {})
+
+
+def kinds_of(options: argparse.Namespace) -> list[Kind]:
+    """All kinds of states that were asked for."""
+    weights = trained_weights(max(options.bytes) // 4) if TRAINED in options.contents else None
+    return [
+        Kind(size_bytes, options.tensors, digest, contents, weights)
+        for size_bytes, contents, digest in itertools.product(options.bytes, options.contents, options.digest)
+    ]
+
+
+def add_speedups(rows: Sequence[Row]) -> None:
+    """Compares each row with the one of fewest holders that is alike else."""
+    kinds = ("contents", "joiners", "bytes", "digest")
+    for row in rows:
+        alike = [other for other in rows if all(other[kind] == row[kind] for kind in kinds)]
+        fewest = min(alike, key=lambda other: int(other["holders"]))
+        row["speedup"] = fewest["seconds_median"] / row["seconds_median"]
+
+
+def measure_all(options: argparse.Namespace) -> list[Row]:
+    """All rows."""
+    rows: list[Row] = []
+    kinds = kinds_of(options)
+    for joiners, holders in itertools.product(options.joiners, options.holders):
+        with start_crowd(options, holders, joiners) as crowd:
+            for kind in kinds:
+                rows.append(measure(crowd, options, kind))
+                add_speedups(rows)
+                write_json(options.json, rows)  # What is measured stays, however long the rest takes.
+                say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells_of(rows[-1]), strict=True)))
+    return rows
+
+
+# --- Output -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = [
+    "contents",
+    "bytes",
+    "by",
+    "holders",
+    "joiners",
+    "median s",
+    "min s",
+    "max s",
+    "speedup",
+    "Gbit/s",
+    "sent MiB",
+    "ratio",
+    "CPU s",
+    "raw TCP s",
+    "one stream s",
+    "digest s",
+    "late %",
+]
+
+
+def cells_of(row: Row) -> list[str]:
+    """The row as text, in COLUMNS."""
+    return [
+        row["contents"],
+        format_bytes(row["bytes"]),
+        row["digest"],
+        str(row["holders"]),
+        str(row["joiners"]),
+        *(_text(row[f"seconds_{name}"], 4) for name in ("median", "min", "max")),
+        _text(row["speedup"]),
+        _text(row["gbit"]),
+        _text(row["bytes_sent"] / MIB, 1),
+        _text(row["ratio"]),
+        _text(row["cpu_seconds"], 3),
+        *(_text(row[f"{system}_seconds_median"], 4) for system in SYSTEMS),
+        _text(100 * row["late"]) if "late" in row else "-",
+    ]
+
+
+def _text(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def place_text(options: argparse.Namespace) -> str:
+    """Where it was measured, for headings."""
+    if options.uplink:
+        return f"from hosts whose uplinks carry {options.uplink:g} Mbit/s, {options.rtt:g} ms round trip"
+    return "over loopback"
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def add_state_arguments(parser: argparse.ArgumentParser, contents: Sequence[str]) -> None:
+    """The arguments of all that measures shared state."""
+    parser.add_argument(
+        "--bytes", type=parse_bytes, nargs="+", default=[parse_bytes("256MiB")], help="of the state (default 256MiB)"
+    )
+    parser.add_argument("--uplink", type=above_zero, help="Mbit/s that a host sends, emulated (default: loopback)")
+    parser.add_argument("--rtt", type=above_zero, default=10.0, help="ms between emulated hosts (default 10)")
+    parser.add_argument(
+        "--contents", choices=contents, nargs="+", default=[RANDOM], help="what the holders hold (default random)"
+    )
+    parser.add_argument(
+        "--digest", choices=DIGESTS, nargs="+", default=[DIGESTS[0]], help=f"of contents (default {DIGESTS[0]})"
+    )
+    parser.add_argument("--tensors", type=positive, default=16, help="that the state is made of (default 16)")
+    parser.add_argument("--connections", type=connection_count, default=4, help="to each other process (default 4)")
+    parser.add_argument("--reps", "--repeat", type=positive, default=3, help="repetitions (default 3)")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default auto: netem if the kernel has it")
+    parser.add_argument("--seed", type=int, default=0, help="of the emulator (default 0)")
+    add_output_arguments(parser)
+
+
+def check_state_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program with what is wrong with them."""
+    if "xxh3" in options.digest and importlib.util.find_spec("xxhash") is None:
+        parser.error("--digest xxh3 needs the package xxhash: pip install 'zpccl[xxhash]'")
+    if min(options.bytes) < 4 * options.tensors:
+        parser.error("--bytes: at least an element of 4 bytes for each of --tensors")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_state_arguments(parser, CONTENTS)
+    parser.add_argument("--holders", type=positive, nargs="+", default=[1, 3], help="who have it (default 1 3)")
+    parser.add_argument("--joiners", type=positive, nargs="+", default=[1], help="who get it (default 1)")
+    parser.add_argument(
+        "--beside", choices=SYSTEMS, nargs="*", default=list(SYSTEMS), help="measured beside zpccl (default all)"
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the tool; returns its exit status."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    check_state_arguments(parser, options)
+    if max(options.holders) + max(options.joiners) > PROCESSES_MAX:
+        parser.error(f"at most {PROCESSES_MAX} holders and joiners together")
+
+    def play() -> int:
+        rows = measure_all(options)
+        print_table(f"Shared state {place_text(options)}", COLUMNS, [cells_of(row) for row in rows])
+        return 0
+
+    return run_tool(play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
