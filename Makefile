@@ -9,6 +9,12 @@ SECONDS ?= 60
 # More arguments for the tool that a target runs: make test ARGS='-k ring -x'
 ARGS ?=
 
+# Tests of the data plane that run with an extension that is compiled for a sanitizer, besides those in C.
+ENGINE_TESTS := $(wildcard tests/test_engine*.py)
+ASAN_TESTS ?= $(ENGINE_TESTS) tests/dataplane tests/test_communicator.py tests/e2e/test_loss.py
+TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/test_engine_direct.py::test_more_than_the_window \
+	tests/dataplane/test_transfer.py tests/e2e/test_loss.py::test_many_reduces_end_when_nobody_is_left
+
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 TORCH_INSTALLED := $(VENV)/.$(subst =,-,$(TORCH))
@@ -27,7 +33,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.requirements: setup.cfg pyproject.toml tools/requirements.py | $(PY)
-	$(PY) tools/requirements.py secure cli examples test dev > $@.txt
+	$(PY) tools/requirements.py secure xxhash cli examples test dev > $@.txt
 	$(PIP) --upgrade pip -r $@.txt
 	touch $@
 
@@ -82,11 +88,16 @@ fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 
 native-test: ## tests of the C code
 	$(MAKE) -C native test
 
-asan: ## tests of the C code under AddressSanitizer and UndefinedBehaviorSanitizer
+asan: deps ## tests in C, and of the data plane from Python, under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(MAKE) -C native asan
+	$(PY) tools/run_sanitized.py address -q $(ASAN_TESTS) $(ARGS)
 
-tsan: ## tests of the C code under ThreadSanitizer
+tsan: deps ## the same under ThreadSanitizer, fewer of them
 	$(MAKE) -C native tsan
+	$(PY) tools/run_sanitized.py thread -q $(TSAN_TESTS) $(ARGS)
+
+fuzz-native: ## frame parser and connections under libFuzzer, which needs clang; SECONDS=60 for each
+	$(MAKE) -C native fuzz SECONDS=$(SECONDS)
 
 # --- Check ------------------------------------------------------------------------------------------------------------
 
@@ -99,7 +110,7 @@ format: deps ## let ruff mend what it can
 	$(PY) -m ruff format $(CHECKED)
 
 types: deps ## mypy, strict
-	$(PY) -m mypy zpccl tools examples
+	$(PY) -m mypy zpccl tools examples tests
 
 native-strict: ## the C code with -Wall -Wextra -Wshadow -Werror
 	$(MAKE) -C native strict
@@ -117,5 +128,5 @@ clean: ## remove what was built, but not .venv
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 
-.PHONY: help deps venv demo sim mutants bench test test-quick test-torch fuzz native-test asan tsan lint format types \
+.PHONY: help deps venv demo sim mutants bench test test-quick test-torch fuzz fuzz-native native-test asan tsan lint format types \
 	native-strict wheel clean
