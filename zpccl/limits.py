@@ -25,9 +25,7 @@ PROTOCOL_VERSION = 6
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
-"""High-water mark of what waits to be sent on a control connection, and to be received by a peer."""
-CONTROL_RECEIVED_MESSAGES_MAX = 64
-"""High-water mark of what a master has received on one connection and not read; TCP holds back the rest."""
+"""High-water mark of what waits to be sent on a control connection."""
 CONTROL_BATCH_BYTES_MAX = 1 * MIB
 """What a master reads before it handles it."""
 PEERS_MAX = 2048

@@ -230,6 +230,21 @@ def test_the_descriptor_of_another_file_is_left_alone(bench: Bench) -> None:
         assert bench.inflow.deadline_ns() is None
 
 
+def test_what_is_left_of_a_connection_is_known_until_the_socket_is_empty(bench: Bench) -> None:
+    """Shut down before its first message was taken, or after."""
+    unnamed, named = bench.connect(), bench.connect(b"named")
+    for pair in (unnamed, named):
+        pair.say(limits.STRANGER_BYTES_MAX + 1)
+    bench.look()
+    assert bench.inflow.is_cut(b"named") and not bench.inflow.is_cut(b"unnamed")
+    bench.inflow.named(unnamed.ours.fileno(), b"unnamed")
+    assert bench.inflow.is_cut(b"unnamed")
+    bench.inflow.closed(named.ours.fileno())
+    assert bench.inflow.is_cut(b"named")
+    bench.inflow.drained()
+    assert not bench.inflow.is_cut(b"named") and bench.inflow.is_cut(b"unnamed")
+
+
 def test_it_sleeps_while_there_are_no_connections(bench: Bench) -> None:
     assert bench.inflow.deadline_ns() is None
     pair = bench.connect()

@@ -45,8 +45,9 @@ from zpccl.protocol.messages import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-MASTER_GROWTH_BYTES_MAX = 96 * MIB
-"""What any of these attacks may add to the largest size that the master ever has."""
+MASTER_GROWTH_BYTES_MAX = 256 * MIB
+"""What any of these attacks may add to the largest size that the master ever has: what loopback brings while the master
+does not look, INFLOW_INTERVAL and as long as others have the processors. Those who send without end offer more."""
 MEMBER_GROWTH_BYTES_MAX = 32 * MIB
 LOG_LINES_MAX = limits.REFUSALS_LOGGED_MAX + limits.LOG_LINES_MAX
 SALTS = itertools.count()
@@ -122,11 +123,15 @@ def nobody_disturbed(hostile_run: HostileRun) -> Iterator[None]:
     before = {process: (forget_peak(process), lines_of(process)) for process in (master, *members)}
     yield
     log = master.log
-    until(
-        lambda: log.read_text().count("hostile registered") == log.read_text().count("pending peer hostile "), "peace"
-    )
-    members[0].tell()
-    assert len({child.value() for child in members}) == 1
+    try:
+        until(
+            lambda: log.read_text().count("hostile registered") == log.read_text().count("pending peer hostile "),
+            "peace",
+        )
+    finally:
+        members[0].tell()
+        counts = {child.value() for child in members}
+    assert len(counts) == 1
     first, second = (child.call(harness.view) for child in members)
     assert first[:2] == second[:2] and first[3] == second[3]
     for process, (size, lines) in before.items():
@@ -290,7 +295,7 @@ def test_sends_messages_of_many_parts(hostile_run: HostileRun, registers: bool) 
             while not isinstance(receive(dealer), Welcome):
                 pass
         part = bytes(4 * MIB)
-        for _ in range(50):
+        for _ in range(500):
             dealer.send(part, zmq.SNDMORE, copy=False)
         dealer.send(b"")
         assert monitor.poll(int(harness.HANG_SECONDS * 1000)), "its connection stands"

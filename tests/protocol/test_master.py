@@ -602,7 +602,7 @@ def test_malformed_input_is_counted_answered_and_logged_once(bench: MasterBench)
             effects = bench.handle(events.MalformedReceived(connection, "what"))
             assert sent(effects) == [(connection, Refused(Refusal.MALFORMED, "what"))]
     assert bench.logged == [
-        Log(Level.WARNING, "malformed message from a stranger: what"),
+        Log(Level.WARNING, "malformed message from a stranger: what", of_stranger=True),
         Log(Level.WARNING, "malformed message from a: what"),
     ]
     assert bench.machine.malformed_count == 6

@@ -1,8 +1,9 @@
 """Bounds what the connections of a master cost it, where libzmq does not.
 
-A ROUTER keeps the parts of a message until the last one is here, however many they are: its high-water mark counts
-whole messages, and MAXMSGSIZE bounds one part. A part of no bytes takes two on the wire and 64 in memory. What it has
-to send is bounded by a number of messages of any size. And a connection that never says anything is kept for ever.
+A ROUTER keeps what it has received, messages and parts of them, until somebody takes it: a high-water mark would count
+whole messages, and goes ill with heartbeats; MAXMSGSIZE bounds one part. A part of no bytes takes two on the wire and
+64 in memory. What it has to send is bounded by a number of messages of any size. And a connection that never says
+anything is kept for ever.
 
 So the kernel is asked: it counts the bytes that a connection has received and that its other end has acknowledged. What
 was received and is not in the messages that came out of the socket is held by libzmq, or was heartbeats; what was sent
@@ -116,6 +117,7 @@ class Inflow:
         self._refusals = refusals
         self._connections: dict[int, _Connection] = {}  # Open ones, by descriptor.
         self._by_routing_id: dict[bytes, _Connection] = {}
+        self._cut_ids: set[bytes] = set()  # Routing ids of what was shut down; there may be more of it.
         self._unregistered: dict[_Connection, None] = {}  # In order of `since_ns`.
         self._drains = 0
         self._due_ns = 0
@@ -162,6 +164,8 @@ class Inflow:
         if connection is not None:
             connection.routing_id = routing_id
             self._by_routing_id[routing_id] = connection
+            if connection.is_cut:
+                self._cut_ids.add(routing_id)
 
     def delivered(self, routing_id: bytes, wire_bytes: int) -> None:
         """A message came out of the socket."""
@@ -174,6 +178,11 @@ class Inflow:
     def drained(self) -> None:
         """The socket was found empty."""
         self._drains += 1
+        self._cut_ids.intersection_update(self._by_routing_id)
+
+    def is_cut(self, routing_id: bytes) -> bool:
+        """True for a connection that was shut down, as long as there may be messages of it."""
+        return routing_id in self._cut_ids
 
     def may_send(self, routing_id: bytes, size: int) -> bool:
         """Takes note of a message to be sent. False if too much waits already: the connection is shut down."""
@@ -279,6 +288,8 @@ class Inflow:
         connection.is_cut = True  # libzmq tells of its end.
         self._unregistered.pop(connection, None)
         self.cut_count += 1
+        if connection.routing_id is not None:
+            self._cut_ids.add(connection.routing_id)
         with contextlib.suppress(OSError), _duplicate(connection.descriptor) as pinned:
             if pinned.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) == connection.cookie:
                 pinned.shutdown(socket.SHUT_RDWR)

@@ -7,6 +7,8 @@ Loss of a connection. libzmq's socket monitor tells which descriptor was closed,
 it came from. Descriptors are used again by later connections, so each ACCEPTED begins a new generation of its
 descriptor. Messages are taken from the socket first and the monitor is drained after that: whatever the monitor has to
 say about the senders of these messages is then known. A connection's closing is told to the machine after its messages.
+A connection that cannot be written to is closed for the machine after the messages that were taken with it, and what
+libzmq still has of a connection that was shut down is dropped: it may be much.
 
 With a secret, libzmq admits only connections whose key the ZAP handler allows, and each message carries that key. A
 connection whose key was taken from the allow list is not closed at once; its messages are dropped.
@@ -111,7 +113,7 @@ class MasterLoop:
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor and bytes of messages just taken.
-        self._unreachable: list[bytes] = []
+        self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
         self._nameless_count = 0
         self._traffic = Traffic()
         self._publish = publish
@@ -220,6 +222,7 @@ class MasterLoop:
             closed += closed_now
             if not closed_now:
                 break
+            self.inflow.look(time.monotonic_ns())  # It may take many turns to get through what was left.
         if self._is_drained:
             self.inflow.drained()
         for event in batch:
@@ -229,6 +232,10 @@ class MasterLoop:
         deadline_ns = self.machine.deadline_ns()
         if deadline_ns is not None and now_ns >= deadline_ns:
             self._handle(Tick(), now_ns)
+        while self._unreachable:
+            routing_id = next(iter(self._unreachable))
+            self._handle(ConnectionClosed(routing_id), now_ns)
+            del self._unreachable[routing_id]
 
     def _reload(self, now_ns: int) -> None:
         if self._zap is None or self._keys is None or self._keys.allow_file is None:
@@ -245,8 +252,6 @@ class MasterLoop:
 
     def _handle(self, event: MasterEvent, now_ns: int) -> None:
         self._perform(self.machine.handle(event, now_ns), now_ns)
-        while self._unreachable:
-            self._perform(self.machine.handle(ConnectionClosed(self._unreachable.pop()), now_ns), now_ns)
 
     def _take_messages(self) -> list[MasterEvent]:
         batch: list[MasterEvent] = []
@@ -267,6 +272,8 @@ class MasterLoop:
                 count += 1
                 wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
             size += wire_bytes
+            if self.inflow.is_cut(routing_id):
+                continue
             descriptor = _descriptor_of(frame)
             if descriptor is None:
                 self._nameless_count += 1
@@ -341,9 +348,12 @@ class MasterLoop:
                 for connection in effect.connections:
                     self._send(connection, data, now_ns)  # type: ignore[arg-type]  # They are routing ids here.
             else:
-                self._lines.write(effect.level, effect.text, now_ns)
+                lines = self._refusals if effect.of_stranger else self._lines
+                lines.write(effect.level, effect.text, now_ns)
 
     def _send(self, routing_id: bytes, data: bytes | zmq.Frame, now_ns: int) -> None:
+        if routing_id in self._unreachable:
+            return
         if not self.inflow.may_send(routing_id, len(data)):
             return self._give_up(routing_id, now_ns)
         try:
@@ -353,7 +363,7 @@ class MasterLoop:
                 raise
             if error.errno == zmq.EAGAIN:
                 return self._give_up(routing_id, now_ns)
-            self._unreachable.append(routing_id)
+            self._unreachable[routing_id] = None
         else:
             self._traffic.messages_sent += 1
             self._traffic.sent_bytes += len(data)
@@ -361,7 +371,7 @@ class MasterLoop:
     def _give_up(self, routing_id: bytes, now_ns: int) -> None:
         """Too much waits to be sent to it. What waits goes with the connection."""
         self.inflow.cut(routing_id, "it does not read its messages", now_ns)
-        self._unreachable.append(routing_id)
+        self._unreachable[routing_id] = None
 
     def _close(self) -> None:
         self._socket.disable_monitor()
@@ -385,7 +395,6 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ns: i
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
-    socket.setsockopt(zmq.RCVHWM, limits.CONTROL_RECEIVED_MESSAGES_MAX)
     socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
     socket.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
     socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
@@ -394,7 +403,12 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ns: i
 
 
 def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
-    """Makes libzmq close a connection from which nothing came for `timeout_ns`."""
+    """Makes libzmq close a connection from which nothing came for `timeout_ns`.
+
+    And lifts the high-water mark of receiving: libzmq 4.3.5 aborts the process when a heartbeat is due on a connection
+    that has ended, or spoken, while its queue was full (docs/adr/0015).
+    """
+    socket.setsockopt(zmq.RCVHWM, 0)
     interval_ns = min(limits.HEARTBEAT_INTERVAL_NS, timeout_ns // 4)
     socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, interval_ns // limits.MS))
     silence_ns = timeout_ns - interval_ns - limits.DISCONNECT_GRACE_NS

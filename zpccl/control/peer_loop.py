@@ -195,7 +195,6 @@ class PeerLoop:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, limits.LINGER_MS)
         dealer.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
-        dealer.setsockopt(zmq.RCVHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
         dealer.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
         dealer.setsockopt(zmq.RECONNECT_IVL, limits.RECONNECT_INTERVAL_NS // limits.MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, limits.RECONNECT_INTERVAL_MAX_NS // limits.MS)

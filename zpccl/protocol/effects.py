@@ -23,10 +23,11 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Write a line to the log."""
+    """Write a line to the log. `of_stranger`: one who is no peer caused it, and may cause many."""
 
     level: Level
     text: str
+    of_stranger: bool = False
 
 
 # --- Of the master --------------------------------------------------------------------------------------------------

@@ -294,7 +294,8 @@ class MasterMachine:
             return self._outbox.reply(connection, refused)
         if known is not None:
             if not known.is_heard or known.token != hello.token:
-                self._outbox.log(Level.WARNING, f"a connection claims to be {known.name} without its token")
+                text = f"a connection claims to be {known.name} without its token"
+                self._outbox.log(Level.WARNING, text, of_stranger=True)
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
             if hello.connection < known.connection_count:
                 return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
@@ -407,7 +408,8 @@ class MasterMachine:
             self._complained.add(event.connection)
             peer = self.registry.by_connection.get(event.connection)
             sender = peer.name if peer is not None else "a stranger"
-            self._outbox.log(Level.WARNING, f"malformed message from {sender}: {event.reason}")
+            text = f"malformed message from {sender}: {event.reason}"
+            self._outbox.log(Level.WARNING, text, of_stranger=peer is None)
         self._outbox.reply(event.connection, Refused(Refusal.MALFORMED, event.reason[: limits.TEXT_CHARS_MAX]))
 
     # --- Loss of peers ----------------------------------------------------------------------------------------------

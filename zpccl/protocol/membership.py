@@ -258,9 +258,9 @@ class Outbox:
             del peer.answers[next(iter(peer.answers))]
         self.send(peer, message)
 
-    def log(self, level: Level, text: str) -> None:
+    def log(self, level: Level, text: str, *, of_stranger: bool = False) -> None:
         """Writes a line to the log."""
-        self._effects.append(Log(level, text))
+        self._effects.append(Log(level, text, of_stranger))
 
     def take(self) -> list[MasterEffect]:
         """The effects so far; the outbox is then empty."""
