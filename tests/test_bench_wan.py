@@ -112,12 +112,14 @@ SMALL = ["--rtt", "2", "--loss", "0", "--rate", "200", "--connections", "2", "--
 @pytest.mark.e2e
 def test_it_measures_systems_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "wan.json"
-    ended = run_tool(*SMALL, "--peers", "3", "--systems", "zpccl", "raw_tcp", "--json", str(path))
+    pytest.importorskip("nacl")
+    systems = ["zpccl", "raw_tcp", "sealed"]
+    ended = run_tool(*SMALL, "--peers", "3", "--systems", *systems, "--json", str(path))
     if "cannot make network namespaces" in ended.stderr:
         pytest.skip(ended.stderr)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = json.loads(path.read_text())
-    assert [(row["system"], row["connections"], row["peers"]) for row in rows] == [("zpccl", 2, 3), ("raw_tcp", 2, 3)]
+    assert [(row["system"], row["connections"], row["peers"]) for row in rows] == [(name, 2, 3) for name in systems]
     for found in rows:
         assert found["bytes"] >= 2**20
         assert 0 < found["share"] < 2  # What a burst lets through counts much in so little.

@@ -6,6 +6,7 @@ direction; those to the master have the delay only. What is measured:
 
   zpccl    `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice,
            after it has found out in a few all-reduces
+  sealed   the same in a run with a secret, everything encrypted; needs PyNaCl, measured only where asked for
   raw_tcp  the same bytes over as many sockets, both ways at once, and nothing else: no vote, no reducing
   gloo     torch.distributed.all_reduce, which has one connection a pair; where torch is there
 
@@ -59,7 +60,11 @@ from wan.settings import Settings
 from wan.wide import CONGESTION_CONTROLS, DEVICE, WideNetwork
 
 import zpccl
+from zpccl.control.keys import new_secret
 
+WAN_SYSTEMS = (*SYSTEMS, "sealed")
+OWN_SYSTEMS = ("zpccl", "sealed")
+"""Those that can choose their connections."""
 LATENCY_BYTES = 4096
 UNIT_BYTES = 1 << 20
 PART, PROBES = 8, 2
@@ -105,10 +110,11 @@ def start_workers(network: WideNetwork, name: str, factories: Sequence[Callable[
 
 
 @contextlib.contextmanager
-def start_zpccl(network: WideNetwork, peers: int, connections: int) -> Iterator[System]:
+def start_zpccl(network: WideNetwork, peers: int, connections: int, secret: str | None = None) -> Iterator[System]:
     """A master and its peers."""
     timeout_s = zpccl.limits.HEARTBEAT_TIMEOUT_NS / 1e9
-    master = Worker("master", Master, network.namespace(peers), network.address(peers), timeout_s)
+    master = Worker("master", Master, network.namespace(peers), network.address(peers), timeout_s, secret)
+    encrypt = None if secret is None else True
     workers: list[Worker] = []
     try:
         address = master.call("address")
@@ -116,14 +122,21 @@ def start_zpccl(network: WideNetwork, peers: int, connections: int) -> Iterator[
             network,
             "zpccl",
             [
-                functools.partial(ZpcclBench, address, connections, "out", rank, peers, listen=None)
+                functools.partial(
+                    ZpcclBench, address, connections, "out", rank, peers, listen=None, secret=secret, encrypt=encrypt
+                )
                 for rank in range(peers)
             ],
         )
         call_all(workers, "join")
-        yield System("zpccl", workers, connections, master.pid)
+        yield System("zpccl" if secret is None else "sealed", workers, connections, master.pid)
     finally:
         close_all([*workers, master])
+
+
+def start_sealed(network: WideNetwork, peers: int, connections: int) -> contextlib.AbstractContextManager[System]:
+    """The same with a secret."""
+    return start_zpccl(network, peers, connections, new_secret())
 
 
 @contextlib.contextmanager
@@ -157,7 +170,7 @@ def start_raw_tcp(network: WideNetwork, peers: int, connections: int) -> Iterato
         close_all(workers)
 
 
-STARTERS = {"zpccl": start_zpccl, "gloo": start_gloo, "raw_tcp": start_raw_tcp}
+STARTERS = {"zpccl": start_zpccl, "gloo": start_gloo, "raw_tcp": start_raw_tcp, "sealed": start_sealed}
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +233,7 @@ def measure(network: WideNetwork, name: str, cell: Cell, options: argparse.Names
             "loss": cell.loss,
             "rate_mbit": options.rate,
             "connections": connections,
-            "own_choice": cell.connections == 0 and name == "zpccl",
+            "own_choice": cell.connections == 0 and name in OWN_SYSTEMS,
             "congestion": options.congestion or "default",
             "bytes": size_bytes,
             "reps": options.reps,
@@ -317,7 +330,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     delays = sorted({row["rtt_ms"] for row in rows})
     losses = sorted({row["loss"] for row in rows})
     counts = sorted({row["connections"] for row in rows if not row.get("own_choice")})
-    systems = [name for name in SYSTEMS if any(row["system"] == name for row in rows)]
+    systems = [name for name in WAN_SYSTEMS if any(row["system"] == name for row in rows)]
     figure, panels = pyplot.subplots(1, len(delays), figsize=(4 * len(delays), 3.6), sharey=True, squeeze=False)
     for panel, delay in zip(panels[0], delays, strict=True):
         for colour, name in enumerate(systems):
@@ -417,7 +430,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=[1, 4, 16, 64],
         help="a pair; 0: as many as zpccl chooses (default 1 4 16 64)",
     )
-    parser.add_argument("--systems", choices=SYSTEMS, nargs="+", default=None, help="default: all that can be had")
+    parser.add_argument(
+        "--systems", choices=WAN_SYSTEMS, nargs="+", default=None, help="default: all that can be had, but for sealed"
+    )
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="at the full rate, of a repetition (default 5)")
     parser.add_argument("--reps", type=positive, default=3, help="repetitions (default 3)")
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
@@ -442,6 +457,8 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
             say("torch is not installed: no gloo (`make test-torch` installs it)")
     elif "gloo" in options.systems and not has_torch:
         parser.error("--systems gloo needs torch, which `make test-torch` installs")
+    if "sealed" in (options.systems or ()) and importlib.util.find_spec("nacl") is None:
+        parser.error("--systems sealed needs PyNaCl: pip install 'zpccl[secure]'")
 
 
 def main(arguments: list[str] | None = None) -> int:

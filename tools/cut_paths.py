@@ -46,6 +46,7 @@ from common import (
 from networks import Network, enter
 
 import zpccl
+from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
 
 KINDS = ("host", "path", "idle")
@@ -59,9 +60,14 @@ NS = 1e9
 class Master:
     """A master on a host of its own, to be held by a `Worker`."""
 
-    def __init__(self, namespace: str, host: str, heartbeat_timeout_s: float) -> None:
+    def __init__(self, namespace: str, host: str, heartbeat_timeout_s: float, secret: str | None = None) -> None:
         enter(namespace)
-        self._loop = MasterLoop(f"{host}:0", heartbeat_timeout_ns=int(heartbeat_timeout_s * NS), recovery_grace=0.1)
+        self._loop = MasterLoop(
+            f"{host}:0",
+            heartbeat_timeout_ns=int(heartbeat_timeout_s * NS),
+            keys=master_keys(secret),
+            recovery_grace=0.1,
+        )
         self._thread = threading.Thread(target=self._loop.run)
         self._thread.start()
 
