@@ -216,7 +216,8 @@ def test_two_masters_reached_by_disjoint_halves_never_both_lead() -> None:
         assert {child.failure().kind for child in waiting} == {"Kicked"}
         assert [master.log.read_text().count("taking over the run") for master in masters] == [0, 1]
         for child in waiting:
-            child.start(harness.connect, lists[members.index(child)], name=child.name, n_attempts=50)
+            # Who comes first votes for the other.
+            child.start(harness.join, lists[members.index(child)], 4, name=child.name, n_attempts=50)
         for child in going_on:
             child.start(harness.admit, 4)
         for child in (*going_on, *waiting):
