@@ -110,11 +110,11 @@ RECONNECT_INTERVAL_MAX_NS = 500 * MS
 RECOVERY_GRACE_NS = 1 * SECOND
 """How long a new master waits for the reports of peers of an earlier one, from the first report on, and before it
 admits the first peer of a new run, from its start on."""
-INCARNATION_STEP_MAX = 4096
+TERM_STEP_MAX = 4096
 """The number of a master that takes over is higher than the last known one by a random step of this size at most."""
-INCARNATION_MAX = 2**30
-"""Of a report: epochs and attempts begin at incarnation << 32, and a message has room for 64 bits."""
-EPOCH_MAX = (INCARNATION_MAX + INCARNATION_STEP_MAX + 1) << 32
+TERM_MAX = 2**30
+"""Of a report: epochs and attempts begin at term << 32, and a message has room for 64 bits."""
+EPOCH_MAX = (TERM_MAX + TERM_STEP_MAX + 1) << 32
 ROUND_MAX = 2**62
 """Of a report; the next one must have room too."""
 MASTERS_MAX = 3

@@ -33,7 +33,7 @@ ENTRIES = [
     (entry("v", "x"), entry("w", "x")),
     (entry("w", "x"), entry("a", "x")),
 ]
-INCARNATIONS = (0, 0, 1, 2, 5000, limits.INCARNATION_MAX, 2**64 - 1)
+TERMS = (0, 0, 1, 2, 5000, limits.TERM_MAX, 2**64 - 1)
 TIMES_NS = (0, 0, 0, 1, limits.DISCONNECT_GRACE_NS, limits.RECOVERY_GRACE_NS, 11 * limits.SECOND)
 TOGETHER = ("begin", "finish", "offer", "fetched", "update", "hello", "link")
 EVENTS_MAX = 200
@@ -50,7 +50,7 @@ class World:
     outcomes: dict[int, bool] = field(default_factory=dict)
     epochs: dict[int, Any] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
-    """As which incarnations the master has asked for reports: who answers must promise that."""
+    """As which terms the master has asked for reports: who answers must promise that."""
 
     def peer_ids(self) -> list[bytes]:
         """Of all who may take part."""
@@ -59,14 +59,14 @@ class World:
 
     def handle(self, event: events.MasterEvent) -> None:
         """S1, S3 and the machine's own invariants. One that has stepped down knows what reports tell, and no more."""
-        if self.term != self.machine.term:
-            self.term, self.outcomes = self.machine.term, {}
+        if self.term != self.machine.generation:
+            self.term, self.outcomes = self.machine.generation, {}
         for effect in self.machine.handle(event, self.now_ns):
             if isinstance(effect, Broadcast):
                 message = effect.message
                 assert m.decode_master_message(m.encode(message)) == message
                 if isinstance(message, m.Refused) and message.refusal is m.Refusal.REPORT:
-                    self.asked = [*self.asked[-2:], message.incarnation]
+                    self.asked = [*self.asked[-2:], message.term]
                 if isinstance(message, m.Decision):
                     known = self.outcomes.setdefault(message.attempt_id, message.committed)
                     assert known == message.committed, "S1: two outcomes of one attempt"
@@ -83,7 +83,7 @@ def one_input(data: bytes) -> None:
     seed = b"" if keys == ("",) else b"seed"
     world = World(MasterMachine(RUN_ID, choices.number(3), options=MasterOptions(link_seed=seed)), keys)
     if choices.number(2):
-        world.machine.gather(world.now_ns)
+        world.machine.recover(world.now_ns)
     for _ in range(EVENTS_MAX):
         if not choices:
             break
@@ -150,8 +150,8 @@ def _hello(world: World, choices: Choices) -> m.Hello:
         choices.one_of(((), ("h:1",), ("h:1", "[::1]:2"))),
         choices.one_of((0, 0, 1, 2, 2**63)),
         choices.one_of((RUN_ID, world.machine.run_id, bytes(16))),
-        choices.one_of(INCARNATIONS),
-        choices.one_of((*INCARNATIONS, *world.asked)),
+        choices.one_of(TERMS),
+        choices.one_of((*TERMS, *world.asked)),
         choices.one_of((1, 1, 2)),
         choices.one_of((bytes(16), RUN_ID, world.machine.run_id)),
         not choices.number(4),
@@ -233,7 +233,7 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
         tuple(m.Dropped(peer_id, "") for peer_id in choices.some_of(world.peer_ids(), 2)),
     ),
     lambda _, choices: m.Withdraw(choices.one_of(CALLS)),
-    lambda world, choices: m.Seen(choices.one_of((0, 1, world.machine.registry.epoch))),
+    lambda world, choices: m.Acknowledgement(choices.one_of((0, 1, world.machine.registry.epoch))),
     lambda _, choices: m.Leave(),
     lambda _, choices: m.Ready(),
 ]

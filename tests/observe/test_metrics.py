@@ -26,8 +26,8 @@ NOW_NS = 100 * SECOND
 EMPTY: dict[str, Any] = {
     "taken_ns": NOW_NS,
     "epoch": 0,
-    "incarnation": 0,
-    "is_gathering": False,
+    "term": 0,
+    "is_recovering": False,
     "members": {},
     "pending": {},
     "collectives_voting": 0,
@@ -87,8 +87,8 @@ def test_each_fact_has_its_series() -> None:
     )
     series = shown(
         epoch=1 << 40,
-        incarnation=2,
-        is_gathering=True,
+        term=2,
+        is_recovering=True,
         members={0: 3, 7: 4},
         pending={7: 5},
         collectives_voting=6,
@@ -107,8 +107,8 @@ def test_each_fact_has_its_series() -> None:
     )
     plain = {
         "epoch": 1 << 40,
-        "incarnation": 2,
-        "gathering": 1,
+        "term": 2,
+        "recovering": 1,
         "collectives_voting": 6,
         "collectives_running": 7,
         "syncs_running": 8,

@@ -149,7 +149,7 @@ class MasterBench:
     def _check(self, connection: Hashable, message: Any) -> None:
         assert decode_master_message(encode(message)) == message, "the receiver could not read this"
         if isinstance(message, Members):
-            listed = msgspec.structs.replace(message, base=())
+            listed = msgspec.structs.replace(message, old_members=())
             assert self.epochs.setdefault(message.epoch, listed) == listed, "S3: one member list an epoch"
         elif isinstance(message, Plan):
             known = self.plans.setdefault(message.attempt_id, message.lanes)

@@ -78,7 +78,7 @@ def test_syncs(bench: MasterBench, is_committed: bool) -> None:
 
 def test_a_takeover_and_members_that_do_not_come() -> None:
     bench = MasterBench()
-    bench.machine.gather(bench.now_ns)
+    bench.machine.recover(bench.now_ns)
     bench.connections["a"] = "a1"
     report = report_of("a")
     bench.say("a", report.hello)

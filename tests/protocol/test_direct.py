@@ -228,7 +228,7 @@ def test_a_peer_does_what_the_plan_says_and_tells_another_master() -> None:
     plan = Plan(FIRST_ATTEMPT, (lane,), (10, 10, 10), 65536)
     assert peer.hear(plan) == [StartReduce(10, FIRST_ATTEMPT, pids("abc"), 65536, Algorithm.DIRECT)]
     running = RunningAttempt(FIRST_ATTEMPT, pids("abc"), (10, 10, 10), spec(), Algorithm.DIRECT, 65536)
-    (report,) = [effect.message for effect in peer.hear(Refused(Refusal.REPORT, "", incarnation=77))]
+    (report,) = [effect.message for effect in peer.hear(Refused(Refusal.REPORT, "", term=77))]
     assert report.attempts == (running,)
 
 

@@ -123,7 +123,7 @@ def test_a_connection_with_another_key_does_not_speak_for_a_peer() -> None:
 def test_a_report_belongs_to_the_key_of_its_peer() -> None:
     """S7: else who knows an id could report first, and be that peer at a new master."""
     master = Master()
-    master.machine.gather(master.now_ns)
+    master.machine.recover(master.now_ns)
     hello = Hello(id_of("a", "key of a"), token("a"), True, 0, "a", ("a:1",), 1, RUN_ID)
     report = report_of("a", hello=hello)
     assert to("elsewhere", master.say("elsewhere", "key of b", report), Refused).refusal is Refusal.MALFORMED

@@ -62,10 +62,10 @@ algorithms = st.integers(1, 2)
 entries = st.builds(m.StateEntry, keys, bytes_, naturals, st.booleans(), digests)
 faults = st.none() | ids
 neighbours = st.builds(m.Neighbour, ids, names, addresses, st.booleans())
-incarnations = st.integers(0, limits.INCARNATION_MAX)
+terms = st.integers(0, limits.TERM_MAX)
 hellos = st.builds(
     m.Hello,
-    *(ids, ids, st.booleans(), groups, names, addresses, naturals, ids, incarnations, incarnations),
+    *(ids, ids, st.booleans(), groups, names, addresses, naturals, ids, terms, terms),
     *(st.integers(1, limits.MASTERS_MAX), ids, st.booleans()),
 )
 members = tuples(st.builds(m.Member, ids, groups, names))
@@ -92,7 +92,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
         tuples(st.builds(m.Dropped, ids, texts)),
     ),
     m.Withdraw: st.builds(m.Withdraw, naturals),
-    m.Seen: st.builds(m.Seen, naturals),
+    m.Acknowledgement: st.builds(m.Acknowledgement, naturals),
     m.Leave: st.builds(m.Leave),
     m.Report: st.builds(
         m.Report,
@@ -111,11 +111,11 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
         st.none() | syncs,
         tuples(ids),
     ),
-    m.Welcome: st.builds(m.Welcome, ids, incarnations),
-    m.Refused: st.builds(m.Refused, st.sampled_from(m.Refusal), texts, ids, incarnations),
+    m.Welcome: st.builds(m.Welcome, ids, terms),
+    m.Refused: st.builds(m.Refused, st.sampled_from(m.Refusal), texts, ids, terms),
     m.Kick: st.builds(m.Kick, st.integers(0, 12), texts),
     m.Members: st.builds(m.Members, naturals, members, naturals, naturals, tuples(ids)),
-    m.Established: st.builds(m.Established, naturals),
+    m.MembersCommitted: st.builds(m.MembersCommitted, naturals),
     m.Neighbours: st.builds(m.Neighbours, tuples(neighbours)),
     m.NeighboursChanged: st.builds(m.NeighboursChanged, tuples(neighbours), tuples(ids)),
     m.Plan: st.builds(
@@ -374,10 +374,10 @@ def test_the_bounds_themselves_are_allowed() -> None:
         assert m.decode_peer_message(m.encode(message)) == message
 
 
-@pytest.mark.parametrize("field", ["incarnation", "promised", "epoch", "round"])
+@pytest.mark.parametrize("field", ["term", "promised", "epoch", "round"])
 def test_a_report_leaves_room_for_the_next_number(field: str) -> None:
     """A master that takes the run over goes on from there, and says so in messages."""
-    maximum = {"epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}.get(field, limits.INCARNATION_MAX)
+    maximum = {"epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}.get(field, limits.TERM_MAX)
 
     def report(number: int) -> m.Report:
         blank = m.Report(HELLO, 0, 0, (), False, 0, 0, None, (), (), None)

@@ -501,7 +501,7 @@ def test_fetching_ahead() -> None:
     assert peer.hear(Neighbours((neighbour("b"), neighbour("c"))))[-1] == FetchAhead(pids("bc"))
     assert peer.hear(NeighboursChanged(gone=pids("b"))) == [CloseLink(pid("b"))]
     assert peer.reconnect()[0] == Send(
-        replace(hello, connection=2, was_welcomed=True, run_id=RUN_ID, incarnation=1, promised=1)
+        replace(hello, connection=2, was_welcomed=True, run_id=RUN_ID, term=1, promised=1)
     )
     assert peer.handle(events.ReadyCalled()) == [Send(Ready())]
     assert peer.handle(events.ReadyCalled()) == []
@@ -605,7 +605,7 @@ def test_a_master_that_takes_over_waits_for_who_has_lost_what_it_held() -> None:
     peer.sync(10, revision=4)
     peer.hear(sync_plan(10, 4, "ab"))
     for is_open in (False, True):
-        said = peer.hear(Refused(Refusal.REPORT, "", incarnation=2))
+        said = peer.hear(Refused(Refusal.REPORT, "", term=2))
         assert said[0].message.sync.is_open == is_open
         peer.handle(events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a")))
 

@@ -47,7 +47,7 @@ def test_two_quorums_of_one_list_share_a_member(size: int) -> None:
 def test_the_first_list_is_established_at_once() -> None:
     quorum = Quorum()
     quorum.propose(pids("a"))
-    assert quorum.base == frozenset()
+    assert quorum.old_members == frozenset()
     assert quorum.may_go_on(pids("a"))
 
 
@@ -55,45 +55,45 @@ def test_a_list_is_established_by_quorums_of_both() -> None:
     """S3: of the list before, which another master may know alone, and of its own."""
     quorum = Quorum(pids("abcd"))
     quorum.propose(pids("abc"))
-    assert quorum.base == set(pids("abcd"))
-    assert not quorum.add_seen(pid("b"))
-    assert not quorum.add_seen(pid("c"))  # Half of abcd, without a.
-    assert quorum.add_seen(pid("a"))
-    assert quorum.base == frozenset()
+    assert quorum.old_members == set(pids("abcd"))
+    assert not quorum.acknowledge(pid("b"))
+    assert not quorum.acknowledge(pid("c"))  # Half of abcd, without a.
+    assert quorum.acknowledge(pid("a"))
+    assert quorum.old_members == frozenset()
 
 
 def test_what_is_not_established_is_not_left() -> None:
-    """S3: a, b of the base may follow another master, which has not heard of the list without a."""
+    """S3: a, b of the old_members may follow another master, which has not heard of the list without a."""
     quorum = Quorum(pids("abcd"))
     quorum.propose(pids("bcd"))
     assert not quorum.may_go_on(pids("cd"))
     for name in "bcd":
-        quorum.add_seen(pid(name))
+        quorum.acknowledge(pid(name))
     assert quorum.may_go_on(pids("cd"))
 
 
 def test_a_later_list_has_the_same_base() -> None:
     quorum = Quorum(pids("abcde"))
     quorum.propose(pids("abcd"))
-    quorum.add_seen(pid("a"))
+    quorum.acknowledge(pid("a"))
     quorum.propose(pids("abc"))
-    assert quorum.base == set(pids("abcde"))
-    assert not quorum.add_seen(pid("b"))  # What a had seen was another list.
-    quorum.add_seen(pid("a"))
-    assert quorum.add_seen(pid("c"))
+    assert quorum.old_members == set(pids("abcde"))
+    assert not quorum.acknowledge(pid("b"))  # What a had seen was another list.
+    quorum.acknowledge(pid("a"))
+    assert quorum.acknowledge(pid("c"))
 
 
 def test_a_list_that_is_taken_over_keeps_its_base() -> None:
     quorum = Quorum(pids("ab"))
-    quorum.propose(pids("ab"), base=pids("abcd"))
-    assert quorum.base == set(pids("abcd"))
+    quorum.propose(pids("ab"), old_members=pids("abcd"))
+    assert quorum.old_members == set(pids("abcd"))
 
 
 def test_who_leaves_goes_on_nowhere() -> None:
     """The last but one may leave; the one with the lowest id too."""
     quorum = Quorum(pids("ab"))
     quorum.propose(pids("b"))
-    assert not quorum.add_seen(pid("b"))
+    assert not quorum.acknowledge(pid("b"))
     assert quorum.add_consent(pid("a"))
     assert quorum.may_go_on(pids("b"))
 
@@ -117,7 +117,7 @@ def test_no_other_master_has_a_quorum_beside(first: set[str], steps: list[tuple[
         quorum.propose(members)
         for peer_id in sorted(members & set(pids(seeing))):
             known[peer_id] = members
-            if quorum.add_seen(peer_id):
+            if quorum.acknowledge(peer_id):
                 established = members
     older = {peer_id for peer_id, its_list in known.items() if established < its_list}
     lists = {known[p] for p in older}

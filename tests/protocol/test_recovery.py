@@ -60,7 +60,7 @@ def hello_of(name: str, run_id: bytes = OLD_RUN, connection: int = 1) -> Hello:
 def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> Report:
     """What a peer knows: by default a member list and nothing else."""
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
-    hello = replace(hello, incarnation=facts.pop("incarnation", hello.incarnation))
+    hello = replace(hello, term=facts.pop("term", hello.term))
     listed = member_list(epoch, members).members
     blank = Report(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
     return replace(blank, **facts)
@@ -75,7 +75,7 @@ class TakeOver(MasterBench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.machine.gather(self.now_ns)
+        self.machine.recover(self.now_ns)
 
     def report(self, name: str, *arguments: Any, **facts: Any) -> list[Any]:
         """A peer connects and reports; returns what is sent."""
@@ -105,10 +105,10 @@ def test_the_run_of_most_reports_is_chosen() -> None:
 
 def test_the_newest_list_and_round_count() -> None:
     history = History(OLD_RUN)
-    history.add(report_of("a", "abc", 7, round=3, round_value=1, incarnation=4))
-    history.add(report_of("b", "ab", 8, round=2, round_value=0, incarnation=5))
+    history.add(report_of("a", "abc", 7, round=3, round_value=1, term=4))
+    history.add(report_of("b", "ab", 8, round=2, round_value=0, term=5))
     assert (history.epoch, len(history.members), history.round, history.round_value) == (8, 2, 3, 1)
-    assert history.incarnation == 5
+    assert history.term == 5
 
 
 def test_pending_peers_know_nothing() -> None:
@@ -140,7 +140,7 @@ reports = st.builds(
         epoch,
         round=number,
         round_value=number,
-        incarnation=number,
+        term=number,
         outcomes=tuple(outcome(i, i % 2 == 0, "ab", 1, 2) for i in sorted(ended)),
         attempts=tuple(RunningAttempt(i, pids("ab"), (1, 2), spec()) for i in sorted(running)),
     ),
@@ -165,7 +165,7 @@ def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> N
         one.add(report)
     for report in shuffled:
         other.add(report)
-    facts = [(h.epoch, h.members, h.round, h.round_value, h.incarnation, h.outcomes) for h in (one, other)]
+    facts = [(h.epoch, h.members, h.round, h.round_value, h.term, h.outcomes) for h in (one, other)]
     assert facts[0] == facts[1]
     taken = [history.take_attempts(pids("ab")) for history in (one, other)]
     assert taken[0] == taken[1]
@@ -173,7 +173,7 @@ def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> N
     assert one.take_attempts(pids("ab")) == []
 
 
-# --- Gathering --------------------------------------------------------------------------------------------------------
+# --- Recovery --------------------------------------------------------------------------------------------------------
 
 
 def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
@@ -191,14 +191,14 @@ def test_an_idle_master_admits_at_once(bench: TakeOver) -> None:
 
 
 def test_the_run_goes_on_when_all_members_have_reported(bench: TakeOver) -> None:
-    """L3, S3: same members in the same order, a higher epoch and incarnation, the same run."""
+    """L3, S3: same members in the same order, a higher epoch and term, the same run."""
     assert bench.report("b", "ba", 5) == []
     told = bench.report("a", "ba", 5)
     welcome = next(message for _, message in told if isinstance(message, Welcome))
     assert welcome.run_id == OLD_RUN
-    assert welcome.incarnation >= 1
+    assert welcome.term >= 1
     members = next(message for _, message in told if isinstance(message, Members))
-    assert members.epoch == welcome.incarnation << 32
+    assert members.epoch == welcome.term << 32
     assert bench.names() == "ba"
 
 
@@ -256,7 +256,7 @@ def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
     bench.say("c", hello_of("c"))
     bench.report("a")
     bench.report("b")
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
     bench.report("c", "abc", 6)
     assert bench.names() == "abc"
 
@@ -590,7 +590,7 @@ def test_an_older_master_is_not_obeyed() -> None:
     peer.hear(Welcome(RUN_ID, 5))
     peer.reconnect()
     peer.hear(Welcome(RUN_ID, 4))
-    assert peer.machine.incarnation == 5
+    assert peer.machine.term == 5
     assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
 
 
@@ -632,7 +632,7 @@ def test_who_comes_late_has_time_for_its_report(bench: TakeOver) -> None:
     bench.connections["a"] = "a1"
     bench.say("a", hello_of("a"))
     bench.tick(1)
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
     bench.say("a", report_of("a", "a"))
     assert bench.names() == "a"
 
@@ -680,4 +680,4 @@ def test_a_connection_reports_for_one_peer(bench: TakeOver) -> None:
     bench.report("a", "ab")
     told = bench.say("a", report_of("b", "ab"))
     assert [message.refusal for _, message in told] == [Refusal.UNKNOWN_SESSION]
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering

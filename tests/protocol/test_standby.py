@@ -13,17 +13,17 @@ from zpccl.limits import SECOND
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, UseMaster
 from zpccl.protocol.messages import (
-    Established,
+    Acknowledgement,
     Hello,
     Kick,
     Leave,
     Linked,
     Members,
+    MembersCommitted,
     Refusal,
     Refused,
     Report,
     RunningAttempt,
-    Seen,
     Welcome,
 )
 from zpccl.protocol.peer import State
@@ -39,7 +39,7 @@ class Standby(MasterBench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.machine.gather(self.now_ns)
+        self.machine.recover(self.now_ns)
 
     def report(self, name: str, *arguments: Any, promised: int | None = None, **facts: Any) -> list[Any]:
         """A peer connects, is asked, and reports; returns what is sent."""
@@ -49,13 +49,13 @@ class Standby(MasterBench):
         hello = replace(report.hello, connection=number, **TWO)
         (asked,) = [m for to, m in self.say(name, hello) if to == self.connections[name]]
         assert asked.refusal is Refusal.REPORT
-        hello = replace(hello, promised=asked.incarnation if promised is None else promised)
+        hello = replace(hello, promised=asked.term if promised is None else promised)
         return self.say(name, replace(report, hello=hello))
 
     def see(self, *names: str) -> None:
         """Members have the list of now."""
         for name in names:
-            self.say(name, Seen(self.machine.registry.epoch))
+            self.say(name, Acknowledgement(self.machine.registry.epoch))
 
     def begin_run(self, names: str) -> None:
         """A run with these members, established."""
@@ -69,7 +69,7 @@ class Standby(MasterBench):
             self.vote(names[0], UPDATE, 900)
             self.see(*names)
         assert self.names() == names
-        assert self.machine.registry.is_established
+        assert self.machine.registry.is_committed
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_quorum_goes_on_after_the_grace_period(bench: Standby) -> None:
     """L3: three of four; the fourth may still come."""
     for name in "abc":
         bench.report(name, "abcd")
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
     told = bench.tick_at_deadline()
     assert sum(isinstance(message, Welcome) for _, message in told) == 3
     assert bench.names() == "abcd"
@@ -104,7 +104,7 @@ def test_a_part_that_is_no_quorum_waits_without_end(bench: Standby) -> None:
     bench.report("c", "abcd")
     bench.report("d", "abcd")
     bench.tick(3600 * SECOND)
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
     assert any(isinstance(message, Welcome) for _, message in bench.report("b", "abcd"))
 
 
@@ -121,7 +121,7 @@ def test_who_has_gone_elsewhere_does_not_count(bench: Standby) -> None:
     bench.disconnect("a")
     bench.report("b", "abc")
     bench.tick(3600 * SECOND)
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
 
 
 def test_who_comes_back_reports_again(bench: Standby) -> None:
@@ -137,22 +137,22 @@ def test_who_comes_back_reports_again(bench: Standby) -> None:
 
 def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> None:
     """S3: c and d know a list without a and b, who may not, and are half of the one before."""
-    bench.report("c", "cd", 9, base=pids("abcd"))
-    bench.report("d", "cd", 9, base=pids("abcd"))
+    bench.report("c", "cd", 9, old_members=pids("abcd"))
+    bench.report("d", "cd", 9, old_members=pids("abcd"))
     bench.tick(3600 * SECOND)
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
 
 
 def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
     """Split, seed 1533. S3, L1: nothing is decided before; its Leave counts as its word, as it goes on nowhere."""
     bench.report("b", "abcd", 5)
-    bench.report("c", "cd", 9, base=pids("abcd"))
-    told = bench.report("d", "cd", 9, base=pids("abcd"))
-    told += bench.tick_at_deadline() if bench.machine.is_gathering else []
+    bench.report("c", "cd", 9, old_members=pids("abcd"))
+    told = bench.report("d", "cd", 9, old_members=pids("abcd"))
+    told += bench.tick_at_deadline() if bench.machine.is_recovering else []
     assert [to for to, message in told if isinstance(message, Kick)] == [bench.connections["b"]]
     bench.see("c", "d")
-    assert not bench.machine.registry.is_established
-    assert any(isinstance(message, Established) for _, message in bench.leave("b"))
+    assert not bench.machine.registry.is_committed
+    assert any(isinstance(message, MembersCommitted) for _, message in bench.leave("b"))
 
 
 def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> None:
@@ -186,7 +186,7 @@ def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: 
     bench.see("a", "b")
     told = bench.report("n", "abn", 6, round=4)
     assert bench.names() == "abn"
-    assert all(message.base for _, message in told if isinstance(message, Members))
+    assert all(message.old_members for _, message in told if isinstance(message, Members))
 
 
 # --- Promises ---------------------------------------------------------------------------------------------------------
@@ -195,21 +195,21 @@ def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: 
 def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
     """Split, seed 162. S3: both are asked again, for more than either has promised."""
     bench.report("a", "ab")
-    first = bench.machine._gathering
+    first = bench.machine._recovery
     assert first is not None
-    low = first.incarnation
+    low = first.term
     bench.connections["b"] = "b1"
     hello = replace(report_of("b", "ab").hello, promised=low + 9, **TWO)
     told = bench.say("b", hello)
     assert {to for to, _ in told} == {"a1", "b1"}
-    assert min(message.incarnation for _, message in told) > low + 9
+    assert min(message.term for _, message in told) > low + 9
     assert first.reports == {}
 
 
 def test_an_answer_to_an_earlier_request_does_not_count(bench: Standby) -> None:
     bench.report("a", "ab", promised=0)
-    assert bench.machine._gathering is not None
-    assert bench.machine._gathering.reports == {}
+    assert bench.machine._recovery is not None
+    assert bench.machine._recovery.reports == {}
 
 
 def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) -> None:
@@ -218,9 +218,9 @@ def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) 
     hello = Hello(pid("b"), token("b"), True, 0, "b", (), 9, RUN_ID, 0, 5, 2)
     bench.connections["b"] = "b9"
     told = bench.say("b", hello)
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
     assert {to for to, message in told if isinstance(message, Refused)} >= {"a1", "b9"}
-    assert all(message.incarnation > 5 for _, message in told if isinstance(message, Refused))
+    assert all(message.term > 5 for _, message in told if isinstance(message, Refused))
 
 
 def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: Standby) -> None:
@@ -231,8 +231,8 @@ def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: S
     bench.see("a", "b", "c")
     bench.tick(limits.QUORUM_WAIT_NS)
     assert bench.names() == "abc"
-    own = bench.machine.incarnation
-    bench.report("d", "abcd", own << 32, incarnation=own - 1, round=2)
+    own = bench.machine.term
+    bench.report("d", "abcd", own << 32, term=own - 1, round=2)
     assert bench.names() == "abc"
 
 
@@ -243,17 +243,17 @@ def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None
         bench.report(name, "abc", attempts=(running,) if name == "a" else ())
     assert bench.machine.collectives.attempts
     bench.leave("a")
-    assert not bench.machine.registry.is_established
+    assert not bench.machine.registry.is_committed
     assert not bench.machine.collectives.attempts
 
 
 def test_nobody_makes_a_leader_gather_but_a_member(bench: Standby) -> None:
     """S7: neither who does not know its token, nor with a number that leaves no room for the next."""
     bench.begin_run("ab")
-    for bad, promised in ((token("x"), 5), (token("b"), limits.INCARNATION_MAX)):
+    for bad, promised in ((token("x"), 5), (token("b"), limits.TERM_MAX)):
         bench.connections["b"] = "b9"
         bench.say("b", Hello(pid("b"), bad, True, 0, "b", (), 9, RUN_ID, 0, promised, 2))
-        assert not bench.machine.is_gathering
+        assert not bench.machine.is_recovering
 
 
 def test_peers_with_other_lists_do_not_stop_a_run() -> None:
@@ -263,9 +263,9 @@ def test_peers_with_other_lists_do_not_stop_a_run() -> None:
     bench.connections["x"] = "x1"
     bench.say("x", Hello(pid("a"), token("x"), True, 0, "x", (), 1, RUN_ID, 0, 0, 2))
     bench.lose("b")
-    assert bench.machine.registry.is_established
+    assert bench.machine.registry.is_committed
     peer = PeerBench().member()
-    assert peer.hear(replace(member_list(3, "ab"), base=pids("ab"))) == [Send(Seen(3))]
+    assert peer.hear(replace(member_list(3, "ab"), old_members=pids("ab"))) == [Send(Acknowledgement(3))]
 
 
 # --- Leading ----------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_a_rest_that_is_no_quorum_steps_down(bench: Standby) -> None:
     bench.begin_run("abc")
     bench.disconnect("a")
     told = bench.lose("b")
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
     assert refusals(told) == [Refusal.REPORT]
 
 
@@ -292,7 +292,7 @@ def test_who_leaves_may_be_the_last_of_a_quorum(bench: Standby) -> None:
     bench.leave("a")
     assert bench.names() == "b"
     bench.see("b")
-    assert bench.machine.registry.is_established
+    assert bench.machine.registry.is_committed
 
 
 def test_two_losses_need_two_steps(bench: Standby) -> None:
@@ -303,7 +303,7 @@ def test_two_losses_need_two_steps(bench: Standby) -> None:
     bench.disconnect("a")
     bench.disconnect("b")
     bench.tick(bench.options.disconnect_grace_ns)
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
 
 
 def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
@@ -341,7 +341,7 @@ def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None
 def test_an_idle_standby_sends_newcomers_on(bench: Standby) -> None:
     bench.now_ns += limits.RECOVERY_GRACE_NS
     assert refusals(bench.hello("n", **TWO)) == [Refusal.NO_RUN]
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
 
 
 def test_a_newcomer_waits_where_members_are(bench: Standby) -> None:
@@ -363,7 +363,7 @@ def test_no_run_is_begun_by_the_word_of_a_master_that_is_no_more(bench: Standby)
     bench.now_ns += limits.RECOVERY_GRACE_NS
     (_, refused) = bench.hello("n", begins=b"its predecessor.", **TWO)[0]
     assert (refused.refusal, refused.run_id) == (Refusal.NO_RUN, RUN_ID)
-    assert bench.machine.is_gathering
+    assert bench.machine.is_recovering
 
 
 def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
@@ -381,11 +381,11 @@ def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
 
 def test_a_newcomer_that_is_a_member_without_knowing_counts(bench: Standby) -> None:
     """Split, seed 23. L3: the former master admitted b, and died before b heard of it."""
-    bench.report("a", "ab", 5, base=pids("a"))
+    bench.report("a", "ab", 5, old_members=pids("a"))
     bench.hello("b", **TWO)
     bench.tick_at_deadline()
     assert bench.names() == "ab"
-    assert all(peer.is_heard for peer in bench.machine.registry.order)
+    assert all(peer.has_reported for peer in bench.machine.registry.order)
 
 
 # --- The peer ---------------------------------------------------------------------------------------------------------
@@ -436,11 +436,11 @@ def test_a_member_turns_to_the_next_master() -> None:
     assert failed(peer) == [UseMaster(1)]
     said = peer.up()
     assert isinstance(said[0].message, Hello)
-    (report,) = peer.hear(Refused(Refusal.REPORT, "", incarnation=77))
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", term=77))
     assert isinstance(report.message, Report)
     assert report.message.hello.promised == 77
     peer.hear(Welcome(RUN_ID, 77))
-    assert peer.machine.incarnation == 77
+    assert peer.machine.term == 77
     assert peer.machine.state is State.MEMBER
 
 
@@ -449,7 +449,7 @@ def test_a_member_does_not_stay_where_nobody_leads() -> None:
     peer.down()
     failed(peer)
     peer.up()
-    peer.hear(Refused(Refusal.REPORT, "", incarnation=7))
+    peer.hear(Refused(Refusal.REPORT, "", term=7))
     assert peer.tick(limits.MASTER_STAY_NS - 1) == []
     assert peer.tick(limits.MASTER_STAY_SPREAD_NS + 1) == [UseMaster(0)]
 
@@ -469,7 +469,7 @@ def test_a_master_that_answers_is_not_left_for_an_earlier_failure() -> None:
 def test_a_member_whose_master_stepped_down_does_not_wait_for_ever() -> None:
     """Split, seed 215, L1: its connection never broke, so nothing counted the time."""
     peer = PeerBench(masters=("m:1", "n:2"), master_timeout_ns=20 * SECOND).member()
-    peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    peer.hear(Refused(Refusal.REPORT, "", term=9))
     for _ in range(20):
         peer.tick(SECOND)
     assert isinstance(peer.machine.error, MasterUnreachable)
@@ -486,11 +486,11 @@ def test_a_promise_is_kept() -> None:
     """S3: who has reported to one that will lead as 9 does not obey one that leads as 8."""
     peer = peer_of_two().member()
     peer.reconnect()
-    peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    peer.hear(Refused(Refusal.REPORT, "", term=9))
     peer.hear(Welcome(RUN_ID, 8))
-    assert peer.machine.incarnation == 1
+    assert peer.machine.term == 1
     peer.hear(Welcome(RUN_ID, 9))
-    assert peer.machine.incarnation == 9
+    assert peer.machine.term == 9
 
 
 def test_a_master_of_before_cannot_remove_a_member() -> None:
@@ -517,7 +517,7 @@ def test_who_is_removed_says_so() -> None:
 def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
     """It has seen nothing of the run; links are made anew."""
     peer = peer_of_two().pending()
-    effects = peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
+    effects = peer.hear(Refused(Refusal.REPORT, "", term=9))
     assert peer.machine.state is State.CONNECTING
     (hello,) = [effect.message for effect in effects if isinstance(effect, Send)]
     assert isinstance(hello, Hello) and not hello.was_welcomed
@@ -525,18 +525,18 @@ def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
 
 def test_lists_are_confirmed_where_there_are_several_masters() -> None:
     peer = peer_of_two().member()
-    assert peer.hear(member_list(3, "ab")) == [Send(Seen(3))]
+    assert peer.hear(member_list(3, "ab")) == [Send(Acknowledgement(3))]
     assert PeerBench().member().hear(member_list(3, "ab")) == []
 
 
 def test_the_base_is_reported_until_the_list_is_established() -> None:
     peer = peer_of_two().member()
-    peer.hear(replace(member_list(3, "ab"), base=pids("abc")))
-    (report,) = peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
-    assert report.message.base == pids("abc")
-    peer.hear(Established(3))
-    (report,) = peer.hear(Refused(Refusal.REPORT, "", incarnation=9))
-    assert report.message.base == ()
+    peer.hear(replace(member_list(3, "ab"), old_members=pids("abc")))
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", term=9))
+    assert report.message.old_members == pids("abc")
+    peer.hear(MembersCommitted(3))
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", term=9))
+    assert report.message.old_members == ()
 
 
 def test_a_master_that_is_gone_for_good_ends_the_membership() -> None:

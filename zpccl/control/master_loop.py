@@ -99,7 +99,7 @@ class MasterLoop:
         if straggler_timeout is not None:
             options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = MasterMachine(secrets.token_bytes(16), options=options)
-        self.machine.gather(time.monotonic_ns())
+        self.machine.recover(time.monotonic_ns())
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
         self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -45,8 +45,8 @@ class Snapshot:
     taken_ns: int
     """When, on the clock of `time.monotonic_ns`."""
     epoch: int
-    incarnation: int
-    is_gathering: bool
+    term: int
+    is_recovering: bool
     """It does not know yet which run it leads."""
     members: Mapping[int, int]
     """How many, by peer group."""
@@ -73,8 +73,8 @@ def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snap
     return Snapshot(
         taken_ns=now_ns,
         epoch=registry.epoch,
-        incarnation=machine.incarnation,
-        is_gathering=machine.is_gathering,
+        term=machine.term,
+        is_recovering=machine.is_recovering,
         members=Counter(peer.group for peer in registry.order),
         pending=Counter(peer.group for peer in registry.pending()),
         collectives_voting=len(machine.collectives.ballots),

@@ -247,7 +247,7 @@ class Collectives:
         members = self._registry.members(group)
         if not ballot.calls:
             del self.ballots[key]
-        elif not self._registry.is_established:
+        elif not self._registry.is_committed:
             ballot.agreed_ns = None
         elif len(members) == 1:
             self._answer_all(self.ballots.pop(key), Result.TOO_FEW_PEERS, "this peer is alone in its group")
@@ -434,7 +434,7 @@ class Collectives:
         survivors = [peer for peer in attempt.order if peer not in lost]
         if not survivors:
             return self._forget_attempt(attempt)
-        if not all(peer.is_heard for peer in survivors) or not self._registry.is_established:
+        if not all(peer.has_reported for peer in survivors) or not self._registry.is_committed:
             return  # One may know that it was decided otherwise.
         reports = [attempt.reports[peer] for peer in survivors if peer in attempt.reports]
         if failed:
@@ -502,8 +502,8 @@ class Collectives:
         for attempt_id, attempt in self.attempts.items():
             assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
             survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]
-            is_open = any(peer not in attempt.reports or not peer.is_heard for peer in survivors)
-            assert survivors and (is_open or not self._registry.is_established), "an undecided attempt"
+            is_open = any(peer not in attempt.reports or not peer.has_reported for peer in survivors)
+            assert survivors and (is_open or not self._registry.is_committed), "an undecided attempt"
 
 
 def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:

@@ -21,11 +21,11 @@ them until it hears of anybody, and some seconds longer.
 
 A master that may be replacing another one gathers first: it asks peers of an earlier master for their reports, and lets
 newcomers wait. Once all members of the newest member list have reported, or the grace period is over, it adopts the
-run: the same members in a new epoch, a higher incarnation, what was running and what was decided. Members that have not
+run: the same members in a new epoch, a higher term, what was running and what was decided. Members that have not
 reported then are waited for a while longer. A peer that reports says all that stands again when it is welcomed, so
 nothing else is kept of what is said before.
 
-    (start) --gather()--> gathering --reports--> adopting --> leading
+    (start) --gather()--> recovery --reports--> adopting --> leading
        |                      `----- nobody, but a newcomer ----^ |
        |                      ^------- the rest is no quorum -----'
        `--------------------------------------------------------^
@@ -51,23 +51,23 @@ from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceiv
 from zpccl.protocol.identity import is_peer_id_of
 from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names
 from zpccl.protocol.messages import (
-    Established,
+    Acknowledgement,
     Hello,
     Kick,
     Leave,
     Linked,
+    MembersCommitted,
     Neighbours,
     NeighboursChanged,
     Ready,
     Refusal,
     Refused,
     Report,
-    Seen,
     Welcome,
 )
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.quorum import Quorum
-from zpccl.protocol.recovery import Gathering, History, choose_run
+from zpccl.protocol.recovery import History, Recovery, choose_run
 from zpccl.protocol.requests import Requests
 from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.statesync import StateSyncs
@@ -97,32 +97,34 @@ class MasterMachine:
 
     Args:
         run_id: 16 random bytes.
-        incarnation: number of this master among those of the run; attempt ids and epochs of a higher one are higher.
+        term: number of this master among those of the run; attempt ids and epochs of a higher one are higher.
         options: its times.
     """
 
-    def __init__(self, run_id: bytes, incarnation: int = 0, options: MasterOptions | None = None) -> None:
+    def __init__(self, run_id: bytes, term: int = 0, options: MasterOptions | None = None) -> None:
         self._own_id = self.run_id = run_id
         self.options = options or MasterOptions()
         self.counts = Counts()
         self._outbox = Outbox(self.counts)
         self._attempt_count = 0
-        self._term_count = 0
-        self._gathering: Gathering | None = None
+        self._generation = 0
+        self._recovery: Recovery | None = None
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
         self._forget_run()
-        self.number(incarnation)
+        self.number(term)
 
     def _forget_run(self) -> None:
         """Knows nothing of any run any more."""
         options = self.options
-        self._term_count += 1
+        self._generation += 1
         self.registry = Registry(options.link_seed)
         self._history: History | None = None  # Of a run that was taken over.
         self._quorum: Quorum | None = None  # Where peers know other masters.
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
-        self._dismissed: dict[Hashable, bytes] = {}  # Peers of the base that are told that they are members no more.
+        self._dismissed: dict[
+            Hashable, bytes
+        ] = {}  # Peers of the old_members that are told that they are members no more.
         self._announced_epoch = 0
         self._last_loss_ns: int | None = None  # Of a member, against its will.
         self._is_alone = False  # All members were gone at once, and not all are back.
@@ -138,16 +140,16 @@ class MasterMachine:
         self.requests = Requests(*parts)
         self._takeover = TakeOver(*parts)
 
-    def number(self, incarnation: int) -> None:
-        """Sets the incarnation of a master that leads no run yet, should it begin one. Epochs follow it."""
+    def number(self, term: int) -> None:
+        """Sets the term of a master that leads no run yet, should it begin one. Epochs follow it."""
         assert not self.registry.peers
-        self.incarnation = incarnation
-        self.registry.epoch = self._announced_epoch = incarnation << 32
+        self.term = term
+        self.registry.epoch = self._announced_epoch = term << 32
 
     @property
-    def term(self) -> int:
+    def generation(self) -> int:
         """Grows whenever it forgets what it knew of a run."""
-        return self._term_count
+        return self._generation
 
     @property
     def is_alone(self) -> bool:
@@ -155,17 +157,17 @@ class MasterMachine:
         return self._is_alone
 
     @property
-    def is_gathering(self) -> bool:
+    def is_recovering(self) -> bool:
         """True until it knows which run it leads."""
-        return self._gathering is not None
+        return self._recovery is not None
 
-    def gather(self, now_ns: int, begin_ns: int = 0) -> None:
+    def recover(self, now_ns: int, begin_ns: int = 0) -> None:
         """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
         assert not self.registry.peers
         options = self.options
-        incarnation = self._incarnation_after(self.incarnation)
+        term = self._term_after(self.term)
         grace_ns, wait_ns = options.recovery_grace_ns, options.recovery_wait_ns
-        self._gathering = Gathering(now_ns, grace_ns, wait_ns, incarnation, self.run_id, begin_ns)
+        self._recovery = Recovery(now_ns, grace_ns, wait_ns, term, self.run_id, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -188,8 +190,8 @@ class MasterMachine:
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
-        if self._gathering is not None:
-            return self._gathering.deadline_ns()
+        if self._recovery is not None:
+            return self._recovery.deadline_ns()
         deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns(), self.syncs.deadline_ns()]
         deadlines.append(self._stragglers.deadline_ns())
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
@@ -216,8 +218,8 @@ class MasterMachine:
         peer = self.registry.by_connection.get(connection)
         if peer is not None:
             return Standing.MEMBER if peer.is_member else Standing.PENDING
-        is_gathering = self._gathering is not None and self._gathering.knows(connection)
-        return Standing.EXPECTED if is_gathering or connection in self._asked else Standing.STRANGER
+        is_recovering = self._recovery is not None and self._recovery.knows(connection)
+        return Standing.EXPECTED if is_recovering or connection in self._asked else Standing.STRANGER
 
     def validate(self) -> None:
         """States what always holds between events."""
@@ -244,8 +246,8 @@ class MasterMachine:
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
         if self._is_alone and self._heard_ns is None:
             self._heard_ns = now_ns
-        if self._gathering is not None:
-            return self._on_early_message(self._gathering, event, now_ns)
+        if self._recovery is not None:
+            return self._on_early_message(self._recovery, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
         message = event.message
         if isinstance(message, Hello):
@@ -254,7 +256,7 @@ class MasterMachine:
             self._on_report(event, message, now_ns)
         elif peer is None and isinstance(message, Leave) and event.connection in self._dismissed:
             if self._quorum is not None and self._quorum.add_consent(self._dismissed.pop(event.connection)):
-                self._on_established(now_ns)
+                self._on_members_committed(now_ns)
         elif peer is None:
             if event.connection not in self._asked:  # Else it says all this again when its report is here.
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
@@ -264,8 +266,8 @@ class MasterMachine:
             peer.is_ready = True
         elif isinstance(message, Leave):
             self._lose(peer, _LEFT, now_ns, Level.INFO, consents=True)
-        elif isinstance(message, Seen) and peer.is_member:
-            self._on_seen(peer, message, now_ns)
+        elif isinstance(message, Acknowledgement) and peer.is_member:
+            self._on_acknowledgement(peer, message, now_ns)
         elif peer.is_member:
             self.requests.take(peer, message, now_ns)
         else:  # It was a member, was removed, and registered anew before it read of its first admission.
@@ -276,7 +278,7 @@ class MasterMachine:
         if known is not None and self._is_ahead(known, hello):
             self._step_down(f"{hello.name} has promised itself to a newer master", now_ns)
             return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
-        is_unknown = not known.is_heard if known is not None else bound is None
+        is_unknown = not known.has_reported if known is not None else bound is None
         if hello.was_welcomed and is_unknown and self._history is not None and hello.run_id == self.run_id:
             if known is not None and known.token in (b"", hello.token):
                 if not known.token:  # The first sign of life: there is time for its report.
@@ -287,13 +289,13 @@ class MasterMachine:
                 self._asked.add(connection)
             return self._ask_for_report(connection)
         is_unaware = not hello.was_welcomed and bound is None
-        if known is not None and not known.token and not known.is_heard and is_unaware:
+        if known is not None and not known.token and not known.has_reported and is_unaware:
             return self._on_unaware(connection, hello, host, now_ns)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
         if known is not None:
-            if not known.is_heard or known.token != hello.token:
+            if not known.has_reported or known.token != hello.token:
                 text = f"a connection claims to be {known.name} without its token"
                 self._outbox.log(Level.WARNING, text, of_stranger=True)
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
@@ -321,7 +323,7 @@ class MasterMachine:
     def _is_ahead(self, known: Peer, hello: Hello) -> bool:
         """True for a peer of this master that has promised itself to one that may lead the run by now."""
         is_itself = hello.was_welcomed and known.token in (b"", hello.token) and hello.run_id == self.run_id
-        is_credible = self.incarnation < hello.promised <= limits.INCARNATION_MAX - limits.INCARNATION_STEP_MAX
+        is_credible = self.term < hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
         return self._quorum is not None and is_itself and is_credible
 
     def _note_masters(self, hello: Hello) -> None:
@@ -354,12 +356,12 @@ class MasterMachine:
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
-        is_final = not self.registry.base
-        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id if is_final else bytes(16), self.incarnation)
+        is_final = not self.registry.old_members
+        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id if is_final else bytes(16), self.term)
         self._outbox.reply(connection, refused)
 
     def _welcome(self, peer: Peer) -> None:
-        self._outbox.send(peer, Welcome(self.run_id, self.incarnation))
+        self._outbox.send(peer, Welcome(self.run_id, self.term))
         if peer.is_member:
             self._outbox.send(peer, self.registry.member_list())
         self._outbox.send(peer, Neighbours(self.registry.neighbours_of(peer)))
@@ -386,19 +388,19 @@ class MasterMachine:
         self.collectives.on_links_changed(now_ns)
         self.syncs.on_links_changed(now_ns)
 
-    def _on_seen(self, peer: Peer, message: Seen, now_ns: int) -> None:
+    def _on_acknowledgement(self, peer: Peer, message: Acknowledgement, now_ns: int) -> None:
         """A member has a list. Once it is established, the members need not report those before it."""
-        if self._quorum is None or message.epoch >> 32 != self.incarnation:
+        if self._quorum is None or message.epoch >> 32 != self.term:
             return
         peer.is_following = True
-        if message.epoch != self.registry.epoch or not self.registry.base:
+        if message.epoch != self.registry.epoch or not self.registry.old_members:
             return
-        if self._quorum.add_seen(peer.peer_id):
-            self._on_established(now_ns)
+        if self._quorum.acknowledge(peer.peer_id):
+            self._on_members_committed(now_ns)
 
-    def _on_established(self, now_ns: int) -> None:
-        self.registry.base = ()
-        self._outbox.broadcast(self.registry.order, Established(self.registry.epoch))
+    def _on_members_committed(self, now_ns: int) -> None:
+        self.registry.old_members = ()
+        self._outbox.broadcast(self.registry.order, MembersCommitted(self.registry.epoch))
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
 
@@ -418,8 +420,8 @@ class MasterMachine:
         self._complained.discard(connection)
         self._asked.discard(connection)
         self._dismissed.pop(connection, None)
-        if self._gathering is not None:
-            return self._gathering.on_connection_closed(connection)
+        if self._recovery is not None:
+            return self._recovery.on_connection_closed(connection)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
             return
@@ -447,7 +449,7 @@ class MasterMachine:
             if peer.disconnected_ns is not None:
                 loss_ns = self._loss_ns(peer)
                 if loss_ns is not None and now_ns >= loss_ns:
-                    what = "lost its connection to the master" if peer.is_heard else "did not find the new master"
+                    what = "lost its connection to the master" if peer.has_reported else "did not find the new master"
                     self._lose(peer, what, now_ns)
                     if self.registry is not registry:
                         return  # It has stepped down.
@@ -470,9 +472,9 @@ class MasterMachine:
         assert peer.disconnected_ns is not None
         if self._is_alone and peer.is_member:
             return None if self._heard_ns is None else self._heard_ns + self.options.recovery_wait_ns
-        if self._quorum is not None and not (peer.is_heard and peer.is_following):
+        if self._quorum is not None and not (peer.has_reported and peer.is_following):
             return peer.disconnected_ns + max(self.options.recovery_wait_ns, limits.QUORUM_WAIT_NS)
-        grace_ns = self.options.disconnect_grace_ns if peer.is_heard else self.options.recovery_wait_ns
+        grace_ns = self.options.disconnect_grace_ns if peer.has_reported else self.options.recovery_wait_ns
         return peer.disconnected_ns + grace_ns
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int, *, consents: bool = False) -> bool:
@@ -518,18 +520,18 @@ class MasterMachine:
         self._outbox.log(level, f"{was} {peer.name} {reason}")
         self._announce_epoch(now_ns)
         if consents and peer.is_member and self._quorum is not None and self._quorum.add_consent(peer.peer_id):
-            self._on_established(now_ns)
+            self._on_members_committed(now_ns)
         self._outbox.broadcast(self._others_of_group(peer), NeighboursChanged(gone=(peer.peer_id,)))
 
     # --- Settling ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ns: int) -> None:
-        if self._gathering is not None:
-            if not self._gathering.is_over(now_ns):
-                return self._turn_away(self._gathering, now_ns)
-            gathering, self._gathering = self._gathering, None
-            self._adopt(gathering, now_ns)
-            if self.is_gathering:
+        if self._recovery is not None:
+            if not self._recovery.is_over(now_ns):
+                return self._turn_away(self._recovery, now_ns)
+            recovery, self._recovery = self._recovery, None
+            self._adopt(recovery, now_ns)
+            if self.is_recovering:
                 return
         self.requests.settle()
         if not self.registry.order:
@@ -578,11 +580,11 @@ class MasterMachine:
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
 
-    def _propose(self, base: tuple[bytes, ...] = ()) -> None:
+    def _propose(self, old_members: tuple[bytes, ...] = ()) -> None:
         """The member list is a new one."""
         if self._quorum is not None:
-            self._quorum.propose([peer.peer_id for peer in self.registry.order], base)
-            self.registry.base = tuple(sorted(self._quorum.base))
+            self._quorum.propose([peer.peer_id for peer in self.registry.order], old_members)
+            self.registry.old_members = tuple(sorted(self._quorum.old_members))
 
     def _others_of_group(self, peer: Peer) -> list[Peer]:
         """All others of a peer's group, pending ones too."""
@@ -590,7 +592,7 @@ class MasterMachine:
 
     def _next_attempt_id(self) -> int:
         self._attempt_count += 1
-        return (self.incarnation << 32) | self._attempt_count
+        return (self.term << 32) | self._attempt_count
 
     # --- Taking a run over ------------------------------------------------------------------------------------------
 
@@ -599,21 +601,21 @@ class MasterMachine:
         self._outbox.log(Level.WARNING, f"stepping down: {reason}")
         connections = list(self.registry.by_connection)
         self._forget_run()
-        self.run_id = hashlib.blake2b(self._own_id + bytes([self._term_count % 256]), digest_size=16).digest()
-        self.number(self._incarnation_after(self.incarnation))
-        self.gather(now_ns, now_ns + limits.RUN_MEMORY_NS)
-        assert self._gathering is not None
+        self.run_id = hashlib.blake2b(self._own_id + bytes([self._generation % 256]), digest_size=16).digest()
+        self.number(self._term_after(self.term))
+        self.recover(now_ns, now_ns + limits.RUN_MEMORY_NS)
+        assert self._recovery is not None
         for connection in connections:
-            self._gathering.on_greeted(connection, now_ns)
+            self._recovery.on_greeted(connection, now_ns)
             self._ask_for_report(connection)
 
-    def _incarnation_after(self, incarnation: int) -> int:
+    def _term_after(self, term: int) -> int:
         """Numbers of one that hardly anybody heard of must not be given again: so they do not follow closely."""
-        salt = (int.from_bytes(self._own_id[:2], "big") + self._term_count) % limits.INCARNATION_STEP_MAX
-        return min(incarnation + 1 + salt, limits.INCARNATION_MAX)
+        salt = (int.from_bytes(self._own_id[:2], "big") + self._generation) % limits.TERM_STEP_MAX
+        return min(term + 1 + salt, limits.TERM_MAX)
 
-    def _turn_away(self, gathering: Gathering, now_ns: int) -> None:
-        for connection, is_run_here in gathering.take_turned_away(now_ns):
+    def _turn_away(self, recovery: Recovery, now_ns: int) -> None:
+        for connection, is_run_here in recovery.take_turned_away(now_ns):
             if is_run_here:
                 refused = Refused(Refusal.NO_QUORUM, "too few members of the run have found this master")
             else:
@@ -622,85 +624,85 @@ class MasterMachine:
 
     def _ask_for_report(self, connection: Hashable) -> None:
         reason = "another master has taken the run over, and must know first what you know"
-        incarnation = self.incarnation if self._gathering is None else self._gathering.incarnation
-        self._outbox.reply(connection, Refused(Refusal.REPORT, reason, incarnation=incarnation))
+        term = self.term if self._recovery is None else self._recovery.term
+        self._outbox.reply(connection, Refused(Refusal.REPORT, reason, term=term))
 
-    def _outbid(self, gathering: Gathering, hello: Hello) -> bool:
+    def _raise_above(self, recovery: Recovery, hello: Hello) -> bool:
         """Another master may lead as what a peer has promised. True if this one now bids more, and asks all again."""
-        if hello.promised > limits.INCARNATION_MAX - limits.INCARNATION_STEP_MAX or not gathering.is_outbid(hello):
+        if hello.promised > limits.TERM_MAX - limits.TERM_STEP_MAX or not recovery.has_higher_promise(hello):
             return False
-        for connection in gathering.raise_incarnation(self._incarnation_after(hello.promised)):
+        for connection in recovery.raise_term(self._term_after(hello.promised)):
             self._ask_for_report(connection)
         return True
 
-    def _on_early_message(self, gathering: Gathering, event: PeerMessageReceived, now_ns: int) -> None:
+    def _on_early_message(self, recovery: Recovery, event: PeerMessageReceived, now_ns: int) -> None:
         """While reports are gathered. What stands is said again to a Welcome, so the rest may be dropped here."""
         message, connection = event.message, event.connection
         if isinstance(message, Hello):
-            if message.was_welcomed and not gathering.rebind(event, message):
-                gathering.on_greeted(connection, now_ns)
-                if not self._outbid(gathering, message):
+            if message.was_welcomed and not recovery.rebind(event, message):
+                recovery.on_greeted(connection, now_ns)
+                if not self._raise_above(recovery, message):
                     self._ask_for_report(connection)
             elif message.was_welcomed:
                 pass  # Its report is here; it gets its Welcome with the others.
-            elif not gathering.hold(event, now_ns):
+            elif not recovery.hold(event, now_ns):
                 self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         elif isinstance(message, Report) and not is_plausible(message):
             self._refuse_session(connection)
         elif isinstance(message, Report):
             hello = message.hello
-            if hello.master_count > 1 and hello.promised != gathering.incarnation:  # It answers an earlier request.
-                self._outbid(gathering, hello)
-            elif not gathering.add(event, message, now_ns):
+            if hello.master_count > 1 and hello.promised != recovery.term:  # It answers an earlier request.
+                self._raise_above(recovery, hello)
+            elif not recovery.add(event, message, now_ns):
                 self._refuse_session(connection)
         elif isinstance(message, Leave):
-            gathering.on_left(connection)
-        elif not gathering.knows(connection):
+            recovery.on_left(connection)
+        elif not recovery.knows(connection):
             self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "say hello first"))
 
-    def _adopt(self, gathering: Gathering, now_ns: int) -> None:
+    def _adopt(self, recovery: Recovery, now_ns: int) -> None:
         """The reports are here: goes on with the run that they are of. Without any, a new run begins."""
-        chosen = choose_run([report for _, report in gathering.reports.values()])
+        chosen = choose_run([report for _, report in recovery.reports.values()])
         if chosen is not None:
-            self._restore(gathering, chosen, now_ns)
-        for event in gathering.held.values():
+            self._restore(recovery, chosen, now_ns)
+        for event in recovery.held.values():
             assert isinstance(event.message, Hello)
             self._on_hello(event.connection, None, event.message, event.host, now_ns)
 
-    def _restore(self, gathering: Gathering, run_id: bytes, now_ns: int) -> None:
+    def _restore(self, recovery: Recovery, run_id: bytes, now_ns: int) -> None:
         history = self._history = History(run_id)
-        for _, report in gathering.reports.values():
+        for _, report in recovery.reports.values():
             history.add(report)
         self.run_id = run_id
-        self.incarnation = max(gathering.incarnation, self._incarnation_after(history.incarnation))
-        if any(report.hello.master_count > 1 for _, report in gathering.reports.values()):
+        self.term = max(recovery.term, self._term_after(history.term))
+        if any(report.hello.master_count > 1 for _, report in recovery.reports.values()):
             self._quorum = Quorum([member.peer_id for member in history.members])
-            for peer_id in gathering.left:
+            for peer_id in recovery.left:
                 self._quorum.add_consent(peer_id)
-            self.registry.base = history.base
+            self.registry.old_members = history.old_members
         self.counts.takeovers += 1
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
-            absent.is_heard, absent.disconnected_ns = False, now_ns
+            absent.has_reported, absent.disconnected_ns = False, now_ns
             self.registry.add(absent)
             self.registry.admit([absent])
         history.adopt()
-        self.registry.epoch = max(history.epoch + 1, self.incarnation << 32)
+        self.registry.epoch = max(history.epoch + 1, self.term << 32)
         self._outbox.log(
             Level.INFO,
-            f"taking over the run of {len(history.members)} members from {len(gathering.reports)} reports, as "
-            f"incarnation {self.incarnation}",
+            f"taking over the run of {len(history.members)} members from {len(recovery.reports)} reports, as "
+            f"term {self.term}",
         )
-        for event, report in gathering.reports.values():
+        for event, report in recovery.reports.values():
             self._accept_report(event, report, now_ns)
         self._announced_epoch = self.registry.epoch
-        self._propose(history.base)
+        self._propose(history.old_members)
         self._takeover.apply_round(history)
         for peer in list(self.registry.peers.values()):
-            if peer.is_heard:
+            if peer.has_reported:
                 self._welcome(peer)
         self._takeover.apply(history, now_ns)
-        for peer_id in gathering.left:
+        for peer_id in recovery.left:
             if peer_id in self.registry.peers:
                 self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, consents=True)
         self._relinked.update(self.registry.pending())
@@ -711,9 +713,9 @@ class MasterMachine:
         self._asked.discard(event.connection)
         known = self.registry.peers.get(hello.peer_id)
         bound = self.registry.by_connection.get(event.connection)
-        if history is None or (known is not None and known.is_heard) or bound is not None:
+        if history is None or (known is not None and known.has_reported) or bound is not None:
             return self._on_hello(event.connection, bound, hello, event.host, now_ns)
-        if hello.run_id != self.run_id or hello.incarnation >= self.incarnation:
+        if hello.run_id != self.run_id or hello.term >= self.term:
             return self._refuse_session(event.connection)
         if not is_plausible(report):
             return self._refuse_session(event.connection)
@@ -745,7 +747,7 @@ class MasterMachine:
             return None
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
-            peer.connection_count, peer.is_heard, peer.disconnected_ns = hello.connection, True, None
+            peer.connection_count, peer.has_reported, peer.disconnected_ns = hello.connection, True, None
             peer.is_following = False
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
@@ -755,7 +757,7 @@ class MasterMachine:
             peer = self._register(connection, hello, event.host, now_ns)
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])
-        elif connection is not None and hello.peer_id in self.registry.base:
+        elif connection is not None and hello.peer_id in self.registry.old_members:
             # Its word counts until the list without it is established. So it must confirm that it goes on nowhere.
             self._dismissed[connection] = hello.peer_id
             self._outbox.reply(connection, Kick(Result.RANK_CONNECTION_LOST, "removed by the former master"))
@@ -772,13 +774,13 @@ class MasterMachine:
 def is_plausible(report: Report) -> bool:
     """False where no honest peer would report this: no master gives epochs of another, or a member twice."""
     members = {member.peer_id for member in report.members}
-    return report.epoch >> 32 <= report.hello.incarnation and len(members) == len(report.members)
+    return report.epoch >> 32 <= report.hello.term and len(members) == len(report.members)
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:
     if reason == _LEFT:
         return LossReason.LEFT
-    if not peer.is_heard:
+    if not peer.has_reported:
         return LossReason.ABSENT
     return LossReason.KICKED if peer.disconnected_ns is None else LossReason.DISCONNECTED
 

@@ -52,7 +52,7 @@ class Peer:
     """Its bit in `linked` of others; of nobody else while it is registered."""
     linked: int = 0
     """To whom it says that it has a link, one bit each: in a large group a set of ids for each peer is too much."""
-    is_heard: bool = True
+    has_reported: bool = True
     """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
     is_following: bool = True
     """False from a report until the peer has seen that it is welcome: before that it may go to another master."""
@@ -86,21 +86,21 @@ class Registry:
         self.round = 0
         self.round_value = 0
         """The last round of topology votes that is complete, and its value."""
-        self.base: tuple[bytes, ...] = ()
+        self.old_members: tuple[bytes, ...] = ()
         """Where the member list is not established: the members of the last one that is (see quorum.py)."""
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
 
     @property
-    def is_established(self) -> bool:
+    def is_committed(self) -> bool:
         """False while another master may not know of the member list: nothing is decided by it then."""
-        return not self.base
+        return not self.old_members
 
     @property
-    def are_all_heard(self) -> bool:
+    def have_all_reported(self) -> bool:
         """True if every member has reported, where the run was taken over, and the member list is established."""
-        return self.is_established and all(peer.is_heard for peer in self.order)
+        return self.is_committed and all(peer.has_reported for peer in self.order)
 
     def members(self, group: int | None = None) -> list[Peer]:
         """Members in ring order, of one group or of all."""
@@ -176,7 +176,7 @@ class Registry:
     def member_list(self) -> Members:
         """The member list as a message."""
         members = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order)
-        return Members(self.epoch, members, self.round, self.round_value, self.base)
+        return Members(self.epoch, members, self.round, self.round_value, self.old_members)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
         """All others of the group, pending ones too. Of each pair the one that registered later dials."""

@@ -94,7 +94,7 @@ class Memory:
         oldest_call_id: int,
         epoch: int,
         members: tuple[Member, ...],
-        base: tuple[bytes, ...],
+        old_members: tuple[bytes, ...],
         calls: Iterable[Call],
     ) -> Report:
         """All that another master must know."""
@@ -132,5 +132,5 @@ class Memory:
             tuple(self._outcomes.values()),
             tuple(attempts),
             sync,
-            base,
+            old_members,
         )

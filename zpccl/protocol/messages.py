@@ -24,7 +24,7 @@ MAGIC = b"zp"
 PeerId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Token: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
-Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=limits.INCARNATION_MAX)]
+Term: TypeAlias = Annotated[int, Meta(ge=0, le=limits.TERM_MAX)]
 Name: TypeAlias = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Text: TypeAlias = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 Address: TypeAlias = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX, pattern=r"\A[\x21-\x7e]*\Z")]
@@ -69,10 +69,10 @@ class Hello(_Message, tag="hello", frozen=True):
     """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer."""
     run_id: PeerId = bytes(16)
     """The run that welcomed the sender; zeros before that."""
-    incarnation: Incarnation = 0
+    term: Term = 0
     """Of the master that welcomed the sender last."""
-    promised: Incarnation = 0
-    """No master of a lower incarnation is obeyed: the sender has reported to one that may lead as this."""
+    promised: Term = 0
+    """No master of a lower term is obeyed: the sender has reported to one that may lead as this."""
     master_count: Annotated[int, Meta(ge=1, le=limits.MASTERS_MAX)] = 1
     """The masters that the sender was named: with several, only one that a quorum of the members reaches leads."""
     begins: PeerId = bytes(16)
@@ -210,7 +210,7 @@ class Withdraw(_Message, tag="withdraw", frozen=True):
     call_id: Natural
 
 
-class Seen(_Message, tag="seen", frozen=True):
+class Acknowledgement(_Message, tag="acknowledgement", frozen=True):
     """The sender has the member list of an epoch, and obeys the receiver. Said where there are several masters."""
 
     epoch: Natural
@@ -275,7 +275,7 @@ class Report(_Message, tag="report", frozen=True):
     outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
     attempts: Annotated[tuple[RunningAttempt, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     sync: RunningSync | None
-    base: PeerIds = ()
+    old_members: PeerIds = ()
     """As in Members: empty where the list is established, as far as the sender knows."""
 
 
@@ -286,7 +286,7 @@ class Welcome(_Message, tag="welcome", frozen=True):
     """The sender of Hello is registered: pending, or still what it was before its connection broke."""
 
     run_id: PeerId
-    incarnation: Incarnation
+    term: Term
 
 
 class Refusal(enum.IntEnum):
@@ -314,7 +314,7 @@ class Refused(_Message, tag="refused", frozen=True):
     run_id: PeerId = bytes(16)
     """The run that the sender leads, where the members know it: then the refusal is final. With NO_RUN the one that it
     would begin: one that was started anew since may have led a run meanwhile, and gives another id."""
-    incarnation: Incarnation = 0
+    term: Term = 0
     """Of the sender; where it asks for a report, the one as which it will lead the run."""
 
 
@@ -333,11 +333,11 @@ class Members(_Message, tag="members", frozen=True):
     round: Natural = 0
     """The last round of topology votes that is complete, and its value: a newcomer votes after it."""
     round_value: int = 0
-    base: PeerIds = ()
+    old_members: PeerIds = ()
     """Where the run has several masters, until the list is established: the members of the last one that is."""
 
 
-class Established(_Message, tag="established", frozen=True):
+class MembersCommitted(_Message, tag="members_committed", frozen=True):
     """A quorum of the members, and of those before them, has the member list of an epoch."""
 
     epoch: Natural
@@ -457,7 +457,7 @@ PeerMessage: TypeAlias = (
     | SyncOffer
     | SyncFinished
     | Withdraw
-    | Seen
+    | Acknowledgement
     | Leave
     | Report
 )
@@ -466,7 +466,7 @@ MasterMessage: TypeAlias = (
     | Refused
     | Kick
     | Members
-    | Established
+    | MembersCommitted
     | Neighbours
     | NeighboursChanged
     | Plan

@@ -6,7 +6,7 @@
 
 A broken connection changes no state: the shell connects again, and the peer says Hello and repeats what stands: the
 messages of every call that has no answer. So it does when another master has taken the run over. Before that one
-welcomes it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest incarnation.
+welcomes it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest term.
 All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
 
 Where the list of masters names several, a peer goes from one to the next: when one does not answer, or when it answers
@@ -67,12 +67,12 @@ from zpccl.protocol.effects import (
 from zpccl.protocol.master_list import MasterList
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
+    Acknowledgement,
     Answer,
     Begin,
     CollectiveCall,
     Decision,
     Dropped,
-    Established,
     Finished,
     Hello,
     Kick,
@@ -81,6 +81,7 @@ from zpccl.protocol.messages import (
     MasterMessage,
     Member,
     Members,
+    MembersCommitted,
     Neighbour,
     Neighbours,
     NeighboursChanged,
@@ -89,7 +90,6 @@ from zpccl.protocol.messages import (
     Ready,
     Refusal,
     Refused,
-    Seen,
     SyncFinished,
     SyncPlan,
     TopologyKind,
@@ -153,12 +153,12 @@ class PeerMachine:
         self.epoch = 0
         self.members: tuple[Member, ...] = ()
         self.run_id = b""
-        self.incarnation = 0
-        self._promised = 0  # Masters of lower incarnations are not obeyed.
+        self.term = 0
+        self._promised = 0  # Masters of lower terms are not obeyed.
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
         self._is_ready = options.is_ready
-        self._base: tuple[bytes, ...] = ()
+        self._old_members: tuple[bytes, ...] = ()
         self._connect_call: int | None = None
         self._tries = 0
         self._tries_left = 0
@@ -342,7 +342,7 @@ class PeerMachine:
             options.addresses,
             self._connection_count,
             self.run_id or bytes(16),
-            self.incarnation,
+            self.term,
             self._promised,
             len(options.masters),
             self._masters.begins,
@@ -364,7 +364,7 @@ class PeerMachine:
         if self.state is State.CONNECTING:
             return self._send(self._hello())
         report = self._memory.report(
-            self._hello(), self._oldest_call_id(), self.epoch, self.members, self._base, self.calls.values()
+            self._hello(), self._oldest_call_id(), self.epoch, self.members, self._old_members, self.calls.values()
         )
         self._send(report)
 
@@ -394,8 +394,8 @@ class PeerMachine:
             # Where there are other masters, this one must know that the peer goes on at none of them.
             error = error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER)
             self._close(error, say_leave=self._masters.has_others)
-        elif isinstance(message, Established):
-            self._base = () if message.epoch == self.epoch else self._base
+        elif isinstance(message, MembersCommitted):
+            self._old_members = () if message.epoch == self.epoch else self._old_members
         else:
             self._on_refused(message, now_ns)
 
@@ -405,17 +405,17 @@ class PeerMachine:
         if self.state is State.CONNECTING:
             self._deadline_ns = None
             self._masters.on_led()
-            self.run_id, self.incarnation = message.run_id, message.incarnation
-            self._promised = max(self._promised, self.incarnation)
+            self.run_id, self.term = message.run_id, message.term
+            self._promised = max(self._promised, self.term)
             self.state = State.PENDING
             self._say_ready()
             return self._log(Level.INFO, "registered; waiting to be admitted")
-        if message.run_id != self.run_id or message.incarnation < max(self.incarnation, self._promised):
+        if message.run_id != self.run_id or message.term < max(self.term, self._promised):
             return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
         self._deadline_ns = None
         self._masters.on_led()
-        if message.incarnation > self.incarnation:
-            self.incarnation = self._promised = message.incarnation
+        if message.term > self.term:
+            self.term = self._promised = message.term
             self._log(Level.INFO, "another master has taken the run over")
             self._say_standing()
 
@@ -432,7 +432,7 @@ class PeerMachine:
             if self.state is State.MEMBER and has_others:
                 self._miss_master(now_ns)
                 self._masters.stay(now_ns)
-                self._promised = max(self._promised, message.incarnation)
+                self._promised = max(self._promised, message.term)
             self._report_to_master()
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_newest(message):
             self._log(Level.WARNING, f"{self._masters.address} is not the master of this run: {message.reason}")
@@ -449,11 +449,11 @@ class PeerMachine:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
 
     def _is_newest(self, message: Refused) -> bool:
-        return self.state is State.MEMBER and message.run_id == self.run_id and message.incarnation >= self.incarnation
+        return self.state is State.MEMBER and message.run_id == self.run_id and message.term >= self.term
 
     def _start_over(self, now_ns: int) -> None:
         """The run that this peer waited for is not led here: it is a newcomer again, here first."""
-        self.state, self.run_id, self.incarnation, self._promised = State.CONNECTING, b"", 0, 0
+        self.state, self.run_id, self.term, self._promised = State.CONNECTING, b"", 0, 0
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
         self._masters.forget_answers()
@@ -463,12 +463,12 @@ class PeerMachine:
         self._send(self._hello())
 
     def _on_members(self, message: Members) -> None:
-        if message.epoch < self.epoch or message.epoch >> 32 > self.incarnation:
+        if message.epoch < self.epoch or message.epoch >> 32 > self.term:
             return  # Of a master that has not welcomed this peer, or whose welcome came too late: it will say it again.
         self.epoch = message.epoch
-        self.members, self._base = message.members, message.base
-        if self._masters.has_others or message.base:
-            self._send(Seen(message.epoch))
+        self.members, self._old_members = message.members, message.old_members
+        if self._masters.has_others or message.old_members:
+            self._send(Acknowledgement(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
             self.state, self._is_ready = State.MEMBER, True

@@ -1,6 +1,6 @@
 """What a new master makes of the reports of an earlier master's peers.
 
-    Gathering   collects reports, and the Hellos of newcomers, until enough are there
+    Recovery   collects reports, and the Hellos of newcomers, until enough are there
     choose_run  which run to go on with: that of most reports, where peers of several come to one address
     History     the run as its reports tell it together; a pure value of them, whatever their order
 
@@ -9,7 +9,7 @@ decided in it, on every connection, so who knows of a decision knows who had par
 
 Where peers know several masters, they may be elsewhere, and come and go: only the reports of those who are connected
 count, and no grace period ends the wait for a quorum of the newest list (quorum.py). With its report each promises to
-obey no master of a lower incarnation than this one will have. So when a quorum has reported, no earlier master can
+obey no master of a lower term than this one will have. So when a quorum has reported, no earlier master can
 establish a list any more, and every list that is established is known to one of them.
 """
 
@@ -30,22 +30,20 @@ from zpccl.protocol.quorum import is_quorum
 RunningT = TypeVar("RunningT", RunningAttempt, RunningSync)
 
 
-class Gathering:
+class Recovery:
     """The reports that have come so far.
 
     Args:
         now_ns: when the master started.
         grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
         wait_ns: how long it waits for the reports of peers that were asked for one.
-        incarnation: as which it will lead the run.
+        term: as which it will lead the run.
         run_id: of the run that begins if there is none to go on with.
         begin_ns: before that, newcomers that know other masters begin no run: that of a quorum may come back.
     """
 
-    def __init__(
-        self, now_ns: int, grace_ns: int, wait_ns: int, incarnation: int, run_id: bytes, begin_ns: int = 0
-    ) -> None:
-        self.incarnation = incarnation
+    def __init__(self, now_ns: int, grace_ns: int, wait_ns: int, term: int, run_id: bytes, begin_ns: int = 0) -> None:
+        self.term = term
         self._run_id = run_id
         self._begin_ns = begin_ns
         self._grace_ns = grace_ns
@@ -57,7 +55,7 @@ class Gathering:
         self._greeted: dict[Hashable, bool] = {}  # Connections of earlier peers, and whether their report is here.
         self.reports: dict[bytes, tuple[PeerMessageReceived, Report]] = {}  # By peer.
         self._held_ns: dict[Hashable, int] = {}
-        self._promised: set[bytes] = set()  # Who has reported to this incarnation, and may be elsewhere again.
+        self._promised: set[bytes] = set()  # Who has reported to this term, and may be elsewhere again.
         self.held: dict[Hashable, PeerMessageReceived] = {}  # The Hellos of newcomers, by connection.
         self.left: dict[bytes, None] = {}
 
@@ -70,9 +68,9 @@ class Gathering:
         if len(self._greeted) < limits.PEERS_MAX:
             self._greeted.setdefault(connection, False)
 
-    def raise_incarnation(self, incarnation: int) -> list[Hashable]:
+    def raise_term(self, term: int) -> list[Hashable]:
         """Others have promised more: what was reported is void. Who must report again."""
-        self.incarnation = incarnation
+        self.term = term
         kept = {p: (e, r) for p, (e, r) in self.reports.items() if r.hello.master_count == 1 or p in self.left}
         self.reports = kept
         self._promised.clear()
@@ -80,11 +78,11 @@ class Gathering:
         self._greeted = {connection: connection in reported for connection in self._greeted}
         return [connection for connection, has_reported in self._greeted.items() if not has_reported]
 
-    def is_outbid(self, hello: Hello) -> bool:
+    def has_higher_promise(self, hello: Hello) -> bool:
         """True if a peer has promised itself to another master that may lead as this one would, or as a later one."""
-        if hello.master_count == 1 or (hello.promised == self.incarnation and hello.peer_id in self._promised):
+        if hello.master_count == 1 or (hello.promised == self.term and hello.peer_id in self._promised):
             return False
-        return hello.promised >= self.incarnation
+        return hello.promised >= self.term
 
     def knows(self, connection: Hashable) -> bool:
         """True if a connection has said Hello."""
@@ -241,13 +239,13 @@ class Gathering:
         present = {report.hello.peer_id for report in reports}.union(self.left)
         # Newcomers that have been admitted and do not know it yet are nowhere else.
         present.update(event.message.peer_id for event in self.held.values() if isinstance(event.message, Hello))
-        lists = ([member.peer_id for member in newest.members], newest.base)
+        lists = ([member.peer_id for member in newest.members], newest.old_members)
         return all(is_quorum(present, members) for members in lists)
 
 
 def newest_of(reports: Iterable[Report]) -> Report:
     """The report with the newest member list; of those who have it, one that knows it to be established."""
-    return max(reports, key=lambda report: (report.epoch, not report.base))
+    return max(reports, key=lambda report: (report.epoch, not report.old_members))
 
 
 def choose_run(reports: Iterable[Report]) -> bytes | None:
@@ -273,19 +271,19 @@ class History:
     """A run as the reports of its peers tell it.
 
     Attributes:
-        incarnation, epoch, members, base, round, round_value: the newest that anybody knows.
+        term, epoch, members, old_members, round, round_value: the newest that anybody knows.
         outcomes: how attempts ended, by attempt.
         adopted_epoch, adopted: the epoch and the peers of the member list with which the master went on.
     """
 
     def __init__(self, run_id: bytes) -> None:
         self.run_id = run_id
-        self.incarnation = 0
+        self.term = 0
         self.epoch = 0
-        self.adopted_epoch = self.adopted_incarnation = 0
+        self.adopted_epoch = self.adopted_term = 0
         self.adopted: frozenset[bytes] = frozenset()
         self.members: tuple[Member, ...] = ()
-        self.base: tuple[bytes, ...] = ()
+        self.old_members: tuple[bytes, ...] = ()
         self.round = 0
         self.round_value = 0
         self.outcomes: dict[int, Outcome] = {}
@@ -296,16 +294,16 @@ class History:
 
     def adopt(self) -> None:
         """The master goes on with the list that is the newest now."""
-        self.adopted_epoch, self.adopted_incarnation = self.epoch, self.incarnation
+        self.adopted_epoch, self.adopted_term = self.epoch, self.term
         self.adopted = frozenset(member.peer_id for member in self.members)
 
     def add(self, report: Report) -> None:
         """Takes note of one report. Only members know anything of the run."""
-        self.incarnation = max(self.incarnation, report.hello.incarnation)
+        self.term = max(self.term, report.hello.term)
         if report.hello.run_id != self.run_id or not report.members:
             return
-        if report.epoch > self.epoch or (report.epoch == self.epoch and not report.base):
-            self.epoch, self.members, self.base = report.epoch, report.members, report.base
+        if report.epoch > self.epoch or (report.epoch == self.epoch and not report.old_members):
+            self.epoch, self.members, self.old_members = report.epoch, report.members, report.old_members
         if report.round > self.round:
             self.round, self.round_value = report.round, report.round_value
         for outcome in report.outcomes:
@@ -335,7 +333,7 @@ class History:
         Once they have completed that round anew, without it, they are elsewhere in their programs than it is.
         """
         theirs = {member.peer_id for member in report.members}
-        is_of_same_master = report.hello.incarnation == self.adopted_incarnation
+        is_of_same_master = report.hello.term == self.adopted_term
         is_later = report.epoch > self.adopted_epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         return is_up_to_date and bool(self.adopted) and self.adopted <= theirs

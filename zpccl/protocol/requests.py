@@ -76,7 +76,7 @@ class Requests:
 
     def settle(self) -> None:
         """Answers withdrawals that have waited for all members to report."""
-        if self._withdrawals and self._registry.are_all_heard:
+        if self._withdrawals and self._registry.have_all_reported:
             withdrawals, self._withdrawals = self._withdrawals, {}
             for (peer_id, _), message in withdrawals.items():
                 peer = self._registry.peers.get(peer_id)
@@ -99,7 +99,7 @@ class Requests:
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
-        if not self._registry.are_all_heard:  # One of those who are away may know that the call has succeeded.
+        if not self._registry.have_all_reported:  # One of those who are away may know that the call has succeeded.
             if call_id in peer.open_calls:
                 self._withdrawals[peer.peer_id, call_id] = message
             return

@@ -115,7 +115,7 @@ class Rounds:
             return
         for peer in [peer for peer in self.calls if self._registry.peers.get(peer.peer_id) is not peer]:
             del self.calls[peer]
-        if not self._registry.is_established:
+        if not self._registry.is_committed:
             self._update_agreed_ns = None
             return
         self._refuse_conflicts()

@@ -91,7 +91,7 @@ class StateSyncs:
 
     def evaluate(self, now_ns: int) -> None:
         """Begins the sync of every group whose members have all called for it."""
-        if not self._registry.is_established:
+        if not self._registry.is_committed:
             return
         for group in sorted({peer.group for peer, call in self._rounds.calls.items() if call.offer is not None}):
             offers = self._rounds.sync_offers(group)
@@ -335,7 +335,7 @@ class StateSyncs:
         if not survivors:
             del self.transfers[transfer.group]
             return
-        if not all(peer.is_heard for peer in survivors) or not self._registry.is_established:
+        if not all(peer.has_reported for peer in survivors) or not self._registry.is_committed:
             return  # One may know that it was decided otherwise.
         if transfer.failed is not None:
             self._abort(transfer, *transfer.failed)
@@ -382,5 +382,5 @@ class StateSyncs:
         for group, transfer in self.transfers.items():
             assert transfer.group == group and set(transfer.fetch) <= set(transfer.calls)
             survivors = self._present(transfer.calls)
-            is_open = any(peer not in transfer.done or not peer.is_heard for peer in survivors)
-            assert survivors and (is_open or not self._registry.is_established), "an undecided sync"
+            is_open = any(peer not in transfer.done or not peer.has_reported for peer in survivors)
+            assert survivors and (is_open or not self._registry.is_committed), "an undecided sync"

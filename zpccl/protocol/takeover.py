@@ -78,7 +78,7 @@ class TakeOver:
             self._syncs.restore_last(group, last.value, completed)
         self._rounds.answer_missed()
         for peer in without:
-            if self._registry.peers.get(peer.peer_id) is peer and peer.is_heard:
+            if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:
                 reason = "the others finished an operation without it, as the former master had removed it"
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
 
@@ -93,7 +93,7 @@ class TakeOver:
             calls = {**{peer.peer_id: call_id for peer, call_id in running.items()}, **calls}
         for peer_id, call_id in calls.items():
             peer = self._registry.peers.get(peer_id)
-            if peer is None or not peer.is_heard or call_id in peer.answers or call_id < peer.oldest_call_id:
+            if peer is None or not peer.has_reported or call_id in peer.answers or call_id < peer.oldest_call_id:
                 continue
             self._collectives.forget(peer, call_id)
             self._rounds.forget(peer, call_id)

@@ -235,13 +235,13 @@ class History(Checker):
     def on_master_step(self, master: MasterNode) -> None:
         """The member list changes only with the epoch. A master that takes over goes on above what peers have heard."""
         machine = master.machine
-        if machine.is_gathering:
+        if machine.is_recovering:
             return
         epoch = machine.registry.epoch
         earlier = self._epochs.get(master.reign)
         if earlier is None:
             of_run = [node.machine for node in self.cluster.live_nodes() if node.machine.run_id == machine.run_id]
-            led = [peer.epoch for peer in of_run if peer.incarnation < machine.incarnation]
+            led = [peer.epoch for peer in of_run if peer.term < machine.term]
             earlier = max(led, default=0)
         order = tuple([peer.peer_id for peer in machine.registry.order])
         if epoch < earlier:
@@ -340,7 +340,7 @@ class Causes(Checker):
         self._evicted: set[bytes] = set()
         self._run_id = b""
         self._reign = (0, 0, 1)
-        self._incarnations: dict[bytes, int] = {}
+        self._terms: dict[bytes, int] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault among its participants; so does an eviction."""
@@ -402,12 +402,12 @@ class Causes(Checker):
     def on_master_step(self, master: MasterNode) -> None:
         """A loss needs a fault of the member."""
         machine = master.machine
-        if machine.is_gathering or machine.registry.base or master is not self.cluster.master:
+        if machine.is_recovering or machine.registry.old_members or master is not self.cluster.master:
             return  # Who is admitted by a list that is not established may find that it was not.
-        newest = self._incarnations.get(machine.run_id, 0)
-        if machine.incarnation < newest:
+        newest = self._terms.get(machine.run_id, 0)
+        if machine.term < newest:
             return  # It has been replaced, and does not know it yet.
-        self._incarnations[machine.run_id] = machine.incarnation
+        self._terms[machine.run_id] = machine.term
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
         if self._reign != master.reign:  # Who was not told that it is a member is none.
             self._reign = master.reign
@@ -443,7 +443,7 @@ class Leadership(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._incarnations: dict[bytes, int] = {}  # The highest one of an established list, by run.
+        self._terms: dict[bytes, int] = {}  # The highest one of an established list, by run.
         self._epochs: dict[bytes, set[int]] = {}
 
     def on_master_step(self, master: MasterNode) -> None:
@@ -452,14 +452,14 @@ class Leadership(Checker):
         if len(self.cluster.masters) == 1:
             return  # It needs nobody's word, so a list may be established of which nobody ever hears.
         epochs = self._epochs.setdefault(machine.run_id, {0})
-        if machine.is_gathering or registry.base or registry.epoch in epochs:
+        if machine.is_recovering or registry.old_members or registry.epoch in epochs:
             return
         epochs.add(registry.epoch)
-        newest = self._incarnations.get(machine.run_id, 0)
+        newest = self._terms.get(machine.run_id, 0)
         self.cluster.require(
-            machine.incarnation >= newest, "S3", f"{master.name} leads as {machine.incarnation}, another as {newest}"
+            machine.term >= newest, "S3", f"{master.name} leads as {machine.term}, another as {newest}"
         )
-        self._incarnations[machine.run_id] = machine.incarnation
+        self._terms[machine.run_id] = machine.term
 
 
 class Readiness(Checker):
@@ -471,7 +471,7 @@ class Readiness(Checker):
 
     def on_master_step(self, master: MasterNode) -> None:
         """Looks at who is a member for the first time."""
-        if master.machine.is_gathering:
+        if master.machine.is_recovering:
             return
         order = master.machine.registry.order
         for peer in order:
@@ -574,7 +574,7 @@ class Checkers(Checker):
     def on_master_step(self, master: MasterNode) -> None:
         """The master has handled an event."""
         machine = master.machine
-        if not machine.is_gathering and master is self.cluster.master:
+        if not machine.is_recovering and master is self.cluster.master:
             self.cluster.member_ids = {peer.peer_id: None for peer in machine.registry.order}
         for check in self._watching["on_master_step"]:
             check(master)

@@ -146,8 +146,8 @@ class Cluster:
     @property
     def master(self) -> MasterNode:
         """The one that leads; of several, which do not know of each other, the latest. The first where none does."""
-        leading = [node for node in self.masters if node.is_alive and not node.machine.is_gathering]
-        return max(leading, key=lambda node: node.machine.incarnation, default=self.masters[0])
+        leading = [node for node in self.masters if node.is_alive and not node.machine.is_recovering]
+        return max(leading, key=lambda node: node.machine.term, default=self.masters[0])
 
     def heal(self) -> None:
         """Ends all faults: from now on everything can connect to everything. Two peers at least are there."""
@@ -190,7 +190,7 @@ class Cluster:
             master = node.connection.master.machine if node.connection is not None else None
             if node.machine.state is not State.MEMBER:
                 reasons.append(f"{node.name} is no member but {node.machine.state.value}")
-            elif master is None or master.is_gathering or master.registry.peers.get(node.peer_id) is None:
+            elif master is None or master.is_recovering or master.registry.peers.get(node.peer_id) is None:
                 reasons.append(f"{node.name} has no master")
         done = self.checkers.progress.groups_done
         reasons += [f"group {key[1]} commits nothing" for key, size in sizes.items() if size > 1 and key not in done]
@@ -272,7 +272,7 @@ class Cluster:
         if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
             machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
         self._configure(machine)
-        machine.gather(clock.now_ns())
+        machine.recover(clock.now_ns())
 
     def _configure(self, machine: MasterMachine) -> None:
         machine.options = replace(machine.options, straggler_timeout_ns=self.faults.straggler_timeout_ns)

@@ -95,7 +95,7 @@ MASTER_CONDITIONS = tuple(
 def conditions_of_master(machine: MasterMachine) -> list[str]:
     """What is special about a master; nothing where it just leads."""
     found = [f"master {name[3:].replace('_', ' ')}" for name in MASTER_CONDITIONS if getattr(machine, name)]
-    if not found and not all(peer.is_heard for peer in machine.registry.order):
+    if not found and not all(peer.has_reported for peer in machine.registry.order):
         found.append(RECOVERING)
     return found
 

@@ -65,7 +65,7 @@ class MasterNode:
     @property
     def reign(self) -> tuple[int, int, int]:
         """Another one whenever it has forgotten what it knew."""
-        return self.index, self._crash_count, self.machine.term
+        return self.index, self._crash_count, self.machine.generation
 
     def crash(self) -> None:
         """The process is killed; all that it knows is lost."""
@@ -89,9 +89,12 @@ class MasterNode:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_master_event(self.machine, event)
-        before = self.machine.term, self.machine.is_alone
+        before = self.machine.generation, self.machine.is_alone
         done = self.machine.handle(event, self.clock.now_ns())
-        if before != (self.machine.term, self.machine.is_alone):  # It takes longer to notice what happened of late.
+        if before != (
+            self.machine.generation,
+            self.machine.is_alone,
+        ):  # It takes longer to notice what happened of late.
             cluster.prolong(cluster.takeover_ns)
         self.machine.validate()
         for effect in done:
