@@ -57,7 +57,7 @@ class Caller:
 
     def _admitted(self) -> PeerLoop:
         loop = self._connected()
-        if loop.view.state is State.MEMBER:
+        if loop.view.state in (State.MEMBER, State.RETURNING):
             return loop
         raise copy.copy(loop.error) if loop.error is not None else InvalidUsage("connect() has not returned yet")
 

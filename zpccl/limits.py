@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -113,8 +113,10 @@ admits the first peer of a new run, from its start on."""
 TERM_STEP_MAX = 4096
 """The number of a master that takes over is higher than the last known one by a random step of this size at most."""
 TERM_MAX = 2**30
-"""Of a report: epochs and attempts begin at term << 32, and a message has room for 64 bits."""
-EPOCH_MAX = (TERM_MAX + TERM_STEP_MAX + 1) << 32
+"""Of a report: a message has room for 64 bits."""
+EPOCH_BITS = 32
+"""Epochs and attempts of a term begin at term << EPOCH_BITS."""
+EPOCH_MAX = (TERM_MAX + TERM_STEP_MAX + 1) << EPOCH_BITS
 ROUND_MAX = 2**62
 """Of a report; the next one must have room too."""
 MASTERS_MAX = 3
@@ -131,6 +133,9 @@ RECOVERY_WAIT_NS = 4 * SECOND
 """How long a master that took over waits for members that have not reported."""
 RUN_MEMORY_NS = 30 * SECOND
 """How long a master that stepped down begins no new run: members of the old one may only be cut off."""
+MINORITY_WAIT_NS = 30 * SECOND
+"""How long a master that comes back to a run with one address waits for a quorum of its members, before it goes on with
+those who are there. The rest may have removed these, and hold a later revision."""
 STRAGGLER_WARNING_NS = 10 * SECOND
 """A member whose vote others wait for is named in the log after this time, and again after twice, four times, ..."""
 STRAGGLER_LINES_MAX = 8

@@ -57,6 +57,12 @@ class World:
         salts = [name.encode() * SALT_BYTES for name in NAMES]
         return [make_peer_id(key, salt) if key else salt.ljust(16, b".") for key in self.keys for salt in salts]
 
+    def leaders(self) -> list[bytes]:
+        """What the master has drawn for the leaderships that it has or wants."""
+        machine = self.machine
+        candidates = [each for each in (machine._recovery, machine._earlier) if each is not None]
+        return [machine._leader.promise.leader, *(each.promise.leader for each in candidates)]
+
     def handle(self, event: events.MasterEvent) -> None:
         """S1, S3 and the machine's own invariants. One that has stepped down knows what reports tell, and no more."""
         if self.term != self.machine.generation:
@@ -152,7 +158,9 @@ def _hello(world: World, choices: Choices) -> m.Hello:
         choices.one_of((RUN_ID, world.machine.run_id, bytes(16))),
         choices.one_of(TERMS),
         choices.one_of((*TERMS, *world.asked)),
-        choices.one_of((1, 1, 2)),
+        choices.one_of((bytes(16), RUN_ID, *world.leaders())),
+        choices.one_of(((), ("m:1",), ("m:1", "n:2"))),
+        choices.one_of((0, 0, 1)),
         choices.one_of((bytes(16), RUN_ID, world.machine.run_id)),
         not choices.number(4),
     )

@@ -15,8 +15,10 @@ from zpccl import limits
 from zpccl.errors import PCCLError
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast, Log, Reject, Resolve, Send
+from zpccl.protocol.leadership import Promise
 from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.messages import (
+    NO_ID,
     Answer,
     Begin,
     CollectiveCall,
@@ -31,6 +33,8 @@ from zpccl.protocol.messages import (
     Neighbour,
     Neighbours,
     Plan,
+    Refused,
+    Report,
     StateEntry,
     SyncFinished,
     SyncOffer,
@@ -103,7 +107,9 @@ def plain(message: Any) -> Any:
     if isinstance(message, Answer):
         return msgspec.structs.replace(message, round=0, attempt_id=0, order=(), calls=())
     if isinstance(message, Members):
-        return msgspec.structs.replace(message, round=0, round_value=0)
+        return msgspec.structs.replace(message, round=0, round_value=0, parent=0)
+    if isinstance(message, Welcome | Refused):
+        return msgspec.structs.replace(message, leader=NO_ID)
     return message
 
 
@@ -161,12 +167,22 @@ class MasterBench:
 
     def say(self, name: str, message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
         """Peer `name` says something; returns what the master sends, to whom (of the first copy)."""
+        if isinstance(message, Report) and message.hello.leader == NO_ID:
+            message = self.promising(message)
         decode_peer_message(encode(message))
         event = events.PeerMessageReceived(self.connections[name], message, host)
         effects = self.handle(event)
         for _ in range(self.copies - 1):
             self.handle(event)
         return sent(effects)
+
+    def promising(self, message: Any, promise: Promise | None = None) -> Any:
+        """A Hello or a report of one who has promised itself, by default to this master as it leads or wants to."""
+        candidate = self.machine._recovery or self.machine._earlier
+        term, leader = promise or (candidate.promise if candidate is not None else self.machine._leader.promise)
+        if isinstance(message, Report):
+            return msgspec.structs.replace(message, hello=self.promising(message.hello, Promise(term, leader)))
+        return msgspec.structs.replace(message, promised=term, leader=leader)
 
     def tick(self, after_ns: int = 0) -> list[tuple[Hashable, Any]]:
         """Time passes."""
@@ -191,6 +207,8 @@ class MasterBench:
     def hello_again(self, name: str, *, welcomed: bool = False, **changes: Any) -> list[tuple[Hashable, Any]]:
         """Peer `name` says Hello on the connection it has."""
         plain = Hello(pid(name), token(name), welcomed, self.groups.get(name, 0), name, (f"{name}:1",))
+        if welcomed:
+            plain = self.promising(msgspec.structs.replace(plain, run_id=self.machine.run_id))
         fields = {f: changes.get(f, getattr(plain, f)) for f in Hello.__struct_fields__}
         return self.say(name, Hello(**fields), changes.get("host", ""))
 
@@ -309,7 +327,7 @@ class MasterBench:
 
 OPTIONS = PeerOptions(peer_id=pid("a"), token=token("a"), name="a", addresses=("a:1",), masters=("m:48148",))
 HELLO = Hello(pid("a"), token("a"), False, 0, "a", ("a:1",), 1)
-HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",), 2, RUN_ID, 1, 1)
+HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",), 2, RUN_ID)
 CONNECT = 1
 """The call id of connect()."""
 
@@ -375,6 +393,11 @@ class PeerBench:
         assert self.down() == []
         return self.up()
 
+    def welcome_back(self) -> list[Any]:
+        """The connection breaks and is made again, and the master leads on; returns what is said then."""
+        said = self.reconnect()
+        return said + self.hear(Welcome(RUN_ID, *self.machine._acceptor.promised))
+
     # --- To get somewhere -------------------------------------------------------------------------------------------
 
     def connecting(self) -> PeerBench:
@@ -386,7 +409,7 @@ class PeerBench:
     def pending(self) -> PeerBench:
         """The master has registered this peer."""
         self.connecting()
-        self.hear(Welcome(RUN_ID, 1))
+        self.hear(Welcome(RUN_ID, 0))
         return self
 
     def member(self, names: str = "ab", epoch: int = 2, **groups: int) -> PeerBench:

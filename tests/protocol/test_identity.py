@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from zpccl.errors import AuthenticationFailed, Kicked
 from zpccl.protocol import events
@@ -53,7 +54,7 @@ class Master:
         return self.handle(events.PeerMessageReceived(connection, message, "", identity))
 
     def hello(self, name: str, on: str, identity: str, **changes: Any) -> list[tuple[Any, Any]]:
-        fields = {"peer_id": id_of(name, identity), "token": token(name), "was_welcomed": False, **changes}
+        fields = {"peer_id": id_of(name, identity), "token": token(name), "is_member": False, **changes}
         return self.say(on, identity, Hello(group=0, name=name, addresses=(f"{name}:1",), **fields))
 
     def register(self, name: str, identity: str) -> list[tuple[Any, Any]]:
@@ -97,14 +98,16 @@ def test_an_id_belongs_to_the_key_that_registered_it() -> None:
     master = Master()
     master.register("a", "key of a")
     a = id_of("a", "key of a")
-    for was_welcomed in (True, False):
+    promise = master.machine._leader.promise
+    of_run = {"is_member": True, "run_id": RUN_ID, "promised": promise.term, "leader": promise.leader}
+    for is_member in (True, False):
         for _ in range(3):
-            said = master.hello("a", "elsewhere", "key of b", peer_id=a, was_welcomed=was_welcomed, connection=5)
+            said = master.hello("a", "elsewhere", "key of b", peer_id=a, is_member=is_member, connection=5)
             assert to("elsewhere", said, Refused).refusal is Refusal.MALFORMED
             assert to("elsewhere", said, Welcome) is None
     assert master.machine.registry.peers[a].connection == "a"
     assert sum("belongs to another key" in line for line in master.log) == 1, "said once, and not for each message"
-    assert to("again", master.hello("a", "again", "key of a", was_welcomed=True, connection=6), Welcome) is not None
+    assert to("again", master.hello("a", "again", "key of a", connection=6, **of_run), Welcome) is not None
 
 
 def test_a_connection_with_another_key_does_not_speak_for_a_peer() -> None:
@@ -125,7 +128,9 @@ def test_a_report_belongs_to_the_key_of_its_peer() -> None:
     master = Master()
     master.machine.recover(master.now_ns)
     hello = Hello(id_of("a", "key of a"), token("a"), True, 0, "a", ("a:1",), 1, RUN_ID)
-    report = report_of("a", hello=hello)
+    assert master.machine._recovery is not None
+    promise = master.machine._recovery.promise
+    report = report_of("a", hello=replace(hello, promised=promise.term, leader=promise.leader))
     assert to("elsewhere", master.say("elsewhere", "key of b", report), Refused).refusal is Refusal.MALFORMED
     assert to("a", master.say("a", "key of a", report), Refused) is None
 

@@ -266,7 +266,7 @@ def test_a_barrier_that_one_has_passed_opens_for_all() -> None:
     peer = PeerBench().member()
     peer.reduce(2, BARRIER)
     peer.hear(told)
-    outcome = peer.machine._memory.report(peer.machine._hello(), 3, 2, peer.machine.members, (), ()).outcomes[0]
+    outcome = peer.machine._memory.report(peer.machine._hello(), 3, 2, peer.machine.members, (), 0, ()).outcomes[0]
     assert outcome == Outcome(FIRST_ATTEMPT, True, 2, 0, "", pids("ab"), (2, 5))
     bench = TakeOver()
     bench.report("a", outcomes=(outcome,), oldest_call_id=3)

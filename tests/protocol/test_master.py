@@ -127,7 +127,7 @@ def test_a_wrong_token_is_refused(bench: MasterBench) -> None:
     assert all("without its token" in log.text for log in bench.logged[-2:])
 
 
-def test_who_was_welcomed_elsewhere_is_not_registered(bench: MasterBench) -> None:
+def test_who_is_member_elsewhere_is_not_registered(bench: MasterBench) -> None:
     ((_, refused),) = bench.hello("a", welcomed=True)
     assert refused.refusal is Refusal.UNKNOWN_SESSION
     assert "restarted" in refused.reason

@@ -66,7 +66,8 @@ terms = st.integers(0, limits.TERM_MAX)
 hellos = st.builds(
     m.Hello,
     *(ids, ids, st.booleans(), groups, names, addresses, naturals, ids, terms, terms),
-    *(st.integers(1, limits.MASTERS_MAX), ids, st.booleans()),
+    *(ids, st.lists(addresses.filter(bool).map(lambda some: some[0]), max_size=limits.MASTERS_MAX).map(tuple)),
+    *(st.integers(0, limits.MASTERS_MAX - 1), ids, st.booleans()),
 )
 members = tuples(st.builds(m.Member, ids, groups, names))
 outcomes = st.builds(
@@ -171,12 +172,13 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: who changes the encoding must change PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x06\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x06\x92\xa8withdraw\x05"
-    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x06\x95\xa8topology\x03\x04\x02\x00"
+    assert m.encode(m.Leave()) == b"zp\x07\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x07\x92\xa8withdraw\x05"
+    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x07\x95\xa8topology\x03\x04\x02\x00"
     assert m.encode(HELLO).hex() == (
-        "7a7006" "9e" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
-        "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00" "01"
+        "7a7007" "dc0010" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00"
+        "c410" "00000000000000000000000000000000" "90" "00"
         "c410" "00000000000000000000000000000000" "c3"
     )  # fmt: skip
 
@@ -304,7 +306,10 @@ def begin_with(**changes: Any) -> bytes:
         changed(HELLO, group="0"),
         changed(HELLO, group=True),
         changed(HELLO, name="n" * (limits.NAME_CHARS_MAX + 1)),
-        changed(HELLO, was_welcomed=1),
+        changed(HELLO, is_member=1),
+        changed(HELLO, leader=b"short"),
+        changed(HELLO, masters=("m:1",) * (limits.MASTERS_MAX + 1)),
+        changed(HELLO, master_index=limits.MASTERS_MAX),
         changed(HELLO, addresses=("a:1",) * (limits.ADDRESSES_PER_PEER_MAX + 1)),
         changed(HELLO, addresses=("a:1\n",)),
         changed(HELLO, addresses=("a" * (limits.ADDRESS_CHARS_MAX + 1),)),

@@ -119,7 +119,7 @@ def test_from_new_to_member() -> None:
     assert peer.handle(events.ConnectCalled(CONNECT, 2)) == []
     assert peer.machine.state is State.CONNECTING
     assert peer.up() == [Send(HELLO)]
-    assert peer.hear(Welcome(RUN_ID, 1)) == []
+    assert peer.hear(Welcome(RUN_ID, 0)) == []
     assert (peer.machine.state, peer.machine.run_id) == (State.PENDING, RUN_ID)
     assert peer.hear(Neighbours((neighbour("b"),))) == [OpenLink(neighbour("b"))]
     assert peer.handle(events.LinkUp(pid("b"))) == [Send(Linked(pids("b")))]
@@ -188,9 +188,9 @@ def test_a_connection_that_breaks_before_the_answer() -> None:
     """Hello is said again; the peer does not claim to be known."""
     peer = PeerBench().connecting()
     assert peer.reconnect() == [Send(replace(HELLO, connection=2))]
-    peer.hear(Welcome(RUN_ID, 1))
+    peer.hear(Welcome(RUN_ID, 0))
     assert peer.machine.state is State.PENDING
-    assert peer.reconnect() == [Send(replace(HELLO_AGAIN, connection=3)), Send(Linked(()))]
+    assert peer.reconnect() == [Send(replace(HELLO_AGAIN, connection=3, is_member=False)), Send(Linked(()))]
 
 
 def test_another_version() -> None:
@@ -500,13 +500,11 @@ def test_fetching_ahead() -> None:
     hello = replace(HELLO_AGAIN, is_ready=False)
     assert peer.hear(Neighbours((neighbour("b"), neighbour("c"))))[-1] == FetchAhead(pids("bc"))
     assert peer.hear(NeighboursChanged(gone=pids("b"))) == [CloseLink(pid("b"))]
-    assert peer.reconnect()[0] == Send(
-        replace(hello, connection=2, was_welcomed=True, run_id=RUN_ID, term=1, promised=1)
-    )
+    assert peer.welcome_back()[0] == Send(replace(hello, connection=2, is_member=False))
     assert peer.handle(events.ReadyCalled()) == [Send(Ready())]
     assert peer.handle(events.ReadyCalled()) == []
     assert peer.hear(Neighbours((neighbour("c"),))) == []
-    assert peer.reconnect()[0].message.is_ready
+    assert peer.welcome_back()[0].message.is_ready
     peer.hear(member_list(2, "ac"))
     assert peer.machine.state is State.MEMBER
 
@@ -779,7 +777,7 @@ def test_everything_is_said_again() -> None:
     peer.handle(done(FIRST_ATTEMPT + 1))
     peer.topology(14, PENDING)
     peer.handle(events.CallWithdrawn(13, timed_out=True))
-    assert peer.reconnect() == [
+    assert peer.welcome_back() == [
         Send(HELLO_AGAIN),
         Send(Linked(pids("bc"))),
         begin(10, spec(1)),
@@ -796,7 +794,7 @@ def test_everything_is_said_again() -> None:
 def test_syncs_are_said_again() -> None:
     peer = PeerBench().member()
     peer.sync(10, revision=3)
-    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    assert peer.welcome_back()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
     assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
     peer.handle(events.FetchDone(FIRST_ATTEMPT))
@@ -836,8 +834,7 @@ def test_a_master_that_stays_away() -> None:
 
 def test_a_master_that_comes_back() -> None:
     peer = PeerBench().member()
-    peer.reconnect()
-    peer.hear(Welcome(RUN_ID, 1))
+    peer.welcome_back()
     assert peer.machine.deadline_ns() is None
 
 
@@ -874,7 +871,7 @@ def test_a_welcome_of_a_connection_that_is_gone(where: str) -> None:
     assert peer.hear(Welcome(RUN_ID, 1)) == []
     assert (peer.machine.state.value, peer.machine.deadline_ns()) == (where, deadline_ns)
     hello = peer.up()[0].message
-    assert hello.was_welcomed is (where == "member")
+    assert hello.is_member is (where == "member")
 
 
 def test_a_master_that_does_not_know_us() -> None:

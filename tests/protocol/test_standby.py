@@ -12,6 +12,7 @@ from zpccl.errors import Kicked, MasterUnreachable, Result
 from zpccl.limits import SECOND
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, UseMaster
+from zpccl.protocol.leadership import Promise
 from zpccl.protocol.messages import (
     Acknowledgement,
     Hello,
@@ -29,9 +30,9 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import State
 
 from .harness import CONNECT, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pid, pids, spec, token
-from .test_recovery import report_of
+from .test_recovery import OLD_RUN, hello_of, report_of
 
-TWO: dict[str, Any] = {"master_count": 2}
+TWO: dict[str, Any] = {"masters": ("m:1", "n:2")}
 
 
 class Standby(MasterBench):
@@ -49,8 +50,8 @@ class Standby(MasterBench):
         hello = replace(report.hello, connection=number, **TWO)
         (asked,) = [m for to, m in self.say(name, hello) if to == self.connections[name]]
         assert asked.refusal is Refusal.REPORT
-        hello = replace(hello, promised=asked.term if promised is None else promised)
-        return self.say(name, replace(report, hello=hello))
+        promise = None if promised is None else Promise(promised, b"some other one..")
+        return self.say(name, replace(report, hello=self.promising(hello, promise)))
 
     def see(self, *names: str) -> None:
         """Members have the list of now."""
@@ -137,8 +138,8 @@ def test_who_comes_back_reports_again(bench: Standby) -> None:
 
 def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> None:
     """S3: c and d know a list without a and b, who may not, and are half of the one before."""
-    bench.report("c", "cd", 9, old_members=pids("abcd"))
-    bench.report("d", "cd", 9, old_members=pids("abcd"))
+    bench.report("c", "cd", 9, old_members=pids("abcd"), parent=5)
+    bench.report("d", "cd", 9, old_members=pids("abcd"), parent=5)
     bench.tick(3600 * SECOND)
     assert bench.machine.is_recovering
 
@@ -146,8 +147,8 @@ def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> No
 def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
     """Split, seed 1533. S3, L1: nothing is decided before; its Leave counts as its word, as it goes on nowhere."""
     bench.report("b", "abcd", 5)
-    bench.report("c", "cd", 9, old_members=pids("abcd"))
-    told = bench.report("d", "cd", 9, old_members=pids("abcd"))
+    bench.report("c", "cd", 9, old_members=pids("abcd"), parent=5)
+    told = bench.report("d", "cd", 9, old_members=pids("abcd"), parent=5)
     told += bench.tick_at_deadline() if bench.machine.is_recovering else []
     assert [to for to, message in told if isinstance(message, Kick)] == [bench.connections["b"]]
     bench.see("c", "d")
@@ -197,7 +198,7 @@ def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
     bench.report("a", "ab")
     first = bench.machine._recovery
     assert first is not None
-    low = first.term
+    low = first.promise.term
     bench.connections["b"] = "b1"
     hello = replace(report_of("b", "ab").hello, promised=low + 9, **TWO)
     told = bench.say("b", hello)
@@ -215,7 +216,7 @@ def test_an_answer_to_an_earlier_request_does_not_count(bench: Standby) -> None:
 def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) -> None:
     """S3: another master may have a quorum by now."""
     bench.begin_run("ab")
-    hello = Hello(pid("b"), token("b"), True, 0, "b", (), 9, RUN_ID, 0, 5, 2)
+    hello = Hello(pid("b"), token("b"), True, 0, "b", (), 9, RUN_ID, 0, 5, **TWO)
     bench.connections["b"] = "b9"
     told = bench.say("b", hello)
     assert bench.machine.is_recovering
@@ -243,6 +244,9 @@ def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None
         bench.report(name, "abc", attempts=(running,) if name == "a" else ())
     assert bench.machine.collectives.attempts
     bench.leave("a")
+    assert bench.names() == "abc", "S3: no other list before the adopted one is committed"
+    bench.see("b", "c")
+    assert bench.names() == "bc"
     assert not bench.machine.registry.is_committed
     assert not bench.machine.collectives.attempts
 
@@ -252,20 +256,18 @@ def test_nobody_makes_a_leader_gather_but_a_member(bench: Standby) -> None:
     bench.begin_run("ab")
     for bad, promised in ((token("x"), 5), (token("b"), limits.TERM_MAX)):
         bench.connections["b"] = "b9"
-        bench.say("b", Hello(pid("b"), bad, True, 0, "b", (), 9, RUN_ID, 0, promised, 2))
+        bench.say("b", Hello(pid("b"), bad, True, 0, "b", (), 9, RUN_ID, 0, promised, **TWO))
         assert not bench.machine.is_recovering
 
 
 def test_peers_with_other_lists_do_not_stop_a_run() -> None:
-    """L1: a stranger with two masters changes nothing; members with one master confirm lists where that is needed."""
+    """L1: a stranger with two masters changes nothing."""
     bench = MasterBench()
     bench.members("a", "b")
     bench.connections["x"] = "x1"
-    bench.say("x", Hello(pid("a"), token("x"), True, 0, "x", (), 1, RUN_ID, 0, 0, 2))
+    bench.say("x", Hello(pid("a"), token("x"), True, 0, "x", (), 1, RUN_ID, **TWO))
     bench.lose("b")
     assert bench.machine.registry.is_committed
-    peer = PeerBench().member()
-    assert peer.hear(replace(member_list(3, "ab"), old_members=pids("ab"))) == [Send(Acknowledgement(3))]
 
 
 # --- Leading ----------------------------------------------------------------------------------------------------------
@@ -307,21 +309,39 @@ def test_two_losses_need_two_steps(bench: Standby) -> None:
 
 
 def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
-    """A member that breaks its bounds stays, if the run could not go on without it."""
+    """S3: a list without a member that breaks its bounds counts once that one confirms that it goes."""
     bench.begin_run("ab")
     bench.begin("a", 50, spec(1))
     bench.begin("a", 50, spec(2))
-    assert bench.names() == "ab"
+    assert bench.names() == "b"
+    bench.see("b")
+    assert not bench.machine.registry.is_committed
+    bench.leave("a")
+    assert bench.machine.registry.is_committed
+
+
+def test_who_is_removed_and_dies_before_it_confirms_may_be_elsewhere(bench: Standby) -> None:
+    """S3."""
+    bench.begin_run("ab")
+    bench.begin("a", 50, spec(1))
+    bench.begin("a", 50, spec(2))
+    bench.disconnect("a")
+    assert bench.machine.is_recovering
 
 
 def test_a_link_that_stays_down_does_not_keep_the_master_busy(bench: Standby) -> None:
-    """L1: the one to remove is the one without whom there is no quorum; its deadline must not stay in the past."""
+    """L1: one of the two is removed, whoever has the lower id, and the other one told that it is alone."""
     bench.begin_run("ba")
     for name in "ab":
         bench.say(name, Linked(()))
         bench.begin(name, 50)
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
-    assert bench.names() == "ba"
+    assert bench.names() == "b"
+    bench.see("b")
+    bench.leave("a")
+    verdict = bench.verdict("b", 50)
+    assert verdict is not None
+    assert verdict.result == Result.TOO_FEW_PEERS
 
 
 def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None:
@@ -381,10 +401,14 @@ def test_no_run_is_begun_where_members_may_come_back(bench: Standby) -> None:
 
 def test_a_newcomer_that_is_a_member_without_knowing_counts(bench: Standby) -> None:
     """Split, seed 23. L3: the former master admitted b, and died before b heard of it."""
-    bench.report("a", "ab", 5, old_members=pids("a"))
-    bench.hello("b", **TWO)
-    bench.tick_at_deadline()
-    assert bench.names() == "ab"
+    bench.report("z", "az", 5, old_members=pids("z"))
+    ((_, asked),) = bench.hello("a", run_id=OLD_RUN, **TWO)
+    assert asked.refusal is Refusal.REPORT
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    assert bench.machine.is_recovering, "S3: it counts for nothing until it has promised"
+    hello = replace(hello_of("a"), is_member=False, **TWO)
+    bench.say("a", report_of("a", "", hello=hello))
+    assert bench.names() == "az"
     assert all(peer.has_reported for peer in bench.machine.registry.order)
 
 
@@ -488,7 +512,7 @@ def test_a_promise_is_kept() -> None:
     peer.reconnect()
     peer.hear(Refused(Refusal.REPORT, "", term=9))
     peer.hear(Welcome(RUN_ID, 8))
-    assert peer.machine.term == 1
+    assert peer.machine.term == 0
     peer.hear(Welcome(RUN_ID, 9))
     assert peer.machine.term == 9
 
@@ -497,7 +521,7 @@ def test_a_master_of_before_cannot_remove_a_member() -> None:
     """S3: it does not know what has become of the run."""
     peer = peer_of_two().member()
     peer.reconnect()
-    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, 0))
+    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, epoch=peer.machine.epoch))
     assert peer.machine.state is State.MEMBER
     assert peer.tick() == [UseMaster(1)]
 
@@ -505,8 +529,10 @@ def test_a_master_of_before_cannot_remove_a_member() -> None:
 def test_the_master_of_now_can() -> None:
     peer = peer_of_two().member()
     peer.reconnect()
-    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, 1))
-    assert isinstance(peer.machine.error, Kicked)
+    peer.hear(Refused(Refusal.REPORT, "", term=9))
+    peer.reconnect()
+    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, epoch=peer.machine.epoch + 1))
+    assert isinstance(peer.machine.error, Kicked), "whatever it has promised: a committed list stays committed"
 
 
 def test_who_is_removed_says_so() -> None:
@@ -515,12 +541,17 @@ def test_who_is_removed_says_so() -> None:
 
 
 def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
-    """It has seen nothing of the run; links are made anew."""
+    """Unless that one knows it for a member by a list of which it has not heard: then it promises like others."""
     peer = peer_of_two().pending()
-    effects = peer.hear(Refused(Refusal.REPORT, "", term=9))
-    assert peer.machine.state is State.CONNECTING
-    (hello,) = [effect.message for effect in effects if isinstance(effect, Send)]
-    assert isinstance(hello, Hello) and not hello.was_welcomed
+    peer.down()
+    failed(peer)
+    hello = peer.up()[0].message
+    assert isinstance(hello, Hello) and not hello.is_member
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", term=9))
+    assert (report.message.members, report.message.hello.promised) == ((), 9)
+    assert peer.machine.state is State.PENDING
+    peer.hear(Welcome(b"another run 1234", 3))
+    assert (peer.machine.run_id, peer.machine.state) == (b"another run 1234", State.PENDING)
 
 
 def test_lists_are_confirmed_where_there_are_several_masters() -> None:
@@ -531,9 +562,11 @@ def test_lists_are_confirmed_where_there_are_several_masters() -> None:
 
 def test_the_base_is_reported_until_the_list_is_established() -> None:
     peer = peer_of_two().member()
-    peer.hear(replace(member_list(3, "ab"), old_members=pids("abc")))
+    peer.hear(replace(member_list(3, "ab"), old_members=pids("abc"), parent=2))
     (report,) = peer.hear(Refused(Refusal.REPORT, "", term=9))
-    assert report.message.old_members == pids("abc")
+    assert (report.message.old_members, report.message.parent) == (pids("abc"), 2)
+    peer = peer_of_two().member()
+    peer.hear(replace(member_list(3, "ab"), old_members=pids("abc"), parent=2))
     peer.hear(MembersCommitted(3))
     (report,) = peer.hear(Refused(Refusal.REPORT, "", term=9))
     assert report.message.old_members == ()
@@ -557,5 +590,5 @@ def test_refusals_of_all_that_was_said_do_not_multiply() -> None:
     peer = peer_of_two().member()
     peer.reduce(5)
     peer.reconnect()
-    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", b"another run 1234", 7))
+    peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", b"another run 1234", epoch=7))
     assert peer.hear(Refused(Refusal.UNREGISTERED, "")) == []

@@ -19,28 +19,26 @@ complete. A peer is lost when its connection broke and it did not come back with
 another peer lost its link to it too. When all members are gone at once, rather the master was cut off: it waits for
 them until it hears of anybody, and some seconds longer.
 
-A master that may be replacing another one gathers first: it asks peers of an earlier master for their reports, and lets
-newcomers wait. Once all members of the newest member list have reported, or the grace period is over, it adopts the
-run: the same members in a new epoch, a higher term, what was running and what was decided. Members that have not
-reported then are waited for a while longer. A peer that reports says all that stands again when it is welcomed, so
-nothing else is kept of what is said before.
+A master that may be replacing another one recovers first, as a candidate (leadership.py): it asks members of an earlier
+run for their reports, and lets newcomers wait. Once it is elected it adopts the run: the same members in a new epoch
+of its term, what was running and what was decided. Members that have not reported then are waited for a while longer.
+A peer that reports says all that stands again when it is welcomed, so nothing else is kept of what is said before.
 
-    (start) --gather()--> recovery --reports--> adopting --> leading
-       |                      `----- nobody, but a newcomer ----^ |
-       |                      ^------- the rest is no quorum -----'
-       `--------------------------------------------------------^
+    | state      | a quorum reports | a newcomer, nobody else | a higher promise | the rest is no quorum |
+    |------------|------------------|-------------------------|------------------|-----------------------|
+    | RECOVERING | LEADING          | LEADING, a new run      | RECOVERING       | RECOVERING            |
+    | LEADING    | -                | registers it            | RECOVERING       | RECOVERING            |
 
-Where peers know several masters, one that would lose members goes on only if the rest is a quorum (quorum.py). Else
-another master may lead the lost ones: this one then forgets everything and gathers again, like one just started.
+A master that steps down forgets everything and is like one just started. In a new run that has decided nothing reports
+of an earlier one are collected as well: when a quorum of that one is here, the new one yields.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-
-from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -49,8 +47,10 @@ from zpccl.protocol.counts import Counts, LossReason
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
+from zpccl.protocol.leadership import Candidate, Leader, Promise, choose_run
 from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names
 from zpccl.protocol.messages import (
+    NO_ID,
     Acknowledgement,
     Hello,
     Kick,
@@ -66,8 +66,7 @@ from zpccl.protocol.messages import (
     Welcome,
 )
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.quorum import Quorum
-from zpccl.protocol.recovery import History, Recovery, choose_run
+from zpccl.protocol.recovery import History
 from zpccl.protocol.requests import Requests
 from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.statesync import StateSyncs
@@ -108,7 +107,8 @@ class MasterMachine:
         self._outbox = Outbox(self.counts)
         self._attempt_count = 0
         self._generation = 0
-        self._recovery: Recovery | None = None
+        self._leadership_count = 0
+        self._recovery: Candidate | None = None
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
         self._forget_run()
@@ -120,11 +120,11 @@ class MasterMachine:
         self._generation += 1
         self.registry = Registry(options.link_seed)
         self._history: History | None = None  # Of a run that was taken over.
-        self._quorum: Quorum | None = None  # Where peers know other masters.
+        self._earlier: Candidate | None = None  # Collects reports of an earlier run, while this one may yield to it.
+        self._masters: _MasterList | None = None
+        self._deferred: list[Callable[[int], object]] = []  # Changes of the member list that must wait.
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
-        self._dismissed: dict[
-            Hashable, bytes
-        ] = {}  # Peers of the old_members that are told that they are members no more.
+        self._dismissed: dict[Hashable, bytes] = {}  # Peers that are told that they are members no more, to confirm it.
         self._announced_epoch = 0
         self._last_loss_ns: int | None = None  # Of a member, against its will.
         self._is_alone = False  # All members were gone at once, and not all are back.
@@ -144,7 +144,9 @@ class MasterMachine:
         """Sets the term of a master that leads no run yet, should it begin one. Epochs follow it."""
         assert not self.registry.peers
         self.term = term
-        self.registry.epoch = self._announced_epoch = term << 32
+        self._leader = Leader(Promise(term, self._draw_leader()), needs_quorum=False)
+        self._first_attempt = self._attempt_count
+        self.registry.epoch = self._announced_epoch = term << limits.EPOCH_BITS
 
     @property
     def generation(self) -> int:
@@ -165,9 +167,17 @@ class MasterMachine:
         """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
         assert not self.registry.peers
         options = self.options
-        term = self._term_after(self.term)
         grace_ns, wait_ns = options.recovery_grace_ns, options.recovery_wait_ns
-        self._recovery = Recovery(now_ns, grace_ns, wait_ns, term, self.run_id, begin_ns)
+        self._recovery = Candidate(now_ns, grace_ns, wait_ns, self._draw_promise(), self.run_id, begin_ns)
+
+    def _draw_leader(self) -> bytes:
+        """Another one for each leadership that this master may have."""
+        self._leadership_count += 1
+        count = self._leadership_count.to_bytes(8, "big")
+        return hashlib.blake2b(self._own_id + count, digest_size=16).digest()
+
+    def _draw_promise(self) -> Promise:
+        return Promise(self._term_after(self.term), self._draw_leader())
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -194,10 +204,11 @@ class MasterMachine:
             return self._recovery.deadline_ns()
         deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns(), self.syncs.deadline_ns()]
         deadlines.append(self._stragglers.deadline_ns())
+        deadlines.append(self._earlier.deadline_ns() if self._earlier is not None else None)
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
-                deadlines.append(self._loss_ns(peer))
+                deadlines.append(self._loss_ns(peer) if self._may_be_lost(peer) else None)
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -218,8 +229,9 @@ class MasterMachine:
         peer = self.registry.by_connection.get(connection)
         if peer is not None:
             return Standing.MEMBER if peer.is_member else Standing.PENDING
-        is_recovering = self._recovery is not None and self._recovery.knows(connection)
-        return Standing.EXPECTED if is_recovering or connection in self._asked else Standing.STRANGER
+        is_known = any(c is not None and c.knows(connection) for c in (self._recovery, self._earlier))
+        is_expected = is_known or connection in self._asked or connection in self._dismissed
+        return Standing.EXPECTED if is_expected else Standing.STRANGER
 
     def validate(self) -> None:
         """States what always holds between events."""
@@ -249,13 +261,15 @@ class MasterMachine:
         if self._recovery is not None:
             return self._on_early_message(self._recovery, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
+        if self._earlier is not None and peer is None and self._earlier.knows(event.connection):
+            return self._on_early_message(self._earlier, event, now_ns)
         message = event.message
         if isinstance(message, Hello):
-            self._on_hello(event.connection, peer, message, event.host, now_ns)
+            self._on_hello(event, peer, message, now_ns)
         elif isinstance(message, Report):
             self._on_report(event, message, now_ns)
         elif peer is None and isinstance(message, Leave) and event.connection in self._dismissed:
-            if self._quorum is not None and self._quorum.add_consent(self._dismissed.pop(event.connection)):
+            if self._leader.on_left(self._dismissed.pop(event.connection)):
                 self._on_members_committed(now_ns)
         elif peer is None:
             if event.connection not in self._asked:  # Else it says all this again when its report is here.
@@ -265,7 +279,7 @@ class MasterMachine:
         elif isinstance(message, Ready):
             peer.is_ready = True
         elif isinstance(message, Leave):
-            self._lose(peer, _LEFT, now_ns, Level.INFO, consents=True)
+            self._lose(peer, _LEFT, now_ns, Level.INFO, has_left=True)
         elif isinstance(message, Acknowledgement) and peer.is_member:
             self._on_acknowledgement(peer, message, now_ns)
         elif peer.is_member:
@@ -273,69 +287,90 @@ class MasterMachine:
         else:  # It was a member, was removed, and registered anew before it read of its first admission.
             self._refuse_session(event.connection)
 
-    def _on_hello(self, connection: Hashable, bound: Peer | None, hello: Hello, host: str, now_ns: int) -> None:
-        known = self.registry.peers.get(hello.peer_id)
+    def _on_hello(self, event: PeerMessageReceived, bound: Peer | None, hello: Hello, now_ns: int) -> None:
+        connection, known = event.connection, self.registry.peers.get(hello.peer_id)
         if known is not None and self._is_ahead(known, hello):
-            self._step_down(f"{hello.name} has promised itself to a newer master", now_ns)
-            return self._on_message(PeerMessageReceived(connection, hello, host), now_ns)
-        is_unknown = not known.has_reported if known is not None else bound is None
-        if hello.was_welcomed and is_unknown and self._history is not None and hello.run_id == self.run_id:
-            if known is not None and known.token in (b"", hello.token):
-                if not known.token:  # The first sign of life: there is time for its report.
-                    known.token, known.disconnected_ns = hello.token, now_ns
-            elif known is not None:
-                return self._refuse_session(connection)
-            if len(self._asked) < limits.PEERS_MAX:
-                self._asked.add(connection)
-            return self._ask_for_report(connection)
-        is_unaware = not hello.was_welcomed and bound is None
-        if known is not None and not known.token and not known.has_reported and is_unaware:
-            return self._on_unaware(connection, hello, host, now_ns)
+            self._step_down(f"{hello.name} has promised itself to another master", now_ns)
+            return self._on_message(replace_message(event, hello), now_ns)
+        if bound is None and self._may_yield_to(hello):
+            return self._on_earlier(event, now_ns)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
+        if known is not None and known.has_reported and hello.connection < known.connection_count:
+            return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
+        if self._owes_report(known, hello):
+            return self._expect_report(connection, known, hello, now_ns)
         if known is not None:
             if not known.has_reported or known.token != hello.token:
                 text = f"a connection claims to be {known.name} without its token"
                 self._outbox.log(Level.WARNING, text, of_stranger=True)
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
-            if hello.connection < known.connection_count:
-                return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
             self.registry.bind(known, connection)
             known.connection_count = hello.connection
             known.disconnected_ns = None
             known.is_ready = known.is_ready or hello.is_ready
             known.witnesses.clear()
-            self._note_masters(hello)
             return self._welcome(known)
-        if hello.was_welcomed:
+        if hello.is_member:
             return self._refuse_session(connection)
+        if self._has_other_masters(connection, hello):
+            return None
         if len(self.registry.pending()) >= limits.PENDING_PEERS_MAX or len(self.registry.peers) >= limits.PEERS_MAX:
             return self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
-        peer = self._register(connection, hello, host, now_ns)
+        peer = self._register(connection, hello, event.host, now_ns)
         ahead = "" if peer.is_ready else ", and fetches state ahead"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{ahead}")
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Who came later dials.
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
             self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
+        return None
+
+    def _has_our_promise(self, hello: Hello) -> bool:
+        return Promise(hello.promised, hello.leader) == self._leader.promise
 
     def _is_ahead(self, known: Peer, hello: Hello) -> bool:
-        """True for a peer of this master that has promised itself to one that may lead the run by now."""
-        is_itself = hello.was_welcomed and known.token in (b"", hello.token) and hello.run_id == self.run_id
-        is_credible = self.term < hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
-        return self._quorum is not None and is_itself and is_credible
+        """True for a member of this master that has promised itself to a leadership which may have begun by now."""
+        is_itself = known.is_member and known.token in (b"", hello.token) and hello.run_id == self.run_id
+        is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
+        return is_itself and is_credible and not self._has_our_promise(hello)
+
+    def _owes_report(self, known: Peer | None, hello: Hello) -> bool:
+        """True for a peer of the run that was led by another master last: what it knows may be news here."""
+        if self._history is None or hello.run_id != self.run_id:
+            return False
+        if known is None:
+            return hello.is_member and hello.promised < self.term
+        return not known.has_reported or (hello.is_member and not self._has_our_promise(hello))
+
+    def _expect_report(self, connection: Hashable, known: Peer | None, hello: Hello, now_ns: int) -> None:
+        if known is not None and known.token not in (b"", hello.token):
+            return self._refuse_session(connection)
+        if known is not None and not known.token:  # The first sign of life: there is time for its report.
+            known.token, known.disconnected_ns = hello.token, now_ns
+        if len(self._asked) < limits.PEERS_MAX:
+            self._asked.add(connection)
+        return self._ask_for_report(connection)
+
+    def _has_other_masters(self, connection: Hashable, hello: Hello) -> bool:
+        """True for a newcomer that was given another list of masters than the others. It is told so."""
+        theirs = _MasterList(hello.masters, hello.master_index)
+        if self._masters is None or self._masters.agrees(theirs):
+            return False
+        reason = (
+            f"this peer was given {theirs.text}, the others of the run {self._masters.text}; "
+            "all peers need the same list of masters in the same order"
+        )
+        self._outbox.log(Level.WARNING, f"{hello.name} is refused: {reason}", of_stranger=True)
+        self._outbox.reply(connection, Refused(Refusal.OTHER_MASTERS, reason[: limits.TEXT_CHARS_MAX]))
+        return True
 
     def _note_masters(self, hello: Hello) -> None:
-        """A peer may know other masters: then only a quorum may go on."""
-        if hello.master_count > 1 and self._quorum is None:
-            self._quorum = Quorum([peer.peer_id for peer in self.registry.order])
-
-    def _on_unaware(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> None:
-        """A newcomer is a member, by the word of others, and has not heard of it: there is nothing to report."""
-        hello = replace(hello, run_id=self.run_id)
-        report = Report(hello, 0, 0, (), False, 0, 0, None, (), (), None)
-        self._on_report(PeerMessageReceived(connection, report, host), report, now_ns)
+        """The list of masters belongs to the run: with several, only a quorum may go on."""
+        if self._masters is None:
+            self._masters = _MasterList(hello.masters, hello.master_index)
+            self._leader.needs_quorum = self._masters.count > 1
 
     def _register(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> Peer:
         self._note_masters(hello)
@@ -356,12 +391,12 @@ class MasterMachine:
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
-        is_final = not self.registry.old_members
-        refused = Refused(Refusal.UNKNOWN_SESSION, reason, self.run_id if is_final else bytes(16), self.term)
-        self._outbox.reply(connection, refused)
+        is_final = self._recovery is None and self.registry.is_committed
+        run_id, epoch = (self.run_id, self.registry.epoch) if is_final else (NO_ID, 0)
+        self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, reason, run_id, epoch=epoch))
 
     def _welcome(self, peer: Peer) -> None:
-        self._outbox.send(peer, Welcome(self.run_id, self.term))
+        self._outbox.send(peer, Welcome(self.run_id, *self._leader.promise))
         if peer.is_member:
             self._outbox.send(peer, self.registry.member_list())
         self._outbox.send(peer, Neighbours(self.registry.neighbours_of(peer)))
@@ -389,18 +424,19 @@ class MasterMachine:
         self.syncs.on_links_changed(now_ns)
 
     def _on_acknowledgement(self, peer: Peer, message: Acknowledgement, now_ns: int) -> None:
-        """A member has a list. Once it is established, the members need not report those before it."""
-        if self._quorum is None or message.epoch >> 32 != self.term:
+        """A member has accepted a list. Once it is committed, the members need not report those before it."""
+        if message.epoch >> limits.EPOCH_BITS != self.term:
             return
         peer.is_following = True
-        if message.epoch != self.registry.epoch or not self.registry.old_members:
-            return
-        if self._quorum.acknowledge(peer.peer_id):
+        if self._leader.acknowledge(peer.peer_id, message.epoch):
             self._on_members_committed(now_ns)
 
     def _on_members_committed(self, now_ns: int) -> None:
         self.registry.old_members = ()
+        deferred, self._deferred = self._deferred, []
         self._outbox.broadcast(self.registry.order, MembersCommitted(self.registry.epoch))
+        for change in deferred:
+            change(now_ns)
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
 
@@ -419,9 +455,12 @@ class MasterMachine:
     def _on_connection_closed(self, connection: Hashable, now_ns: int) -> None:
         self._complained.discard(connection)
         self._asked.discard(connection)
-        self._dismissed.pop(connection, None)
         if self._recovery is not None:
             return self._recovery.on_connection_closed(connection)
+        if self._earlier is not None:
+            self._earlier.on_connection_closed(connection)
+        if self._dismissed.pop(connection, None) is not None and not self._may_go_on():
+            return self._step_down("one that was removed has not confirmed it, and the rest may be no quorum", now_ns)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
             return
@@ -440,7 +479,7 @@ class MasterMachine:
             for identity, name in event.names.items():
                 if is_peer_id_of(peer.peer_id, identity):
                     reason = f"its key, {name}, is no longer allowed"
-                    self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns, consents=True)
+                    self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
                     break
 
     def _on_tick(self, now_ns: int) -> None:
@@ -448,7 +487,7 @@ class MasterMachine:
         for peer in list(self.registry.peers.values()):
             if peer.disconnected_ns is not None:
                 loss_ns = self._loss_ns(peer)
-                if loss_ns is not None and now_ns >= loss_ns:
+                if loss_ns is not None and now_ns >= loss_ns and self._may_be_lost(peer):
                     what = "lost its connection to the master" if peer.has_reported else "did not find the new master"
                     self._lose(peer, what, now_ns)
                     if self.registry is not registry:
@@ -467,31 +506,50 @@ class MasterMachine:
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
+    def _may_be_lost(self, peer: Peer) -> bool:
+        """False for a member whose loss must wait for the list to be committed, as those who are here can do it."""
+        return not peer.is_member or self._leader.may_change or not self._may_lose(peer)
+
     def _loss_ns(self, peer: Peer) -> int | None:
         """When a peer whose connection broke is lost; None while there is no saying."""
         assert peer.disconnected_ns is not None
         if self._is_alone and peer.is_member:
             return None if self._heard_ns is None else self._heard_ns + self.options.recovery_wait_ns
-        if self._quorum is not None and not (peer.has_reported and peer.is_following):
+        if self._leader.needs_quorum and not (peer.has_reported and peer.is_following):
             return peer.disconnected_ns + max(self.options.recovery_wait_ns, limits.QUORUM_WAIT_NS)
         grace_ns = self.options.disconnect_grace_ns if peer.has_reported else self.options.recovery_wait_ns
         return peer.disconnected_ns + grace_ns
 
-    def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int, *, consents: bool = False) -> bool:
-        """Removes a peer. False if the others may not go on without it."""
-        if not consents and not self._may_lose(peer):
+    def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
+        """Removes a peer. False if the others may not go on without it.
+
+        A member that is here leaves when it is told to, so it goes on nowhere else: then they may.
+        """
+        if peer.is_member and not self._leader.may_change:
+            self._deferred.append(lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
+            return True
+        connection = peer.connection
+        if connection is not None and peer.is_member and peer.has_reported:
+            self._dismissed[connection] = peer.peer_id
+        elif not self._may_lose(peer):
             self._outbox.log(Level.WARNING, f"{peer.name} is not removed, the others are no quorum: {reason}")
             return False
         self._outbox.send(peer, Kick(result, reason[: limits.TEXT_CHARS_MAX]))
-        self._lose(peer, f"removed: {reason}", now_ns, consents=consents)
+        self._lose(peer, f"removed: {reason}", now_ns)
         return True
+
+    def _kick_if_here(self, peer: Peer, result: Result, reason: str, now_ns: int) -> None:
+        if self.registry.peers.get(peer.peer_id) is peer:
+            self._kick(peer, result, reason, now_ns)
 
     def _may_lose(self, peer: Peer) -> bool:
         """True if those who are connected, without `peer`, may go on."""
-        if self._quorum is None or not peer.is_member:
-            return True
-        rest = [p.peer_id for p in self.registry.order if p.connection is not None and p is not peer]
-        return self._quorum.may_go_on(rest)
+        return not peer.is_member or self._may_go_on(without=peer)
+
+    def _may_go_on(self, without: Peer | None = None) -> bool:
+        """True if those who are connected may, and those who are to confirm that they are removed."""
+        here = [p.peer_id for p in self.registry.order if p.connection is not None and p is not without]
+        return self._leader.may_go_on([*here, *self._dismissed.values()])
 
     def _is_cut_off(self, now_ns: int) -> bool:
         """True if nobody is connected of several members, who were lost at about the same time.
@@ -499,38 +557,47 @@ class MasterMachine:
         They are waited for then, without end while nobody at all is heard. Where there are other masters, they may have
         gone there, and this one steps down soon.
         """
-        if self._quorum is not None or self._is_alone or any(p.connection is not None for p in self.registry.order):
+        if self._leader.needs_quorum or self._is_alone or any(p.connection is not None for p in self.registry.order):
             return False
         last_ns = self._last_loss_ns
         return len(self.registry.order) > 1 or (last_ns is not None and now_ns - last_ns < limits.CUT_OFF_SPREAD_NS)
 
     def _lose(
-        self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, consents: bool = False
+        self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, has_left: bool = False
     ) -> None:
-        """A peer takes part no more. `consents`: by its own will or the administrator's, so it does not elsewhere."""
+        """A peer takes part no more. `has_left`: by its own word, so it takes part nowhere else."""
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
-        if not consents and not self._may_lose(peer):
+        if not has_left and not self._may_lose(peer):
             return self._step_down(f"the rest may be no quorum: {peer.name} {reason}", now_ns)
-        if peer.is_member and not consents:
+        if peer.is_member and not self._leader.may_change:
+            self.registry.bind(peer, None)
+            peer.disconnected_ns = now_ns
+            self._deferred.append(lambda then_ns: self._lose(peer, reason, then_ns, level, has_left=has_left))
+            if has_left and self._leader.on_left(peer.peer_id):
+                self._on_members_committed(now_ns)
+            return
+        if peer.is_member and not has_left:
             self._last_loss_ns = now_ns
         self.counts.losses[_loss_reason(peer, reason)] += 1
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
         self._announce_epoch(now_ns)
-        if consents and peer.is_member and self._quorum is not None and self._quorum.add_consent(peer.peer_id):
+        if has_left and peer.is_member and self._leader.on_left(peer.peer_id):
             self._on_members_committed(now_ns)
         self._outbox.broadcast(self._others_of_group(peer), NeighboursChanged(gone=(peer.peer_id,)))
 
     # --- Settling ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ns: int) -> None:
+        if self._earlier is not None:
+            self._settle_earlier(self._earlier, now_ns)
         if self._recovery is not None:
             if not self._recovery.is_over(now_ns):
                 return self._turn_away(self._recovery, now_ns)
-            recovery, self._recovery = self._recovery, None
-            self._adopt(recovery, now_ns)
+            candidate, self._recovery = self._recovery, None
+            self._adopt(candidate, now_ns)
             if self.is_recovering:
                 return
         self.requests.settle()
@@ -575,16 +642,17 @@ class MasterMachine:
             return
         self._announced_epoch = self.registry.epoch
         self._relinked.update(self.registry.pending())
-        self._propose()
+        if self._leader.list.epoch != self.registry.epoch:
+            self._propose()
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
 
-    def _propose(self, old_members: tuple[bytes, ...] = ()) -> None:
+    def _propose(self) -> None:
         """The member list is a new one."""
-        if self._quorum is not None:
-            self._quorum.propose([peer.peer_id for peer in self.registry.order], old_members)
-            self.registry.old_members = tuple(sorted(self._quorum.old_members))
+        self._leader.propose(self.registry.epoch, (peer.peer_id for peer in self.registry.order))
+        self.registry.parent = self._leader.list.parent
+        self.registry.old_members = tuple(sorted(self._leader.list.old_members))
 
     def _others_of_group(self, peer: Peer) -> list[Peer]:
         """All others of a peer's group, pending ones too."""
@@ -592,133 +660,180 @@ class MasterMachine:
 
     def _next_attempt_id(self) -> int:
         self._attempt_count += 1
-        return (self.term << 32) | self._attempt_count
+        return (self.term << limits.EPOCH_BITS) | self._attempt_count
 
     # --- Taking a run over ------------------------------------------------------------------------------------------
 
     def _step_down(self, reason: str, now_ns: int) -> None:
         """Another master may lead the run. Those who are still here report anew, to this one or to another."""
         self._outbox.log(Level.WARNING, f"stepping down: {reason}")
-        connections = list(self.registry.by_connection)
-        self._forget_run()
-        self.run_id = hashlib.blake2b(self._own_id + bytes([self._generation % 256]), digest_size=16).digest()
-        self.number(self._term_after(self.term))
+        peers = list(self.registry.by_connection.items())
+        self._begin_anew()
         self.recover(now_ns, now_ns + limits.RUN_MEMORY_NS)
         assert self._recovery is not None
-        for connection in connections:
-            self._recovery.on_greeted(connection, now_ns)
-            self._ask_for_report(connection)
+        for connection, peer in peers:
+            if peer.is_member:
+                self._recovery.on_greeted(connection, now_ns)
+                self._ask_for_report(connection)
+            else:
+                self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "say hello again"))
+
+    def _begin_anew(self) -> None:
+        """Like a master that was just started, but for its term."""
+        self._forget_run()
+        self.run_id = hashlib.blake2b(self._own_id + self._generation.to_bytes(8, "big"), digest_size=16).digest()
+        self.number(self._term_after(self.term))
 
     def _term_after(self, term: int) -> int:
         """Numbers of one that hardly anybody heard of must not be given again: so they do not follow closely."""
         salt = (int.from_bytes(self._own_id[:2], "big") + self._generation) % limits.TERM_STEP_MAX
         return min(term + 1 + salt, limits.TERM_MAX)
 
-    def _turn_away(self, recovery: Recovery, now_ns: int) -> None:
-        for connection, is_run_here in recovery.take_turned_away(now_ns):
+    def _turn_away(self, candidate: Candidate, now_ns: int) -> None:
+        for connection, is_run_here in candidate.take_turned_away(now_ns):
             if is_run_here:
                 refused = Refused(Refusal.NO_QUORUM, "too few members of the run have found this master")
             else:
                 refused = Refused(Refusal.NO_RUN, "no run is here", self.run_id)
             self._outbox.reply(connection, refused)
 
-    def _ask_for_report(self, connection: Hashable) -> None:
+    def _ask_for_report(self, connection: Hashable, candidate: Candidate | None = None) -> None:
         reason = "another master has taken the run over, and must know first what you know"
-        term = self.term if self._recovery is None else self._recovery.term
-        self._outbox.reply(connection, Refused(Refusal.REPORT, reason, term=term))
+        candidate = candidate or self._recovery
+        promise = self._leader.promise if candidate is None else candidate.promise
+        self._outbox.reply(connection, Refused(Refusal.REPORT, reason, NO_ID, *promise))
 
-    def _raise_above(self, recovery: Recovery, hello: Hello) -> bool:
-        """Another master may lead as what a peer has promised. True if this one now bids more, and asks all again."""
-        if hello.promised > limits.TERM_MAX - limits.TERM_STEP_MAX or not recovery.has_higher_promise(hello):
+    def _raise_above(self, candidate: Candidate, hello: Hello) -> bool:
+        """True if a peer has promised itself to another leadership, so this one takes a higher term and asks all."""
+        if hello.promised > limits.TERM_MAX - limits.TERM_STEP_MAX or not candidate.is_below(hello):
             return False
-        for connection in recovery.raise_term(self._term_after(hello.promised)):
-            self._ask_for_report(connection)
+        for connection in candidate.raise_term(self._term_after(hello.promised)):
+            self._ask_for_report(connection, candidate)
         return True
 
-    def _on_early_message(self, recovery: Recovery, event: PeerMessageReceived, now_ns: int) -> None:
-        """While reports are gathered. What stands is said again to a Welcome, so the rest may be dropped here."""
+    def _on_early_message(self, candidate: Candidate, event: PeerMessageReceived, now_ns: int) -> None:
+        """While reports are collected. What stands is said again to a Welcome, so the rest may be dropped here."""
         message, connection = event.message, event.connection
         if isinstance(message, Hello):
-            if message.was_welcomed and not recovery.rebind(event, message):
-                recovery.on_greeted(connection, now_ns)
-                if not self._raise_above(recovery, message):
-                    self._ask_for_report(connection)
-            elif message.was_welcomed:
-                pass  # Its report is here; it gets its Welcome with the others.
-            elif not recovery.hold(event, now_ns):
-                self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
+            self._on_early_hello(candidate, event, message, now_ns)
         elif isinstance(message, Report) and not is_plausible(message):
             self._refuse_session(connection)
         elif isinstance(message, Report):
             hello = message.hello
-            if hello.master_count > 1 and hello.promised != recovery.term:  # It answers an earlier request.
-                self._raise_above(recovery, hello)
-            elif not recovery.add(event, message, now_ns):
+            if Promise(hello.promised, hello.leader) != candidate.promise:  # It answers an earlier request.
+                self._raise_above(candidate, hello)
+            elif not candidate.add(event, message, now_ns):
                 self._refuse_session(connection)
         elif isinstance(message, Leave):
-            recovery.on_left(connection)
-        elif not recovery.knows(connection):
+            candidate.on_left(connection)
+        elif not candidate.knows(connection):
             self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "say hello first"))
+        for summoned in candidate.summon():
+            self._ask_for_report(summoned, candidate)
 
-    def _adopt(self, recovery: Recovery, now_ns: int) -> None:
+    def _on_early_hello(self, candidate: Candidate, event: PeerMessageReceived, hello: Hello, now_ns: int) -> None:
+        connection = event.connection
+        if hello.is_member or candidate.is_summoned(connection):
+            if candidate.rebind(event, hello):
+                return  # Its report is here; it gets its Welcome with the others.
+            if hello.is_member:
+                candidate.on_greeted(connection, now_ns)
+            if not self._raise_above(candidate, hello):
+                self._ask_for_report(connection, candidate)
+        elif self._has_other_masters(connection, hello):
+            return
+        elif not candidate.hold(event, now_ns):
+            self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
+        else:
+            self._note_masters(hello)
+
+    def _may_yield_to(self, hello: Hello) -> bool:
+        """True for a member of an earlier run, while the one that began here has decided nothing."""
+        return hello.is_member and hello.run_id != self.run_id and self._history is None and not self._has_decided()
+
+    def _has_decided(self) -> bool:
+        return self._attempt_count > self._first_attempt
+
+    def _on_earlier(self, event: PeerMessageReceived, now_ns: int) -> None:
+        """A member of an earlier run comes: its report is collected beside the run that has just begun."""
+        if self._earlier is None:
+            grace_ns, wait_ns = self.options.recovery_grace_ns, self.options.recovery_wait_ns
+            self._earlier = Candidate(now_ns, grace_ns, wait_ns, self._draw_promise(), self.run_id)
+        self._on_early_message(self._earlier, event, now_ns)
+
+    def _settle_earlier(self, earlier: Candidate, now_ns: int) -> None:
+        """Yields to an earlier run whose quorum is back, or refuses its members once something is decided here."""
+        if self._has_decided():
+            self._earlier = None
+            for connection in earlier.connections():
+                self._refuse_session(connection)
+        elif earlier.is_over(now_ns):
+            connections = list(self.registry.by_connection)
+            self._outbox.log(Level.WARNING, "the run that began here yields to an earlier one, whose members are back")
+            self._begin_anew()
+            self._recovery = earlier
+            reason = "the run yields to an earlier one, whose members are back"
+            for connection in connections:
+                self._outbox.reply(connection, Refused(Refusal.YIELDED, reason))
+
+    def _adopt(self, candidate: Candidate, now_ns: int) -> None:
         """The reports are here: goes on with the run that they are of. Without any, a new run begins."""
-        chosen = choose_run([report for _, report in recovery.reports.values()])
+        chosen = choose_run([report for _, report in candidate.reports.values()])
         if chosen is not None:
-            self._restore(recovery, chosen, now_ns)
-        for event in recovery.held.values():
+            self._restore(candidate, chosen, now_ns)
+        for event in candidate.held.values():
             assert isinstance(event.message, Hello)
-            self._on_hello(event.connection, None, event.message, event.host, now_ns)
+            self._on_hello(event, None, event.message, now_ns)
 
-    def _restore(self, recovery: Recovery, run_id: bytes, now_ns: int) -> None:
-        history = self._history = History(run_id)
-        for _, report in recovery.reports.values():
-            history.add(report)
-        self.run_id = run_id
-        self.term = max(recovery.term, self._term_after(history.term))
-        if any(report.hello.master_count > 1 for _, report in recovery.reports.values()):
-            self._quorum = Quorum([member.peer_id for member in history.members])
-            for peer_id in recovery.left:
-                self._quorum.add_consent(peer_id)
-            self.registry.old_members = history.old_members
+    def _restore(self, candidate: Candidate, run_id: bytes, now_ns: int) -> None:
+        reports = [report for _, report in candidate.reports.values()]
+        history = self._history = History(run_id, reports)
+        self.run_id, self.term = run_id, candidate.promise.term
+        self._masters = None
+        self._leader = Leader(candidate.promise, needs_quorum=False, adopted=history.adopted)
+        self._note_masters(next(report.hello for report in reports if report.hello.run_id == run_id))
         self.counts.takeovers += 1
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
             absent.has_reported, absent.disconnected_ns = False, now_ns
             self.registry.add(absent)
             self.registry.admit([absent])
-        history.adopt()
-        self.registry.epoch = max(history.epoch + 1, self.term << 32)
+        self.registry.old_members = tuple(sorted(history.adopted.old_members))
+        self.registry.epoch = self.term << limits.EPOCH_BITS
         self._outbox.log(
             Level.INFO,
-            f"taking over the run of {len(history.members)} members from {len(recovery.reports)} reports, as "
-            f"term {self.term}",
+            f"taking over the run of {len(history.members)} members from {len(reports)} reports, in term {self.term}",
         )
-        for event, report in recovery.reports.values():
+        for event, report in candidate.reports.values():
             self._accept_report(event, report, now_ns)
         self._announced_epoch = self.registry.epoch
-        self._propose(history.old_members)
+        for peer_id in candidate.left:
+            self._leader.on_left(peer_id)
+        self._propose()
         self._takeover.apply_round(history)
         for peer in list(self.registry.peers.values()):
             if peer.has_reported:
                 self._welcome(peer)
         self._takeover.apply(history, now_ns)
-        for peer_id in recovery.left:
+        for peer_id in candidate.left:
             if peer_id in self.registry.peers:
-                self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, consents=True)
+                self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, has_left=True)
         self._relinked.update(self.registry.pending())
 
     def _on_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
         """A peer reports when the run has been taken over already."""
         hello, history = report.hello, self._history
-        self._asked.discard(event.connection)
         known = self.registry.peers.get(hello.peer_id)
         bound = self.registry.by_connection.get(event.connection)
         if history is None or (known is not None and known.has_reported) or bound is not None:
-            return self._on_hello(event.connection, bound, hello, event.host, now_ns)
-        if hello.run_id != self.run_id or hello.term >= self.term:
+            return self._on_hello(event, bound, hello, now_ns)
+        if not self._has_our_promise(hello):
+            return self._on_hello(event, bound, hello, now_ns)
+        if hello.run_id != self.run_id or not is_plausible(report):
             return self._refuse_session(event.connection)
-        if not is_plausible(report):
-            return self._refuse_session(event.connection)
+        if known is None and not self._leader.may_change and event.connection in self._asked:
+            return self._deferred.append(lambda then_ns: self._on_late_report(event, report, then_ns))
+        self._asked.discard(event.connection)
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
             return
@@ -734,6 +849,11 @@ class MasterMachine:
         self._announce_epoch(now_ns)
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
+
+    def _on_late_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
+        """One who is not in the adopted list has waited for it to be committed. It may be gone."""
+        if event.connection in self._asked:
+            self._on_report(event, report, now_ns)
 
     def _accept_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> Peer | None:
         """Takes note of who reports: a member of the adopted list, a pending peer, or one who is neither."""
@@ -758,7 +878,7 @@ class MasterMachine:
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])
         elif connection is not None and hello.peer_id in self.registry.old_members:
-            # Its word counts until the list without it is established. So it must confirm that it goes on nowhere.
+            # Its word counts until the list without it is committed. So it must confirm that it goes on nowhere.
             self._dismissed[connection] = hello.peer_id
             self._outbox.reply(connection, Kick(Result.RANK_CONNECTION_LOST, "removed by the former master"))
             return None
@@ -773,8 +893,36 @@ class MasterMachine:
 
 def is_plausible(report: Report) -> bool:
     """False where no honest peer would report this: no master gives epochs of another, or a member twice."""
-    members = {member.peer_id for member in report.members}
-    return report.epoch >> 32 <= report.hello.term and len(members) == len(report.members)
+    members, hello = {member.peer_id for member in report.members}, report.hello
+    is_of_term = report.parent <= report.epoch and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
+    return is_of_term and len(members) == len(report.members)
+
+
+@dataclass(frozen=True)
+class _MasterList:
+    """The list of masters that a peer was given, and the place of this one in it."""
+
+    addresses: tuple[str, ...]
+    index: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return max(1, len(self.addresses))
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f'"{",".join(self.addresses)}" (this master is number {self.index + 1} of {self.count})'
+
+    def agrees(self, other: _MasterList) -> bool:
+        """True if this master has the same place among as many; names of one address may differ."""
+        return (self.count, self.index) == (other.count, other.index)
+
+
+def replace_message(event: PeerMessageReceived, message: Hello) -> PeerMessageReceived:
+    """The same event with another message."""
+    return dataclasses.replace(event, message=message)
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:

@@ -86,8 +86,10 @@ class Registry:
         self.round = 0
         self.round_value = 0
         """The last round of topology votes that is complete, and its value."""
+        self.parent = 0
+        """The epoch of the last list that was committed when this one was proposed."""
         self.old_members: tuple[bytes, ...] = ()
-        """Where the member list is not established: the members of the last one that is (see quorum.py)."""
+        """Where the member list is not committed: the members of the last one that is (see leadership.py)."""
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
@@ -99,7 +101,7 @@ class Registry:
 
     @property
     def have_all_reported(self) -> bool:
-        """True if every member has reported, where the run was taken over, and the member list is established."""
+        """True if every member has reported, where the run was taken over, and the member list is committed."""
         return self.is_committed and all(peer.has_reported for peer in self.order)
 
     def members(self, group: int | None = None) -> list[Peer]:
@@ -176,7 +178,7 @@ class Registry:
     def member_list(self) -> Members:
         """The member list as a message."""
         members = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order)
-        return Members(self.epoch, members, self.round, self.round_value, self.old_members)
+        return Members(self.epoch, members, self.round, self.round_value, self.old_members, self.parent)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
         """All others of the group, pending ones too. Of each pair the one that registered later dials."""

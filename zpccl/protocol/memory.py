@@ -95,6 +95,7 @@ class Memory:
         epoch: int,
         members: tuple[Member, ...],
         old_members: tuple[bytes, ...],
+        parent: int,
         calls: Iterable[Call],
     ) -> Report:
         """All that another master must know."""
@@ -133,4 +134,5 @@ class Memory:
             tuple(attempts),
             sync,
             old_members,
+            parent,
         )

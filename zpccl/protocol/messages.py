@@ -38,6 +38,10 @@ FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
+NO_ID = bytes(16)
+"""In place of the id of a run or of a leader: none."""
+
+
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of all messages: a tagged MessagePack array."""
 
@@ -59,23 +63,26 @@ class Hello(_Message, tag="hello", frozen=True):
     peer_id: PeerId
     token: Token
     """Chosen by the peer when it registers; later connections must show the same."""
-    was_welcomed: bool
-    """False until the first Welcome: only then a master that does not know the peer may register it."""
+    is_member: bool
+    """False until the sender has heard of its admission: only then a master that does not know it may register it."""
     group: Annotated[int, Meta(ge=0, le=limits.PEER_GROUP_MAX)]
     name: Name
     addresses: Addresses
     """Where this peer listens for data connections, "host:port", the most likely first."""
     connection: Natural = 0
     """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer."""
-    run_id: PeerId = bytes(16)
-    """The run that welcomed the sender; zeros before that."""
+    run_id: PeerId = NO_ID
+    """The run that welcomed the sender last; zeros before that."""
     term: Term = 0
     """Of the master that welcomed the sender last."""
     promised: Term = 0
-    """No master of a lower term is obeyed: the sender has reported to one that may lead as this."""
-    master_count: Annotated[int, Meta(ge=1, le=limits.MASTERS_MAX)] = 1
-    """The masters that the sender was named: with several, only one that a quorum of the members reaches leads."""
-    begins: PeerId = bytes(16)
+    """The term and the leader that the sender has promised itself to: it obeys no other one."""
+    leader: PeerId = NO_ID
+    masters: Annotated[tuple[Address, ...], Meta(max_length=limits.MASTERS_MAX)] = ()
+    """The list of masters that the sender was given; the same for all peers of a run, in the same order."""
+    master_index: Annotated[int, Meta(ge=0, lt=limits.MASTERS_MAX)] = 0
+    """The place of the receiver in this list."""
+    begins: PeerId = NO_ID
     """Of a newcomer that was named several masters: the run that this one may begin, by the id it gave it when it
     refused, since when no other of the list leads one. Zeros: it may begin none."""
     is_ready: bool = True
@@ -211,7 +218,7 @@ class Withdraw(_Message, tag="withdraw", frozen=True):
 
 
 class Acknowledgement(_Message, tag="acknowledgement", frozen=True):
-    """The sender has the member list of an epoch, and obeys the receiver. Said where there are several masters."""
+    """The sender has accepted the member list of an epoch. Said where there are several masters."""
 
     epoch: Natural
 
@@ -276,7 +283,9 @@ class Report(_Message, tag="report", frozen=True):
     attempts: Annotated[tuple[RunningAttempt, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     sync: RunningSync | None
     old_members: PeerIds = ()
-    """As in Members: empty where the list is established, as far as the sender knows."""
+    """As in Members: empty where the list is committed, as far as the sender knows."""
+    parent: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
+    """As in Members."""
 
 
 # --- From the master to peers ---------------------------------------------------------------------------------------
@@ -287,6 +296,7 @@ class Welcome(_Message, tag="welcome", frozen=True):
 
     run_id: PeerId
     term: Term
+    leader: PeerId = NO_ID
 
 
 class Refusal(enum.IntEnum):
@@ -304,6 +314,10 @@ class Refusal(enum.IntEnum):
     """To a newcomer: this master leads no run, and knows of none. Another one may."""
     NO_QUORUM = 6
     """To a newcomer: members of a run are here, but too few to go on with it."""
+    OTHER_MASTERS = 7
+    """The sender was given another list of masters than others that have come here."""
+    YIELDED = 8
+    """The run gives way to an earlier one, of which members have come back: register with that one."""
 
 
 class Refused(_Message, tag="refused", frozen=True):
@@ -311,11 +325,14 @@ class Refused(_Message, tag="refused", frozen=True):
 
     refusal: Refusal
     reason: Text
-    run_id: PeerId = bytes(16)
-    """The run that the sender leads, where the members know it: then the refusal is final. With NO_RUN the one that it
-    would begin: one that was started anew since may have led a run meanwhile, and gives another id."""
+    run_id: PeerId = NO_ID
+    """The run that the sender leads, where the list of members is committed: then the refusal is final. With NO_RUN the
+    one that it would begin: one that was started anew since may have led a run meanwhile, and gives another id."""
     term: Term = 0
-    """Of the sender; where it asks for a report, the one as which it will lead the run."""
+    """Where it asks for a report, what it asks to be promised."""
+    leader: PeerId = NO_ID
+    epoch: Natural = 0
+    """Of the committed list that the receiver is not in: final for who has accepted none after it."""
 
 
 class Kick(_Message, tag="kick", frozen=True):
@@ -334,7 +351,9 @@ class Members(_Message, tag="members", frozen=True):
     """The last round of topology votes that is complete, and its value: a newcomer votes after it."""
     round_value: int = 0
     old_members: PeerIds = ()
-    """Where the run has several masters, until the list is established: the members of the last one that is."""
+    """Where the run has several masters, until the list is committed: the members of the last one that is."""
+    parent: Natural = 0
+    """The epoch of the last list that was committed when this one was proposed."""
 
 
 class MembersCommitted(_Message, tag="members_committed", frozen=True):

@@ -1,17 +1,21 @@
 """The peer: one state machine between the user's calls, the master and the data plane.
 
-    NEW --connect()--> CONNECTING --Welcome--> PENDING --Members with us--> MEMBER
-                           |                     |                            |
+    NEW --connect()--> CONNECTING --Welcome--> PENDING --Members with us--> MEMBER --Yielded--> RETURNING
+                           |                     |                            |  ^---Members with us---'
                            +---- unreachable, refused, removed, close() ------+--> CLOSED, with the error of all calls
 
 A broken connection changes no state: the shell connects again, and the peer says Hello and repeats what stands: the
 messages of every call that has no answer. So it does when another master has taken the run over. Before that one
-welcomes it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest term.
+welcomes it, it wants a report of what this peer knows of the run (memory.py), which is a promise: a member obeys no
+leadership but the one that it has promised last (leadership.py). Who is pending obeys whoever registers it.
 All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
 
 Where the list of masters names several, a peer goes from one to the next: when one does not answer, or when it answers
 but does not lead the run within some time, as too few members have come to it. A newcomer asks all of them whether they
 lead a run; only the first may begin one, when all have said that they do not.
+
+A run that newcomers began and that has decided nothing may yield to an earlier one. Its members register with that one
+then, and are members again once it has admitted them; the calls that they make meanwhile wait for that.
 
 The peer keeps a link to every other peer of its group, as the master's Neighbours say. Who dials tries again, with
 growing pauses, until the link is up or the neighbour is gone.
@@ -64,9 +68,11 @@ from zpccl.protocol.effects import (
     StartSync,
     UseMaster,
 )
+from zpccl.protocol.leadership import Acceptor, Promise
 from zpccl.protocol.master_list import MasterList
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
+    NO_ID,
     Acknowledgement,
     Answer,
     Begin,
@@ -108,6 +114,8 @@ class State(enum.Enum):
     CONNECTING = "connecting"
     PENDING = "pending"
     MEMBER = "member"
+    RETURNING = "returning"
+    """It was a member of a run that has yielded to an earlier one, and is to be admitted to that one."""
     CLOSED = "closed"
 
 
@@ -152,13 +160,14 @@ class PeerMachine:
         self.state = State.NEW
         self.epoch = 0
         self.members: tuple[Member, ...] = ()
-        self.run_id = b""
+        self.run_id = NO_ID
         self.term = 0
-        self._promised = 0  # Masters of lower terms are not obeyed.
+        self._acceptor = Acceptor()
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
         self._is_ready = options.is_ready
         self._old_members: tuple[bytes, ...] = ()
+        self._parent = 0
         self._connect_call: int | None = None
         self._tries = 0
         self._tries_left = 0
@@ -196,7 +205,7 @@ class PeerMachine:
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
         if not self.calls:
             return
-        assert self.state is State.MEMBER
+        assert self.state in (State.MEMBER, State.RETURNING)
         exclusive_count, tags = 0, []
         for call_id, call in self.calls.items():
             assert call.call_id == call_id
@@ -249,6 +258,7 @@ class PeerMachine:
             return
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
+            self._acceptor.on_disconnected()
             self._masters.on_connected()
             self._connection_count += 1
             if self.state is State.CONNECTING:
@@ -264,6 +274,7 @@ class PeerMachine:
             if not self._is_connected:
                 return  # It never stood: that was a ConnectionFailed.
             self._is_connected = False
+            self._acceptor.on_disconnected()
             self._masters.on_disconnected()
             if self.state is State.CONNECTING:
                 self._deadline_ns = None
@@ -295,7 +306,7 @@ class PeerMachine:
 
     def _say_ready(self) -> None:
         """Unless its Hello has said so: the last one may have gone before, or to a master that did not know the run."""
-        if self.state is State.PENDING and self._is_ready and not self.options.is_ready:
+        if self._is_registered() and self._is_ready and not self.options.is_ready:
             self._send(Ready())
 
     def _on_try_failed(self, reason: str, now_ns: int) -> None:
@@ -314,9 +325,14 @@ class PeerMachine:
         self._log(Level.WARNING, f"{master} refuses this peer: {event.reason}; trying again")
         self._masters.fail(now_ns)
 
+    def _is_registered(self) -> bool:
+        """True while it is to be admitted."""
+        return self.state in (State.PENDING, State.RETURNING)
+
     def _go_on(self) -> None:
         """Turns to the next master."""
         self._is_connected = False
+        self._acceptor.on_disconnected()
         if self.state is State.CONNECTING:
             self._deadline_ns = None
         self._effects.append(UseMaster(self._masters.go_on()))
@@ -336,15 +352,16 @@ class PeerMachine:
         return Hello(
             options.peer_id,
             options.token,
-            self.state is not State.CONNECTING,
+            self.state is State.MEMBER,
             options.group,
             options.name,
             options.addresses,
             self._connection_count,
-            self.run_id or bytes(16),
+            self.run_id,
             self.term,
-            self._promised,
-            len(options.masters),
+            *self._acceptor.promised,
+            options.masters if self._masters.has_others else (),
+            self._masters.index,
             self._masters.begins,
             self._is_ready,
         )
@@ -353,20 +370,36 @@ class PeerMachine:
         """Says which links are up, and again all that waits for an answer."""
         self._say_linked()
         self._say_ready()
+        if self.state is State.RETURNING:
+            return  # Its calls are for the run that is to admit it.
         for call in self.calls.values():
             for message in call.standing(self._oldest_call_id()):
                 self._send(message)
             if call.withdrawn is not None:
                 self._send(Withdraw(call.call_id))
 
-    def _report_to_master(self) -> None:
-        """Tells a master that takes the run over what this peer knows of it. All that stands is said when it has."""
-        if self.state is State.CONNECTING:
+    def _promise(self, message: Refused, now_ns: int) -> None:
+        """A master that takes a run over asks for a promise, and for what this peer knows. Else it hears what stands.
+
+        All that stands is said again when that one leads.
+        """
+        asked = Promise(message.term, message.leader)
+        if self.state in (State.CONNECTING, State.RETURNING) or not self._acceptor.promise(asked):
             return self._send(self._hello())
+        self._miss_master(now_ns)
+        self._masters.stay(now_ns)
+        members = self.members if self.state is State.MEMBER else ()
         report = self._memory.report(
-            self._hello(), self._oldest_call_id(), self.epoch, self.members, self._old_members, self.calls.values()
+            self._hello(),
+            self._oldest_call_id(),
+            self.epoch if members else 0,
+            members,
+            self._old_members if members else (),
+            self._parent if members else 0,
+            self.calls.values(),
         )
         self._send(report)
+        return None
 
     def _oldest_call_id(self) -> int:
         return min(self.calls, default=self._next_call_id)
@@ -374,6 +407,8 @@ class PeerMachine:
     def _on_message(self, message: MasterMessage, now_ns: int) -> None:
         if self.state in (State.NEW, State.CLOSED):
             return
+        if not self._acceptor.is_led and not isinstance(message, (Welcome, Refused, Kick)):
+            return  # Of a master that this peer does not obey, or of a connection that is gone: it will be said again.
         if isinstance(message, Plan):
             self._on_plan(message, now_ns)
         elif isinstance(message, Decision):
@@ -402,39 +437,47 @@ class PeerMachine:
     def _on_welcome(self, message: Welcome) -> None:
         if not self._is_connected:
             return  # Read late, of a connection that is gone: the wait for the master goes on.
+        leader = Promise(message.term, message.leader)
+        if self.state is State.MEMBER:
+            if message.run_id != self.run_id or not self._acceptor.obey(leader):
+                return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
+        elif message.run_id != self.run_id:
+            self._register(message.run_id, leader)
+        else:
+            self._acceptor.register(leader)
+        self._deadline_ns = None
+        self._masters.on_led()
+        is_other, self.term = message.term != self.term, message.term
         if self.state is State.CONNECTING:
-            self._deadline_ns = None
-            self._masters.on_led()
-            self.run_id, self.term = message.run_id, message.term
-            self._promised = max(self._promised, self.term)
             self.state = State.PENDING
             self._say_ready()
             return self._log(Level.INFO, "registered; waiting to be admitted")
-        if message.run_id != self.run_id or message.term < max(self.term, self._promised):
-            return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
-        self._deadline_ns = None
-        self._masters.on_led()
-        if message.term > self.term:
-            self.term = self._promised = message.term
+        if is_other:
             self._log(Level.INFO, "another master has taken the run over")
             self._say_standing()
+        return None
+
+    def _register(self, run_id: bytes, leader: Promise) -> None:
+        """A run has registered this peer, which is a member of none, or of none any more."""
+        self._acceptor.register(leader)
+        self.run_id, self.epoch, self._parent, self._old_members = run_id, 0, 0, ()
+        self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
+        self._links.clear()
 
     def _on_refused(self, message: Refused, now_ns: int) -> None:
         has_others = self._masters.has_others
         if message.refusal is Refusal.UNREGISTERED:
             if not self._masters.is_leaving:  # Else the Hello was refused too, and this peer is about to leave.
                 self._say_everything()
-        elif (
-            message.refusal in (Refusal.REPORT, Refusal.UNKNOWN_SESSION) and has_others and self.state is State.PENDING
-        ):
+        elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and self._is_registered():
             self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
-            if self.state is State.MEMBER and has_others:
-                self._miss_master(now_ns)
-                self._masters.stay(now_ns)
-                self._promised = max(self._promised, message.term)
-            self._report_to_master()
-        elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_newest(message):
+            self._promise(message, now_ns)
+        elif message.refusal is Refusal.YIELDED:
+            self._on_yielded(now_ns)
+        elif message.refusal is Refusal.OTHER_MASTERS:
+            self._close(InvalidUsage(f"{self._masters.address}: {message.reason}"))
+        elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_final(message):
             self._log(Level.WARNING, f"{self._masters.address} is not the master of this run: {message.reason}")
             self._on_try_failed(message.reason, now_ns)
         elif message.refusal is Refusal.UNKNOWN_SESSION:
@@ -448,35 +491,53 @@ class PeerMachine:
         else:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
 
-    def _is_newest(self, message: Refused) -> bool:
-        return self.state is State.MEMBER and message.run_id == self.run_id and message.term >= self.term
+    def _is_final(self, message: Refused) -> bool:
+        """True if this peer was removed: by a committed list, later than any that it knows."""
+        return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch
+
+    def _on_yielded(self, now_ns: int) -> None:
+        """The run that this peer began, or came to, has decided nothing and gives way: it registers with the other."""
+        if self.state is State.MEMBER:
+            self.state = State.RETURNING
+            self._miss_master(now_ns)
+            self._log(Level.WARNING, "the run yields to an earlier one; waiting to be admitted to that one")
+        self._acceptor.on_disconnected()
+        self._send(self._hello())
 
     def _start_over(self, now_ns: int) -> None:
-        """The run that this peer waited for is not led here: it is a newcomer again, here first."""
-        self.state, self.run_id, self.term, self._promised = State.CONNECTING, b"", 0, 0
+        """The run that this peer waited for does not know it: it is a newcomer again, here first."""
+        if self.state is State.PENDING:
+            self.state = State.CONNECTING
+            self._deadline_ns = now_ns + self.options.registration_timeout_ns
+            self._tries_left = self._tries
+        self._acceptor.on_disconnected()
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
         self._masters.forget_answers()
         self._masters.clear()
-        self._tries_left = self._tries
-        self._deadline_ns = now_ns + self.options.registration_timeout_ns
         self._send(self._hello())
 
     def _on_members(self, message: Members) -> None:
-        if message.epoch < self.epoch or message.epoch >> 32 > self.term:
-            return  # Of a master that has not welcomed this peer, or whose welcome came too late: it will say it again.
-        self.epoch = message.epoch
+        if not self._acceptor.accepts(message.epoch, self.epoch):
+            return
+        is_listed = any(member.peer_id == self.options.peer_id for member in message.members)
+        if self.state is State.RETURNING and not is_listed:
+            return
+        self.epoch, self._parent = message.epoch, message.parent
         self.members, self._old_members = message.members, message.old_members
-        if self._masters.has_others or message.old_members:
+        if self._masters.has_others:
             self._send(Acknowledgement(message.epoch))
         self._memory.on_round_heard(message.round, message.round_value)
-        if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
-            self.state, self._is_ready = State.MEMBER, True
+        if self._is_registered() and is_listed:
+            was_returning, self.state = self.state is State.RETURNING, State.MEMBER
+            self._is_ready = True
             self._memory.round_answered = message.round
             self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")
-            assert self._connect_call is not None
-            self._effects.append(Resolve(self._connect_call, self.epoch))
-            self._connect_call = None
+            if self._connect_call is not None:
+                self._effects.append(Resolve(self._connect_call, self.epoch))
+                self._connect_call = None
+            if was_returning:
+                self._say_standing()
 
     # --- Links ------------------------------------------------------------------------------------------------------
 
@@ -526,7 +587,7 @@ class PeerMachine:
             self._say_linked()
 
     def _say_linked(self) -> None:
-        if self.state in (State.PENDING, State.MEMBER):
+        if self.state is State.MEMBER or self._is_registered():
             self._send(Linked(tuple(sorted(peer_id for peer_id, link in self._links.items() if link.is_up))))
 
     def _on_tick(self, now_ns: int) -> None:
@@ -567,8 +628,10 @@ class PeerMachine:
         if isinstance(event, events.ReduceCalled):
             for call_id, spec in event.calls:
                 self.calls[call_id] = ReduceCall(call_id, spec=spec)
-            calls = tuple(CollectiveCall(call_id, spec) for call_id, spec in event.calls)
-            return self._send(Begin(self._oldest_call_id(), calls))
+            if self.state is State.MEMBER:
+                calls = tuple(CollectiveCall(call_id, spec) for call_id, spec in event.calls)
+                self._send(Begin(self._oldest_call_id(), calls))
+            return
         call: Call
         if isinstance(event, events.TopologyCalled):
             call = TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)
@@ -581,13 +644,14 @@ class PeerMachine:
                 digest_kind=event.digest_kind,
             )
         self.calls[call.call_id] = call
-        self._send(call.vote(self._oldest_call_id()))
+        if self.state is State.MEMBER:
+            self._send(call.vote(self._oldest_call_id()))
 
     def _reason_against(
         self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled
     ) -> PCCLError | None:
         """Why a call cannot be made now, or None."""
-        if self.state is not State.MEMBER:
+        if self.state not in (State.MEMBER, State.RETURNING):
             return self.error or InvalidUsage("call connect() first")
         exclusive = next((call for call in self.calls.values() if not isinstance(call, ReduceCall)), None)
         if isinstance(event, events.ReduceCalled):

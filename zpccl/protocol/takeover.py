@@ -5,7 +5,7 @@ The registry has the members by then; who has not reported yet is there, and not
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
@@ -14,13 +14,6 @@ from zpccl.protocol.messages import Decision, Outcome
 from zpccl.protocol.recovery import History
 from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.statesync import StateSyncs
-
-
-class Kick(Protocol):
-    """Removes a peer; `consents`: it takes part nowhere else."""
-
-    def __call__(self, peer: Peer, result: Result, reason: str, now_ns: int, *, consents: bool = False) -> bool:
-        """False if it cannot be removed."""
 
 
 class TakeOver:
@@ -33,7 +26,7 @@ class TakeOver:
         collectives: Collectives,
         rounds: Rounds,
         syncs: StateSyncs,
-        kick: Kick,
+        kick: Callable[[Peer, Result, str, int], object],
     ) -> None:
         self._registry = registry
         self._outbox = outbox
@@ -80,7 +73,7 @@ class TakeOver:
         for peer in without:
             if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:
                 reason = "the others finished an operation without it, as the former master had removed it"
-                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns, consents=True)
+                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
     def _settle(self, outcome: Outcome, calls: dict[bytes, int]) -> list[Peer]:
         """A former master has decided an attempt: all who take part get that decision.

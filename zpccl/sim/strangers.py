@@ -52,9 +52,9 @@ class Strangers:
         for message in messages:
             self._cluster.network.send_to_master(connection, message)
 
-    def _hello(self, peer_id: bytes, was_welcomed: bool) -> Hello:
+    def _hello(self, peer_id: bytes, is_member: bool) -> Hello:
         group = self._rng.randrange(self._cluster.script.groups)
-        return Hello(peer_id, self._rng.randbytes(16), was_welcomed, group, f"stranger{self._count}", ("10.9.9.9:1",))
+        return Hello(peer_id, self._rng.randbytes(16), is_member, group, f"stranger{self._count}", ("10.9.9.9:1",))
 
     def _garbage(self, connection: Connection) -> None:
         connection.master.handle(events.MalformedReceived(connection.name, "no message"))

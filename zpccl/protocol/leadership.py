@@ -1,0 +1,457 @@
+"""Leadership: which master may decide for a run. The rules, their names and why they hold: docs/leadership.md.
+
+    peer      Acceptor    promise, obey, accept
+    master    Candidate   collects promises until it is elected, or a new run may begin
+              Leader      propose, commit, and whether those who are connected suffice (else it steps down)
+
+The members of the last committed list are the acceptors. A candidate asks peers that come from another master for a
+report, which is a promise of (term, leader) too; those who belong to no run are held. It is
+
+    collecting --a quorum has promised--> elected --adopts the run--> leading
+        |   ^                                                            |
+        |   `---- a higher promise is seen: a higher term, all asked again
+        |   ^------------- no quorum, or a higher promise: steps down ---'
+        `---- nobody of an earlier run, but a newcomer --> begins a run
+
+In a run with one address a list is committed when it is proposed, and a candidate that has waited in vain for a quorum
+for MINORITY_WAIT goes on with those who are there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Container, Hashable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from zpccl import limits
+from zpccl.protocol.events import PeerMessageReceived
+from zpccl.protocol.messages import NO_ID, Hello, Report
+
+
+class Promise(NamedTuple):
+    """One leadership: its term, and what its master drew for it. A peer gives a term to one of them at most."""
+
+    term: int = 0
+    leader: bytes = NO_ID
+
+
+class MemberList(NamedTuple):
+    """A member list.
+
+    Attributes:
+        epoch: its number: the term of the leader that proposed it, and a count.
+        parent: the epoch of the last committed list when it was proposed.
+        old_members: the members of the parent; empty once the list is known to be committed.
+    """
+
+    epoch: int = 0
+    members: frozenset[bytes] = frozenset()
+    parent: int = 0
+    old_members: frozenset[bytes] = frozenset()
+
+    @property
+    def is_committed(self) -> bool:
+        """True if it is known that quorums have acknowledged it."""
+        return not self.old_members
+
+    @classmethod
+    def of(cls, report: Report) -> MemberList:
+        """The list that a peer has accepted."""
+        members = frozenset(member.peer_id for member in report.members)
+        return cls(report.epoch, members, report.parent, frozenset(report.old_members))
+
+
+def is_quorum(present: Container[bytes], members: Collection[bytes]) -> bool:
+    """True if those present are a majority of the members, or half of them with the lowest id; also of no members."""
+    count = sum(peer_id in present for peer_id in members)
+    return 2 * count > len(members) or (2 * count == len(members) and (not members or min(members) in present))
+
+
+def are_quorums(present: Container[bytes], accepted: MemberList) -> bool:
+    """True if those present are a quorum of a list, and of the old members too while it is not committed."""
+    return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)
+
+
+def descend(lists: Iterable[MemberList]) -> MemberList:
+    """Rule "descend": the list to go on with, of those that peers have accepted.
+
+    It is the newest that descends from the last list known to be committed. A larger number alone decides nothing.
+    """
+    known = list(lists)
+    last = max(each.epoch if each.is_committed else each.parent for each in known)
+    descendants = (each for each in known if last in (each.epoch, each.parent))
+    return max(descendants, key=lambda each: (each.epoch, each.is_committed))
+
+
+# --- Of peers -------------------------------------------------------------------------------------------------------
+
+
+class Acceptor:
+    """What a peer has promised, and whom it obeys on the connection of the moment.
+
+    Attributes:
+        promised: the one leadership that it obeys.
+        is_led: True once that one has welcomed it on this connection.
+    """
+
+    def __init__(self) -> None:
+        self.promised = Promise()
+        self.is_led = False
+
+    def promise(self, asked: Promise) -> bool:
+        """Rule "promise": True if it is granted. What another leader says on this connection counts no more."""
+        if asked.term <= self.promised.term and asked != self.promised:
+            return False
+        self.promised, self.is_led = asked, False
+        return True
+
+    def obey(self, leader: Promise) -> bool:
+        """Rule "obey": True if a Welcome is that of the promised leadership. From then on its word counts."""
+        self.is_led = leader == self.promised
+        return self.is_led
+
+    def register(self, leader: Promise) -> None:
+        """A master has registered this peer, which is no member of its list: only now it promises anything."""
+        self.promised, self.is_led = leader, True
+
+    def accepts(self, epoch: int, accepted_epoch: int) -> bool:
+        """Rule "accept": True for a list of the leader, if none after it was accepted."""
+        return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= accepted_epoch
+
+    def on_disconnected(self) -> None:
+        """Whoever is next at the other end has to say who it is."""
+        self.is_led = False
+
+
+# --- Of the leading master ------------------------------------------------------------------------------------------
+
+
+class Leader:
+    """The member list of a leadership, and what commits it.
+
+    Args:
+        promise: the leadership.
+        needs_quorum: False in a run with one address: whatever is proposed is committed.
+        adopted: the list that it goes on with.
+    """
+
+    def __init__(self, promise: Promise, *, needs_quorum: bool, adopted: MemberList | None = None) -> None:
+        self.promise = promise
+        self.needs_quorum = needs_quorum
+        self.list = adopted or MemberList()
+        self._repeats = adopted is not None  # Until the list that repeats the adopted one is committed.
+        self._acknowledged: set[bytes] = set()
+        self._left: set[bytes] = set()
+
+    @property
+    def may_change(self) -> bool:
+        """False until the list that repeats the adopted one is committed: that one may need its quorum."""
+        return not (self._repeats and self.needs_quorum)
+
+    def propose(self, epoch: int, members: Iterable[bytes]) -> None:
+        """Rule "propose": the list descends from the last one that is committed; the first one repeats the adopted."""
+        assert epoch > self.list.epoch
+        parent, old_members = self.list.parent, self.list.old_members
+        if self.list.is_committed:
+            parent, old_members = self.list.epoch, self.list.members
+        self.list = MemberList(epoch, frozenset(members), parent, old_members if self.needs_quorum else frozenset())
+        self._acknowledged.clear()
+
+    def acknowledge(self, peer_id: bytes, epoch: int) -> bool:
+        """A member has accepted the list of an epoch. True if that commits the list of the moment."""
+        if epoch != self.list.epoch:
+            return False
+        self._acknowledged.add(peer_id)
+        return self._commit()
+
+    def on_left(self, peer_id: bytes) -> bool:
+        """A member goes of its own accord, and will promise nobody else. True if that commits the list."""
+        self._left.add(peer_id)
+        return self._commit()
+
+    def _commit(self) -> bool:
+        """Rule "commit"."""
+        if self.list.is_committed or not are_quorums(self._acknowledged | self._left, self.list):
+            return False
+        self.list = self.list._replace(old_members=frozenset())
+        self._repeats = False
+        self._left &= self.list.members  # Of others nobody asks any more.
+        return True
+
+    def may_go_on(self, present: Iterable[bytes]) -> bool:
+        """Rule "step down": False if those present cannot commit a list without the others."""
+        if not self.needs_quorum:
+            return True
+        known = self._left.union(present)
+        if self._repeats:
+            return are_quorums(known, self.list)
+        return is_quorum(known, self.list.members if self.list.is_committed else self.list.old_members)
+
+
+# --- Of masters that do not lead ------------------------------------------------------------------------------------
+
+
+class Candidate:
+    """Collects the promises of members of an earlier run, and the Hellos of those who are no members.
+
+    Args:
+        now_ns: when the master started to.
+        grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
+        wait_ns: how long it waits for the reports of peers that were asked for one.
+        promise: as what it wants to lead.
+        run_id: of the run that begins if there is none to go on with.
+        begin_ns: before that, newcomers that know other masters begin no run: that of a quorum may come back.
+    """
+
+    def __init__(
+        self, now_ns: int, grace_ns: int, wait_ns: int, promise: Promise, run_id: bytes, begin_ns: int = 0
+    ) -> None:
+        self.promise = promise
+        self._run_id = run_id
+        self._begin_ns = begin_ns
+        self._grace_ns = grace_ns
+        self._wait_ns = wait_ns
+        self._greeted_ns: int | None = None
+        self._last_greeted_ns = now_ns
+        self._started_ns = self._looked_ns = now_ns
+        self._reporter_on: dict[Hashable, bytes] = {}
+        self._greeted: dict[Hashable, bool] = {}  # Connections of members, and whether their report is here.
+        self.reports: dict[bytes, tuple[PeerMessageReceived, Report]] = {}  # By peer.
+        self._held_ns: dict[Hashable, int] = {}
+        self._summoned: set[Hashable] = set()
+        self.held: dict[Hashable, PeerMessageReceived] = {}  # The Hellos of newcomers and pending peers.
+        self.left: dict[bytes, None] = {}
+
+    def on_greeted(self, connection: Hashable, now_ns: int) -> None:
+        """A member of an earlier run has said Hello."""
+        self._begin_ns = max(self._begin_ns, now_ns + limits.RUN_MEMORY_NS)
+        self._greeted_ns = now_ns if self._greeted_ns is None else self._greeted_ns
+        if connection not in self._greeted:
+            self._last_greeted_ns = now_ns
+        if len(self._greeted) < limits.PEERS_MAX:
+            self._greeted.setdefault(connection, False)
+
+    def is_below(self, hello: Hello) -> bool:
+        """True if a peer has promised itself to another leadership of this term, or of a higher one."""
+        return hello.promised >= self.promise.term and Promise(hello.promised, hello.leader) != self.promise
+
+    def raise_term(self, term: int) -> list[Hashable]:
+        """A higher promise was seen, so what was promised here is void. Returns who must be asked again."""
+        self.promise = self.promise._replace(term=term)
+        self.reports = {peer_id: self.reports[peer_id] for peer_id in self.left if peer_id in self.reports}
+        self._summoned.clear()
+        self._greeted = dict.fromkeys(self._greeted, False)
+        return list(self._greeted)
+
+    def knows(self, connection: Hashable) -> bool:
+        """True if a connection has said Hello."""
+        return connection in self._greeted or connection in self.held
+
+    def is_summoned(self, connection: Hashable) -> bool:
+        """True for one that is held and was asked for a report."""
+        return connection in self._summoned
+
+    def connections(self) -> list[Hashable]:
+        """Those of members of an earlier run."""
+        return list(self._greeted)
+
+    def hold(self, hello: PeerMessageReceived, now_ns: int) -> bool:
+        """Somebody who is no member waits. False if there are too many."""
+        if hello.connection not in self.held and len(self.held) >= limits.PENDING_PEERS_MAX:
+            return False
+        self._greeted.pop(hello.connection, None)
+        self.held[hello.connection] = hello
+        self._held_ns.setdefault(hello.connection, now_ns)
+        return True
+
+    def summon(self) -> list[Hashable]:
+        """Connections of those who are held and have not heard that they are members, by the list to go on with.
+
+        They count like others: once they have promised.
+        """
+        if not self.reports or not self.held:
+            return []
+        chosen = choose_run(report for _, report in self.reports.values())
+        newest = self._newest(chosen)
+        found = [
+            connection
+            for connection, event in self.held.items()
+            if connection not in self._summoned
+            and isinstance(event.message, Hello)
+            and event.message.run_id == chosen
+            and event.message.peer_id in newest.members | newest.old_members
+        ]
+        self._summoned.update(found)
+        return found
+
+    def add(self, event: PeerMessageReceived, report: Report, now_ns: int) -> bool:
+        """A report comes, perhaps again. False if it is not that of the peer which reported first, or one too many."""
+        peer_id = report.hello.peer_id
+        if self._reporter_on.setdefault(event.connection, peer_id) != peer_id:
+            return False
+        if peer_id in self.reports:
+            known = self.reports[peer_id][1].hello
+            if known.token != report.hello.token:
+                return False
+            if known.connection > report.hello.connection:
+                return True
+        elif len(self.reports) >= limits.PEERS_MAX:
+            return False
+        self.held.pop(event.connection, None)
+        self._held_ns.pop(event.connection, None)
+        self.on_greeted(event.connection, now_ns)
+        self.reports[peer_id] = (event, report)
+        self._greeted[event.connection] = True
+        return True
+
+    def rebind(self, event: PeerMessageReceived, hello: Hello) -> bool:
+        """True for a peer that has reported and comes back on a new connection, having promised nobody else since."""
+        known = self.reports.get(hello.peer_id)
+        if known is None or known[1].hello.token != hello.token or known[1].hello.connection > hello.connection:
+            return False
+        if Promise(hello.promised, hello.leader) != self.promise:
+            return False
+        if self._reporter_on.setdefault(event.connection, hello.peer_id) != hello.peer_id:
+            return False
+        self.reports[hello.peer_id] = (event, msgspec.structs.replace(known[1], hello=hello))
+        self._greeted[event.connection] = True
+        return True
+
+    def on_left(self, connection: Hashable) -> None:
+        """A peer leaves the run: it will promise nobody else."""
+        for peer_id, (event, _) in self.reports.items():
+            if event.connection == connection:
+                self.left[peer_id] = None
+
+    def on_connection_closed(self, connection: Hashable) -> None:
+        """Nobody waits there any more. Where the peer may be at another master now, its report counts no more."""
+        self._greeted.pop(connection, None)
+        self._reporter_on.pop(connection, None)
+        self._summoned.discard(connection)
+        self.held.pop(connection, None)
+        self._held_ns.pop(connection, None)
+        for peer_id, (event, report) in list(self.reports.items()):
+            if event.connection != connection:
+                continue
+            if len(report.hello.masters) > 1 and peer_id not in self.left:
+                del self.reports[peer_id]
+            else:
+                self.reports[peer_id] = (replace(event, connection=None), report)
+
+    # --- Times ------------------------------------------------------------------------------------------------------
+
+    def deadline_ns(self) -> int | None:
+        """When it must be looked at again; None while only an event can change anything."""
+        due = [self._reports_due_ns(), self._minority_due_ns()]
+        due += [self._newcomer_due_ns(hello) for hello in self.held.values()]
+        return min((due_ns for due_ns in due if due_ns is not None and due_ns > self._looked_ns), default=None)
+
+    def _reports_due_ns(self) -> int | None:
+        """How long reports are waited for; None while nobody has any."""
+        if self._greeted_ns is None:
+            return None
+        wait_ns = max(self._grace_ns, self._wait_ns)
+        if self.reports and all(self._greeted.values()):
+            return self._greeted_ns + self._grace_ns
+        # Who came late has time for its report too, but not without end: somebody may come ever again.
+        return max(
+            self._greeted_ns + wait_ns, min(self._last_greeted_ns + self._grace_ns, self._greeted_ns + 2 * wait_ns)
+        )
+
+    def _minority_due_ns(self) -> int | None:
+        """How long a quorum is waited for in a run with one address."""
+        return None if self._greeted_ns is None else self._greeted_ns + limits.MINORITY_WAIT_NS
+
+    def _newcomer_due_ns(self, event: PeerMessageReceived) -> int:
+        """How long a newcomer waits for members of an earlier run."""
+        due_ns, hello = self._started_ns + self._grace_ns, event.message
+        assert isinstance(hello, Hello)
+        if len(hello.masters) > 1 and (self._is_to_begin(hello) or self._greeted):
+            # Some may be on their way from elsewhere.
+            due_ns = max(due_ns, self._held_ns[event.connection] + self._grace_ns)
+        elif len(hello.masters) <= 1:
+            due_ns = max(due_ns, self._reports_due_ns() or 0)
+            if hello.run_id != NO_ID:  # It was pending in a run, and has seen members.
+                due_ns = max(due_ns, self._held_ns[event.connection] + self._wait_ns)
+        return due_ns
+
+    # --- Its end ----------------------------------------------------------------------------------------------------
+
+    def take_turned_away(self, now_ns: int) -> list[tuple[Hashable, bool]]:
+        """Newcomers that know other masters and have waited in vain, and whether members of a run are here."""
+        turned_away = []
+        for connection, event in list(self.held.items()):
+            hello = event.message
+            if not isinstance(hello, Hello) or len(hello.masters) <= 1 or connection in self._summoned:
+                continue
+            if now_ns >= self._newcomer_due_ns(event):
+                del self.held[connection], self._held_ns[connection]
+                turned_away.append((connection, bool(self._greeted) or now_ns < self._begin_ns))
+        return turned_away
+
+    def is_over(self, now_ns: int) -> bool:
+        """True once it is elected, and all of the list have reported or the time for that is over.
+
+        Without any reports, once a newcomer may begin a run.
+        """
+        self._looked_ns = now_ns
+        due_ns = self._reports_due_ns()
+        is_late = due_ns is not None and now_ns >= due_ns
+        if any(peer_id not in self.left for peer_id in self.reports):
+            return (is_late or self._are_all_here()) and self._is_elected(now_ns)
+        if (is_late or not self._greeted) and any(self._may_begin(event, now_ns) for event in self.held.values()):
+            return True
+        if not self._greeted and (is_late or not self.held):
+            self._greeted_ns = None  # They are gone again.
+        return False
+
+    def _is_elected(self, now_ns: int) -> bool:
+        """Rule "elect": who has reported has promised this very leadership."""
+        chosen = choose_run(report for _, report in self.reports.values())
+        reports = [report for _, report in self.reports.values() if report.hello.run_id == chosen]
+        promised = {report.hello.peer_id for report in reports}.union(self.left)
+        if are_quorums(promised, self._newest(chosen)):
+            return True
+        has_one_address = all(len(report.hello.masters) <= 1 for report in reports)
+        due_ns = self._minority_due_ns()
+        return has_one_address and due_ns is not None and now_ns >= due_ns
+
+    def _newest(self, run_id: bytes | None) -> MemberList:
+        reports = [report for _, report in self.reports.values() if report.hello.run_id == run_id]
+        return descend(map(MemberList.of, reports))
+
+    def _may_begin(self, event: PeerMessageReceived, now_ns: int) -> bool:
+        hello = event.message
+        if not isinstance(hello, Hello) or now_ns < self._newcomer_due_ns(event):
+            return False
+        return len(hello.masters) <= 1 or (self._is_to_begin(hello) and now_ns >= self._begin_ns)
+
+    def _is_to_begin(self, hello: Hello) -> bool:
+        """True for a newcomer that has asked all masters since it asked this one: not one in its place before it."""
+        return hello.begins == self._run_id
+
+    def _are_all_here(self) -> bool:
+        if not all(self._greeted.values()):
+            return False
+        if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
+            return False  # Peers of another run come to this address: those of ours may be the later ones.
+        newest = self._newest(choose_run(report for _, report in self.reports.values()))
+        theirs = [self.reports.get(peer_id) for peer_id in newest.members]
+        if not theirs or None in theirs:
+            return False
+        # Where all wait in update_topology, newcomers may have been admitted of whom only they know.
+        return not all(found is not None and found[1].is_updating for found in theirs)
+
+
+def choose_run(reports: Iterable[Report]) -> bytes | None:
+    """The run that most of the reports are of; of several, the one with the highest epoch. None without reports."""
+    votes: Counter[bytes] = Counter()
+    epochs: dict[bytes, int] = {}
+    for report in reports:
+        run_id = report.hello.run_id
+        votes[run_id] += 1
+        epochs[run_id] = max(epochs.get(run_id, 0), report.epoch)
+    return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)
