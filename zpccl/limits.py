@@ -140,8 +140,10 @@ MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""
 LEAVE_TIMEOUT_NS = 2 * SECOND
 """How long close() waits for the master to take note."""
-WITHDRAW_TIMEOUT_NS = 5 * SECOND
-"""How long an interrupted or timed-out call waits for the master's word on it."""
+WITHDRAW_TIMEOUT_NS = 2 * SECOND
+"""How long an interrupted or timed-out call waits for the master's word on it. Then it ends without."""
+PEER_LOOP_TIMEOUT_NS = 60 * SECOND
+"""After WITHDRAW_TIMEOUT: the thread of the peer has hung if such a call has not ended by then."""
 SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
 """How long a user's thread sleeps at a time: a signal that comes just before it sleeps is handled when it wakes."""
 LINGER_MS = 500

@@ -9,6 +9,10 @@ messages of every call that has no answer. So it does when another master has ta
 welcomes it, it wants a report of what this peer knows of the run (memory.py); peers obey only the highest term.
 All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
 
+A call that the user gives up is answered by the master; without it at once where none leads this peer, and else after
+WITHDRAW_TIMEOUT: it is released. What this peer owes the others of such a call it says until the master has spoken
+(calls.py). Who learns after the release that all others have the result leaves, for want of it.
+
 Where the list of masters names several, a peer goes from one to the next: when one does not answer, or when it answers
 but does not lead the run within some time, as too few members have come to it. A newcomer asks all of them whether they
 lead a run; only the first may begin one, when all have said that they do not.
@@ -20,7 +24,7 @@ growing pauses, until the link is up or the neighbour is gone.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zpccl import limits
@@ -41,12 +45,14 @@ from zpccl.protocol.calls import (
     Call,
     Phase,
     ReduceCall,
+    Released,
     SyncCall,
     TopologyCall,
     error_of_answer,
     error_of_decision,
     error_of_kick,
     is_barrier,
+    tag_of,
 )
 from zpccl.protocol.effects import (
     CloseLink,
@@ -99,6 +105,10 @@ from zpccl.protocol.messages import (
 
 LEFT_BEHIND = "the others finished a collective without this peer"
 """Why a peer leaves that is told of a commit without having the result."""
+
+
+_WITHDRAWN = "withdrawn"
+"""Why an attempt fails here whose call was released."""
 
 
 class State(enum.Enum):
@@ -168,6 +178,7 @@ class PeerMachine:
         self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
+        self._release_ns: dict[int, int] = {}  # When calls that were given up end without the master, the first first.
         self._seen_attempt_id = 0
         self._memory = Memory()
         self._effects: list[PeerEffect] = []
@@ -188,23 +199,33 @@ class PeerMachine:
         return min(retries + [d for d in self._deadlines() if d is not None], default=None)
 
     def _deadlines(self) -> tuple[int | None, ...]:
-        return self._deadline_ns, self._masters.stay_ns, self._masters.go_on_ns
+        return (
+            self._deadline_ns,
+            self._masters.stay_ns,
+            self._masters.go_on_ns,
+            next(iter(self._release_ns.values()), None),
+        )
 
     def validate(self) -> None:
         """States what always holds between events."""
         assert (self.state is State.CLOSED) == (self.error is not None)
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
         if not self.calls:
+            assert not self._release_ns
             return
         assert self.state is State.MEMBER
-        exclusive_count, tags = 0, []
-        for call_id, call in self.calls.items():
-            assert call.call_id == call_id
-            if not isinstance(call, ReduceCall):
-                exclusive_count += 1
-            elif call.spec is not None:
-                tags.append(call.spec.tag)
-        assert exclusive_count <= 1 and len(set(tags)) == len(tags)
+        assert all(call.call_id == call_id for call_id, call in self.calls.items())
+        calls = list(self.calls.values())
+        assert are_compatible([call for call in calls if not call.is_released]), "what the user waits for"
+        released = Released(calls)
+        for call in calls:
+            if call.is_released:
+                assert call.withdrawn is not None and call.phase is not Phase.RUNNING and not call.is_held
+            else:
+                assert call.is_held == released.block(call), "what the master would mix up, and nothing else, is held"
+            assert not call.is_held or (call.phase is Phase.VOTING and call.withdrawn is None)
+        waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.is_released]
+        assert sorted(self._release_ns) == sorted(waiting)
 
     def handle(self, event: events.PeerEvent, now_ns: int) -> list[PeerEffect]:
         """Takes one event and returns what to do, in order."""
@@ -217,7 +238,7 @@ class PeerMachine:
         elif isinstance(event, (events.ReduceCalled, events.TopologyCalled, events.SyncCalled)):
             self._on_call(event)
         elif isinstance(event, events.CallWithdrawn):
-            self._on_withdrawn(event)
+            self._on_withdrawn(event, now_ns)
         elif isinstance(event, (events.LinkUp, events.LinkFailed)):
             self._on_link(event, now_ns)
         elif isinstance(event, events.Tick):
@@ -273,6 +294,11 @@ class PeerMachine:
         else:
             text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
             self._close(VersionMismatch(f"{self._masters.address}: {text}; install the same zpccl on both sides"))
+
+    @property
+    def _is_led(self) -> bool:
+        """True while a master that leads the run is connected, and has welcomed this member."""
+        return self.state is State.MEMBER and self._is_connected and self._deadline_ns is None
 
     def _miss_master(self, now_ns: int) -> None:
         """Nobody leads the run: it is waited for, for so long since one did."""
@@ -356,8 +382,6 @@ class PeerMachine:
         for call in self.calls.values():
             for message in call.standing(self._oldest_call_id()):
                 self._send(message)
-            if call.withdrawn is not None:
-                self._send(Withdraw(call.call_id))
 
     def _report_to_master(self) -> None:
         """Tells a master that takes the run over what this peer knows of it. All that stands is said when it has."""
@@ -542,6 +566,8 @@ class PeerMachine:
             else:
                 seconds = self.options.master_timeout_ns // limits.SECOND
                 self._close(self._unreachable(f"it has been away for {seconds} s"))
+        if self.state is State.MEMBER:
+            self._release_due(now_ns)
         if self._masters.is_due(now_ns):
             self._log(Level.INFO, f"{self._masters.address} does not lead the run; turning to the next master")
             self._go_on()
@@ -564,24 +590,35 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call_id, error) for call_id in call_ids)
             return
+        calls, released = self._calls_of(event), Released(self.calls.values())
+        for call in calls:
+            call.is_held = released.block(call)
+        self.calls.update((call.call_id, call) for call in calls)
+        self._vote([call for call in calls if not call.is_held])
+
+    def _calls_of(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> Sequence[Call]:
         if isinstance(event, events.ReduceCalled):
-            for call_id, spec in event.calls:
-                self.calls[call_id] = ReduceCall(call_id, spec=spec)
-            calls = tuple(CollectiveCall(call_id, spec) for call_id, spec in event.calls)
-            return self._send(Begin(self._oldest_call_id(), calls))
-        call: Call
+            return [ReduceCall(call_id, spec=spec) for call_id, spec in event.calls]
         if isinstance(event, events.TopologyCalled):
-            call = TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)
-        else:
-            call = SyncCall(
+            return [TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)]
+        return [
+            SyncCall(
                 event.call_id,
                 strategy=event.strategy,
                 revision=event.revision,
                 entries=event.entries,
                 digest_kind=event.digest_kind,
             )
-        self.calls[call.call_id] = call
-        self._send(call.vote(self._oldest_call_id()))
+        ]
+
+    def _vote(self, calls: Sequence[Call]) -> None:
+        """Tells the master of calls: of collectives all at once."""
+        batch = [CollectiveCall(c.call_id, c.spec) for c in calls if isinstance(c, ReduceCall) and c.spec is not None]
+        if batch:
+            self._send(Begin(self._oldest_call_id(), tuple(batch)))
+        for call in calls:
+            if not isinstance(call, ReduceCall):
+                self._send(call.vote(self._oldest_call_id()))
 
     def _reason_against(
         self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled
@@ -589,12 +626,13 @@ class PeerMachine:
         """Why a call cannot be made now, or None."""
         if self.state is not State.MEMBER:
             return self.error or InvalidUsage("call connect() first")
-        exclusive = next((call for call in self.calls.values() if not isinstance(call, ReduceCall)), None)
+        calls = [call for call in self.calls.values() if not call.is_released]
+        exclusive = next((call for call in calls if not isinstance(call, ReduceCall)), None)
         if isinstance(event, events.ReduceCalled):
             is_asking = isinstance(exclusive, TopologyCall) and exclusive.kind is TopologyKind.PENDING
             if exclusive is not None and not is_asking:
                 return InvalidUsage("another thread waits in an operation that no collective may run beside")
-            tags = [call.spec.tag for call in self.calls.values() if isinstance(call, ReduceCall) and call.spec]
+            tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
             tags += [spec.tag for _, spec in event.calls]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
@@ -604,26 +642,61 @@ class PeerMachine:
             return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
         if exclusive is not None:
             return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
-        if self.calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
-            return PendingAsyncOps(f"{len(self.calls)} collectives are in flight; wait for their handles first")
+        if calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
+            return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
         if len(self.calls) >= limits.CALLS_IN_FLIGHT_MAX:
             return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
         if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
 
-    def _on_withdrawn(self, event: events.CallWithdrawn) -> None:
+    def _on_withdrawn(self, event: events.CallWithdrawn, now_ns: int) -> None:
         if event.call_id == self._connect_call:
             return self._close(InvalidUsage("connect() was interrupted"), say_leave=True)
         call = self.calls.get(event.call_id)
-        if call is None:
+        if call is None or call.is_released:
             return
         call.withdrawn = (
             OperationTimeout("the timeout of the call ran out before all peers took part")
             if event.timed_out
             else InvalidUsage("the call was interrupted")
         )
+        if call.is_held:  # The master has never heard of it.
+            del self.calls[call.call_id]
+            return self._effects.append(Reject(call.call_id, call.withdrawn))
         self._send(Withdraw(call.call_id))
+        self._release_ns.setdefault(call.call_id, now_ns + limits.WITHDRAW_TIMEOUT_NS)
+        if not self._is_led and not call.may_succeed:
+            self._release(call)
+
+    def _release_due(self, now_ns: int) -> None:
+        """Ends calls that were given up, and of which the master has said nothing for too long."""
+        for call_id in [call_id for call_id, due_ns in self._release_ns.items() if now_ns >= due_ns]:
+            self._release(self.calls[call_id])
+
+    def _release(self, call: Call) -> None:
+        """The user gets the buffers and an error; the others get what this peer owes them, without it."""
+        assert call.withdrawn is not None
+        self._log(Level.WARNING, f"call {call.call_id} ends without the word of a master, and the run goes on")
+        del self._release_ns[call.call_id]
+        is_running = call.phase is Phase.RUNNING
+        if call.attempt_id is not None:
+            self._end(call, call.attempt_id, commit=False)
+        call.is_released = True
+        self._effects.append(Reject(call.call_id, call.withdrawn))
+        if is_running and call.attempt_id is not None:
+            self._report(call, call.attempt_id, _WITHDRAWN)
+
+    def _settle(self, call: Call) -> None:
+        """The master has spoken: calls may go to it that waited for this."""
+        del self.calls[call.call_id]
+        self._release_ns.pop(call.call_id, None)
+        if call.is_released:
+            released = Released(self.calls.values())
+            held = [other for other in self.calls.values() if other.is_held and not released.block(other)]
+            for other in held:
+                other.is_held = False
+            self._vote(held)
 
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
         order, algorithm = plan.lanes[0].order, plan.lanes[0].algorithm
@@ -635,8 +708,11 @@ class PeerMachine:
                 self._report_late(call, plan.attempt_id)
             return
         self._seen_attempt_id = plan.attempt_id
-        if not isinstance(call, ReduceCall) or not is_wanted:
+        if not isinstance(call, ReduceCall) or not is_wanted or call.is_released:
             self._effects.append(EndReduce(plan.attempt_id, commit=False))
+            if isinstance(call, ReduceCall) and is_wanted:
+                call.plan = plan
+                self._report(call, plan.attempt_id, _WITHDRAWN)
             return
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
         self._effects.append(StartReduce(call.call_id, plan.attempt_id, order, plan.frame_bytes, algorithm))
@@ -655,6 +731,10 @@ class PeerMachine:
         if plan.attempt_id <= self._seen_attempt_id:
             return self._report_late(call, plan.attempt_id)
         self._seen_attempt_id = plan.attempt_id
+        if call.is_released:
+            self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Of messages, too, the number tells enough.
+            call.plan = plan
+            return self._report(call, plan.attempt_id, _WITHDRAWN)
         call.phase, call.attempt_id, call.plan = Phase.RUNNING, plan.attempt_id, plan
         self._effects.append(StartSync(plan))
 
@@ -702,11 +782,15 @@ class PeerMachine:
         if call is None:
             return  # Sent again; it is settled here.
         lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)
-        if decision.committed and lacks_result and not is_barrier(call):
+        if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
-        del self.calls[decision.call_id]
+        self._settle(call)
         if not is_barrier(call):  # Of those the data plane does not hear.
             self._seen_attempt_id = max(self._seen_attempt_id, decision.attempt_id)
+        if call.is_released:
+            if call.attempt_id is None and not is_barrier(call):  # Its plan got lost; frames may wait for it.
+                self._effects.append(EndReduce(decision.attempt_id, commit=False))
+            return
         self._end(call, decision.attempt_id, decision.committed)
         if decision.committed:
             self._effects.append(Resolve(call.call_id, decision.value))
@@ -714,15 +798,18 @@ class PeerMachine:
             self._effects.append(Reject(call.call_id, error_of_decision(call, decision)))
 
     def _on_answer(self, answer: Answer) -> None:
-        call = self.calls.pop(answer.call_id, None)
+        call = self.calls.get(answer.call_id)
         self._memory.on_answer(answer)
         if call is None:
+            return
+        if answer.result == Result.SUCCESS and isinstance(call, TopologyCall):
+            self._memory.on_round_answered(answer.round, answer.value)
+        self._settle(call)
+        if call.is_released:
             return
         if call.attempt_id is not None:
             self._end(call, call.attempt_id, commit=False)
         if answer.result == Result.SUCCESS:
-            if isinstance(call, TopologyCall):
-                self._memory.on_round_answered(answer.round, answer.value)
             self._effects.append(Resolve(call.call_id, answer.value))
         else:
             self._effects.append(Reject(call.call_id, error_of_answer(call, answer)))
@@ -747,6 +834,8 @@ class PeerMachine:
             self._send(Leave())
         self.state, self.error = State.CLOSED, error
         for call in self._take_calls():
+            if call.is_released:
+                continue
             if call.attempt_id is not None:
                 self._end(call, call.attempt_id, commit=False)
             self._effects.append(Reject(call.call_id, call.withdrawn or error))
@@ -760,6 +849,7 @@ class PeerMachine:
 
     def _take_calls(self) -> Iterable[Call]:
         calls, self.calls = self.calls, {}
+        self._release_ns.clear()
         return calls.values()
 
     def _send(self, message: PeerMessage) -> None:
@@ -767,3 +857,9 @@ class PeerMachine:
 
     def _log(self, level: Level, text: str) -> None:
         self._effects.append(Log(level, text))
+
+
+def are_compatible(calls: Sequence[Call]) -> bool:
+    """True for calls that one user may wait for at a time."""
+    tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
+    return len(calls) - len(tags) <= 1 and len(set(tags)) == len(tags)
