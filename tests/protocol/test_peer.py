@@ -896,6 +896,26 @@ def test_calls_while_the_connection_is_broken() -> None:
     assert peer.up()[2:] == [begin(10)]
 
 
+def test_how_long_connecting_takes() -> None:
+    """The shortest time counts, for each master by itself: what takes longer was held up."""
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+
+    def said(handshake_ns: int) -> int:
+        (effect, *_) = peer.handle(events.ConnectionUp(handshake_ns))
+        return int(effect.message.handshake_ms)
+
+    assert [said(ns) for ns in (0, 300 * limits.MS, 1300 * limits.MS, 250 * limits.MS + 1, 0)] == [
+        0,
+        300,
+        300,
+        250,
+        250,
+    ]
+    peer.handle(events.ConnectionDown())
+    peer.tick()
+    assert said(10**18) == limits.HANDSHAKE_MS_MAX
+
+
 # --- Withdrawing ----------------------------------------------------------------------------------------------------
 
 

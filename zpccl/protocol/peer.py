@@ -175,6 +175,7 @@ class PeerMachine:
         self._masters = MasterList(options.masters, options.peer_id)
         self._is_connected = False
         self._connection_count = 0
+        self._handshake_ns: dict[int, int] = {}  # The shortest one with each master.
         self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
@@ -272,6 +273,7 @@ class PeerMachine:
             self._is_connected = True
             self._masters.on_connected()
             self._connection_count += 1
+            self._note_handshake(event.handshake_ns)
             if self.state is State.CONNECTING:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
             else:
@@ -299,6 +301,12 @@ class PeerMachine:
     def _is_led(self) -> bool:
         """True while a master that leads the run is connected, and has welcomed this member."""
         return self.state is State.MEMBER and self._is_connected and self._deadline_ns is None
+
+    def _note_handshake(self, handshake_ns: int) -> None:
+        """One that takes longer than others was held up, by a loss or by this machine: it says nothing of the path."""
+        index = self._masters.index
+        if handshake_ns > 0:
+            self._handshake_ns[index] = min(handshake_ns, self._handshake_ns.get(index, handshake_ns))
 
     def _miss_master(self, now_ns: int) -> None:
         """Nobody leads the run: it is waited for, for so long since one did."""
@@ -373,6 +381,7 @@ class PeerMachine:
             len(options.masters),
             self._masters.begins,
             self._is_ready,
+            min(self._handshake_ns.get(self._masters.index, 0) // limits.MS, limits.HANDSHAKE_MS_MAX),
         )
 
     def _say_standing(self) -> None:

@@ -24,6 +24,7 @@ import msgspec
 
 from zpccl import limits
 from zpccl.protocol.events import PeerMessageReceived
+from zpccl.protocol.membership import reconnect_grace_ns
 from zpccl.protocol.messages import Hello, Member, Outcome, Report, RunningAttempt, RunningSync
 from zpccl.protocol.quorum import is_quorum
 
@@ -111,6 +112,7 @@ class Recovery:
         elif len(self.reports) >= limits.PEERS_MAX:
             return False
         self.on_greeted(event.connection, now_ns)
+        self._wait_ns = reconnect_grace_ns(report.hello.handshake_ms, self._wait_ns)  # Others may be as far away.
         self.reports[peer_id] = (event, report)
         self._promised.add(peer_id)
         self._greeted[event.connection] = True
