@@ -39,6 +39,7 @@ from zpccl.protocol.effects import (
     Send,
     StartReduce,
     StartSync,
+    UseMaster,
 )
 from zpccl.protocol.messages import (
     Answer,
@@ -894,6 +895,75 @@ def test_calls_while_the_connection_is_broken() -> None:
     peer.down()
     peer.reduce(10)
     assert peer.up()[2:] == [begin(10)]
+
+
+FOREIGN = [events.OtherVersionReceived(9), events.NonsenseReceived("5 bytes")]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_newcomer_passes_by_what_is_no_master(foreign: events.PeerEvent) -> None:
+    """L3: and says so once; it ends where there is none left to try."""
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+    assert peer.handle(foreign) == peer.handle(foreign) == []
+    assert len(peer.logged) == 1 and "m:1" in peer.logged[0].text
+    assert peer.tick() == [UseMaster(1)]
+    peer.up()
+    assert peer.hear(Welcome(RUN_ID, 1)) == []
+    assert peer.machine.state is State.PENDING
+
+
+def test_all_masters_are_of_another_version() -> None:
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+    peer.handle(FOREIGN[0])
+    peer.tick()
+    peer.up()
+    assert type(peer.error(peer.handle(FOREIGN[0]))) is VersionMismatch
+
+
+def test_nonsense_everywhere_is_no_master() -> None:
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+    for _ in range(3):
+        assert peer.handle(FOREIGN[1]) == []
+        peer.tick(limits.RECONNECT_INTERVAL_MAX_NS)
+        peer.up()
+    assert type(peer.error(peer.handle(FOREIGN[1]))) is MasterUnreachable
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_member_goes_on_to_the_next_master(foreign: events.PeerEvent) -> None:
+    """L3: a standby that was deployed by mistake ends no run."""
+    peer = PeerBench(masters=("m:1", "n:1")).member("abc")
+    peer.down()
+    peer.handle(events.ConnectionFailed("refused"))
+    assert peer.tick() == [UseMaster(1)]
+    peer.up()
+    assert peer.handle(foreign) == []
+    assert "n:1" in peer.logged[-1].text and peer.logged[-1].level is Level.WARNING
+    assert peer.tick(limits.RECONNECT_INTERVAL_MAX_NS) == [UseMaster(0)]
+    peer.up()
+    peer.hear(Welcome(RUN_ID, 1))
+    assert peer.machine.state is State.MEMBER
+    assert peer.machine.deadline_ns() is None
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_member_waits_for_its_only_master(foreign: events.PeerEvent) -> None:
+    """L3: what answers there now may be a mistake; calls wait for `master_timeout`."""
+    peer = PeerBench().member()
+    peer.reconnect()
+    assert peer.handle(foreign) == peer.handle(foreign) == []
+    assert [log.level for log in peer.logged].count(Level.WARNING) == 2  # One is of the lost connection.
+    assert peer.reconnect()[0] == Send(replace(HELLO_AGAIN, connection=3))
+    assert peer.machine.state is State.MEMBER
+    assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_nonsense_of_the_master_of_the_run(foreign: events.PeerEvent) -> None:
+    peer = PeerBench(masters=("m:1", "n:1")).member()
+    assert peer.handle(foreign) == []
+    assert peer.logged[-1].level is Level.ERROR
+    assert peer.machine.deadline_ns() is None
 
 
 def test_how_long_connecting_takes() -> None:

@@ -48,9 +48,9 @@ NUMBERS = st.integers(0, 3)
 ACTIONS = st.sampled_from(
     "reduce reduce batch update optimize pending sync plan plan sync_plan sync_plan late done done failed fetched"
     " commit commit abort answer refuse withdraw withdraw patience down up failed_try members alone neighbours link"
-    " unlink tick welcome unregistered malformed stranger".split()
+    " unlink tick welcome unregistered malformed stranger version nonsense".split()
 )
-LAST_ACTIONS = st.sampled_from(["close", "kick", "unknown", "version", "away"])
+LAST_ACTIONS = st.sampled_from(["close", "kick", "unknown", "away"])
 
 
 class Watch:
@@ -141,6 +141,7 @@ class Watch:
             "stranger": events.LinkUp(pid("x")),
             "close": events.CloseCalled(),
             "version": events.OtherVersionReceived(9),
+            "nonsense": events.NonsenseReceived("what"),
         }
         return made.get(action, events.Tick())
 

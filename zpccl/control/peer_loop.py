@@ -468,7 +468,7 @@ class PeerLoop:
         except OtherVersion as error:
             return self._handle(events.OtherVersionReceived(error.version), now_ns)
         except Malformed as error:
-            return logger.error("malformed message from the master: %s", error.message)
+            return self._handle(events.NonsenseReceived(error.message), now_ns)
         self._handle(events.MasterMessageReceived(message), now_ns)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:

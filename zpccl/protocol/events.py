@@ -96,6 +96,13 @@ class OtherVersionReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class NonsenseReceived:
+    """Bytes that are no message came from what answers at the master's address."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinkUp:
     """All connections to a peer stand and are in the hands of the data plane."""
 
@@ -205,6 +212,7 @@ PeerEvent: TypeAlias = (
     | ConnectionDown
     | MasterMessageReceived
     | OtherVersionReceived
+    | NonsenseReceived
     | LinkUp
     | LinkFailed
     | ReduceDone

@@ -174,6 +174,8 @@ class PeerMachine:
         self._tries_left = 0
         self._masters = MasterList(options.masters, options.peer_id)
         self._is_connected = False
+        self._has_complained = False  # Of what this connection brought.
+        self._other_versions: set[int] = set()  # Masters that spoke another version last.
         self._connection_count = 0
         self._handshake_ns: dict[int, int] = {}  # The shortest one with each master.
         self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
@@ -262,7 +264,8 @@ class PeerMachine:
         | events.ConnectionFailed
         | events.AuthenticationRefused
         | events.ConnectionDown
-        | events.OtherVersionReceived,
+        | events.OtherVersionReceived
+        | events.NonsenseReceived,
         now_ns: int,
     ) -> None:
         if isinstance(event, events.ConnectCalled):
@@ -271,6 +274,8 @@ class PeerMachine:
             return
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
+            self._has_complained = False
+            self._other_versions.discard(self._masters.index)
             self._masters.on_connected()
             self._connection_count += 1
             self._note_handshake(event.handshake_ns)
@@ -294,13 +299,38 @@ class PeerMachine:
             self._log(Level.WARNING, "lost the connection to the master; connecting again")
             self._miss_master(now_ns)
         else:
-            text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
-            self._close(VersionMismatch(f"{self._masters.address}: {text}; install the same zpccl on both sides"))
+            self._on_foreign(event, now_ns)
+
+    def _on_foreign(self, event: events.OtherVersionReceived | events.NonsenseReceived, now_ns: int) -> None:
+        """What answers is no master of this protocol. It may be a mistake of who runs it, so others count first.
+
+        A newcomer ends when all are of other versions; a peer of the run waits for its master.
+        """
+        if self._has_complained:
+            return
+        self._has_complained = True
+        master, is_version = self._masters.address, isinstance(event, events.OtherVersionReceived)
+        text = (
+            f"what came is no message of a master: {event.reason}"
+            if isinstance(event, events.NonsenseReceived)
+            else (f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}")
+        )
+        if self._is_led:
+            return self._log(Level.ERROR, f"{master}: {text}; it is the master of this run, which goes on")
+        if self.state is State.CONNECTING and is_version:
+            self._other_versions.add(self._masters.index)
+            if len(self._other_versions) == len(self._masters.addresses):
+                return self._close(VersionMismatch(f"{master}: {text}; install the same zpccl on both sides"))
+        goes_on = "turning to the next master" if self._masters.has_others else "waiting for a master there"
+        self._log(Level.WARNING, f"{master}: {text}; {goes_on}")
+        if self._masters.has_others:
+            self._on_try_failed(text, now_ns)
 
     @property
     def _is_led(self) -> bool:
-        """True while a master that leads the run is connected, and has welcomed this member."""
-        return self.state is State.MEMBER and self._is_connected and self._deadline_ns is None
+        """True while a master that leads the run is connected, and has welcomed this peer."""
+        is_of_run = self.state in (State.PENDING, State.MEMBER)
+        return is_of_run and self._is_connected and self._deadline_ns is None
 
     def _note_handshake(self, handshake_ns: int) -> None:
         """One that takes longer than others was held up, by a loss or by this machine: it says nothing of the path."""
