@@ -897,7 +897,7 @@ def test_calls_while_the_connection_is_broken() -> None:
     assert peer.up()[2:] == [begin(10)]
 
 
-FOREIGN = [events.OtherVersionReceived(9), events.NonsenseReceived("5 bytes")]
+FOREIGN: list[events.PeerEvent] = [events.OtherVersionReceived(9), events.NonsenseReceived("5 bytes")]
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
