@@ -295,6 +295,20 @@ def test_kill_master_keeps_the_promises(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+def test_a_rolling_restart_keeps_the_promises(tmp_path: Path) -> None:
+    """L3, S1, S3, S5, S6."""
+    path = tmp_path / "rolling.json"
+    options = ["--peers", "3", "--bytes", "64KiB", "--rolling", "3", "--seconds", "6"]
+    ended = run_tool("kill_master.py", *options, "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(path.read_text())
+    assert (found["kills"], found["failed_calls"], found["problems"]) == (2, 0, [])
+    assert found["visits"] > 0
+    assert "all promises kept" in ended.stdout
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
 def test_cut_paths_keeps_the_promises(tmp_path: Path) -> None:
     """L1, L2, S1, S2."""
     path = tmp_path / "cut.json"

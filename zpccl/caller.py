@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from zpccl import limits
 from zpccl.control.peer_loop import Outcome, PeerLoop, PendingCall
-from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError
+from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol.peer import State
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -66,7 +66,7 @@ class Caller:
             raise InvalidUsage("the communicator belongs to the parent process; make a new one after fork")
 
     def _outcome(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> Outcome:
-        """Waits for the answer of a call. A call whose time is up is withdrawn first, and its answer awaited."""
+        """Waits for the answer of a call. One whose time is up is withdrawn, and has its answer soon after."""
         if not wait(call.future, timeout):
             self._give_up(loop, [call], timed_out=True)
         error = call.future.exception()
@@ -88,11 +88,16 @@ class Caller:
             raise
 
     def _give_up(self, loop: PeerLoop, calls: Sequence[PendingCall], *, timed_out: bool) -> None:
-        """Withdraws calls and waits until the memory is the caller's again: for the master, or else by leaving."""
+        """Withdraws calls and waits until the memory is the caller's again, which takes WITHDRAW_TIMEOUT at most.
+
+        Raises:
+            InternalError: the thread of the peer does not answer any more.
+        """
         for call in calls:
             loop.withdraw(call, timed_out=timed_out)
-        if futures.wait([call.future for call in calls], limits.WITHDRAW_TIMEOUT_NS / limits.SECOND).not_done:
-            loop.close()
+        longest_ns = limits.WITHDRAW_TIMEOUT_NS + limits.PEER_LOOP_TIMEOUT_NS
+        if futures.wait([call.future for call in calls], longest_ns / limits.SECOND).not_done:
+            raise InternalError("the thread of the peer hangs, and may still use the tensors of the call")
 
 
 def wait(future: Future[Outcome], timeout: float | None) -> bool:

@@ -1,7 +1,9 @@
 """The public API: one `Communicator` a process and peer group.
 
 A communicator may be used from several threads. Blocking calls release the GIL while they wait, and Ctrl-C ends them:
-the call is withdrawn from the run first, so that no thread touches the caller's memory after it.
+the call is withdrawn from the run first, so that no thread touches the caller's memory after it. Where no master says
+in time what has become of the call, it ends all the same, and the peer stays a member. A new call may then have to wait
+until a master has settled the old one: one of the same tag, or one that may not run beside it.
 """
 
 from __future__ import annotations

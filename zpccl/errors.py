@@ -160,7 +160,12 @@ class PeerLost(PCCLError):
 
 
 class OperationTimeout(PeerLost, TimeoutError):
-    """The `timeout=` of the call ran out before all peers took part. Inputs are as before the call."""
+    """The `timeout=` of the call ran out before all peers took part. Inputs are as before the call.
+
+    It comes within WITHDRAW_TIMEOUT (2 s) of the timeout whether or not a master can be reached, and the peer stays a
+    member. Only where the others turn out to have finished the collective, by the word of a master that comes later,
+    the peer is `Kicked` then, as it lacks their result.
+    """
 
 
 class ResultMismatch(PeerLost):

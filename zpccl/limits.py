@@ -100,6 +100,13 @@ CUT_OFF_SPREAD_NS = 2 * SECOND
 """Members that are all lost within this time may not be gone: the master itself may have been cut off."""
 DISCONNECT_GRACE_NS = 500 * MS
 """A peer whose control connection broke may come back for this long, unless others lost it too."""
+RECONNECT_GRACE_HANDSHAKES = 8
+"""A far peer may come back for so many times what connecting takes it. Without losses it takes 2: to hear that the
+connection broke, the handshake (3 round trips, 4 with a secret), and Hello. With a round trip of 300 ms a SYN may be
+lost twice, which costs 3 s, and later one segment. Where a handshake takes up to 60 ms it is DISCONNECT_GRACE."""
+RECONNECT_GRACE_MAX_NS = 10 * SECOND
+HANDSHAKE_MS_MAX = 60_000
+"""Of a Hello."""
 REGISTRATION_TIMEOUT_NS = 5 * SECOND
 """From a connection's first byte to the answer of the master."""
 CONNECT_TIMEOUT_NS = 3 * SECOND
@@ -145,8 +152,10 @@ MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""
 LEAVE_TIMEOUT_NS = 2 * SECOND
 """How long close() waits for the master to take note."""
-WITHDRAW_TIMEOUT_NS = 5 * SECOND
-"""How long an interrupted or timed-out call waits for the master's word on it."""
+WITHDRAW_TIMEOUT_NS = 2 * SECOND
+"""How long an interrupted or timed-out call waits for the master's word on it. Then it ends without."""
+PEER_LOOP_TIMEOUT_NS = 60 * SECOND
+"""After WITHDRAW_TIMEOUT: the thread of the peer has hung if such a call has not ended by then."""
 SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
 """How long a user's thread sleeps at a time: a signal that comes just before it sleeps is handled when it wakes."""
 LINGER_MS = 500

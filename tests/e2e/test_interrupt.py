@@ -170,15 +170,17 @@ def connect_to_nobody(peer: Peer) -> None:
     peer.comm.connect(1000)
 
 
-def test_without_a_master_an_interrupted_call_leaves(run: Cluster) -> None:
-    """L1: the master's word does not come, so that the communicator ends; the memory is the user's again."""
+def test_without_a_master_an_interrupted_call_ends(run: Cluster) -> None:
+    """L1, L3: the master's word does not come; the memory is the user's again, and the peer stays a member."""
     members = run.members(2)
     members[0].start(blocked_reduce)
     members[0].note()
     run.master.freeze()
     members[0].signal(signal.SIGINT)
     assert members[0].failure(15).kind == "KeyboardInterrupt"
-    assert members[0].call(untouched) and members[0].call(harness.state_of) == "closed"
+    assert members[0].call(untouched) and members[0].call(harness.state_of) == "member"
+    run.master.thaw()
+    assert sums(members) == [2.0, 2.0]
 
 
 PROGRAM = """
@@ -228,9 +230,11 @@ def reduce_in_time(peer: Peer) -> None:
 
 
 def test_without_a_master_a_timeout_is_still_a_timeout(run: Cluster) -> None:
-    """L1, S2: the caller hears what it asked for, though the communicator had to leave for it."""
+    """L1, S2, L3: the caller hears what it asked for, and stays a member."""
     members = run.members(2)
     run.master.freeze()
     failure = members[0].fails(reduce_in_time)
     assert failure.kind == "OperationTimeout"
-    assert members[0].call(untouched) and members[0].call(harness.state_of) == "closed"
+    assert members[0].call(untouched) and members[0].call(harness.state_of) == "member"
+    run.master.thaw()
+    assert sums(members) == [2.0, 2.0]

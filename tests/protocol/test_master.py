@@ -469,6 +469,38 @@ def test_loss_after_the_grace_period(bench: MasterBench) -> None:
     assert bench.machine.deadline_ns() is None
 
 
+@pytest.mark.parametrize(
+    "handshake_ms, seconds", [(0, 0.5), (60, 0.5), (300, 2.4), (900, 7.2), (limits.HANDSHAKE_MS_MAX, 10.0)]
+)
+def test_who_is_far_away_has_longer(bench: MasterBench, handshake_ms: int, seconds: float) -> None:
+    """L2: at 300 ms of round trip a healthy peer needs more than DISCONNECT_GRACE. L1: near ones are lost as ever."""
+    bench.members("a", "b", "c")
+    bench.hello("b", welcomed=True, handshake_ms=handshake_ms)
+    bench.disconnect("b")
+    assert bench.machine.deadline_ns() == bench.now_ns + int(seconds * SECOND)
+    bench.tick(int(seconds * SECOND) - 1)
+    assert bench.names() == "abc"
+    bench.tick(1)
+    assert bench.names() == "ac"
+
+
+@pytest.mark.parametrize("first", ["link", "control"])
+def test_a_far_peer_may_lose_one_link_too(bench: MasterBench, first: str) -> None:
+    """L2: of a process that died, all links break; and then it is lost at once (L1)."""
+    bench.members("a", "b", "c")
+    bench.hello("b", welcomed=True, handshake_ms=300)
+    bench.say("b", Linked(pids("ac")))
+    if first == "link":
+        bench.say("a", Linked(pids("c")))
+        bench.disconnect("b")
+    else:
+        bench.disconnect("b")
+        bench.say("a", Linked(pids("c")))
+    assert bench.names() == "abc"
+    bench.say("c", Linked(pids("a")))
+    assert bench.names() == "ac"
+
+
 @pytest.mark.parametrize("first", ["link", "control"])
 def test_loss_at_once_with_a_witness(bench: MasterBench, first: str) -> None:
     """L1: a process that dies loses all its connections, and others see it."""

@@ -39,6 +39,7 @@ from zpccl.protocol.effects import (
     Send,
     StartReduce,
     StartSync,
+    UseMaster,
 )
 from zpccl.protocol.messages import (
     Answer,
@@ -783,8 +784,8 @@ def test_everything_is_said_again() -> None:
         begin(10, spec(1)),
         begin(11, spec(2), oldest=10),
         Send(Finished(12, FIRST_ATTEMPT + 1, True, 7)),
+        Send(Withdraw(13)),  # First, lest the vote be the last one that others wait for.
         begin(13, spec(4), oldest=10),
-        Send(Withdraw(13)),
         Send(TopologyVote(10, 14, PENDING)),
     ]
     peer.hear(Answer(10, LOST))
@@ -893,6 +894,95 @@ def test_calls_while_the_connection_is_broken() -> None:
     assert peer.up()[2:] == [begin(10)]
 
 
+FOREIGN: list[events.PeerEvent] = [events.OtherVersionReceived(9), events.NonsenseReceived("5 bytes")]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_newcomer_passes_by_what_is_no_master(foreign: events.PeerEvent) -> None:
+    """L3: and says so once; it ends where there is none left to try."""
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+    assert peer.handle(foreign) == peer.handle(foreign) == []
+    assert len(peer.logged) == 1 and "m:1" in peer.logged[0].text
+    assert peer.tick() == [UseMaster(1)]
+    peer.up()
+    assert peer.hear(Welcome(RUN_ID, 1)) == []
+    assert peer.machine.state is State.PENDING
+
+
+def test_all_masters_are_of_another_version() -> None:
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+    peer.handle(FOREIGN[0])
+    peer.tick()
+    peer.up()
+    assert type(peer.error(peer.handle(FOREIGN[0]))) is VersionMismatch
+
+
+def test_nonsense_everywhere_is_no_master() -> None:
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+    for _ in range(3):
+        assert peer.handle(FOREIGN[1]) == []
+        peer.tick(limits.RECONNECT_INTERVAL_MAX_NS)
+        peer.up()
+    assert type(peer.error(peer.handle(FOREIGN[1]))) is MasterUnreachable
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_member_goes_on_to_the_next_master(foreign: events.PeerEvent) -> None:
+    """L3: a standby that was deployed by mistake ends no run."""
+    peer = PeerBench(masters=("m:1", "n:1")).member("abc")
+    peer.down()
+    peer.handle(events.ConnectionFailed("refused"))
+    assert peer.tick() == [UseMaster(1)]
+    peer.up()
+    assert peer.handle(foreign) == []
+    assert "n:1" in peer.logged[-1].text and peer.logged[-1].level is Level.WARNING
+    assert peer.tick(limits.RECONNECT_INTERVAL_MAX_NS) == [UseMaster(0)]
+    peer.up()
+    peer.hear(Welcome(RUN_ID, 0))
+    assert peer.machine.state is State.MEMBER
+    assert peer.machine.deadline_ns() is None
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_member_waits_for_its_only_master(foreign: events.PeerEvent) -> None:
+    """L3: what answers there now may be a mistake; calls wait for `master_timeout`."""
+    peer = PeerBench().member()
+    peer.reconnect()
+    assert peer.handle(foreign) == peer.handle(foreign) == []
+    assert [log.level for log in peer.logged].count(Level.WARNING) == 2  # One is of the lost connection.
+    assert peer.reconnect()[0] == Send(replace(HELLO_AGAIN, connection=3))
+    assert peer.machine.state is State.MEMBER
+    assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_nonsense_of_the_master_of_the_run(foreign: events.PeerEvent) -> None:
+    peer = PeerBench(masters=("m:1", "n:1")).member()
+    assert peer.handle(foreign) == []
+    assert peer.logged[-1].level is Level.ERROR
+    assert peer.machine.deadline_ns() is None
+
+
+def test_how_long_connecting_takes() -> None:
+    """The shortest time counts, for each master by itself: what takes longer was held up."""
+    peer = PeerBench(masters=("m:1", "n:1")).connecting()
+
+    def said(handshake_ns: int) -> int:
+        (effect, *_) = peer.handle(events.ConnectionUp(handshake_ns))
+        return int(effect.message.handshake_ms)
+
+    assert [said(ns) for ns in (0, 300 * limits.MS, 1300 * limits.MS, 250 * limits.MS + 1, 0)] == [
+        0,
+        300,
+        300,
+        250,
+        250,
+    ]
+    peer.handle(events.ConnectionDown())
+    peer.tick()
+    assert said(10**18) == limits.HANDSHAKE_MS_MAX
+
+
 # --- Withdrawing ----------------------------------------------------------------------------------------------------
 
 
@@ -940,6 +1030,241 @@ def test_a_plan_for_a_call_that_was_given_up_still_counts() -> None:
 def test_giving_up_what_has_ended() -> None:
     peer = PeerBench().member()
     assert peer.handle(events.CallWithdrawn(77, timed_out=True)) == []
+
+
+# --- Releasing ------------------------------------------------------------------------------------------------------
+
+
+def give_up(peer: PeerBench, call_id: int = 10) -> list[Any]:
+    return peer.handle(events.CallWithdrawn(call_id, timed_out=True))
+
+
+def led_again(peer: PeerBench) -> list[Any]:
+    """Connects again, and the same master welcomes the peer; what is said before that."""
+    said = peer.up()
+    peer.hear(Welcome(RUN_ID, 0))
+    return said[2:]
+
+
+def released(call: str = "reduce") -> PeerBench:
+    """A call that ended in an outage before anybody else had voted."""
+    peer = PeerBench().member("ab")
+    getattr(peer, call)(10)
+    peer.down()
+    assert isinstance(peer.error(give_up(peer)), OperationTimeout)
+    return peer
+
+
+@pytest.mark.parametrize("call", ["reduce", "topology", "sync"])
+def test_without_a_master_a_call_ends_at_once(call: str) -> None:
+    """L3: the member stays, and what it owes the others of the call is said when there is a master."""
+    peer = released(call)
+    assert peer.machine.state is State.MEMBER
+    votes = {
+        "reduce": begin(10),
+        "topology": Send(TopologyVote(10, 10, UPDATE)),
+        "sync": Send(SyncOffer(10, 10, 0, 0, ENTRIES)),
+    }
+    assert led_again(peer) == [Send(Withdraw(10)), votes[call]]
+    assert peer.hear(Answer(10, LOST, reason="withdrawn")) == []
+    assert peer.machine.calls == {}
+
+
+def test_before_the_welcome_no_master_leads() -> None:
+    peer = PeerBench().member("ab")
+    peer.reduce(10)
+    peer.reconnect()
+    assert give_up(peer)[0] == Send(Withdraw(10))
+    assert not peer.open
+
+
+def test_a_master_has_time_for_its_word() -> None:
+    """L1: and no more than that."""
+    peer = PeerBench().member("ab")
+    peer.reduce(10)
+    assert give_up(peer) == [Send(Withdraw(10))]
+    assert peer.machine.deadline_ns() == peer.now_ns + limits.WITHDRAW_TIMEOUT_NS
+    assert peer.tick(limits.WITHDRAW_TIMEOUT_NS - 1) == []
+    assert give_up(peer) == [Send(Withdraw(10))]  # Again, as by Ctrl-C: the time does not begin anew.
+    (effect,) = peer.tick(1)
+    assert isinstance(effect, Reject)
+    assert peer.machine.deadline_ns() is None
+    assert give_up(peer) == []
+
+
+def test_an_answer_in_time_ends_the_wait() -> None:
+    peer = PeerBench().member("ab")
+    peer.reduce(10)
+    give_up(peer)
+    assert type(peer.error(peer.hear(Answer(10, LOST)))) is OperationTimeout
+    assert peer.machine.deadline_ns() is None
+
+
+def test_a_running_attempt_is_released() -> None:
+    """S2, S4: the buffers go back before the user hears of it, and the others hear that this part failed."""
+    peer = PeerBench().member("ab")
+    peer.reduce(10)
+    peer.plan(10)
+    peer.down()
+    end, reject, finished = give_up(peer)[1:]
+    assert end == EndReduce(FIRST_ATTEMPT, False)
+    assert isinstance(reject, Reject)
+    assert finished == Send(Finished(10, FIRST_ATTEMPT, False, 0, None, "withdrawn"))
+    assert peer.handle(done()) == []
+    assert led_again(peer) == [Send(Withdraw(10)), finished]
+    assert peer.hear(aborted(10)) == []
+    assert peer.machine.calls == {}
+
+
+def test_what_has_been_reported_is_not_taken_back() -> None:
+    """S1: the others may have the result. The master has time for its word even where nobody leads yet."""
+    peer = PeerBench().member("ab")
+    peer.reduce(10)
+    peer.plan(10)
+    peer.handle(done())
+    peer.down()
+    assert give_up(peer) == [Send(Withdraw(10))]
+    report = Send(Finished(10, FIRST_ATTEMPT, True, 7))
+    assert peer.up()[2:] == [report, Send(Withdraw(10))]
+    peer.down()
+    assert peer.tick(limits.WITHDRAW_TIMEOUT_NS)[0] == EndReduce(FIRST_ATTEMPT, False)
+    assert led_again(peer) == [Send(Withdraw(10)), report]
+
+
+def reported_and_released() -> PeerBench:
+    peer = PeerBench().member("ab")
+    peer.reduce(10)
+    peer.plan(10)
+    peer.handle(done())
+    give_up(peer)
+    peer.tick(limits.WITHDRAW_TIMEOUT_NS)
+    assert not peer.open
+    return peer
+
+
+def test_a_commit_after_the_release_leaves_the_peer_behind() -> None:
+    """S1: all others have a result that this one has given up."""
+    peer = reported_and_released()
+    effects = peer.hear(committed(10))
+    assert effects[0] == Send(Leave())
+    assert not [effect for effect in effects if isinstance(effect, EndReduce | Reject)]
+    assert isinstance(peer.machine.error, Kicked)
+
+
+def test_an_abort_after_the_release_is_no_news() -> None:
+    peer = reported_and_released()
+    assert peer.hear(aborted(10)) == []
+    assert peer.machine.state is State.MEMBER
+
+
+@pytest.mark.parametrize("call", ["reduce", "sync"])
+def test_a_plan_after_the_release_is_not_begun(call: str) -> None:
+    """S2: the buffers are the user's."""
+    peer = released(call)
+    led_again(peer)
+    if call == "reduce":
+        effects = peer.plan(10)
+        assert effects[1] == Send(Finished(10, FIRST_ATTEMPT, False, 0, None, "withdrawn"))
+    else:
+        effects = peer.hear(sync_plan(10, 4, "b", ("w", "2")))
+        assert effects[1] == Send(SyncFinished(10, FIRST_ATTEMPT, False, None, "withdrawn"))
+    assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
+    assert peer.hear(aborted(10)) == []
+
+
+def test_an_abort_whose_plan_got_lost_after_the_release() -> None:
+    """S4: connections of others may wait for the attempt."""
+    peer = released()
+    led_again(peer)
+    assert peer.hear(aborted(10)) == [EndReduce(FIRST_ATTEMPT, False)]
+
+
+def test_a_holder_is_released_from_a_sync() -> None:
+    """It has nothing to fetch, so it has said nothing."""
+    peer = PeerBench().member("ab")
+    peer.sync(10, revision=4)
+    peer.hear(sync_plan(10, 4, "a"))
+    peer.down()
+    end, reject, finished = give_up(peer)[1:]
+    assert (end, reject.call_id) == (EndSync(10, FIRST_ATTEMPT, False), 10)
+    assert finished == Send(SyncFinished(10, FIRST_ATTEMPT, False, None, "withdrawn"))
+    assert peer.handle(events.FetchDone(FIRST_ATTEMPT, "changed", pid("a"))) == []
+
+
+def test_the_same_tag_again_after_the_release() -> None:
+    """L2: the master must not take the new call for the old one, so it hears of it when that is settled."""
+    peer = released()
+    assert peer.reduce(11, spec(0), spec(1)) == [begin(12, spec(1), oldest=10)]
+    assert type(peer.error(peer.reduce(13, spec(0)))) is InvalidUsage
+    assert led_again(peer) == [Send(Withdraw(10)), begin(10), begin(12, spec(1), oldest=10)]
+    assert peer.hear(Answer(10, LOST)) == [begin(11, spec(0))]
+    assert peer.plan(11) == [start(11)]
+
+
+def test_a_call_that_is_held_back_is_given_up() -> None:
+    peer = released()
+    peer.reduce(11)
+    (effect,) = give_up(peer, 11)
+    assert isinstance(effect, Reject)
+    assert peer.hear(Answer(10, LOST)) == []
+
+
+@pytest.mark.parametrize(
+    "first, second, waits",
+    [
+        ("reduce", "topology", True),
+        ("reduce", "pending", False),
+        ("topology", "reduce", True),
+        ("topology", "pending", True),
+        ("pending", "reduce", False),
+        ("pending", "topology", True),
+        ("sync", "sync", True),
+        ("sync", "reduce", True),
+    ],
+)
+def test_calls_that_may_not_run_beside_a_released_one(first: str, second: str, waits: bool) -> None:
+    peer = PeerBench().member("ab")
+    calls: dict[str, Callable[[int], list[Any]]]
+    calls = {"reduce": peer.reduce, "topology": peer.topology, "sync": peer.sync}
+    calls["pending"] = lambda call_id: peer.topology(call_id, PENDING)
+    calls[first](10)
+    peer.down()
+    give_up(peer)
+    assert bool(calls[second](11)) is not waits
+    assert peer.machine.calls[11].is_held is waits
+    led_again(peer)
+    said = peer.hear(Answer(10, LOST))
+    assert bool(said) is waits
+    assert not peer.machine.calls[11].is_held
+
+
+def test_released_calls_count() -> None:
+    """B1: the master keeps them, too."""
+    peer = PeerBench().member("ab")
+    count = limits.CALLS_IN_FLIGHT_MAX
+    peer.reduce(10, *[spec(tag) for tag in range(count)])
+    peer.down()
+    for call_id in range(10, 10 + count):
+        give_up(peer, call_id)
+    assert not peer.open
+    assert type(peer.error(peer.reduce(10 + count, spec(count)))) is InvalidUsage
+    assert type(peer.error(peer.topology(11 + count))) is InvalidUsage
+
+
+def test_a_round_that_ends_after_the_release() -> None:
+    """The next vote is for the round after it."""
+    peer = released("topology")
+    led_again(peer)
+    assert peer.hear(Answer(10, OK, round=3)) == []
+    assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE, 3))]
+
+
+def test_close_with_released_calls() -> None:
+    """Nobody waits for them: they are answered once."""
+    peer = released()
+    peer.reduce(11)
+    effects = peer.handle(events.CloseCalled())
+    assert [effect.call_id for effect in effects if isinstance(effect, Reject)] == [11]
 
 
 # --- The end --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zpccl import limits
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, EndSync, Reject, Resolve, Send, StartReduce, StartSync
 from zpccl.protocol.messages import (
@@ -46,10 +47,10 @@ from .harness import (
 NUMBERS = st.integers(0, 3)
 ACTIONS = st.sampled_from(
     "reduce reduce batch update optimize pending sync plan plan sync_plan sync_plan late done done failed fetched"
-    " commit commit abort answer refuse withdraw down up failed_try members alone neighbours link unlink tick"
-    " welcome unregistered malformed stranger".split()
+    " commit commit abort answer refuse withdraw withdraw patience down up failed_try members alone neighbours link"
+    " unlink tick welcome unregistered malformed stranger version nonsense".split()
 )
-LAST_ACTIONS = st.sampled_from(["close", "kick", "unknown", "version", "away"])
+LAST_ACTIONS = st.sampled_from(["close", "kick", "unknown", "away"])
 
 
 class Watch:
@@ -122,6 +123,8 @@ class Watch:
             return events.TopologyCalled(self.new_calls(1)[0], kind)
         if action == "sync":
             return events.SyncCalled(self.new_calls(1)[0], 0, number, (entry("w", "1"),), 0)
+        if action == "patience":
+            self.peer.now_ns += limits.WITHDRAW_TIMEOUT_NS
         if action == "away":
             self.do(events.ConnectionDown())
             self.peer.now_ns += 10**15
@@ -138,6 +141,7 @@ class Watch:
             "stranger": events.LinkUp(pid("x")),
             "close": events.CloseCalled(),
             "version": events.OtherVersionReceived(9),
+            "nonsense": events.NonsenseReceived("what"),
         }
         return made.get(action, events.Tick())
 
@@ -149,7 +153,7 @@ def test_buffers_and_calls(steps: list[tuple[str, int]], last: str) -> None:
     watch = Watch()
     for action, number in steps:
         watch.step(action, number)
-        assert watch.peer.open == set(watch.peer.machine.calls)
+        assert watch.peer.open == {c for c, call in watch.peer.machine.calls.items() if not call.is_released}
         assert set(watch.running.values()) <= watch.peer.open
     watch.step(last, 0)
     assert watch.peer.machine.state is State.CLOSED
@@ -172,7 +176,8 @@ def test_a_new_connection_is_told_everything_once(steps: list[tuple[str, int]]) 
     votes = [m for m in standing if isinstance(m, Begin | Finished | TopologyVote | SyncOffer | SyncFinished)]
     assert len(votes) + len(withdrawn) == len(standing)
     calls = watch.peer.machine.calls
-    assert {m.calls[0].call_id if isinstance(m, Begin) else m.call_id for m in votes} == set(calls)
-    assert votes == [message for call in calls.values() for message in call.standing(min(calls))]
+    told = {call_id for call_id, call in calls.items() if not call.is_held}
+    assert {m.calls[0].call_id if isinstance(m, Begin) else m.call_id for m in votes} == told
+    assert standing == [message for call in calls.values() for message in call.standing(min(calls))]
     assert [m.call_id for m in withdrawn] == [call.call_id for call in calls.values() if call.withdrawn is not None]
     assert CONNECT not in calls

@@ -169,6 +169,18 @@ def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> N
 # --- Recovery --------------------------------------------------------------------------------------------------------
 
 
+def test_who_may_be_far_away_is_waited_for_longer(bench: TakeOver) -> None:
+    """L3: those who report tell how long it takes to come."""
+    hello = replace(hello_of("a"), handshake_ms=1000)
+    bench.report("a", hello=hello)
+    assert bench.tick(limits.RECOVERY_GRACE_NS) != []
+    assert bench.names() == "ab"
+    bench.tick(8 * limits.SECOND - 1 - limits.RECOVERY_GRACE_NS)
+    assert bench.names() == "ab"
+    bench.tick(limits.RECOVERY_GRACE_NS + 1)
+    assert bench.names() == "a"
+
+
 def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
     assert bench.hello("n") == []
     assert bench.machine.deadline_ns() == bench.now_ns + limits.RECOVERY_GRACE_NS

@@ -184,6 +184,7 @@ class PeerLoop:
         self._endpoint = endpoints[0]
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
         self._socket, self._monitor = self._open_socket()
+        self._try_ns = time.monotonic_ns()  # When the try to connect began.
         self._handshake_deadline_ns: int | None = None  # Of a TCP connection that has not become one of ZeroMQ.
         self._connect_again_ns: int | None = None  # libzmq gives up where a handshake broke the protocol.
         self._is_asking = False  # Why a handshake failed.
@@ -207,7 +208,8 @@ class PeerLoop:
             dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
             dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.private)
         monitor = dealer.get_monitor_socket(
-            zmq.EVENT_CONNECTED
+            zmq.EVENT_CONNECT_DELAYED
+            | zmq.EVENT_CONNECTED
             | zmq.EVENT_CONNECT_RETRIED
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_DISCONNECTED
@@ -387,11 +389,13 @@ class PeerLoop:
                 return found
             kind = event["event"]
             deadline_ns, self._handshake_deadline_ns = self._handshake_deadline_ns, None
-            if kind == zmq.EVENT_CONNECTED:
+            if kind == zmq.EVENT_CONNECT_DELAYED:
+                self._try_ns = now_ns  # It has sent a SYN.
+            elif kind == zmq.EVENT_CONNECTED:
                 self._handshake_deadline_ns = now_ns + limits.REGISTRATION_TIMEOUT_NS
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connect_again_ns = None
-                found.append(events.ConnectionUp())
+                found.append(events.ConnectionUp(now_ns - self._try_ns))
             elif kind == zmq.EVENT_DISCONNECTED:
                 found.append(events.ConnectionDown())
             elif kind == zmq.EVENT_CONNECT_RETRIED:
@@ -464,7 +468,7 @@ class PeerLoop:
         except OtherVersion as error:
             return self._handle(events.OtherVersionReceived(error.version), now_ns)
         except Malformed as error:
-            return logger.error("malformed message from the master: %s", error.message)
+            return self._handle(events.NonsenseReceived(error.message), now_ns)
         self._handle(events.MasterMessageReceived(message), now_ns)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:

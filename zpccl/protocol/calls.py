@@ -9,12 +9,18 @@
                                                             ^   | own state found changed
                                                             `---'
 
-A call that has no answer yet has a standing message: what the peer says about it again after a broken connection.
+A call that has no answer yet has standing messages: what the peer says about it again after a broken connection.
+
+A call that the user gives up is withdrawn, and ends as the master says. Where the master does not say it in time, the
+call is released: the user has an error and the buffers, and what is left of the call waits for the master's word. Until
+that has come, the master may still take the call for one that goes on. So a new call that it would mix up with the old
+one is held back: the user waits in it as in any other, and the master hears of it later.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zpccl.errors import (
@@ -49,6 +55,7 @@ from zpccl.protocol.messages import (
     SyncPlan,
     TopologyKind,
     TopologyVote,
+    Withdraw,
 )
 from zpccl.types import CollectiveKind
 
@@ -71,13 +78,34 @@ class Call:
     report: Finished | SyncFinished | None = None
     withdrawn: OperationTimeout | InvalidUsage | None = None
     """What the call ends with, where the user gave it up and it does not succeed after all."""
+    is_released: bool = False
+    """The user has its end, and the buffers: only the master's word on it is missing."""
+    is_held: bool = False
+    """The master has not been told of it."""
+
+    @property
+    def may_succeed(self) -> bool:
+        """True if this peer has done its part, and the user still waits."""
+        return self.report is not None and self.report.ok and not self.is_released
 
     def vote(self, oldest_call_id: int) -> PeerMessage:
         """The message that makes this call."""
         raise NotImplementedError
 
     def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
-        """What to say again after a broken connection."""
+        """What to say again after a broken connection.
+
+        A withdrawal comes first, lest a vote be the last one that others wait for; but not where the call can succeed.
+        """
+        if self.is_held:
+            return ()
+        said = self._said(oldest_call_id)
+        if self.withdrawn is None:
+            return said
+        withdraw = Withdraw(self.call_id)
+        return (*said, withdraw) if self.may_succeed else (withdraw, *said)
+
+    def _said(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
         return (self.report,) if self.report is not None else (self.vote(oldest_call_id),)
 
 
@@ -146,10 +174,41 @@ class SyncCall(Call):
         facts = (self.strategy, self.revision, self.entries, self.digest_kind)
         return SyncOffer(oldest_call_id, self.call_id, *facts)
 
-    def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
-        """What to say again: the offer too, from which a new master finds what others must fetch."""
+    def _said(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
+        """The offer too, from which a new master finds what others must fetch."""
         offer = self.vote(oldest_call_id)
         return (offer, self.report) if self.report is not None else (offer,)
+
+
+class Released:
+    """What the released calls among some keep from being told to the master, which would mix it up with them.
+
+    Collectives are known by their tags; other calls are one at a time, and only are_peers_pending() beside collectives.
+    """
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        released = [call for call in calls if call.is_released]
+        self._tags = {tag_of(call) for call in released if isinstance(call, ReduceCall)}
+        others = [call for call in released if not isinstance(call, ReduceCall)]
+        self._has_others = bool(others)
+        self._has_exclusive = not all(is_question(call) for call in others)
+
+    def block(self, call: Call) -> bool:
+        """True if a new call must be held back."""
+        if isinstance(call, ReduceCall):
+            return self._has_exclusive or tag_of(call) in self._tags
+        return self._has_others or (bool(self._tags) and not is_question(call))
+
+
+def is_question(call: Call) -> bool:
+    """True for are_peers_pending()."""
+    return isinstance(call, TopologyCall) and call.kind is TopologyKind.PENDING
+
+
+def tag_of(call: ReduceCall) -> int:
+    """The tag of a collective."""
+    assert call.spec is not None
+    return call.spec.tag
 
 
 _ERRORS: dict[int, type[PCCLError]] = {

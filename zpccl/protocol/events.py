@@ -53,7 +53,13 @@ class KeysRevoked:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionUp:
-    """The connection to the master stands, for the first time or again."""
+    """The connection to the master stands, for the first time or again.
+
+    Attributes:
+        handshake_ns: how long it took from the beginning of the try; 0: not known.
+    """
+
+    handshake_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,13 @@ class OtherVersionReceived:
     """The master answered in another protocol version."""
 
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class NonsenseReceived:
+    """Bytes that are no message came from what answers at the master's address."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +212,7 @@ PeerEvent: TypeAlias = (
     | ConnectionDown
     | MasterMessageReceived
     | OtherVersionReceived
+    | NonsenseReceived
     | LinkUp
     | LinkFailed
     | ReduceDone

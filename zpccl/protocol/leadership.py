@@ -28,6 +28,7 @@ import msgspec
 
 from zpccl import limits
 from zpccl.protocol.events import PeerMessageReceived
+from zpccl.protocol.membership import reconnect_grace_ns
 from zpccl.protocol.messages import NO_ID, Hello, Report
 
 
@@ -303,6 +304,7 @@ class Candidate:
         self.held.pop(event.connection, None)
         self._held_ns.pop(event.connection, None)
         self.on_greeted(event.connection, now_ns)
+        self._wait_ns = reconnect_grace_ns(report.hello.handshake_ms, self._wait_ns)  # Others may be as far away.
         self.reports[peer_id] = (event, report)
         self._greeted[event.connection] = True
         return True

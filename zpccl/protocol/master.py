@@ -48,7 +48,7 @@ from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
 from zpccl.protocol.leadership import Candidate, Leader, Promise, choose_run
-from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names
+from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names, reconnect_grace_ns
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
@@ -126,6 +126,7 @@ class MasterMachine:
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
         self._dismissed: dict[Hashable, bytes] = {}  # Peers that are told that they are members no more, to confirm it.
         self._announced_epoch = 0
+        self._longest_grace_ns = 0  # Of the peer that takes longest to connect.
         self._last_loss_ns: int | None = None  # Of a member, against its will.
         self._is_alone = False  # All members were gone at once, and not all are back.
         self._heard_ns: int | None = None  # When it heard of anybody after that.
@@ -309,6 +310,7 @@ class MasterMachine:
             self.registry.bind(known, connection)
             known.connection_count = hello.connection
             known.disconnected_ns = None
+            self._note_handshake(known, hello)
             known.is_ready = known.is_ready or hello.is_ready
             known.witnesses.clear()
             return self._welcome(known)
@@ -385,9 +387,18 @@ class MasterMachine:
             connection_count=hello.connection,
             is_ready=hello.is_ready,
         )
+        self._note_handshake(peer, hello)
         self.registry.add(peer)
         self._relinked.add(peer)
         return peer
+
+    def _note_handshake(self, peer: Peer, hello: Hello) -> None:
+        """Who is far away may take long to come back."""
+        peer.handshake_ms = hello.handshake_ms
+        self._longest_grace_ns = max(self._longest_grace_ns, self._grace_ns(peer))
+
+    def _grace_ns(self, peer: Peer) -> int:
+        return reconnect_grace_ns(peer.handshake_ms, self.options.disconnect_grace_ns)
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
@@ -418,7 +429,7 @@ class MasterMachine:
             if not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses.add(peer.peer_id)
-            if other.disconnected_ns is not None:
+            if other.disconnected_ns is not None and self._is_given_up(other):
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
         self.collectives.on_links_changed(now_ns)
         self.syncs.on_links_changed(now_ns)
@@ -471,8 +482,17 @@ class MasterMachine:
             self._is_alone = True
             self._heard_ns = now_ns if self._connected_pending() else None
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
-        if witnesses:
+        if witnesses and self._is_given_up(peer):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
+
+    def _is_given_up(self, peer: Peer) -> bool:
+        """True if members have lost their links to a peer that is away: to a near one any, to a far one all.
+
+        One link to a far host may break just when the connection to the master does; of a process that died, all break.
+        """
+        is_near = self._grace_ns(peer) <= self.options.disconnect_grace_ns
+        others = (other for other in self.registry.members(peer.group) if other is not peer)
+        return is_near or not any(other.linked >> peer.slot & 1 for other in others)
 
     def _on_keys_revoked(self, event: KeysRevoked, now_ns: int) -> None:
         for peer in list(self.registry.peers.values()):
@@ -513,12 +533,12 @@ class MasterMachine:
     def _loss_ns(self, peer: Peer) -> int | None:
         """When a peer whose connection broke is lost; None while there is no saying."""
         assert peer.disconnected_ns is not None
+        recovery_wait_ns = max(self.options.recovery_wait_ns, self._longest_grace_ns)
         if self._is_alone and peer.is_member:
-            return None if self._heard_ns is None else self._heard_ns + self.options.recovery_wait_ns
+            return None if self._heard_ns is None else self._heard_ns + recovery_wait_ns
         if self._leader.needs_quorum and not (peer.has_reported and peer.is_following):
-            return peer.disconnected_ns + max(self.options.recovery_wait_ns, limits.QUORUM_WAIT_NS)
-        grace_ns = self.options.disconnect_grace_ns if peer.has_reported else self.options.recovery_wait_ns
-        return peer.disconnected_ns + grace_ns
+            return peer.disconnected_ns + max(recovery_wait_ns, limits.QUORUM_WAIT_NS)
+        return peer.disconnected_ns + (self._grace_ns(peer) if peer.has_reported else recovery_wait_ns)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
         """Removes a peer. False if the others may not go on without it.
@@ -869,6 +889,7 @@ class MasterMachine:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
             peer.connection_count, peer.has_reported, peer.disconnected_ns = hello.connection, True, None
             peer.is_following = False
+            self._note_handshake(peer, hello)
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))

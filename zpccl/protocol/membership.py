@@ -48,6 +48,8 @@ class Peer:
     is_ready: bool = True
     """False for a pending peer that fetches state ahead: nobody admits it or waits for it yet."""
     disconnected_ns: int | None = None
+    handshake_ms: int = 0
+    """How long it takes the peer to connect to this master; 0: not known."""
     slot: int = 0
     """Its bit in `linked` of others; of nobody else while it is registered."""
     linked: int = 0
@@ -68,6 +70,12 @@ class Peer:
     """Calls that wait for their answer: what each one is, by call id."""
     answers: dict[int, Answer | Decision] = field(default_factory=dict)
     """Answers that the peer may not have got, by call id, the oldest answer first."""
+
+
+def reconnect_grace_ns(handshake_ms: int, least_ns: int) -> int:
+    """How long a peer may be away that takes so long to connect."""
+    needed_ns = limits.RECONNECT_GRACE_HANDSHAKES * handshake_ms * limits.MS
+    return max(least_ns, min(needed_ns, limits.RECONNECT_GRACE_MAX_NS))
 
 
 class Registry:

@@ -87,6 +87,8 @@ class Hello(_Message, tag="hello", frozen=True):
     refused, since when no other of the list leads one. Zeros: it may begin none."""
     is_ready: bool = True
     """False: the sender fetches state ahead, and shall not be admitted before it says Ready."""
+    handshake_ms: Annotated[int, Meta(ge=0, le=limits.HANDSHAKE_MS_MAX)] = 0
+    """How long it takes the sender to connect to this master: the shortest time that it has seen. 0: not known."""
 
 
 class Ready(_Message, tag="ready", frozen=True):

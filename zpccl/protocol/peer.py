@@ -10,6 +10,10 @@ welcomes it, it wants a report of what this peer knows of the run (memory.py), w
 leadership but the one that it has promised last (leadership.py). Who is pending obeys whoever registers it.
 All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
 
+A call that the user gives up is answered by the master; without it at once where none leads this peer, and else after
+WITHDRAW_TIMEOUT: it is released. What this peer owes the others of such a call it says until the master has spoken
+(calls.py). Who learns after the release that all others have the result leaves, for want of it.
+
 Where the list of masters names several, a peer goes from one to the next: when one does not answer, or when it answers
 but does not lead the run within some time, as too few members have come to it. A newcomer asks all of them whether they
 lead a run; only the first may begin one, when all have said that they do not.
@@ -24,7 +28,7 @@ growing pauses, until the link is up or the neighbour is gone.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zpccl import limits
@@ -45,12 +49,14 @@ from zpccl.protocol.calls import (
     Call,
     Phase,
     ReduceCall,
+    Released,
     SyncCall,
     TopologyCall,
     error_of_answer,
     error_of_decision,
     error_of_kick,
     is_barrier,
+    tag_of,
 )
 from zpccl.protocol.effects import (
     CloseLink,
@@ -105,6 +111,10 @@ from zpccl.protocol.messages import (
 
 LEFT_BEHIND = "the others finished a collective without this peer"
 """Why a peer leaves that is told of a commit without having the result."""
+
+
+_WITHDRAWN = "withdrawn"
+"""Why an attempt fails here whose call was released."""
 
 
 class State(enum.Enum):
@@ -173,10 +183,14 @@ class PeerMachine:
         self._tries_left = 0
         self._masters = MasterList(options.masters, options.peer_id)
         self._is_connected = False
+        self._has_complained = False  # Of what this connection brought.
+        self._other_versions: set[int] = set()  # Masters that spoke another version last.
         self._connection_count = 0
+        self._handshake_ns: dict[int, int] = {}  # The shortest one with each master.
         self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
+        self._release_ns: dict[int, int] = {}  # When calls that were given up end without the master, the first first.
         self._seen_attempt_id = 0
         self._memory = Memory()
         self._effects: list[PeerEffect] = []
@@ -197,23 +211,33 @@ class PeerMachine:
         return min(retries + [d for d in self._deadlines() if d is not None], default=None)
 
     def _deadlines(self) -> tuple[int | None, ...]:
-        return self._deadline_ns, self._masters.stay_ns, self._masters.go_on_ns
+        return (
+            self._deadline_ns,
+            self._masters.stay_ns,
+            self._masters.go_on_ns,
+            next(iter(self._release_ns.values()), None),
+        )
 
     def validate(self) -> None:
         """States what always holds between events."""
         assert (self.state is State.CLOSED) == (self.error is not None)
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
         if not self.calls:
+            assert not self._release_ns
             return
         assert self.state in (State.MEMBER, State.RETURNING)
-        exclusive_count, tags = 0, []
-        for call_id, call in self.calls.items():
-            assert call.call_id == call_id
-            if not isinstance(call, ReduceCall):
-                exclusive_count += 1
-            elif call.spec is not None:
-                tags.append(call.spec.tag)
-        assert exclusive_count <= 1 and len(set(tags)) == len(tags)
+        assert all(call.call_id == call_id for call_id, call in self.calls.items())
+        calls = list(self.calls.values())
+        assert are_compatible([call for call in calls if not call.is_released]), "what the user waits for"
+        released = Released(calls)
+        for call in calls:
+            if call.is_released:
+                assert call.withdrawn is not None and call.phase is not Phase.RUNNING and not call.is_held
+            else:
+                assert call.is_held == released.block(call), "what the master would mix up, and nothing else, is held"
+            assert not call.is_held or (call.phase is Phase.VOTING and call.withdrawn is None)
+        waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.is_released]
+        assert sorted(self._release_ns) == sorted(waiting)
 
     def handle(self, event: events.PeerEvent, now_ns: int) -> list[PeerEffect]:
         """Takes one event and returns what to do, in order."""
@@ -226,7 +250,7 @@ class PeerMachine:
         elif isinstance(event, (events.ReduceCalled, events.TopologyCalled, events.SyncCalled)):
             self._on_call(event)
         elif isinstance(event, events.CallWithdrawn):
-            self._on_withdrawn(event)
+            self._on_withdrawn(event, now_ns)
         elif isinstance(event, (events.LinkUp, events.LinkFailed)):
             self._on_link(event, now_ns)
         elif isinstance(event, events.Tick):
@@ -249,7 +273,8 @@ class PeerMachine:
         | events.ConnectionFailed
         | events.AuthenticationRefused
         | events.ConnectionDown
-        | events.OtherVersionReceived,
+        | events.OtherVersionReceived
+        | events.NonsenseReceived,
         now_ns: int,
     ) -> None:
         if isinstance(event, events.ConnectCalled):
@@ -259,8 +284,11 @@ class PeerMachine:
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
             self._acceptor.on_disconnected()
+            self._has_complained = False
+            self._other_versions.discard(self._masters.index)
             self._masters.on_connected()
             self._connection_count += 1
+            self._note_handshake(event.handshake_ns)
             if self.state is State.CONNECTING:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
             else:
@@ -282,8 +310,43 @@ class PeerMachine:
             self._log(Level.WARNING, "lost the connection to the master; connecting again")
             self._miss_master(now_ns)
         else:
-            text = f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}"
-            self._close(VersionMismatch(f"{self._masters.address}: {text}; install the same zpccl on both sides"))
+            self._on_foreign(event, now_ns)
+
+    def _on_foreign(self, event: events.OtherVersionReceived | events.NonsenseReceived, now_ns: int) -> None:
+        """What answers is no master of this protocol. It may be a mistake of who runs it, so others count first.
+
+        A newcomer ends when all are of other versions; a peer of the run waits for its master.
+        """
+        if self._has_complained:
+            return
+        self._has_complained = True
+        master, is_version = self._masters.address, isinstance(event, events.OtherVersionReceived)
+        text = (
+            f"what came is no message of a master: {event.reason}"
+            if isinstance(event, events.NonsenseReceived)
+            else (f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}")
+        )
+        if self._is_led:
+            return self._log(Level.ERROR, f"{master}: {text}; it is the master of this run, which goes on")
+        if self.state is State.CONNECTING and is_version:
+            self._other_versions.add(self._masters.index)
+            if len(self._other_versions) == len(self._masters.addresses):
+                return self._close(VersionMismatch(f"{master}: {text}; install the same zpccl on both sides"))
+        goes_on = "turning to the next master" if self._masters.has_others else "waiting for a master there"
+        self._log(Level.WARNING, f"{master}: {text}; {goes_on}")
+        if self._masters.has_others:
+            self._on_try_failed(text, now_ns)
+
+    @property
+    def _is_led(self) -> bool:
+        """True while a master that leads the run is connected, and has welcomed this peer."""
+        return self._is_connected and self._acceptor.is_led
+
+    def _note_handshake(self, handshake_ns: int) -> None:
+        """One that takes longer than others was held up, by a loss or by this machine: it says nothing of the path."""
+        index = self._masters.index
+        if handshake_ns > 0:
+            self._handshake_ns[index] = min(handshake_ns, self._handshake_ns.get(index, handshake_ns))
 
     def _miss_master(self, now_ns: int) -> None:
         """Nobody leads the run: it is waited for, for so long since one did."""
@@ -364,6 +427,7 @@ class PeerMachine:
             self._masters.index,
             self._masters.begins,
             self._is_ready,
+            min(self._handshake_ns.get(self._masters.index, 0) // limits.MS, limits.HANDSHAKE_MS_MAX),
         )
 
     def _say_standing(self) -> None:
@@ -375,8 +439,6 @@ class PeerMachine:
         for call in self.calls.values():
             for message in call.standing(self._oldest_call_id()):
                 self._send(message)
-            if call.withdrawn is not None:
-                self._send(Withdraw(call.call_id))
 
     def _promise(self, message: Refused, now_ns: int) -> None:
         """A master that takes a run over asks for a promise, and for what this peer knows. Else it hears what stands.
@@ -603,6 +665,8 @@ class PeerMachine:
             else:
                 seconds = self.options.master_timeout_ns // limits.SECOND
                 self._close(self._unreachable(f"it has been away for {seconds} s"))
+        if self.state in (State.MEMBER, State.RETURNING):
+            self._release_due(now_ns)
         if self._masters.is_due(now_ns):
             self._log(Level.INFO, f"{self._masters.address} does not lead the run; turning to the next master")
             self._go_on()
@@ -625,27 +689,37 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call_id, error) for call_id in call_ids)
             return
+        calls, released = self._calls_of(event), Released(self.calls.values())
+        for call in calls:
+            call.is_held = released.block(call)
+        self.calls.update((call.call_id, call) for call in calls)
+        self._vote([call for call in calls if not call.is_held])
+
+    def _calls_of(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> Sequence[Call]:
         if isinstance(event, events.ReduceCalled):
-            for call_id, spec in event.calls:
-                self.calls[call_id] = ReduceCall(call_id, spec=spec)
-            if self.state is State.MEMBER:
-                calls = tuple(CollectiveCall(call_id, spec) for call_id, spec in event.calls)
-                self._send(Begin(self._oldest_call_id(), calls))
-            return
-        call: Call
+            return [ReduceCall(call_id, spec=spec) for call_id, spec in event.calls]
         if isinstance(event, events.TopologyCalled):
-            call = TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)
-        else:
-            call = SyncCall(
+            return [TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)]
+        return [
+            SyncCall(
                 event.call_id,
                 strategy=event.strategy,
                 revision=event.revision,
                 entries=event.entries,
                 digest_kind=event.digest_kind,
             )
-        self.calls[call.call_id] = call
-        if self.state is State.MEMBER:
-            self._send(call.vote(self._oldest_call_id()))
+        ]
+
+    def _vote(self, calls: Sequence[Call]) -> None:
+        """Tells the master of calls: of collectives all at once. A peer that is returning says them once it is back."""
+        if self.state is not State.MEMBER:
+            return
+        batch = [CollectiveCall(c.call_id, c.spec) for c in calls if isinstance(c, ReduceCall) and c.spec is not None]
+        if batch:
+            self._send(Begin(self._oldest_call_id(), tuple(batch)))
+        for call in calls:
+            if not isinstance(call, ReduceCall):
+                self._send(call.vote(self._oldest_call_id()))
 
     def _reason_against(
         self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled
@@ -653,12 +727,13 @@ class PeerMachine:
         """Why a call cannot be made now, or None."""
         if self.state not in (State.MEMBER, State.RETURNING):
             return self.error or InvalidUsage("call connect() first")
-        exclusive = next((call for call in self.calls.values() if not isinstance(call, ReduceCall)), None)
+        calls = [call for call in self.calls.values() if not call.is_released]
+        exclusive = next((call for call in calls if not isinstance(call, ReduceCall)), None)
         if isinstance(event, events.ReduceCalled):
             is_asking = isinstance(exclusive, TopologyCall) and exclusive.kind is TopologyKind.PENDING
             if exclusive is not None and not is_asking:
                 return InvalidUsage("another thread waits in an operation that no collective may run beside")
-            tags = [call.spec.tag for call in self.calls.values() if isinstance(call, ReduceCall) and call.spec]
+            tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
             tags += [spec.tag for _, spec in event.calls]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
@@ -668,26 +743,61 @@ class PeerMachine:
             return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
         if exclusive is not None:
             return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
-        if self.calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
-            return PendingAsyncOps(f"{len(self.calls)} collectives are in flight; wait for their handles first")
+        if calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
+            return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
         if len(self.calls) >= limits.CALLS_IN_FLIGHT_MAX:
             return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
         if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
 
-    def _on_withdrawn(self, event: events.CallWithdrawn) -> None:
+    def _on_withdrawn(self, event: events.CallWithdrawn, now_ns: int) -> None:
         if event.call_id == self._connect_call:
             return self._close(InvalidUsage("connect() was interrupted"), say_leave=True)
         call = self.calls.get(event.call_id)
-        if call is None:
+        if call is None or call.is_released:
             return
         call.withdrawn = (
             OperationTimeout("the timeout of the call ran out before all peers took part")
             if event.timed_out
             else InvalidUsage("the call was interrupted")
         )
+        if call.is_held or self.state is State.RETURNING:  # The master has never heard of it.
+            del self.calls[call.call_id]
+            return self._effects.append(Reject(call.call_id, call.withdrawn))
         self._send(Withdraw(call.call_id))
+        self._release_ns.setdefault(call.call_id, now_ns + limits.WITHDRAW_TIMEOUT_NS)
+        if not self._is_led and not call.may_succeed:
+            self._release(call)
+
+    def _release_due(self, now_ns: int) -> None:
+        """Ends calls that were given up, and of which the master has said nothing for too long."""
+        for call_id in [call_id for call_id, due_ns in self._release_ns.items() if now_ns >= due_ns]:
+            self._release(self.calls[call_id])
+
+    def _release(self, call: Call) -> None:
+        """The user gets the buffers and an error; the others get what this peer owes them, without it."""
+        assert call.withdrawn is not None
+        self._log(Level.WARNING, f"call {call.call_id} ends without the word of a master, and the run goes on")
+        del self._release_ns[call.call_id]
+        is_running = call.phase is Phase.RUNNING
+        if call.attempt_id is not None:
+            self._end(call, call.attempt_id, commit=False)
+        call.is_released = True
+        self._effects.append(Reject(call.call_id, call.withdrawn))
+        if is_running and call.attempt_id is not None:
+            self._report(call, call.attempt_id, _WITHDRAWN)
+
+    def _settle(self, call: Call) -> None:
+        """The master has spoken: calls may go to it that waited for this."""
+        del self.calls[call.call_id]
+        self._release_ns.pop(call.call_id, None)
+        if call.is_released:
+            released = Released(self.calls.values())
+            held = [other for other in self.calls.values() if other.is_held and not released.block(other)]
+            for other in held:
+                other.is_held = False
+            self._vote(held)
 
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
         order, algorithm = plan.lanes[0].order, plan.lanes[0].algorithm
@@ -699,8 +809,11 @@ class PeerMachine:
                 self._report_late(call, plan.attempt_id)
             return
         self._seen_attempt_id = plan.attempt_id
-        if not isinstance(call, ReduceCall) or not is_wanted:
+        if not isinstance(call, ReduceCall) or not is_wanted or call.is_released:
             self._effects.append(EndReduce(plan.attempt_id, commit=False))
+            if isinstance(call, ReduceCall) and is_wanted:
+                call.plan = plan
+                self._report(call, plan.attempt_id, _WITHDRAWN)
             return
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
         self._effects.append(StartReduce(call.call_id, plan.attempt_id, order, plan.frame_bytes, algorithm))
@@ -719,6 +832,10 @@ class PeerMachine:
         if plan.attempt_id <= self._seen_attempt_id:
             return self._report_late(call, plan.attempt_id)
         self._seen_attempt_id = plan.attempt_id
+        if call.is_released:
+            self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Of messages, too, the number tells enough.
+            call.plan = plan
+            return self._report(call, plan.attempt_id, _WITHDRAWN)
         call.phase, call.attempt_id, call.plan = Phase.RUNNING, plan.attempt_id, plan
         self._effects.append(StartSync(plan))
 
@@ -766,11 +883,15 @@ class PeerMachine:
         if call is None:
             return  # Sent again; it is settled here.
         lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)
-        if decision.committed and lacks_result and not is_barrier(call):
+        if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
-        del self.calls[decision.call_id]
+        self._settle(call)
         if not is_barrier(call):  # Of those the data plane does not hear.
             self._seen_attempt_id = max(self._seen_attempt_id, decision.attempt_id)
+        if call.is_released:
+            if call.attempt_id is None and not is_barrier(call):  # Its plan got lost; frames may wait for it.
+                self._effects.append(EndReduce(decision.attempt_id, commit=False))
+            return
         self._end(call, decision.attempt_id, decision.committed)
         if decision.committed:
             self._effects.append(Resolve(call.call_id, decision.value))
@@ -778,15 +899,18 @@ class PeerMachine:
             self._effects.append(Reject(call.call_id, error_of_decision(call, decision)))
 
     def _on_answer(self, answer: Answer) -> None:
-        call = self.calls.pop(answer.call_id, None)
+        call = self.calls.get(answer.call_id)
         self._memory.on_answer(answer)
         if call is None:
+            return
+        if answer.result == Result.SUCCESS and isinstance(call, TopologyCall):
+            self._memory.on_round_answered(answer.round, answer.value)
+        self._settle(call)
+        if call.is_released:
             return
         if call.attempt_id is not None:
             self._end(call, call.attempt_id, commit=False)
         if answer.result == Result.SUCCESS:
-            if isinstance(call, TopologyCall):
-                self._memory.on_round_answered(answer.round, answer.value)
             self._effects.append(Resolve(call.call_id, answer.value))
         else:
             self._effects.append(Reject(call.call_id, error_of_answer(call, answer)))
@@ -811,6 +935,8 @@ class PeerMachine:
             self._send(Leave())
         self.state, self.error = State.CLOSED, error
         for call in self._take_calls():
+            if call.is_released:
+                continue
             if call.attempt_id is not None:
                 self._end(call, call.attempt_id, commit=False)
             self._effects.append(Reject(call.call_id, call.withdrawn or error))
@@ -824,6 +950,7 @@ class PeerMachine:
 
     def _take_calls(self) -> Iterable[Call]:
         calls, self.calls = self.calls, {}
+        self._release_ns.clear()
         return calls.values()
 
     def _send(self, message: PeerMessage) -> None:
@@ -831,3 +958,9 @@ class PeerMachine:
 
     def _log(self, level: Level, text: str) -> None:
         self._effects.append(Log(level, text))
+
+
+def are_compatible(calls: Sequence[Call]) -> bool:
+    """True for calls that one user may wait for at a time."""
+    tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
+    return len(calls) - len(tags) <= 1 and len(set(tags)) == len(tags)

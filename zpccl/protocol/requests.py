@@ -49,7 +49,7 @@ class Requests:
         self._rounds = rounds
         self._syncs = syncs
         self._kick = kick
-        self._withdrawals: dict[tuple[bytes, int], Withdraw] = {}  # That wait until all members have reported.
+        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # That wait until all members have reported.
 
     def take(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
         """A member makes calls, reports on them, or takes one back."""
@@ -78,9 +78,10 @@ class Requests:
         """Answers withdrawals that have waited for all members to report."""
         if self._withdrawals and self._registry.have_all_reported:
             withdrawals, self._withdrawals = self._withdrawals, {}
-            for (peer_id, _), message in withdrawals.items():
+            for peer_id, of_peer in withdrawals.items():
                 peer = self._registry.peers.get(peer_id)
-                if peer is not None:
+                for message in of_peer.values() if peer is not None else ():
+                    assert peer is not None
                     self._on_withdraw(peer, message)
 
     def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
@@ -100,8 +101,9 @@ class Requests:
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
         if not self._registry.have_all_reported:  # One of those who are away may know that the call has succeeded.
-            if call_id in peer.open_calls:
-                self._withdrawals[peer.peer_id, call_id] = message
+            waiting = self._withdrawals.setdefault(peer.peer_id, {})
+            if len(waiting) < limits.CALLS_IN_FLIGHT_MAX:  # Its vote may come after it.
+                waiting[call_id] = message
             return
         if call_id in peer.answers:
             self._outbox.send(peer, peer.answers[call_id])

@@ -71,6 +71,8 @@ class Agreement(Checker):
             int, dict[bool, set[tuple[int, int, int]]]
         ] = {}  # By attempt and outcome, the masters that decided so.
         self._ended: dict[int, dict[bytes, bool]] = {}
+        self._released: dict[bytes, set[tuple[int, int]]] = {}  # Calls and attempts that ended here undecided.
+        self._have_released: set[bytes] = set()
         self._results: dict[int, int] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
@@ -83,9 +85,15 @@ class Agreement(Checker):
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Who is still a member ends an attempt as decided; nobody commits what is not."""
+        if isinstance(effect, effects.Reject) and effect.call_id in node.machine.calls:
+            self._have_released.add(node.peer_id)
         if not isinstance(effect, (effects.EndReduce, effects.EndSync)):
             return
         attempt_id, commit = effect.attempt_id, effect.commit
+        released = [call for call in node.machine.calls.values() if call.is_released and call.attempt_id == attempt_id]
+        if released and node.machine.state is State.MEMBER:
+            self._released.setdefault(node.peer_id, set()).add((released[0].call_id, attempt_id))
+            return self.cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id} undecided")
         decided = {committed for committed, masters in self.decisions.get(attempt_id, {}).items() if masters}
         is_survivor = node.machine.state is State.MEMBER
         self.cluster.require(
@@ -105,10 +113,26 @@ class Agreement(Checker):
             same = other_commit == commit or not has_survived or node.peer_id not in self.cluster.member_ids
             self.cluster.require(same, "S1", f"attempt {attempt_id} ends differently for {node.name} and {other.name}")
 
+    def on_peer_step(self, node: PeerNode) -> None:
+        """Who gave a call up undecided, and hears that all others have committed it, is no member any more."""
+        released = self._released.get(node.peer_id)
+        if not released or node.machine.state is not State.MEMBER:
+            return
+        for call_id, attempt_id in [pair for pair in released if pair[0] not in node.machine.calls]:
+            released.discard((call_id, attempt_id))
+            is_lost = self.decisions.get(attempt_id, {}).get(False, set())
+            is_won = self.decisions.get(attempt_id, {}).get(True, set())
+            text = f"{node.name} stays a member without the result of attempt {attempt_id}"
+            self.cluster.require(not is_won or bool(is_lost), "S1", text)
+
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Committed results are equal; who succeeds has committed. Only another master's word can leave one behind."""
+        """Committed results are equal; who succeeds has committed.
+
+        Only another master's word can leave one behind, or that it gave a call up itself.
+        """
         is_left_behind = isinstance(outcome, Kicked) and outcome.reason.startswith(LEFT_BEHIND)
-        has_cause = self.cluster.master_crash_count > 0 or len(self.cluster.masters) > 1
+        has_cause = node.peer_id in self._have_released or self.cluster.master_crash_count > 0
+        has_cause = has_cause or len(self.cluster.masters) > 1
         self.cluster.require(has_cause or not is_left_behind, "S1", f"{node.name}: {outcome!r}")
         if not has_data(call) or isinstance(outcome, PCCLError):
             return

@@ -1,0 +1,72 @@
+"""L2: the master is far away, and a broken connection to it costs no healthy peer its place."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import zpccl
+from e2e.delays import FarPath
+from e2e.harness import until
+from zpccl import limits
+from zpccl.control.keys import new_secret
+
+pytestmark = pytest.mark.e2e
+
+COUNT = 3
+
+
+class FarPeer(threading.Thread):
+    """A peer that joins and reduces until it is closed.
+
+    Attributes:
+        errors: what its calls failed with.
+        count: of the collectives that all have finished.
+    """
+
+    def __init__(self, address: str, name: str, secret: str | None) -> None:
+        super().__init__()
+        self.comm = zpccl.Communicator(address, name=name, secret=secret)
+        self.errors: list[zpccl.PCCLError] = []
+        self.count = 0
+
+    def run(self) -> None:
+        try:
+            self.comm.connect()
+            while self.comm.world_size < COUNT:
+                self.comm.update_topology()
+            array = np.ones(100, np.float32)
+            while True:  # Until it is closed.
+                self.comm.all_reduce(array)
+                self.count += 1
+        except zpccl.PCCLError as error:
+            self.errors.append(error)
+
+
+@pytest.mark.parametrize("secret", [None, new_secret()], ids=["plain", "secret"])
+@pytest.mark.parametrize("round_trip_s", [0.12, 0.3])
+def test_one_connection_breaks(round_trip_s: float, secret: str | None) -> None:
+    """It is back later than DISCONNECT_GRACE after that, and its handshake has told the master to expect so."""
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05, secret=secret) as master:
+        paths = [FarPath(master.address, round_trip_s) for _ in range(COUNT)]
+        peers = [FarPeer(path.address, f"p{i}", secret) for i, path in enumerate(paths)]
+        try:
+            for peer in peers:
+                peer.start()
+            until(lambda: all(peer.count > 0 for peer in peers), "the first all-reduce")
+            loop = peers[2].comm._loop
+            assert loop is not None and loop._machine._handshake_ns[0] > 2 * round_trip_s * limits.SECOND
+            for _ in range(2):
+                connections, counts = loop._machine._connection_count, [peer.count for peer in peers]
+                paths[2].reset()
+                until(lambda: loop._machine._connection_count > connections, "the next connection")  # noqa: B023
+                until(lambda: all(p.count > c + 2 for p, c in zip(peers, counts, strict=True)), "the next")  # noqa: B023
+            assert not any(peer.errors for peer in peers)
+        finally:
+            for peer in peers:
+                peer.comm.close()
+                peer.join()
+            for path in paths:
+                path.close()
