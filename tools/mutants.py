@@ -206,6 +206,14 @@ MUTANTS = (
         breaks="L1: groups that wait in different topology calls wait for each other for ever",
         finder=TESTS,
     ),
+    Mutant(
+        name="conflicts-refused-before-all-are-heard",
+        file="rounds.py",
+        old="if self._registry.have_all_reported:  # Else",
+        new="if self._registry.is_committed:  # Else",
+        breaks="S1: a call is refused that succeeded at the former master, by the word of one who is away",
+        finder=TESTS,
+    ),
     # --- Syncs --------------------------------------------------------------------------------------------------------
     Mutant(
         name="sync-committed-before-all-have-it",
@@ -390,6 +398,14 @@ MUTANTS = (
         old='pair = b"".join(sorted((one.peer_id, other.peer_id)))',
         new='pair = b"".join((one.peer_id, other.peer_id))',
         breaks="S7: the two ends of a link have different keys and refuse each other",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="refusal-named-to-nobody",
+        file="membership.py",
+        old="if len(calls) > 1:",
+        new="if not calls:",
+        breaks="L1: a call is refused by a master that dies between two sends; the other caller waits for ever",
         finder=TESTS,
     ),
     # --- Master -------------------------------------------------------------------------------------------------------
@@ -578,6 +594,14 @@ MUTANTS = (
         breaks="S5: after a take-over the revision of a sync that failed counts",
         finder=TESTS,
     ),
+    Mutant(
+        name="mismatch-remembered-without-its-values",
+        file="memory.py",
+        old="self._keep(Outcome(*facts, answer.field, answer.values))",
+        new="self._keep(Outcome(*facts))",
+        breaks="S1: after a take-over one gets a CollectiveMismatch and the other no more than an InvalidUsage",
+        finder=TESTS,
+    ),
     # --- Recovery -----------------------------------------------------------------------------------------------------
     Mutant(
         name="older-member-list-adopted",
@@ -632,6 +656,14 @@ MUTANTS = (
         old="not all(self._greeted.values())",
         new="not any(self._greeted.values())",
         breaks="L3: a new master goes on while a peer that said Hello still knows of a newer list",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="every-abort-told-as-a-refusal",
+        file="takeover.py",
+        old="if not outcome.committed and outcome.result in REFUSALS:",
+        new="if not outcome.committed:",
+        breaks="S1: an attempt without a result is answered with success",
         finder=TESTS,
     ),
     # --- Several masters ----------------------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ OUTCOME_CALLS_KEPT_MAX = 131_072
 """Calls named in all outcomes that a peer remembers, so that its report fits into a message."""
 OUTCOME_TEXT_CHARS_MAX = 400
 """Reasons in remembered outcomes are cut to this."""
+MISMATCH_VALUES_MAX = 4
+"""Values named where peers differ in an argument; the rest is counted. They are remembered in outcomes too."""
+MISMATCH_VALUE_BYTES_MAX = 200
+"""Text of each of them, with the peers that gave it."""
 SPECS_PER_MESSAGE_MAX = 1024
 SMALL_TENSOR_BYTES = 64 * KIB
 """A smaller tensor takes longer to vote for than to reduce: `max_in_flight` does not count it."""

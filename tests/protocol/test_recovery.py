@@ -607,6 +607,69 @@ def test_a_commit_without_a_result_ends_the_membership(phase: str) -> None:
     assert "without this peer" in str(peer.error(effects))
 
 
+MISMATCH = Answer(
+    10, Result.INVALID_USAGE, 0, "peers differ", "count", ("8 from a", "9 from b"), 0, 7, pids("ab"), (10, 20)
+)
+
+
+def test_a_mismatch_is_remembered_for_another_master() -> None:
+    """S1: whole, so that others get the same typed error."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.hear(MISMATCH)
+    (said,) = peer.hear(Refused(Refusal.REPORT, ""))
+    values = ("8 from a", "9 from b")
+    facts = (7, False, 0, Result.INVALID_USAGE, "peers differ", pids("ab"), (10, 20), "count", values)
+    assert said.message.outcomes == (Outcome(*facts),)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_mismatch_that_one_has_heard_of_is_one_for_the_other(bench: TakeOver, late: bool) -> None:
+    """L1: the former master died between two sends; b would wait for a, which goes on, for ever."""
+    outcome = Outcome(7, False, 0, MISMATCH.result, MISMATCH.reason, pids("ab"), (10, 20), "count", MISMATCH.values)
+    if late:  # b votes again before anybody knows that it was refused.
+        bench.report("b", oldest_call_id=20)
+        bench.tick_at_deadline()
+        bench.begin("b", 20, oldest=20)
+    bench.report("a", outcomes=(outcome,), oldest_call_id=11)
+    if not late:
+        bench.report("b", oldest_call_id=20)
+    bench.begin("b", 20, oldest=20)
+    assert bench.verdict("b", 20) == replace(MISMATCH, call_id=20, attempt_id=0, order=(), calls=())
+    assert bench.peer("b").answers[20].order == pids("ab")
+    assert bench.verdict("a", 10) is None
+    assert not bench.machine.collectives.ballots
+
+
+def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOver) -> None:
+    """S1: one of those who are away may have heard what the former master made of them."""
+    bench.report("a", "abc")
+    bench.report("b", "abc")
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    bench.vote("a", UPDATE, 10)
+    bench.begin("b", 20)
+    assert bench.verdict("a", 10) is None
+    bench.report("c", "abc")
+    assert isinstance(bench.verdict("a", 10), Answer)
+    assert isinstance(bench.verdict("b", 20), Answer)
+
+
+def test_a_refusal_ends_a_topology_call_too(bench: TakeOver) -> None:
+    refused = Outcome(7, False, 0, Result.INVALID_USAGE, "in different calls", pids("ab"), (10, 20))
+    bench.report("a", outcomes=(refused,), oldest_call_id=11)
+    bench.report("b", oldest_call_id=20)
+    bench.vote("b", UPDATE, 20)
+    assert bench.verdict("b", 20) == Answer(20, Result.INVALID_USAGE, reason="in different calls")
+    assert not bench.machine.rounds.calls
+
+
+def test_an_end_that_is_no_refusal_is_no_answer(bench: TakeOver) -> None:
+    """S1: an Answer of success would end a collective without its result."""
+    bench.report("a", outcomes=(Outcome(7, False, 0, Result.SUCCESS, "", pids("ab"), (10, 20)),), oldest_call_id=11)
+    bench.report("b", oldest_call_id=20)
+    assert isinstance(bench.verdict("b", 20), Decision)
+
+
 def test_reports_fit_into_a_message() -> None:
     calls = limits.OUTCOME_CALLS_KEPT_MAX * (18 + 9)
     texts = limits.OUTCOMES_KEPT_MAX * (4 * limits.OUTCOME_TEXT_CHARS_MAX + 40)

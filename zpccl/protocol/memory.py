@@ -21,6 +21,7 @@ from zpccl.protocol.messages import (
     RunningAttempt,
     RunningSync,
     TopologyKind,
+    cut,
 )
 
 
@@ -63,7 +64,7 @@ class Memory:
             decision.committed,
             decision.value,
             decision.result,
-            decision.reason[: limits.OUTCOME_TEXT_CHARS_MAX],
+            cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX),
             order,
             calls,
         )
@@ -73,10 +74,11 @@ class Memory:
             self._last_sync = outcome
 
     def on_answer(self, answer: Answer) -> None:
-        """A call has ended without an attempt; of syncs, others may wait for the same answer."""
+        """A call has ended without an attempt; others may wait for the same answer."""
         if answer.order:
-            reason = answer.reason[: limits.OUTCOME_TEXT_CHARS_MAX]
-            self._keep(Outcome(answer.attempt_id, False, 0, answer.result, reason, answer.order, answer.calls))
+            reason = cut(answer.reason, limits.OUTCOME_TEXT_CHARS_MAX)
+            facts = (answer.attempt_id, False, 0, answer.result, reason, answer.order, answer.calls)
+            self._keep(Outcome(*facts, answer.field, answer.values))
 
     def _keep(self, outcome: Outcome) -> None:
         known = self._outcomes.pop(outcome.attempt_id, None)

@@ -118,7 +118,8 @@ class Rounds:
         if not self._registry.is_committed:
             self._update_agreed_ns = None
             return
-        self._refuse_conflicts()
+        if self._registry.have_all_reported:  # Else one may have heard what became of them.
+            self._refuse_conflicts()
         members = self._registry.members()
         functions = {call.function for call in self.calls.values()}
         if not members or len(self.calls) < len(members) or len(functions) != 1:
@@ -239,11 +240,10 @@ class Rounds:
         texts += [f"{ballots[group, tag].title} by {names(voters)}" for group, tag, voters in collectives]
         reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[: limits.TEXT_CHARS_MAX]
         self._outbox.log(Level.WARNING, reason)
-        for peer, call in refused.items():
-            del self.calls[peer]
-            self._outbox.answer(peer, Answer(call.call_id, Result.INVALID_USAGE, reason=reason))
+        calls = [(peer, self.calls.pop(peer).call_id) for peer in refused]
         for group, tag, _ in collectives:
-            self._collectives.refuse(group, tag, reason)
+            calls += self._collectives.take_votes(group, tag)
+        self._collectives.refuse(calls, Result.INVALID_USAGE, reason)
         self._refuse_conflicts()
 
     def validate(self) -> None:
