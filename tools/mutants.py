@@ -480,8 +480,8 @@ MUTANTS = (
     Mutant(
         name="calls-in-flight-without-bound",
         file="requests.py",
-        old="if call_id not in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:",
-        new="if call_id in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:",
+        old="if call_id not in peer.open_calls and len(peer.open_calls) >= calls_max:",
+        new="if call_id in peer.open_calls and len(peer.open_calls) >= calls_max:",
         breaks="B1: one peer can make the master keep calls without limit",
         finder=TESTS,
     ),
@@ -491,6 +491,14 @@ MUTANTS = (
         old="or not other.linked >> peer.slot & 1:",
         new="or not peer.linked >> peer.slot & 1:",
         breaks="L1: a member that lost both its connections is not given up at once",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="calls-of-any-group-alike",
+        file="requests.py",
+        old="calls_max = limits.calls_in_flight_max(member_count)",
+        new="calls_max = limits.CALLS_IN_FLIGHT_MAX",
+        breaks="L3: a member has more calls in flight than the others remember the ends of",
         finder=TESTS,
     ),
     # --- Peer ---------------------------------------------------------------------------------------------------------
@@ -563,6 +571,14 @@ MUTANTS = (
         breaks="L1: a master that breaks every connection is waited for without end",
         finder=TESTS,
     ),
+    Mutant(
+        name="calls-counted-without-the-group",
+        file="peer.py",
+        old="return limits.calls_in_flight_max(len(self.group_members()))",
+        new="return limits.CALLS_IN_FLIGHT_MAX",
+        breaks="L3: the report of a large run fits into no message",
+        finder=TESTS,
+    ),
     # --- Memory -------------------------------------------------------------------------------------------------------
     Mutant(
         name="answered-round-forgotten",
@@ -600,6 +616,30 @@ MUTANTS = (
         old="self._keep(Outcome(*facts, answer.field, answer.values))",
         new="self._keep(Outcome(*facts))",
         breaks="S1: after a take-over one gets a CollectiveMismatch and the other no more than an InvalidUsage",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="fewer-ends-remembered-than-calls-in-flight",
+        file="memory.py",
+        old="count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX",
+        new="count_max = limits.calls_in_flight_max(2 * self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX",
+        breaks="S1: a commit is forgotten that another member has not heard of",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="other-groups-count",
+        file="memory.py",
+        old="self._group_size = sum(member.group == group for member in members)",
+        new="self._group_size = len(members)",
+        breaks="S1: a commit is forgotten that another member has not heard of, in a run of many groups",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="gone-by-a-list-that-is-not-committed",
+        file="memory.py",
+        old="if not is_committed:",
+        new="if not members:",
+        breaks="S1: an end is not told to a member that only a proposed list has lost",
         finder=TESTS,
     ),
     # --- Recovery -----------------------------------------------------------------------------------------------------

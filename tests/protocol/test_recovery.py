@@ -670,12 +670,6 @@ def test_an_end_that_is_no_refusal_is_no_answer(bench: TakeOver) -> None:
     assert isinstance(bench.verdict("b", 20), Decision)
 
 
-def test_reports_fit_into_a_message() -> None:
-    calls = limits.OUTCOME_CALLS_KEPT_MAX * (18 + 9)
-    texts = limits.OUTCOMES_KEPT_MAX * (4 * limits.OUTCOME_TEXT_CHARS_MAX + 40)
-    assert calls + texts < limits.MESSAGE_BYTES_MAX
-
-
 def test_a_gathering_master_does_not_hold_more_than_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1."""
     monkeypatch.setattr(limits, "PENDING_PEERS_MAX", 2)

@@ -395,7 +395,7 @@ class PeerMachine:
             error = error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER)
             self._close(error, say_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
-            self._old_members = () if message.epoch == self.epoch else self._old_members
+            self._on_members_committed(message)
         else:
             self._on_refused(message, now_ns)
 
@@ -469,6 +469,7 @@ class PeerMachine:
         self.members, self._old_members = message.members, message.old_members
         if self._masters.has_others or message.old_members:
             self._send(Acknowledgement(message.epoch))
+        self._memory.on_members(message.members, self.options.group, is_committed=not message.old_members)
         self._memory.on_round_heard(message.round, message.round_value)
         if self.state is State.PENDING and any(m.peer_id == self.options.peer_id for m in message.members):
             self.state, self._is_ready = State.MEMBER, True
@@ -477,6 +478,11 @@ class PeerMachine:
             assert self._connect_call is not None
             self._effects.append(Resolve(self._connect_call, self.epoch))
             self._connect_call = None
+
+    def _on_members_committed(self, message: MembersCommitted) -> None:
+        if message.epoch == self.epoch:
+            self._old_members = ()
+            self._memory.on_members(self.members, self.options.group, is_committed=True)
 
     # --- Links ------------------------------------------------------------------------------------------------------
 
@@ -598,19 +604,26 @@ class PeerMachine:
             tags += [spec.tag for _, spec in event.calls]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
-            if len(self.calls) + len(event.calls) > limits.CALLS_IN_FLIGHT_MAX:
-                return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
+            if len(self.calls) + len(event.calls) > self._calls_max():
+                return self._too_many_calls()
             alone = len(self.group_members()) <= 1
             return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
         if exclusive is not None:
             return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
         if self.calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
             return PendingAsyncOps(f"{len(self.calls)} collectives are in flight; wait for their handles first")
-        if len(self.calls) >= limits.CALLS_IN_FLIGHT_MAX:
-            return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
+        if len(self.calls) >= self._calls_max():
+            return self._too_many_calls()
         if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
+
+    def _calls_max(self) -> int:
+        return limits.calls_in_flight_max(len(self.group_members()))
+
+    def _too_many_calls(self) -> InvalidUsage:
+        text = f"more than {self._calls_max()} calls in flight, in a group of {len(self.group_members())}"
+        return InvalidUsage(f"{text}; wait for some of their handles first")
 
     def _on_withdrawn(self, event: events.CallWithdrawn) -> None:
         if event.call_id == self._connect_call:
