@@ -13,6 +13,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.limits import SECOND
 from zpccl.protocol import events
+from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
     Answer,
     Decision,
@@ -61,7 +62,7 @@ def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> R
     """What a peer knows: by default a member list and nothing else."""
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
     hello = replace(hello, term=facts.pop("term", hello.term))
-    listed = member_list(epoch, members).members
+    listed = member_list(epoch, members, **facts.pop("groups", {})).members
     blank = Report(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
     return replace(blank, **facts)
 
@@ -652,6 +653,22 @@ def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOve
     bench.report("c", "abc")
     assert isinstance(bench.verdict("a", 10), Answer)
     assert isinstance(bench.verdict("b", 20), Answer)
+
+
+def test_a_knot_is_ended_only_when_all_are_heard() -> None:
+    bench = TakeOver(MasterOptions(straggler_timeout_ns=2 * SECOND))
+    for name in "ab":
+        bench.report(name, "abx", groups={"x": 1})
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    bench.begin("a", 10, spec(1))
+    bench.begin("b", 20, spec(2))
+    bench.tick(2 * SECOND)
+    assert bench.verdict("a", 10) is None
+    bench.groups["x"] = 1
+    bench.report("x", "abx", groups={"x": 1})
+    bench.tick(2 * SECOND)
+    for name, call_id in (("a", 10), ("b", 20)):
+        assert isinstance(bench.verdict(name, call_id), Answer)
 
 
 def test_a_refusal_ends_a_topology_call_too(bench: TakeOver) -> None:

@@ -50,6 +50,8 @@ class Ballot:
 
     begun_ns: int
     """When the first came."""
+    voted_ns: int
+    """When the last came."""
     calls: dict[Peer, tuple[int, CollectiveSpec]] = field(default_factory=dict)
     agreed_ns: int | None = None
     """When all had voted the same, where the plan waits for links."""
@@ -125,6 +127,8 @@ class Collectives:
         self._next_attempt_id = next_attempt_id
         self._link_wait_ns = link_wait_ns
         self.ballots: dict[tuple[int, int], Ballot] = {}  # By group and tag.
+        self.voted_ns = -1
+        """When the last vote came."""
         self.attempts: dict[int, Attempt] = {}
         self._attempt_at: dict[tuple[int, int], Attempt] = {}  # By group and tag.
         self._aborted: dict[int, Attempt] = {}  # The last that failed by reports, without these.
@@ -145,7 +149,8 @@ class Collectives:
         if running is not None and peer in running.calls:
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
-        ballot = self.ballots.setdefault(key, Ballot(now_ns))
+        ballot = self.ballots.setdefault(key, Ballot(now_ns, now_ns))
+        ballot.voted_ns = self.voted_ns = now_ns
         ballot.calls[peer] = (call_id, spec)
         if len(ballot.calls) >= self._registry.member_count(peer.group):
             self._count(key, now_ns)

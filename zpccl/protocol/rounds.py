@@ -99,6 +99,12 @@ class Rounds:
             self._outbox.answer(peer, Answer(call.call_id, Result.SUCCESS, value=value, round=number))
         return bool(missed)
 
+    def refuse(self, function: str, group: int | None, reason: str) -> None:
+        """Ends all waiting calls of a function, of one group or of all, with INVALID_USAGE."""
+        waiting = [peer for peer, call in self.calls.items() if call.function == function]
+        calls = [(peer, self.calls.pop(peer).call_id) for peer in waiting if group is None or peer.group == group]
+        self._collectives.refuse(calls, Result.INVALID_USAGE, reason)
+
     def withdraw(self, peer: Peer, call_id: int) -> bool:
         """A member takes a call back. False if it is not one of ours."""
         call = self.calls.get(peer)
