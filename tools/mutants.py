@@ -746,6 +746,22 @@ MUTANTS = (
         breaks="S1: an attempt without a result is answered with success",
         finder=TESTS,
     ),
+    Mutant(
+        name="round-of-others-taken-for-its-own",
+        file="recovery.py",
+        old="if number < self.round - 1 and peer_id in present]",
+        new="if number < 0 and peer_id in present]",
+        breaks="L1: a removed peer that is back takes the value of another round for its own; a correct program hangs",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="who-missed-the-last-round-removed",
+        file="recovery.py",
+        old="if number < self.round - 1 and peer_id in present]",
+        new="if number < self.round and peer_id in present]",
+        breaks="L2: a member that lacks one answer is removed at each take-over",
+        finder=TESTS,
+    ),
     # --- Several masters ----------------------------------------------------------------------------------------------
     Mutant(
         name="half-is-a-quorum",

@@ -744,6 +744,39 @@ def test_who_lacks_a_result_of_the_others_is_removed(bench: TakeOver) -> None:
     assert bench.names() == "bc"
 
 
+@pytest.mark.parametrize("late", ["the rest", "the removed"])
+def test_who_missed_more_than_one_round_is_removed(bench: TakeOver, late: str) -> None:
+    """L1: the former master had removed c, and the others went on from are_peers_pending to update_topology and beyond.
+
+    c would take the value of the last round for that of its own and call something else than they do: a correct program
+    would be told that its peers wait for each other in different calls.
+    """
+    if late == "the rest":  # The list that c knows is revived, and it votes before the others come.
+        bench.report("c", "abc", 5, round=6)
+        bench.tick(limits.RECOVERY_GRACE_NS)
+        assert bench.names() == "abc"
+        bench.say("c", TopologyVote(0, 50, PENDING, 6))
+        for name in "ab":
+            told = bench.report(name, "ab", 9, round=8, round_value=1)
+    else:
+        bench.report("a", "abc", 5, round=8, round_value=1)
+        bench.tick(limits.RECOVERY_GRACE_NS)
+        bench.report("b", "abc", 5, round=8, round_value=1)
+        told = bench.report("c", "abc", 5, round=6)
+    assert bench.names() == "ab"
+    assert late != "the removed" or any(isinstance(message, Kick) for _, message in told)
+    assert bench.verdict("c", 50) is None
+
+
+def test_who_missed_the_last_round_is_told_of_it(bench: TakeOver) -> None:
+    bench.report("a", "abc", 5, round=8, round_value=1)
+    bench.report("b", "abc", 5, round=8, round_value=1)
+    bench.report("c", "abc", 5, round=7)
+    bench.say("c", TopologyVote(0, 50, PENDING, 7))
+    assert bench.names() == "abc"
+    assert bench.verdict("c", 50) == Answer(50, Result.SUCCESS, value=1)
+
+
 def test_a_list_that_names_one_twice_is_no_list(bench: TakeOver) -> None:
     """B1: it ended the master, and the next one, whenever that peer reported."""
     told = bench.report("a", "aa")

@@ -286,6 +286,7 @@ class History:
         self.old_members: tuple[bytes, ...] = ()
         self.round = 0
         self.round_value = 0
+        self._rounds: dict[bytes, int] = {}  # By member: the last of which it knows.
         self.outcomes: dict[int, Outcome] = {}
         self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
         self._attempts: list[Reported[RunningAttempt]] = []
@@ -306,6 +307,7 @@ class History:
             self.epoch, self.members, self.old_members = report.epoch, report.members, report.old_members
         if report.round > self.round:
             self.round, self.round_value = report.round, report.round_value
+        self._rounds[report.hello.peer_id] = report.round
         for outcome in report.outcomes:
             known = self.outcomes.get(outcome.attempt_id)
             if known is None or len(known.calls) < len(outcome.calls):
@@ -337,6 +339,14 @@ class History:
         is_later = report.epoch > self.adopted_epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         return is_up_to_date and bool(self.adopted) and self.adopted <= theirs
+
+    def left_behind(self, present: Container[bytes]) -> list[bytes]:
+        """Who knows nothing of the round before the last one, in which all members of then had voted.
+
+        The former master had removed it. It is elsewhere in its program than the others are: the value of a later
+        round, which may have been one of other calls, would lead it astray, and all would wait for each other.
+        """
+        return [peer_id for peer_id, number in self._rounds.items() if number < self.round - 1 and peer_id in present]
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Outcome]]:
         """Who reports that an attempt runs which has ended for others, without it: who, its call, and the end."""

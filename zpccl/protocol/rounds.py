@@ -6,7 +6,8 @@ other for ever; so would a member that waits for another's vote on a collective 
 calls are refused, naming who called what. are_peers_pending() is the exception: collectives may run beside it.
 
 Rounds of topology votes are numbered. A vote says which round its sender knows to be complete; where a later one is, by
-the word of a peer that had its answer from a former master, the vote gets the value of that round.
+the word of a peer that had its answer from a former master, the vote gets the value of that round. A vote for an
+earlier round is of a peer that the former master had removed (History.left_behind): it gets no value of another round.
 
 Pending peers that fetch state ahead do not count until they are ready: nobody is told of them, and nobody waits.
 
@@ -93,7 +94,7 @@ class Rounds:
         """Answers votes for a round that is complete already. True if there were any."""
         number, value = self._registry.round, self._registry.round_value
         votes = [(peer, call) for peer, call in self.calls.items() if call.after_round is not None]
-        missed = {peer: call for peer, call in votes if (call.after_round or 0) < number}
+        missed = {peer: call for peer, call in votes if call.after_round == number - 1}
         for peer, call in missed.items():
             del self.calls[peer]
             self._outbox.answer(peer, Answer(call.call_id, Result.SUCCESS, value=value, round=number))

@@ -53,6 +53,7 @@ class TakeOver:
         without: dict[Peer, None] = {}  # Who lacks a result of the others. Removed last: it ends what else they run.
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
+        without.update(dict.fromkeys(peers[peer_id] for peer_id in history.left_behind(peers)))
         for peer_id, call_id, outcome in history.overtaken(peers):
             if outcome.committed:
                 without[peers[peer_id]] = None
