@@ -151,6 +151,14 @@ MUTANTS = (
         breaks="L2: attempts that stall beside each other make a ring doubtful that has stalled once",
         finder=TESTS,
     ),
+    Mutant(
+        name="answered-call-is-not-ahead",
+        file="collective.py",
+        old="ahead = [p for p in present if calls[p] in p.answers or self._attempt_of(p, calls[p]) is not None]",
+        new="ahead = [p for p in present if self._attempt_of(p, calls[p]) is not None]",
+        breaks="S1: a call that was answered runs again after a take-over, and gets a second answer",
+        finder=TESTS,
+    ),
     # --- Topology -----------------------------------------------------------------------------------------------------
     Mutant(
         name="ring-not-closed",
@@ -331,6 +339,14 @@ MUTANTS = (
         old="self._rounds.forget(peer, call_id)",
         new="self._rounds.forget(peer, -1)",
         breaks="L3: an offer of a sync that was taken over counts in the next sync as well",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="participants-of-the-last-sync-not-updated",
+        file="statesync.py",
+        old="self._completed_last[group] = completed",
+        new="self._completed_last.setdefault(group, completed)",
+        breaks="S5: after a take-over those have the vote who completed an earlier sync",
         finder=TESTS,
     ),
     # --- Election -----------------------------------------------------------------------------------------------------
@@ -539,6 +555,14 @@ MUTANTS = (
         old="calls_max = limits.calls_in_flight_max(member_count)",
         new="calls_max = limits.CALLS_IN_FLIGHT_MAX",
         breaks="L3: a member has more calls in flight than the others remember the ends of",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="refusal-final-before-the-list-is",
+        file="master.py",
+        old="is_final = not self.registry.old_members",
+        new="is_final = True",
+        breaks="S3: a member of a run is sent away for good by a list that comes to nothing",
         finder=TESTS,
     ),
     # --- Peer ---------------------------------------------------------------------------------------------------------
@@ -760,6 +784,14 @@ MUTANTS = (
         old="if number < self.round - 1 and peer_id in present]",
         new="if number < self.round and peer_id in present]",
         breaks="L2: a member that lacks one answer is removed at each take-over",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="older-sync-of-a-late-report-taken",
+        file="recovery.py",
+        old="taken, self._newer_syncs = self._newer_syncs, {}",
+        new="taken, self._newer_syncs, self._last_syncs = self._newer_syncs, {}, {}",
+        breaks="S5: a revision is given twice, since who reports late has missed the last sync",
         finder=TESTS,
     ),
     # --- Several masters ----------------------------------------------------------------------------------------------

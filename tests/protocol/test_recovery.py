@@ -515,6 +515,33 @@ def test_the_revision_goes_on(bench: TakeOver) -> None:
     assert bench.machine.syncs.last_revision == {0: 41}
 
 
+def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:
+    """S5: revision and participants, who have the vote in the next election, whoever reports late."""
+    bench.report("a", "abc", last_sync=outcome(6, True, "a", 1, value=41))
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    for name, last in (("b", outcome(9, True, "ab", 2, 2, value=43)), ("c", outcome(7, True, "ac", 1, 1, value=42))):
+        bench.report(name, "abc", last_sync=last)
+        assert bench.machine.syncs.last_revision == {0: 43}
+        assert bench.machine.syncs._completed_last == {0: {bench.peer("a"), bench.peer("b")}}
+
+
+def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: TakeOver) -> None:
+    """S1: the call would get two answers. b took it back while a's word of the attempt was on its way."""
+    for name in "ab":
+        bench.report(name)
+    bench.begin("b", 5)
+    bench.withdraw("b", 5)
+    peers = {bench.peer("a"): 4, bench.peer("b"): 5}
+    machine = bench.machine
+    machine.collectives.restore(RunningAttempt(1, pids("ab"), (4, 5), spec()), peers)
+    machine.validate()
+    assert not machine.collectives.attempts
+    ended = bench.peer("a").answers[4]
+    assert isinstance(ended, Decision)
+    assert (ended.committed, ended.result, ended.attempt_id) == (False, Result.RANK_CONNECTION_LOST, 1)
+    assert isinstance(bench.peer("b").answers[5], Answer)
+
+
 def test_a_refusal_of_all_is_the_same_for_who_has_not_heard_it(bench: TakeOver) -> None:
     """Headless, seed 375: nobody could send; one had heard that, the other waited in its sync for ever."""
     refused = Outcome(7, False, 0, Result.NO_SHARED_STATE_AVAILABLE, "all receive", pids("ab"), (3, 4))

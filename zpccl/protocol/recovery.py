@@ -291,7 +291,8 @@ class History:
         self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
         self._attempts: list[Reported[RunningAttempt]] = []
         self._syncs: list[Reported[RunningSync]] = []
-        self._last_syncs: dict[int, Outcome] = {}
+        self._last_syncs: dict[int, Outcome] = {}  # By group.
+        self._newer_syncs: dict[int, Outcome] = {}  # Those of them that nobody has taken yet.
 
     def adopt(self) -> None:
         """The master goes on with the list that is the newest now."""
@@ -321,7 +322,7 @@ class History:
             self._syncs.append(Reported(report.sync, reporter))
         last, group = report.last_sync, report.hello.group
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
-            self._last_syncs[group] = last
+            self._last_syncs[group] = self._newer_syncs[group] = last
 
     def calls_of(self, outcome: Outcome) -> dict[bytes, int]:
         """Whom an outcome concerns: by its own word, else by that of those for whom the attempt still runs."""
@@ -375,5 +376,5 @@ class History:
 
     def take_last_syncs(self) -> dict[int, Outcome]:
         """The last committed sync of each group, where it is news."""
-        taken, self._last_syncs = self._last_syncs, {}
+        taken, self._newer_syncs = self._newer_syncs, {}
         return taken
