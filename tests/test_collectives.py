@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from e2e.harness import until
 from e2e.local import Run, finish, local_run
 
 import zpccl
+from zpccl import arguments
 from zpccl.arguments import part_of
+from zpccl.collectives import _begin, _wait_with_retry, _windows
+from zpccl.control.peer_loop import Outcome, PendingCall
 from zpccl.errors import Result
 from zpccl.types import DataType, ReduceOp
 
@@ -325,3 +329,52 @@ def test_no_memory_for_the_result_fails_the_attempt_for_all(trio: Run, monkeypat
     assert all(isinstance(error, zpccl.PeerLost) and "no room" in str(error) for error in errors), errors
     monkeypatch.undo()
     assert still_works(trio)
+
+
+class Votes:
+    """Stands for a loop: what is begun, and how each call ends."""
+
+    def __init__(self, *ends: tuple[int, Exception | None]) -> None:
+        self.begun: list[list[int]] = []
+        self._ends = list(ends)
+        self._open: dict[int, PendingCall] = {}
+
+    def call(self, make_event: Any, calls: list[PendingCall]) -> None:
+        tags = [call.buffers.spec.tag for call in calls if call.buffers is not None]
+        make_event(list(range(len(calls))))
+        self.begun.append(tags)
+        self._open.update(zip(tags, calls, strict=True))
+        while self._ends and self._ends[0][0] in self._open:
+            tag, error = self._ends.pop(0)
+            future = self._open.pop(tag).future
+            future.set_exception(error) if error is not None else future.set_result(Outcome(1))
+
+
+@pytest.mark.parametrize("first_is_last", [False, True])
+def test_what_is_tried_again_is_waited_for_first(first_is_last: bool) -> None:
+    """L1: a member whose window ends elsewhere comes to the next tags only when this one votes for the lost ones."""
+    lost = zpccl.PeerLost("lost")
+    ends = [(2, None), (0, lost), (1, lost), (3, lost)]
+    ends = ends[::-1] if first_is_last else ends
+    votes = Votes(*ends, (1, lost), (0, None), (3, None), (1, lost), (1, None))
+    made = [arguments.barrier(tag).buffers for tag in range(4)]
+    calls = [PendingCall(Future(), buffers=buffers) for buffers in made]
+    _begin(votes, calls)  # type: ignore[arg-type]
+    _wait_with_retry(votes, calls)  # type: ignore[arg-type]
+    assert votes.begun == [[0, 1, 2, 3], [0, 1, 3], [1], [1]]
+    assert all(call.future.exception() is None for call in calls)
+
+
+def test_another_error_is_told_when_nobody_uses_the_memory_any_more() -> None:
+    votes = Votes((1, zpccl.TooFewPeers("alone")), (0, zpccl.PeerLost("lost")), (0, zpccl.TooFewPeers("alone")))
+    calls = [PendingCall(Future(), buffers=arguments.barrier(tag).buffers) for tag in range(2)]
+    _begin(votes, calls)  # type: ignore[arg-type]
+    _wait_with_retry(votes, calls)  # type: ignore[arg-type]
+    assert [type(call.future.exception()) for call in calls] == [zpccl.TooFewPeers] * 2
+
+
+def test_windows_follow_the_group() -> None:
+    """L3: half of the calls that a peer may have."""
+    made = [arguments.barrier(tag).buffers for tag in range(7)]
+    sizes = iter([3, 3, 3, 2, 2, 2, 2])
+    assert [len(window) for window in _windows(made, 4, lambda: next(sizes))] == [3, 2, 2]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from zpccl import limits
 
-UNITS = (
-    "NS US MS MAX BYTES DEFAULT PORT FIRST COUNT VERSION ELEMENTS PERCENT SECOND KIB MIB BACKLOG FLIGHT CPUS".split()
-)
+UNITS = "NS US MS MAX BYTES DEFAULT PORT FIRST COUNT VERSION ELEMENTS PERCENT SECOND KIB MIB BACKLOG FLIGHT CPUS BITS HANDSHAKES".split()
 
 
 def test_bounds_are_positive_numbers_with_a_unit() -> None:
@@ -52,3 +52,12 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.FRAME_BYTES_DEFAULT <= limits.FRAME_BYTES_MAX
     assert limits.PENDING_PEERS_MAX <= limits.PEERS_MAX
     assert limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT <= 65536
+
+
+@pytest.mark.parametrize("members", [0, 1, 2, 3, 64, 65, 100, 1000, limits.PEERS_MAX])
+def test_calls_in_flight_and_members_together(members: int) -> None:
+    found = limits.calls_in_flight_max(members)
+    assert 0 < found <= limits.CALLS_IN_FLIGHT_MAX
+    assert found * members <= limits.CALLS_NAMED_MAX
+    assert found == limits.CALLS_IN_FLIGHT_MAX or (found + 1) * members > limits.CALLS_NAMED_MAX
+    assert found // 2 > 0  # all_reduce_multiple_with_retry makes half as many together.

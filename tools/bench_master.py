@@ -437,8 +437,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", action="store_true", help="count the master's objects too, which takes longer")
     add_output_arguments(parser)
     options = parser.parse_args(arguments)
-    if any(batch > limits.CALLS_IN_FLIGHT_MAX for batch in options.batch):
-        parser.error(f"--batch: more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
+    calls_max = limits.calls_in_flight_max(max(options.peers))
+    if any(batch > calls_max for batch in options.batch):
+        parser.error(f"--batch: more than {calls_max} calls in flight, with {max(options.peers)} peers")
 
     def play() -> int:
         rows: list[Row] = []

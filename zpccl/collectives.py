@@ -6,7 +6,7 @@ result that others have otherwise. `arguments.py` checks what the user gives; `C
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -359,26 +359,17 @@ class Collectives(Caller):
         world_size = len(self._group_members())
         tx_bytes = rx_bytes = 0
         used = Algorithm.RING
-        for window in _windows(prepared, max_in_flight):
-            waiting = window
-            while waiting:
-                calls = [PendingCall(Future(), buffers=buffers) for buffers in waiting]
-                with self._giving_up(loop, calls):
-                    _begin(loop, calls)
-                    for call in calls:  # An error of one must not leave the memory of another in use.
-                        wait(call.future, None)
-                waiting = []
-                for call in calls:
-                    try:
-                        outcome = call.future.result()
-                    except PeerLost:
-                        assert call.buffers is not None
-                        waiting.append(call.buffers)
-                    else:
-                        world_size = outcome.value
-                        used = outcome.algorithm
-                        tx_bytes += outcome.tx_bytes
-                        rx_bytes += outcome.rx_bytes
+        for window in _windows(prepared, max_in_flight, lambda: limits.calls_in_flight_max(self._world_size()) // 2):
+            calls = [PendingCall(Future(), buffers=buffers) for buffers in window]
+            with self._giving_up(loop, calls):
+                _begin(loop, calls)
+                _wait_with_retry(loop, calls)
+            for call in calls:
+                outcome = call.future.result()
+                world_size = outcome.value
+                used = outcome.algorithm
+                tx_bytes += outcome.tx_bytes
+                rx_bytes += outcome.rx_bytes
         return ReduceInfo(world_size, tx_bytes, rx_bytes, used)
 
     def _world_size(self) -> int:
@@ -414,16 +405,36 @@ def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:
     loop.call(make_event, calls)
 
 
-def _windows(prepared: Sequence[Buffers], max_in_flight: int) -> Iterator[list[Buffers]]:
-    """Splits collectives, in order, into those to begin together: the same on all members, whose arguments are.
+def _wait_with_retry(loop: PeerLoop, calls: list[PendingCall]) -> None:
+    """Waits until all have ended, with anything but the loss of a peer: those are begun again, in their place.
 
-    A window leaves half of the calls that a peer may have to the user's other threads.
+    All members wait for theirs in the same order and pass none that is to be tried again. So they meet at each, though
+    their windows may end elsewhere, where the group has shrunk meanwhile.
+    """
+    for place in range(len(calls)):  # To the last: an error of one must not leave the memory of another in use.
+        wait(calls[place].future, None)
+        while _is_to_retry(calls[place]):
+            again = [i for i in range(place, len(calls)) if _is_to_retry(calls[i])]
+            for i in again:
+                calls[i] = PendingCall(Future(), buffers=calls[i].buffers)
+            _begin(loop, [calls[i] for i in again])
+            wait(calls[place].future, None)
+
+
+def _is_to_retry(call: PendingCall) -> bool:
+    return call.future.done() and isinstance(call.future.exception(), PeerLost)
+
+
+def _windows(prepared: Sequence[Buffers], max_in_flight: int, window_max: Callable[[], int]) -> Iterator[list[Buffers]]:
+    """Splits collectives, in order, into those to begin together: of `window_max` at most.
+
+    That leaves half of the calls that a peer may have to the user's other threads.
     """
     window: list[Buffers] = []
     large_count = 0
     for buffers in prepared:
         is_large = buffers.send.nbytes >= limits.SMALL_TENSOR_BYTES
-        if (is_large and large_count == max_in_flight) or len(window) == limits.CALLS_IN_FLIGHT_MAX // 2:
+        if (is_large and large_count == max_in_flight) or len(window) >= window_max():
             yield window
             window, large_count = [], 0
         window.append(buffers)

@@ -32,17 +32,25 @@ PEERS_MAX = 2048
 """Members and pending peers of one run."""
 PENDING_PEERS_MAX = 256
 CALLS_IN_FLIGHT_MAX = 1024
-"""Unanswered calls of one peer."""
+"""Unanswered calls of one peer in a small group: see calls_in_flight_max."""
+CALLS_NAMED_MAX = 65_536
+"""What the attempts of one peer's calls in flight may name of calls, of all members together."""
 ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
 """Answers kept for a peer that does not say that it got them. Those that a broken connection can have cost it are the
 latest, and no more than CALLS_IN_FLIGHT_MAX: it had no answer to any of them."""
-OUTCOMES_KEPT_MAX = CALLS_IN_FLIGHT_MAX
-"""Ends of attempts that a peer remembers, for a master that takes the run over. What another peer has not heard of is
-the latest, and no more: it had no answer to any of its calls in them."""
-OUTCOME_CALLS_KEPT_MAX = 131_072
-"""Calls named in all outcomes that a peer remembers, so that its report fits into a message."""
+PARTIAL_REFUSALS_KEPT_MAX = 8
+"""Refusals that peers remember beside the ends of calls of the whole group: only some of its members have part in them,
+or members of other groups too."""
+OUTCOMES_KEPT_MAX = CALLS_IN_FLIGHT_MAX + PARTIAL_REFUSALS_KEPT_MAX
+"""Ends of attempts in a report; how many a peer remembers follows from the size of its group (memory.py)."""
+OUTCOME_CALLS_KEPT_MAX = CALLS_NAMED_MAX + PARTIAL_REFUSALS_KEPT_MAX * PEERS_MAX
+"""Calls named in all outcomes that a peer remembers."""
 OUTCOME_TEXT_CHARS_MAX = 400
 """Reasons in remembered outcomes are cut to this."""
+MISMATCH_VALUES_MAX = 4
+"""Values named where peers differ in an argument; the rest is counted. They are remembered in outcomes too."""
+MISMATCH_VALUE_BYTES_MAX = 200
+"""Text of each of them, with the peers that gave it."""
 SPECS_PER_MESSAGE_MAX = 1024
 SMALL_TENSOR_BYTES = 64 * KIB
 """A smaller tensor takes longer to vote for than to reduce: `max_in_flight` does not count it."""
@@ -361,3 +369,13 @@ PROGRESS_LOG_INTERVAL_NS = 1 * SECOND
 """Between two lines in the log; transfers that take less leave none."""
 PROGRESS_WINDOW_NS = 4 * SECOND
 """What the rate is measured over."""
+
+
+# --- Limits that follow from others ---------------------------------------------------------------------------------
+def calls_in_flight_max(member_count: int) -> int:
+    """How many calls without an answer a peer may have in a group of so many members.
+
+    A peer reports all its attempts and remembers as many that have ended, each with the calls of all who take part. So
+    that a report fits into a message, the product of calls and members is bounded.
+    """
+    return min(CALLS_IN_FLIGHT_MAX, CALLS_NAMED_MAX // max(member_count, 1))

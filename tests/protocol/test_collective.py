@@ -162,7 +162,21 @@ def test_a_mismatch_of_many_can_be_read() -> None:
     for name in names:
         answer = bench.verdict(name, 1)
         assert isinstance(answer, Answer)
-        assert (answer.result, answer.field, len(answer.values)) == (Result.INVALID_USAGE, "count", 50)
+        assert (answer.result, answer.field) == (Result.INVALID_USAGE, "count")
+        assert [value.partition(" ")[0] for value in answer.values] == ["1", "2", "3", "47"]
+        assert answer.values[-1] == "47 other values"
+
+
+def test_of_many_who_give_one_value_some_are_named() -> None:
+    bench = MasterBench()
+    names = [f"{number:02}-trainer" for number in range(40)]
+    bench.members(*names)
+    for name in names:
+        bench.begin(name, 1, spec(count=9 if name == names[-1] else 8))
+    answer = bench.verdict(names[0], 1)
+    assert isinstance(answer, Answer)
+    assert answer.values[0] == f"8 from {', '.join(names[:13])} and 26 others"
+    assert answer.values[1] == f"9 from {names[-1]}"
 
 
 def test_missing_links_of_many_can_be_told() -> None:

@@ -675,7 +675,7 @@ def test_the_bound_of_open_calls(bench: MasterBench, monkeypatch: pytest.MonkeyP
     bench.begin("a", 1, spec(1), spec(2))
     assert bench.names() == "ab"
     effects = bench.begin("a", 3, spec(3))
-    assert effects[0] == ("a1", Kick(Result.INVALID_USAGE, "more than 2 calls without an answer"))
+    assert effects[0] == ("a1", Kick(Result.INVALID_USAGE, "more than 2 calls without an answer, in a group of 2"))
     assert bench.names() == "b"
 
 
@@ -688,6 +688,20 @@ def test_the_bound_of_open_calls_holds_for_each_kind(
     bench.begin("a", 1, spec(1), spec(2))
     bench.say("a", message)
     assert bench.names() == "b"
+
+
+def test_the_bound_of_open_calls_follows_the_group(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3: what all of them know must fit into a report."""
+    monkeypatch.setattr(limits, "CALLS_NAMED_MAX", 6)
+    bench.members("a", "b", "c")
+    bench.members("x", group=1)
+    bench.begin("x", 1, *(spec(tag) for tag in range(5)))
+    bench.begin("a", 1, spec(1), spec(2))
+    assert bench.names() == "abcx"
+    bench.begin("a", 3, spec(3))
+    assert bench.names() == "bcx"
+    bench.begin("b", 1, spec(1), spec(2), spec(3))
+    assert bench.names() == "bcx"
 
 
 def test_the_bound_of_answers(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:

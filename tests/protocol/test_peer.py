@@ -753,6 +753,22 @@ def test_the_bound_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(peer.machine.calls) == 3
 
 
+def test_the_bound_of_calls_follows_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3, S1: calls of all members together are what another master must be told of."""
+    monkeypatch.setattr(limits, "CALLS_NAMED_MAX", 6)
+    peer = PeerBench().member("abcx", x=1)
+    peer.reduce(10, spec(1))
+    error = peer.error(peer.reduce(11, spec(2), spec(3))[:1])
+    assert type(error) is InvalidUsage
+    assert "more than 2 calls in flight, in a group of 3" in str(error)
+    peer.open.discard(12)
+    peer.reduce(13, spec(2))
+    assert "more than 2 calls" in str(peer.error(peer.topology(14, PENDING)))
+    peer.hear(member_list(3, "abx", x=1))
+    peer.reduce(15, spec(3))
+    assert len(peer.machine.calls) == 3
+
+
 @pytest.mark.parametrize("where", ["connecting", "pending", "member"])
 def test_connect_twice(where: str) -> None:
     peer = getattr(PeerBench(), where)()

@@ -14,6 +14,7 @@ from zpccl.errors import Result
 from zpccl.limits import SECOND
 from zpccl.protocol import events
 from zpccl.protocol.leadership import choose_run
+from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
     Answer,
     Decision,
@@ -61,8 +62,8 @@ def hello_of(name: str, run_id: bytes = OLD_RUN, connection: int = 1) -> Hello:
 def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> Report:
     """What a peer knows: by default a member list and nothing else."""
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
-    hello = replace(hello, term=facts.pop("term", hello.term), **facts.pop("said", {}))
-    listed = member_list(epoch, members).members
+    hello = replace(hello, term=facts.pop("term", hello.term))
+    listed = member_list(epoch, members, **facts.pop("groups", {})).members
     blank = Report(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
     return replace(blank, **facts)
 
@@ -521,6 +522,33 @@ def test_the_revision_goes_on(bench: TakeOver) -> None:
     assert bench.machine.syncs.last_revision == {0: 41}
 
 
+def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:
+    """S5: revision and participants, who have the vote in the next election, whoever reports late."""
+    bench.report("a", "abc", last_sync=outcome(6, True, "a", 1, value=41))
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    for name, last in (("b", outcome(9, True, "ab", 2, 2, value=43)), ("c", outcome(7, True, "ac", 1, 1, value=42))):
+        bench.report(name, "abc", last_sync=last)
+        assert bench.machine.syncs.last_revision == {0: 43}
+        assert bench.machine.syncs._completed_last == {0: {bench.peer("a"), bench.peer("b")}}
+
+
+def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: TakeOver) -> None:
+    """S1: the call would get two answers. b took it back while a's word of the attempt was on its way."""
+    for name in "ab":
+        bench.report(name)
+    bench.begin("b", 5)
+    bench.withdraw("b", 5)
+    peers = {bench.peer("a"): 4, bench.peer("b"): 5}
+    machine = bench.machine
+    machine.collectives.restore(RunningAttempt(1, pids("ab"), (4, 5), spec()), peers)
+    machine.validate()
+    assert not machine.collectives.attempts
+    ended = bench.peer("a").answers[4]
+    assert isinstance(ended, Decision)
+    assert (ended.committed, ended.result, ended.attempt_id) == (False, Result.RANK_CONNECTION_LOST, 1)
+    assert isinstance(bench.peer("b").answers[5], Answer)
+
+
 def test_a_refusal_of_all_is_the_same_for_who_has_not_heard_it(bench: TakeOver) -> None:
     """Headless, seed 375: nobody could send; one had heard that, the other waited in its sync for ever."""
     refused = Outcome(7, False, 0, Result.NO_SHARED_STATE_AVAILABLE, "all receive", pids("ab"), (3, 4))
@@ -615,10 +643,83 @@ def test_a_commit_without_a_result_ends_the_membership(phase: str) -> None:
     assert "without this peer" in str(peer.error(effects))
 
 
-def test_reports_fit_into_a_message() -> None:
-    calls = limits.OUTCOME_CALLS_KEPT_MAX * (18 + 9)
-    texts = limits.OUTCOMES_KEPT_MAX * (4 * limits.OUTCOME_TEXT_CHARS_MAX + 40)
-    assert calls + texts < limits.MESSAGE_BYTES_MAX
+MISMATCH = Answer(
+    10, Result.INVALID_USAGE, 0, "peers differ", "count", ("8 from a", "9 from b"), 0, 7, pids("ab"), (10, 20)
+)
+
+
+def test_a_mismatch_is_remembered_for_another_master() -> None:
+    """S1: whole, so that others get the same typed error."""
+    peer = PeerBench().member()
+    peer.reduce(10)
+    peer.hear(MISMATCH)
+    (said,) = peer.hear(Refused(Refusal.REPORT, ""))
+    values = ("8 from a", "9 from b")
+    facts = (7, False, 0, Result.INVALID_USAGE, "peers differ", pids("ab"), (10, 20), "count", values)
+    assert said.message.outcomes == (Outcome(*facts),)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_mismatch_that_one_has_heard_of_is_one_for_the_other(bench: TakeOver, late: bool) -> None:
+    """L1: the former master died between two sends; b would wait for a, which goes on, for ever."""
+    outcome = Outcome(7, False, 0, MISMATCH.result, MISMATCH.reason, pids("ab"), (10, 20), "count", MISMATCH.values)
+    if late:  # b votes again before anybody knows that it was refused.
+        bench.report("b", oldest_call_id=20)
+        bench.tick_at_deadline()
+        bench.begin("b", 20, oldest=20)
+    bench.report("a", outcomes=(outcome,), oldest_call_id=11)
+    if not late:
+        bench.report("b", oldest_call_id=20)
+    bench.begin("b", 20, oldest=20)
+    assert bench.verdict("b", 20) == replace(MISMATCH, call_id=20, attempt_id=0, order=(), calls=())
+    assert bench.peer("b").answers[20].order == pids("ab")
+    assert bench.verdict("a", 10) is None
+    assert not bench.machine.collectives.ballots
+
+
+def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOver) -> None:
+    """S1: one of those who are away may have heard what the former master made of them."""
+    bench.report("a", "abc")
+    bench.report("b", "abc")
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    bench.vote("a", UPDATE, 10)
+    bench.begin("b", 20)
+    assert bench.verdict("a", 10) is None
+    bench.report("c", "abc")
+    assert isinstance(bench.verdict("a", 10), Answer)
+    assert isinstance(bench.verdict("b", 20), Answer)
+
+
+def test_a_knot_is_ended_only_when_all_are_heard() -> None:
+    bench = TakeOver(MasterOptions(straggler_timeout_ns=2 * SECOND))
+    for name in "ab":
+        bench.report(name, "abx", groups={"x": 1})
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    bench.begin("a", 10, spec(1))
+    bench.begin("b", 20, spec(2))
+    bench.tick(2 * SECOND)
+    assert bench.verdict("a", 10) is None
+    bench.groups["x"] = 1
+    bench.report("x", "abx", groups={"x": 1})
+    bench.tick(2 * SECOND)
+    for name, call_id in (("a", 10), ("b", 20)):
+        assert isinstance(bench.verdict(name, call_id), Answer)
+
+
+def test_a_refusal_ends_a_topology_call_too(bench: TakeOver) -> None:
+    refused = Outcome(7, False, 0, Result.INVALID_USAGE, "in different calls", pids("ab"), (10, 20))
+    bench.report("a", outcomes=(refused,), oldest_call_id=11)
+    bench.report("b", oldest_call_id=20)
+    bench.vote("b", UPDATE, 20)
+    assert bench.verdict("b", 20) == Answer(20, Result.INVALID_USAGE, reason="in different calls")
+    assert not bench.machine.rounds.calls
+
+
+def test_an_end_that_is_no_refusal_is_no_answer(bench: TakeOver) -> None:
+    """S1: an Answer of success would end a collective without its result."""
+    bench.report("a", outcomes=(Outcome(7, False, 0, Result.SUCCESS, "", pids("ab"), (10, 20)),), oldest_call_id=11)
+    bench.report("b", oldest_call_id=20)
+    assert isinstance(bench.verdict("b", 20), Decision)
 
 
 def test_a_gathering_master_does_not_hold_more_than_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -676,6 +777,39 @@ def test_who_lacks_a_result_of_the_others_is_removed(bench: TakeOver) -> None:
     told = bench.report("a", "abc", 5, attempts=(RunningAttempt(1, pids("abc"), (4, 5, 6), spec()),))
     assert any(isinstance(message, Kick) for _, message in told)
     assert bench.names() == "bc"
+
+
+@pytest.mark.parametrize("late", ["the rest", "the removed"])
+def test_who_missed_more_than_one_round_is_removed(bench: TakeOver, late: str) -> None:
+    """L1: the former master had removed c, and the others went on from are_peers_pending to update_topology and beyond.
+
+    c would take the value of the last round for that of its own and call something else than they do: a correct program
+    would be told that its peers wait for each other in different calls.
+    """
+    if late == "the rest":  # The list that c knows is revived, and it votes before the others come.
+        bench.report("c", "abc", 5, round=6)
+        bench.tick(limits.MINORITY_WAIT_NS)
+        assert bench.names() == "abc"
+        bench.say("c", TopologyVote(0, 50, PENDING, 6))
+        for name in "ab":
+            told = bench.report(name, "ab", 9, round=8, round_value=1)
+    else:
+        bench.report("a", "abc", 5, round=8, round_value=1)
+        bench.tick(limits.RECOVERY_GRACE_NS)
+        bench.report("b", "abc", 5, round=8, round_value=1)
+        told = bench.report("c", "abc", 5, round=6)
+    assert bench.names() == "ab"
+    assert late != "the removed" or any(isinstance(message, Kick) for _, message in told)
+    assert bench.verdict("c", 50) is None
+
+
+def test_who_missed_the_last_round_is_told_of_it(bench: TakeOver) -> None:
+    bench.report("a", "abc", 5, round=8, round_value=1)
+    bench.report("b", "abc", 5, round=8, round_value=1)
+    bench.report("c", "abc", 5, round=7)
+    bench.say("c", TopologyVote(0, 50, PENDING, 7))
+    assert bench.names() == "abc"
+    assert bench.verdict("c", 50) == Answer(50, Result.SUCCESS, value=1)
 
 
 def test_a_list_that_names_one_twice_is_no_list(bench: TakeOver) -> None:

@@ -373,4 +373,19 @@ def test_a_conflict_at_several_tags(bench: MasterBench) -> None:
     assert all(isinstance(answer, Answer) and answer.result == Result.INVALID_USAGE for answer in refused)
     # Nobody waits for the second tag any more but a; b is free to vote on it.
     bench.begin("b", 2, spec(2))
-    assert FIRST_ATTEMPT in bench.plans
+    assert len(bench.plans) == 1
+
+
+def test_a_conflict_is_one_decision_for_all_whose_calls_it_ends(bench: MasterBench) -> None:
+    """S1: who is not told by this master is told by the next, whatever it waits in."""
+    bench.begin("a", 5)
+    bench.vote("b", UPDATE, 6)
+    answers = [bench.peer("a").answers[5], bench.peer("b").answers[6]]
+    assert answers[0].attempt_id > 0
+    assert {(answer.attempt_id, answer.order, answer.calls) for answer in answers} == {
+        (answers[0].attempt_id, pids("ba"), (6, 5))
+    }
+    bench.vote("a", UPDATE, 7)
+    bench.say("b", offer(7, 0))
+    assert bench.peer("a").answers[7].attempt_id > answers[0].attempt_id
+    assert bench.peer("b").answers[7].order == pids("ab")

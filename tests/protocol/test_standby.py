@@ -125,6 +125,21 @@ def test_who_has_gone_elsewhere_does_not_count(bench: Standby) -> None:
     assert bench.machine.is_recovering
 
 
+def test_a_refusal_is_final_only_when_the_list_is_committed(bench: Standby) -> None:
+    """S3: the list may come to nothing, and who is not in it may be a member by another one."""
+    for name in "ab":
+        bench.report(name, "ab")
+    hello = bench.promising(replace(hello_of("x"), **TWO), Promise(bench.machine.term + 1, b"some other one.."))
+    for number in range(2):
+        bench.connections["x"] = "x1"
+        (refused,) = [m for _, m in bench.say("x", hello) if isinstance(m, Refused)]
+        assert refused.refusal is Refusal.UNKNOWN_SESSION
+        final = bench.machine.run_id, bench.machine.registry.epoch
+        assert (refused.run_id, refused.epoch) == (final if number else (bytes(16), 0))
+        bench.see("a", "b")
+        assert bench.machine.registry.is_committed
+
+
 def test_who_comes_back_reports_again(bench: Standby) -> None:
     """It may have heard more in between, even where its old connection has not been noticed to break."""
     bench.report("a", "abc")

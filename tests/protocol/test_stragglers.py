@@ -259,3 +259,177 @@ def test_many_operations_are_counted() -> None:
     bench.begin("a", 200, spec(500))
     bench.tick(WARNING)
     assert len(bench.machine._stragglers._warnings) == 1
+
+
+# --- Peers that wait for each other -----------------------------------------------------------------------------------
+
+
+def refused(bench: MasterBench, name: str, call_id: int) -> str:
+    """Why a call was refused."""
+    answer = bench.verdict(name, call_id)
+    assert isinstance(answer, Answer)
+    assert answer.result == Result.INVALID_USAGE
+    return answer.reason
+
+
+def until(bench: MasterBench, now_ns: int) -> None:
+    """Time passes, and the master looks whenever it wants to."""
+    while (deadline_ns := bench.machine.deadline_ns()) is not None and deadline_ns <= now_ns:
+        bench.tick_at_deadline()
+    bench.tick(now_ns - bench.now_ns)
+
+
+KNOT = (
+    "peers wait for each other: a, c in all_reduce at tag 1 of group 0, which waits for b; "
+    "b in all_reduce at tag 2 of group 0, which waits for a, c"
+)
+
+
+@pytest.mark.parametrize("timeout_ns", [None, TIMEOUT])
+def test_peers_in_different_tags(timeout_ns: int | None) -> None:
+    """L1: nobody is a straggler, so nobody was named, for ever."""
+    bench = bench_of("a", "b", "c", timeout_ns=timeout_ns)
+    began_ns = bench.now_ns
+    for name, tag in (("a", 1), ("b", 2), ("c", 1)):
+        bench.begin(name, 1, spec(tag))
+    until(bench, began_ns + WARNING - 1)
+    assert lines(bench) == []
+    until(bench, began_ns + WARNING)
+    assert lines(bench) == [f"{KNOT}; since 10 s"]
+    until(bench, began_ns + TIMEOUT - 1)
+    assert lines(bench) == [f"{KNOT}; since 20 s"]
+    assert bench.verdict("a", 1) is None
+    until(bench, began_ns + TIMEOUT)
+    if timeout_ns is None:
+        assert bench.verdict("a", 1) is None
+        until(bench, began_ns + 4 * WARNING)
+        assert lines(bench) == [f"{KNOT}; since 40 s"]
+        return
+    assert lines(bench) == [f"{KNOT}; since 25 s; their calls are ended"]
+    assert [refused(bench, name, 1) for name in "abc"] == [KNOT] * 3
+    assert bench.names() == "abc"
+    first, second = bench.peer("a").answers[1], bench.peer("b").answers[1]
+    assert (first.order, second.order) == (pids("ac"), ())
+    for name in "abc":
+        bench.begin(name, 2, spec(1))
+    assert len(bench.plans) == 1
+
+
+def test_batches_that_overlap_in_part() -> None:
+    """L1: what all have voted for runs; c, which waits for both and is waited for by neither, is in the knot too."""
+    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench.begin("a", 1, spec(1), spec(2))
+    bench.begin("b", 1, spec(2), spec(3))
+    bench.begin("c", 1, spec(1), spec(2), spec(3))
+    bench.begin("c", 4, spec(4))
+    until(bench, bench.now_ns + 2 * TIMEOUT)  # They reduce for so long.
+    assert lines(bench) != []
+    assert [bench.verdict(name, 1) for name in "abc"] == [None] * 3
+    bench.finish("a", 2)
+    bench.finish("b", 1)
+    bench.finish("c", 2)
+    lines(bench)
+    began_ns = bench.now_ns
+    until(bench, began_ns + WARNING)
+    (line,) = [text for text in lines(bench) if text.startswith("peers wait")]
+    assert "a, c in all_reduce at tag 1 of group 0, which waits for b" in line
+    assert "b, c in all_reduce at tag 3 of group 0, which waits for a" in line
+    assert "tag 4" not in line
+    until(bench, began_ns + TIMEOUT - 1)
+    assert bench.verdict("c", 1) is None
+    until(bench, began_ns + TIMEOUT)
+    for name, call_id in (("a", 1), ("c", 1), ("b", 2), ("c", 3)):
+        assert "peers wait for each other" in refused(bench, name, call_id)
+    assert bench.verdict("c", 4) is None
+    for name in "ab":
+        bench.begin(name, 9, spec(4))
+    assert len(bench.plans) == 2
+
+
+def test_who_is_slow_is_in_no_knot() -> None:
+    """Votes of a and b miss each other, but both miss that of c too, which is not in any call."""
+    bench = bench_of("a", "b", "c")
+    bench.begin("a", 1, spec(1))
+    bench.begin("b", 1, spec(2))
+    until(bench, bench.now_ns + WARNING)
+    assert not any(text.startswith("peers wait") for text in lines(bench))
+    bench.begin("c", 1, spec(1))
+    until(bench, bench.now_ns + WARNING)
+    assert sum(text.startswith("peers wait") for text in lines(bench)) == 1
+
+
+def test_who_waits_for_links_is_in_no_knot() -> None:
+    """What goes on is not ended: of the tag that all have voted for."""
+    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
+    bench.say("a", Linked(()))
+    for name, tag in (("a", 1), ("b", 2)):
+        bench.begin(name, 1, spec(3))
+        bench.begin(name, 2, spec(tag))
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1)
+    assert not any(text.startswith("peers wait") for text in lines(bench))
+
+
+def test_are_peers_pending_is_no_excuse() -> None:
+    """Who waits there too may well be in a knot; the question goes on when that is gone."""
+    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
+    bench.members("x", group=1)
+    bench.vote("a", PENDING, 1)
+    bench.vote("x", PENDING, 1)
+    bench.begin("a", 2, spec(1))
+    bench.begin("b", 2, spec(2))
+    until(bench, bench.now_ns + TIMEOUT)
+    assert "are_peers_pending" not in refused(bench, "a", 2)
+    assert refused(bench, "b", 2)
+    bench.vote("b", PENDING, 3)
+    assert bench.verdict("x", 1) == Answer(1, Result.SUCCESS)
+
+
+def test_a_knot_is_looked_for_though_nobody_votes_any_more() -> None:
+    """An attempt that ends leaves its peers in what waits for each other."""
+    bench = bench_of("a", "b", timeout_ns=None)
+    for name, tag in (("a", 1), ("b", 2)):
+        bench.begin(name, 1, spec(3))
+        bench.begin(name, 2, spec(tag))
+    until(bench, bench.now_ns + 20 * WARNING)
+    lines(bench)
+    for name in "ab":
+        bench.finish(name, 1)
+    until(bench, bench.now_ns + WARNING)
+    assert any(text.startswith("peers wait") for text in lines(bench))
+
+
+def test_two_knots_and_who_waits_for_them() -> None:
+    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
+    bench.members("x", "y", group=1)
+    for name, tag in zip("abxy", (1, 2, 1, 2), strict=True):
+        bench.begin(name, 1, spec(tag))
+    bench.vote("a", PENDING, 2)
+    until(bench, bench.now_ns + WARNING)
+    assert [re.findall(r"group (\d)", text) for text in lines(bench)] == [["0", "0"], ["1", "1"], []]
+    until(bench, bench.now_ns + TIMEOUT - WARNING)
+    for name in "abxy":
+        assert refused(bench, name, 1)
+    assert bench.verdict("a", 2) is None
+
+
+def test_a_line_about_a_large_knot_can_be_read() -> None:
+    bench = MasterBench(MasterOptions(straggler_timeout_ns=TIMEOUT))
+    names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(40)]
+    bench.members(*names)
+    bench.logged.clear()
+    for tag, name in enumerate(names):
+        bench.begin(name, 1, spec(tag))
+    until(bench, bench.now_ns + WARNING)
+    (line,) = lines(bench)
+    assert line.count(" in all_reduce at tag ") == limits.STRAGGLER_LINES_MAX
+    assert "and 32 more operations; since 10 s" in line
+    until(bench, bench.now_ns + TIMEOUT)
+    assert len({refused(bench, name, 1) for name in names}) == 1
+
+
+def test_an_operation_in_a_knot_of_rounds_can_be_ended() -> None:
+    """No votes tie one today, as these are refused at once; should there ever be one, it does not last."""
+    bench = bench_of("a", "b")
+    bench.say("a", offer(1, 0))
+    bench.machine.rounds.refuse("sync_shared_state", 0, "why")
+    assert bench.peer("a").answers[1] == Answer(1, Result.INVALID_USAGE, reason="why")

@@ -235,8 +235,6 @@ def error_of_decision(call: Call, decision: Decision) -> PCCLError:
     """The error that an aborted attempt stands for."""
     if decision.result == Result.INTERNAL_ERROR:
         return ResultMismatch(decision.reason)
-    if decision.result in _ERRORS:  # A sync that was refused, by the word of another who was.
-        return _ERRORS[decision.result](decision.reason)
     if isinstance(call, SyncCall) and call.is_at_fault:
         return call.withdrawn or InvalidUsage(decision.reason)
     return call.withdrawn or PeerLost(decision.reason, peers=decision.peers)

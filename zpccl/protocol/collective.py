@@ -37,8 +37,8 @@ from zpccl.errors import Result
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.effects import Level
-from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt
+from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
+from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.topology import mesh_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -50,6 +50,8 @@ class Ballot:
 
     begun_ns: int
     """When the first came."""
+    voted_ns: int
+    """When the last came."""
     calls: dict[Peer, tuple[int, CollectiveSpec]] = field(default_factory=dict)
     agreed_ns: int | None = None
     """When all had voted the same, where the plan waits for links."""
@@ -125,6 +127,8 @@ class Collectives:
         self._next_attempt_id = next_attempt_id
         self._link_wait_ns = link_wait_ns
         self.ballots: dict[tuple[int, int], Ballot] = {}  # By group and tag.
+        self.voted_ns = -1
+        """When the last vote came."""
         self.attempts: dict[int, Attempt] = {}
         self._attempt_at: dict[tuple[int, int], Attempt] = {}  # By group and tag.
         self._aborted: dict[int, Attempt] = {}  # The last that failed by reports, without these.
@@ -145,7 +149,8 @@ class Collectives:
         if running is not None and peer in running.calls:
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
-        ballot = self.ballots.setdefault(key, Ballot(now_ns))
+        ballot = self.ballots.setdefault(key, Ballot(now_ns, now_ns))
+        ballot.voted_ns = self.voted_ns = now_ns
         ballot.calls[peer] = (call_id, spec)
         if len(ballot.calls) >= self._registry.member_count(peer.group):
             self._count(key, now_ns)
@@ -231,9 +236,20 @@ class Collectives:
             if of_group == group and ballot.agreed_ns is None
         }
 
-    def refuse(self, group: int, tag: int, reason: str) -> None:
-        """Ends the voting for a tag with INVALID_USAGE."""
-        self._answer_all(self.ballots.pop((group, tag)), Result.INVALID_USAGE, reason)
+    def take_votes(self, group: int, tag: int) -> list[tuple[Peer, int]]:
+        """Ends the voting for a tag: who had voted, with the call of each, which is to be answered."""
+        return [(peer, call_id) for peer, (call_id, _) in self.ballots.pop((group, tag)).calls.items()]
+
+    def refuse(
+        self,
+        calls: Sequence[tuple[Peer, int]],
+        result: Result,
+        reason: str,
+        name: str = "",
+        values: tuple[str, ...] = (),
+    ) -> None:
+        """Ends calls that nothing was planned for, all alike."""
+        self._outbox.refuse(calls, self._next_attempt_id, result, reason, name, values)
 
     def _attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
         return next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
@@ -250,14 +266,14 @@ class Collectives:
         elif not self._registry.is_committed:
             ballot.agreed_ns = None
         elif len(members) == 1:
-            self._answer_all(self.ballots.pop(key), Result.TOO_FEW_PEERS, "this peer is alone in its group")
+            self.refuse(self.take_votes(*key), Result.TOO_FEW_PEERS, "this peer is alone in its group")
         elif len(ballot.calls) < len(members):
             ballot.agreed_ns = None
         elif (difference := find_difference(ballot.calls)) is not None:
             name, values = difference
             wrong = "one peer must be the root" if name == "is_root" else f"peers differ in {name}"
             reason = f"tag {tag}: {wrong}: {'; '.join(values)}"
-            self._answer_all(self.ballots.pop(key), Result.INVALID_USAGE, reason, name, values)
+            self.refuse(self.take_votes(*key), Result.INVALID_USAGE, reason, name, values)
         elif _kind_of(ballot) == CollectiveKind.BARRIER:
             self._open_barrier(self.ballots.pop(key), members)
         else:
@@ -484,13 +500,6 @@ class Collectives:
             facts = (call_id, attempt.attempt_id, committed, len(attempt.order), result, text, blamed)
             self._outbox.answer(peer, Decision(*facts), Decision(*facts, order, calls))
 
-    def _answer_all(
-        self, ballot: Ballot, result: Result, reason: str, name: str = "", values: tuple[str, ...] = ()
-    ) -> None:
-        for peer, (call_id, _) in ballot.calls.items():
-            text = reason[: limits.TEXT_CHARS_MAX]
-            self._outbox.answer(peer, Answer(call_id, result, reason=text, field=name, values=values))
-
     def validate(self) -> None:
         """States what always holds."""
         for ballot in self.ballots.values():
@@ -529,11 +538,18 @@ _COMPARED = ("kind", *(name for name in CollectiveSpec.__struct_fields__ if name
 
 
 def _values(calls: dict[Peer, tuple[int, CollectiveSpec]], name: str) -> tuple[str, ...]:
-    voters: dict[int, list[str]] = {}
+    voters: dict[int, list[Peer]] = {}
     for peer, (_, spec) in calls.items():
-        voters.setdefault(getattr(spec, name), []).append(peer.name)
-    texts = (f"{_describe(name, value)} from {', '.join(who)}" for value, who in voters.items())
-    return tuple(text[: limits.TEXT_CHARS_MAX] for text in texts)
+        voters.setdefault(getattr(spec, name), []).append(peer)
+    rest = len(voters) - limits.MISMATCH_VALUES_MAX
+    shown = list(voters.items())[: limits.MISMATCH_VALUES_MAX - (rest > 0)]
+    texts = [f"{_describe(name, value)} from {some_names(who, _NAMES_BYTES_MAX)}" for value, who in shown]
+    if rest > 0:
+        texts.append(f"{rest + 1} other values")
+    return tuple(cut(text, limits.MISMATCH_VALUE_BYTES_MAX) for text in texts)
+
+
+_NAMES_BYTES_MAX = limits.MISMATCH_VALUE_BYTES_MAX - len(f"{limits.ELEMENTS_MAX} from ")
 
 
 def _kind_of(ballot: Ballot) -> int:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zpccl import limits
+from zpccl.errors import Result
 from zpccl.protocol.counts import Counts
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
 from zpccl.protocol.messages import Answer, Decision, MasterMessage, Member, Members, Neighbour
@@ -268,6 +269,28 @@ class Outbox:
             del peer.answers[next(iter(peer.answers))]
         self.send(peer, message)
 
+    def refuse(
+        self,
+        calls: Sequence[tuple[Peer, int]],
+        next_attempt_id: Callable[[], int],
+        result: Result,
+        reason: str,
+        name: str = "",
+        values: tuple[str, ...] = (),
+    ) -> None:
+        """Ends calls that nothing was planned for, all alike.
+
+        This is a decision like any other: each of several peers is told whose calls end with its own. So whoever does
+        not hear of it gets the same answer from another master.
+        """
+        order = tuple(peer.peer_id for peer, _ in calls)
+        number: tuple[int, tuple[bytes, ...], tuple[int, ...]] = (0, (), ())
+        if len(calls) > 1:
+            number = (next_attempt_id(), order, tuple(call_id for _, call_id in calls))
+        text = reason[: limits.TEXT_CHARS_MAX]
+        for peer, call_id in calls:
+            self.answer(peer, Answer(call_id, result, 0, text, name, values, 0, *number))
+
     def log(self, level: Level, text: str, *, of_stranger: bool = False) -> None:
         """Writes a line to the log."""
         self._effects.append(Log(level, text, of_stranger))
@@ -281,3 +304,15 @@ class Outbox:
 def names(peers: Iterable[Peer]) -> str:
     """The names of peers, for people."""
     return ", ".join(peer.name for peer in peers) or "nobody"
+
+
+def some_names(peers: Sequence[Peer], bytes_max: int) -> str:
+    """The names of as many peers as fit, for people; the rest is counted."""
+    shown, room = 0, bytes_max - len(" and 9999 others")
+    for peer in peers:
+        room -= len(peer.name.encode()) + len(", ")
+        if shown and room < 0:
+            break
+        shown += 1
+    rest = len(peers) - shown
+    return names(peers[:shown]) + (f" and {rest} others" if rest else "")

@@ -1,13 +1,21 @@
 """What a peer remembers of the run beside its own calls, for a master that takes it over.
 
 A master holds no more than its peers know together. What one of them has not heard of, another has: the ends of
-attempts, the number and value of the last round of topology votes, the last committed sync. Of ends, the latest are
-kept: a peer that has missed some has no answer to its calls in them, and has no more calls than are kept here.
+attempts, the number and value of the last round of topology votes, the last committed sync.
+
+Of ends, the latest are kept, as many as a member may have calls in flight (limits.calls_in_flight_max), so none is
+forgotten that another could still need: calls of a group take all its members. One that has missed an end has no answer
+to its call in it, nor to its calls in all that ended since, so these are calls in flight of it, and no more than that.
+While the group grows nobody has calls in flight; when it shrinks more are kept. Refusals may concern some members only,
+or those of other groups: of these there is room for a few more. Whoever is no member any more needs no end, and its
+name makes room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.protocol.calls import Call, Phase, ReduceCall, SyncCall, TopologyCall
@@ -21,6 +29,7 @@ from zpccl.protocol.messages import (
     RunningAttempt,
     RunningSync,
     TopologyKind,
+    cut,
 )
 
 
@@ -37,6 +46,8 @@ class Memory:
         self._round_value = 0
         self._outcomes: dict[int, Outcome] = {}  # By attempt, the oldest first.
         self._call_count = 0
+        self._group_size = 0
+        self._member_ids: frozenset[bytes] = frozenset()
         self._last_sync: Outcome | None = None
 
     def on_round_heard(self, number: int, value: int) -> None:
@@ -48,6 +59,18 @@ class Memory:
         """A call of this peer has its answer by a round."""
         self.on_round_heard(number, value)
         self.round_answered = max(self.round_answered, number)
+
+    def on_members(self, members: Sequence[Member], group: int, *, is_committed: bool) -> None:
+        """The member list has changed. Those who are in no list that is committed need no ends of attempts."""
+        self._group_size = sum(member.group == group for member in members)
+        member_ids = frozenset(member.peer_id for member in members)
+        if not is_committed:
+            self._member_ids |= member_ids
+            return
+        gone, self._member_ids = self._member_ids - member_ids, member_ids
+        if gone:
+            self._outcomes = {number: _without(gone, outcome) for number, outcome in self._outcomes.items()}
+            self._call_count = sum(len(outcome.calls) for outcome in self._outcomes.values())
 
     def on_decision(self, decision: Decision, call: Call | None, member_ids: Collection[bytes]) -> None:
         """An attempt has ended, for `call` where it had no answer yet.
@@ -63,7 +86,7 @@ class Memory:
             decision.committed,
             decision.value,
             decision.result,
-            decision.reason[: limits.OUTCOME_TEXT_CHARS_MAX],
+            cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX),
             order,
             calls,
         )
@@ -73,10 +96,11 @@ class Memory:
             self._last_sync = outcome
 
     def on_answer(self, answer: Answer) -> None:
-        """A call has ended without an attempt; of syncs, others may wait for the same answer."""
+        """A call has ended without an attempt; others may wait for the same answer."""
         if answer.order:
-            reason = answer.reason[: limits.OUTCOME_TEXT_CHARS_MAX]
-            self._keep(Outcome(answer.attempt_id, False, 0, answer.result, reason, answer.order, answer.calls))
+            reason = cut(answer.reason, limits.OUTCOME_TEXT_CHARS_MAX)
+            facts = (answer.attempt_id, False, 0, answer.result, reason, answer.order, answer.calls)
+            self._keep(Outcome(*facts, answer.field, answer.values))
 
     def _keep(self, outcome: Outcome) -> None:
         known = self._outcomes.pop(outcome.attempt_id, None)
@@ -85,7 +109,8 @@ class Memory:
             outcome = known if len(known.calls) >= len(outcome.calls) else outcome
         self._outcomes[outcome.attempt_id] = outcome
         self._call_count += len(outcome.calls)
-        while len(self._outcomes) > limits.OUTCOMES_KEPT_MAX or self._call_count > limits.OUTCOME_CALLS_KEPT_MAX:
+        count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+        while len(self._outcomes) > count_max or self._call_count > limits.OUTCOME_CALLS_KEPT_MAX:
             self._call_count -= len(self._outcomes.pop(next(iter(self._outcomes))).calls)
 
     def report(
@@ -136,3 +161,10 @@ class Memory:
             old_members,
             parent,
         )
+
+
+def _without(gone: Collection[bytes], outcome: Outcome) -> Outcome:
+    if not any(peer_id in gone for peer_id in outcome.order):
+        return outcome
+    pairs = [pair for pair in zip(outcome.order, outcome.calls, strict=False) if pair[0] not in gone]
+    return replace(outcome, order=tuple(peer_id for peer_id, _ in pairs), calls=tuple(call_id for _, call_id in pairs))

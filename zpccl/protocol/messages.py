@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from zpccl import limits
-from zpccl.errors import ProtocolViolation
+from zpccl.errors import ProtocolViolation, Result
 from zpccl.types import Algorithm
 
 MAGIC = b"zp"
@@ -31,6 +31,10 @@ Address: TypeAlias = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX, pa
 Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=limits.ADDRESSES_PER_PEER_MAX)]
 PeerIds: TypeAlias = Annotated[tuple[PeerId, ...], Meta(max_length=limits.PEERS_MAX)]
 LinkKey: TypeAlias = Annotated[bytes, Meta(max_length=32)]
+Values: TypeAlias = Annotated[
+    tuple[Annotated[str, Meta(max_length=limits.MISMATCH_VALUE_BYTES_MAX)], ...],
+    Meta(max_length=limits.MISMATCH_VALUES_MAX),
+]
 CallIds: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PEERS_MAX)]
 PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=2)]
 """Of `Algorithm`; a plan leaves nothing open."""
@@ -241,6 +245,9 @@ class Outcome(_Message, frozen=True):
     """Who gets this outcome, as far as the sender knows."""
     calls: CallIds
     """The call of each that it ends."""
+    field: Name = ""
+    """Of a refusal, as in Answer."""
+    values: Values = ()
 
 
 class RunningAttempt(_Message, frozen=True):
@@ -435,13 +442,19 @@ class Answer(_Message, tag="answer", frozen=True):
     reason: Text = ""
     field: Name = ""
     """The argument that differs, for calls whose arguments do."""
-    values: Annotated[tuple[Text, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    values: Values = ()
     round: Natural = 0
     """The number of the round of topology votes that is complete with this."""
     attempt_id: Natural = 0
-    """Of a sync that ends with its election, for those who are refused alike: its number, who they are, their calls."""
+    """Of a refusal that ends calls of several peers: its number among the attempts, who they are, the call of each."""
     order: PeerIds = ()
     calls: CallIds = ()
+
+
+REFUSALS = frozenset(
+    {Result.INVALID_ARGUMENT, Result.INVALID_USAGE, Result.TOO_FEW_PEERS, Result.NO_SHARED_STATE_AVAILABLE}
+)
+"""Results of calls that end without an attempt: by an Answer, whichever master gives it."""
 
 
 class FetchEntry(_Message, frozen=True):
@@ -501,6 +514,11 @@ _encoder = msgspec.msgpack.Encoder()
 _peer_decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
 _master_decoder: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decoder(MasterMessage)
 _PREFIX = MAGIC + bytes([limits.PROTOCOL_VERSION])
+
+
+def cut(text: str, bytes_max: int) -> str:
+    """The beginning of a text that takes no more in a message."""
+    return text.encode()[:bytes_max].decode(errors="ignore")
 
 
 class Malformed(ProtocolViolation):

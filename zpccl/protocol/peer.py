@@ -492,7 +492,7 @@ class PeerMachine:
             error = error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER)
             self._close(error, say_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
-            self._old_members = () if message.epoch == self.epoch else self._old_members
+            self._on_members_committed(message)
         else:
             self._on_refused(message, now_ns)
 
@@ -589,6 +589,7 @@ class PeerMachine:
         self.members, self._old_members = message.members, message.old_members
         if self._masters.has_others:
             self._send(Acknowledgement(message.epoch))
+        self._memory.on_members(message.members, self.options.group, is_committed=not message.old_members)
         self._memory.on_round_heard(message.round, message.round_value)
         if self._is_registered() and is_listed:
             was_returning, self.state = self.state is State.RETURNING, State.MEMBER
@@ -600,6 +601,11 @@ class PeerMachine:
                 self._connect_call = None
             if was_returning:
                 self._say_standing()
+
+    def _on_members_committed(self, message: MembersCommitted) -> None:
+        if message.epoch == self.epoch:
+            self._old_members = ()
+            self._memory.on_members(self.members, self.options.group, is_committed=True)
 
     # --- Links ------------------------------------------------------------------------------------------------------
 
@@ -737,19 +743,26 @@ class PeerMachine:
             tags += [spec.tag for _, spec in event.calls]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
-            if len(self.calls) + len(event.calls) > limits.CALLS_IN_FLIGHT_MAX:
-                return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
+            if len(self.calls) + len(event.calls) > self._calls_max():
+                return self._too_many_calls()
             alone = len(self.group_members()) <= 1
             return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
         if exclusive is not None:
             return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
         if calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
-        if len(self.calls) >= limits.CALLS_IN_FLIGHT_MAX:
-            return InvalidUsage(f"more than {limits.CALLS_IN_FLIGHT_MAX} calls in flight")
+        if len(self.calls) >= self._calls_max():
+            return self._too_many_calls()
         if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
+
+    def _calls_max(self) -> int:
+        return limits.calls_in_flight_max(len(self.group_members()))
+
+    def _too_many_calls(self) -> InvalidUsage:
+        text = f"more than {self._calls_max()} calls in flight, in a group of {len(self.group_members())}"
+        return InvalidUsage(f"{text}; wait for some of their handles first")
 
     def _on_withdrawn(self, event: events.CallWithdrawn, now_ns: int) -> None:
         if event.call_id == self._connect_call:
@@ -803,7 +816,7 @@ class PeerMachine:
         order, algorithm = plan.lanes[0].order, plan.lanes[0].algorithm
         own_call = dict(zip(order, plan.calls, strict=False)).get(self.options.peer_id, -1)
         call = self.calls.get(own_call)
-        is_wanted = isinstance(call, ReduceCall) and call.phase is Phase.VOTING
+        is_wanted = isinstance(call, ReduceCall) and call.phase is Phase.VOTING and not call.is_held
         if plan.attempt_id <= self._seen_attempt_id:
             if call is not None and is_wanted:
                 self._report_late(call, plan.attempt_id)
@@ -827,7 +840,7 @@ class PeerMachine:
 
     def _on_sync_plan(self, plan: SyncPlan) -> None:
         call = self.calls.get(plan.call_id)
-        if not isinstance(call, SyncCall) or call.phase is not Phase.VOTING:
+        if not isinstance(call, SyncCall) or call.phase is not Phase.VOTING or call.is_held:
             return
         if plan.attempt_id <= self._seen_attempt_id:
             return self._report_late(call, plan.attempt_id)

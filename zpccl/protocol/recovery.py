@@ -49,11 +49,13 @@ class History:
         self.adopted_term = max(report.hello.term for report in of_run)
         self.round = 0
         self.round_value = 0
+        self._rounds: dict[bytes, int] = {}  # By member: the last of which it knows.
         self.outcomes: dict[int, Outcome] = {}
         self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
         self._attempts: list[Reported[RunningAttempt]] = []
         self._syncs: list[Reported[RunningSync]] = []
-        self._last_syncs: dict[int, Outcome] = {}
+        self._last_syncs: dict[int, Outcome] = {}  # By group.
+        self._newer_syncs: dict[int, Outcome] = {}  # Those of them that nobody has taken yet.
 
         for report in of_run:
             self.add(report)
@@ -64,6 +66,7 @@ class History:
             return
         if report.round > self.round:
             self.round, self.round_value = report.round, report.round_value
+        self._rounds[report.hello.peer_id] = report.round
         for outcome in report.outcomes:
             known = self.outcomes.get(outcome.attempt_id)
             if known is None or len(known.calls) < len(outcome.calls):
@@ -77,7 +80,7 @@ class History:
             self._syncs.append(Reported(report.sync, reporter))
         last, group = report.last_sync, report.hello.group
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
-            self._last_syncs[group] = last
+            self._last_syncs[group] = self._newer_syncs[group] = last
 
     def calls_of(self, outcome: Outcome) -> dict[bytes, int]:
         """Whom an outcome concerns: by its own word, else by that of those for whom the attempt still runs."""
@@ -95,6 +98,14 @@ class History:
         is_later = report.epoch > self.adopted.epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         return is_up_to_date and bool(self.adopted.members) and self.adopted.members <= theirs
+
+    def left_behind(self, present: Container[bytes]) -> list[bytes]:
+        """Who knows nothing of the round before the last one, in which all members of then had voted.
+
+        The former master had removed it. It is elsewhere in its program than the others are: the value of a later
+        round, which may have been one of other calls, would lead it astray, and all would wait for each other.
+        """
+        return [peer_id for peer_id, number in self._rounds.items() if number < self.round - 1 and peer_id in present]
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Outcome]]:
         """Who reports that an attempt runs which has ended for others, without it: who, its call, and the end."""
@@ -123,5 +134,5 @@ class History:
 
     def take_last_syncs(self) -> dict[int, Outcome]:
         """The last committed sync of each group, where it is news."""
-        taken, self._last_syncs = self._last_syncs, {}
+        taken, self._newer_syncs = self._newer_syncs, {}
         return taken

@@ -123,8 +123,10 @@ class Requests:
             return False
         if call_id in peer.answers:
             return True
-        if call_id not in peer.open_calls and len(peer.open_calls) >= limits.CALLS_IN_FLIGHT_MAX:
-            reason = f"more than {limits.CALLS_IN_FLIGHT_MAX} calls without an answer"
+        member_count = self._registry.member_count(peer.group)
+        calls_max = limits.calls_in_flight_max(member_count)
+        if call_id not in peer.open_calls and len(peer.open_calls) >= calls_max:
+            reason = f"more than {calls_max} calls without an answer, in a group of {member_count}"
         elif peer.open_calls.setdefault(call_id, call) != call:
             reason = f"call id {call_id} was used for two calls"
         else:

@@ -6,7 +6,8 @@ other for ever; so would a member that waits for another's vote on a collective 
 calls are refused, naming who called what. are_peers_pending() is the exception: collectives may run beside it.
 
 Rounds of topology votes are numbered. A vote says which round its sender knows to be complete; where a later one is, by
-the word of a peer that had its answer from a former master, the vote gets the value of that round.
+the word of a peer that had its answer from a former master, the vote gets the value of that round. A vote for an
+earlier round is of a peer that the former master had removed (History.left_behind): it gets no value of another round.
 
 Pending peers that fetch state ahead do not count until they are ready: nobody is told of them, and nobody waits.
 
@@ -93,11 +94,17 @@ class Rounds:
         """Answers votes for a round that is complete already. True if there were any."""
         number, value = self._registry.round, self._registry.round_value
         votes = [(peer, call) for peer, call in self.calls.items() if call.after_round is not None]
-        missed = {peer: call for peer, call in votes if (call.after_round or 0) < number}
+        missed = {peer: call for peer, call in votes if call.after_round == number - 1}
         for peer, call in missed.items():
             del self.calls[peer]
             self._outbox.answer(peer, Answer(call.call_id, Result.SUCCESS, value=value, round=number))
         return bool(missed)
+
+    def refuse(self, function: str, group: int | None, reason: str) -> None:
+        """Ends all waiting calls of a function, of one group or of all, with INVALID_USAGE."""
+        waiting = [peer for peer, call in self.calls.items() if call.function == function]
+        calls = [(peer, self.calls.pop(peer).call_id) for peer in waiting if group is None or peer.group == group]
+        self._collectives.refuse(calls, Result.INVALID_USAGE, reason)
 
     def withdraw(self, peer: Peer, call_id: int) -> bool:
         """A member takes a call back. False if it is not one of ours."""
@@ -118,7 +125,8 @@ class Rounds:
         if not self._registry.is_committed:
             self._update_agreed_ns = None
             return
-        self._refuse_conflicts()
+        if self._registry.have_all_reported:  # Else one may have heard what became of them.
+            self._refuse_conflicts()
         members = self._registry.members()
         functions = {call.function for call in self.calls.values()}
         if not members or len(self.calls) < len(members) or len(functions) != 1:
@@ -239,11 +247,10 @@ class Rounds:
         texts += [f"{ballots[group, tag].title} by {names(voters)}" for group, tag, voters in collectives]
         reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[: limits.TEXT_CHARS_MAX]
         self._outbox.log(Level.WARNING, reason)
-        for peer, call in refused.items():
-            del self.calls[peer]
-            self._outbox.answer(peer, Answer(call.call_id, Result.INVALID_USAGE, reason=reason))
+        calls = [(peer, self.calls.pop(peer).call_id) for peer in refused]
         for group, tag, _ in collectives:
-            self._collectives.refuse(group, tag, reason)
+            calls += self._collectives.take_votes(group, tag)
+        self._collectives.refuse(calls, Result.INVALID_USAGE, reason)
         self._refuse_conflicts()
 
     def validate(self) -> None:

@@ -114,7 +114,7 @@ class StateSyncs:
                     f"group {group}: nobody continues revision {self.last_revision[group]}; the highest revision "
                     f"offered, {election.revision}, is taken",
                 )
-            self._refuse(election.refused, calls, is_over=not election.fetch)
+            self._refuse(election.refused, calls)
             if election.fetch:
                 transfer = Transfer(
                     attempt_id=self._next_attempt_id(),
@@ -130,19 +130,14 @@ class StateSyncs:
                 self.transfers[group] = transfer
                 self._start(transfer, now_ns, has_waited=False)
 
-    def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int], *, is_over: bool) -> None:
-        """Answers the refused. Where nobody is left, each is told who gets the same answer, as of an attempt."""
+    def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int]) -> None:
+        """Answers the refused."""
         alike: dict[tuple[Result, str], list[Peer]] = {}
         for peer, why in refused.items():
             alike.setdefault(why, []).append(peer)
         for (result, reason), peers in alike.items():
             self._outbox.log(Level.WARNING, f"refused in the sync: {names(peers)}: {reason}")
-            text = reason[: limits.TEXT_CHARS_MAX]
-            order = tuple(peer.peer_id for peer in peers)
-            calls_of_order = tuple(calls[peer] for peer in peers)
-            attempt = (self._next_attempt_id(), order, calls_of_order) if is_over else (0, (), ())
-            for peer in peers:
-                self._outbox.answer(peer, Answer(calls[peer], result, 0, text, "", (), 0, *attempt))
+            self._outbox.refuse([(peer, calls[peer]) for peer in peers], self._next_attempt_id, result, reason)
 
     def _start(self, transfer: Transfer, now_ns: int, *, has_waited: bool) -> None:
         """Sends the plan, unless there is a peer without a source."""

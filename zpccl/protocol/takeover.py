@@ -10,7 +10,7 @@ from collections.abc import Callable
 from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.membership import Outbox, Peer, Registry
-from zpccl.protocol.messages import Decision, Outcome
+from zpccl.protocol.messages import REFUSALS, Answer, Decision, Outcome
 from zpccl.protocol.recovery import History
 from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.statesync import StateSyncs
@@ -46,6 +46,7 @@ class TakeOver:
         without: dict[Peer, None] = {}  # Who lacks a result of the others. Removed last: it ends what else they run.
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
+        without.update(dict.fromkeys(peers[peer_id] for peer_id in history.left_behind(peers)))
         for peer_id, call_id, outcome in history.overtaken(peers):
             if outcome.committed:
                 without[peers[peer_id]] = None
@@ -90,8 +91,13 @@ class TakeOver:
                 continue
             self._collectives.forget(peer, call_id)
             self._rounds.forget(peer, call_id)
+            order = tuple(calls), tuple(calls.values())
+            if not outcome.committed and outcome.result in REFUSALS:
+                why = (outcome.reason, outcome.field, outcome.values)
+                self._outbox.answer(peer, Answer(call_id, outcome.result, 0, *why, 0, outcome.attempt_id, *order))
+                continue
             facts = (outcome.attempt_id, outcome.committed, outcome.value, outcome.result, outcome.reason)
-            self._outbox.answer(peer, Decision(call_id, *facts, (), tuple(calls), tuple(calls.values())))
+            self._outbox.answer(peer, Decision(call_id, *facts, (), *order))
         return [peer for peer in running if peer.peer_id not in calls]
 
 

@@ -526,7 +526,7 @@ class Bounds(Checker):
         for peer in machine.registry.peers.values():
             if len(peer.answers) > ANSWERS_KEPT_MAX:
                 raise self.cluster.violation("B1", f"{len(peer.answers)} answers are kept for {peer.name}")
-            if len(peer.open_calls) > limits.CALLS_IN_FLIGHT_MAX:
+            if len(peer.open_calls) > limits.calls_in_flight_max(machine.registry.member_count(peer.group)):
                 raise self.cluster.violation("B1", f"{peer.name} has {len(peer.open_calls)} open calls")
         registered = len(machine.registry.peers)
         count = len(machine.collectives.ballots) + len(machine.collectives.attempts) + len(machine.rounds.calls)

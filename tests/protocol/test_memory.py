@@ -1,0 +1,150 @@
+"""What a peer remembers for a master that takes the run over: enough, and no more than a message holds."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.protocol.calls import Call, Phase, ReduceCall
+from zpccl.protocol.memory import Memory
+from zpccl.protocol.messages import (
+    Answer,
+    Decision,
+    Hello,
+    Lane,
+    Member,
+    Outcome,
+    Plan,
+    RunningSync,
+    decode_peer_message,
+    encode,
+)
+
+from .harness import member_list, pid, pids, spec
+
+LONG = 2**63 - 1
+"""No number takes more bytes."""
+HELLO = Hello(pid("a"), pid("t"), True, 0, "a", (), 1)
+
+
+def member_ids(count: int) -> tuple[bytes, ...]:
+    return tuple(number.to_bytes(16, "big") for number in range(count))
+
+
+def memory_of(names: str, **groups: int) -> Memory:
+    memory = Memory()
+    memory.on_members(member_list(1, names, **groups).members, 0, is_committed=True)
+    return memory
+
+
+def outcomes(memory: Memory) -> tuple[Outcome, ...]:
+    return memory.report(HELLO, 0, 1, (), (), 0, ()).outcomes
+
+
+def refusal(call_id: int, attempt_id: int, ids: tuple[bytes, ...], reason: str = "no") -> Answer:
+    calls = (call_id,) * len(ids)
+    return Answer(call_id, Result.INVALID_USAGE, 0, reason, "", (), 0, attempt_id, ids, calls)
+
+
+@pytest.mark.parametrize("group_size", [2, 16, 64, 100, 128, 256, 512, 1024, 2048])
+def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
+    """L3: libzmq drops the connection of who says more, each time: the run could not go on."""
+    ids = member_ids(group_size)
+    calls_max = limits.calls_in_flight_max(group_size)
+    listed = tuple(
+        Member(peer_id, 0 if place < group_size else 1, "\U0001f600" * limits.NAME_CHARS_MAX)
+        for place, peer_id in enumerate(member_ids(limits.PEERS_MAX))
+    )
+    memory = Memory()
+    memory.on_members(listed, 0, is_committed=True)
+    memory.on_round_heard(limits.ROUND_MAX, LONG)
+    values = ("v" * limits.MISMATCH_VALUE_BYTES_MAX,) * limits.MISMATCH_VALUES_MAX
+    field, reason = "quantized_datatype", "\U0001f600" * limits.TEXT_CHARS_MAX
+    everybody = member_ids(limits.PEERS_MAX)
+    for number in range(2 * limits.PARTIAL_REFUSALS_KEPT_MAX):  # Of rounds, in which all groups have part.
+        memory.on_answer(refusal(LONG, LONG - 9999 + number, everybody, reason))
+    for number in range(calls_max):
+        answer = refusal(LONG, LONG - number, ids, reason)
+        facts = (answer.result, 0, reason, field, values, 0, answer.attempt_id, answer.order, (LONG,) * group_size)
+        memory.on_answer(Answer(LONG, *facts))
+    plan = Plan(LONG, (Lane(ids, 2),), (LONG,) * group_size, limits.FRAME_BYTES_MAX)
+    widest = spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX, datatype=255, op=255, quantization=255)
+    calls: list[Call] = [ReduceCall(LONG, Phase.RUNNING, LONG, spec=widest, plan=plan) for _ in range(calls_max)]
+    addresses = ("h" * limits.ADDRESS_CHARS_MAX,) * limits.ADDRESSES_PER_PEER_MAX
+    hello = Hello(ids[0], ids[0], True, limits.PEER_GROUP_MAX, listed[0].name, addresses, LONG)
+    report = memory.report(hello, LONG, limits.EPOCH_MAX, listed, everybody, limits.EPOCH_MAX, calls)
+    sync = RunningSync(LONG, LONG, ids, ids, (LONG,) * group_size, True)
+    last = Outcome(LONG, True, LONG, 0, "", ids, (LONG,) * group_size)
+    report = replace(report, sync=sync, last_sync=last)
+    kept = {outcome.attempt_id for outcome in report.outcomes}
+    assert {LONG - number for number in range(calls_max)} <= kept
+    assert len(report.attempts) == calls_max
+    data = encode(report)
+    assert len(data) <= limits.MESSAGE_BYTES_MAX
+    assert decode_peer_message(data) == report
+
+
+def test_a_report_fits_after_the_group_has_shrunk() -> None:
+    """Attempts of before name all who took part in them; ends of attempts, only those who are there."""
+    memory, before, after = Memory(), member_ids(limits.PEERS_MAX), member_ids(2)
+    memory.on_members([Member(peer_id, 0, "n" * 128) for peer_id in before], 0, is_committed=True)
+    first = limits.calls_in_flight_max(len(before))
+    for number in range(first):
+        memory.on_answer(refusal(1, number, before))
+    memory.on_members(member_list(2, "").members, 0, is_committed=False)
+    assert len(outcomes(memory)[0].order) == len(before)
+    memory.on_members([Member(peer_id, 0, "n") for peer_id in after], 0, is_committed=True)
+    second = limits.calls_in_flight_max(len(after)) - first
+    for number in range(first, first + second):
+        memory.on_answer(refusal(1, number, after))
+    assert [outcome.order for outcome in outcomes(memory)] == [after] * (first + second)
+    plans = [Plan(9, (Lane(ids),), (2**32 - 1,) * len(ids), 1) for ids in [before] * first + [after] * second]
+    calls = [ReduceCall(1, Phase.RUNNING, 9, spec=spec(1), plan=plan) for plan in plans]
+    assert len(encode(memory.report(HELLO, 0, 1, (), (), 0, calls))) <= limits.MESSAGE_BYTES_MAX
+
+
+def test_the_ends_of_as_many_calls_as_another_may_have_in_flight_are_kept() -> None:
+    """S1: with 256 members and 600 calls in flight, the ends of 88 of them were forgotten."""
+    memory, ids = Memory(), member_ids(256)
+    memory.on_members([Member(peer_id, 0, "n") for peer_id in ids], 0, is_committed=True)
+    in_flight = limits.calls_in_flight_max(256)
+    for number in range(in_flight):
+        plan = Plan(number, (Lane(ids),), (1,) * 256, 1)
+        call = ReduceCall(number, Phase.REPORTED, number, spec=spec(number), plan=plan)
+        memory.on_decision(Decision(number, number, True, 256), call, frozenset(ids))
+    for number in range(limits.PARTIAL_REFUSALS_KEPT_MAX):  # The others had no part in these.
+        memory.on_answer(refusal(1, 10_000 + number, ids[:2]))
+    kept = {outcome.attempt_id: len(outcome.calls) for outcome in outcomes(memory)}
+    assert all(kept[number] == 256 for number in range(in_flight))
+    memory.on_answer(refusal(1, 20_000, ids))
+    assert len(outcomes(memory)) == in_flight + limits.PARTIAL_REFUSALS_KEPT_MAX
+
+
+def test_other_groups_do_not_count() -> None:
+    memory = memory_of("abxy", x=1, y=1)
+    assert memory._group_size == 2
+
+
+def test_who_is_gone_makes_room_once_the_others_agree() -> None:
+    memory = memory_of("abc")
+    memory.on_answer(refusal(5, 1, pids("abc")))
+    memory.on_answer(refusal(6, 2, pids("ab")))
+    memory.on_members(member_list(2, "ab").members, 0, is_committed=False)
+    assert [outcome.order for outcome in outcomes(memory)] == [pids("abc"), pids("ab")]
+    memory.on_members(member_list(2, "ab").members, 0, is_committed=True)
+    assert [(outcome.order, outcome.calls) for outcome in outcomes(memory)] == [
+        (pids("ab"), (5, 5)),
+        (pids("ab"), (6, 6)),
+    ]
+    assert memory._call_count == 4
+
+
+@pytest.mark.parametrize("text", ["\U0001f600" * 400, "ab" + "\U0001f600" * 400, "x" * 5000])
+def test_a_reason_is_cut_to_its_bytes(text: str) -> None:
+    memory = memory_of("ab")
+    memory.on_answer(refusal(5, 1, pids("ab"), text))
+    (kept,) = outcomes(memory)
+    assert limits.OUTCOME_TEXT_CHARS_MAX - 3 <= len(kept.reason.encode()) <= limits.OUTCOME_TEXT_CHARS_MAX
+    assert text.startswith(kept.reason)
