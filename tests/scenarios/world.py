@@ -231,7 +231,7 @@ class Peer:
                 self.handle(events.AuthenticationRefused("its key is not allowed"))
             else:
                 self.handle(events.ConnectionFailed("refused"))
-            if self.connection is None and self._tries == this_try:
+            if self._tries == this_try:
                 self.dial(RETRY_NS)
 
         world.after(pause_ns, happen)
