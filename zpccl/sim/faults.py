@@ -34,6 +34,10 @@ class Faults:
     """A profile of faults."""
 
     name: str
+    steps: int = 1000
+    """Events before the healing, where nobody says how many."""
+    peers: tuple[int, int] = (2, 6)
+    """How many start, at least and at most."""
     joins: float = 0.0
     crashes: float = 0.0
     leaves: float = 0.0
@@ -62,6 +66,8 @@ class Faults:
     """What some peers send, or are sent, or both, is held until it comes after all, or is lost with its connection."""
     partitions: float = 0.0
     """Some peers cannot reach some masters, for a while."""
+    is_duel: bool = False
+    """Partitions are short, and mostly hit the master that leads."""
     fails_nothing: bool = False
     """No call of a member may fail, whatever happens to the master."""
     spares_members: bool = False
@@ -201,6 +207,21 @@ SPLIT = Faults(
     slow_chance=0.1,
     withdraw_chance=0.05,
 )
+DUEL = Faults(
+    "duel",
+    steps=3000,
+    peers=(2, 4),
+    joins=0.3,
+    crashes=0.02,
+    leaves=0.02,
+    connection_breaks=0.3,
+    stalls=0.1,
+    master_crashes=0.4,
+    master_absence_ns_max=3 * SECOND,
+    masters=2,
+    partitions=1.2,
+    is_duel=True,
+)
 PATHS = Faults(
     "paths",
     joins=0.2,
@@ -228,9 +249,12 @@ SWARM = Faults(
 )
 _ALL = (
     *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
-    *(STANDBY, SPLIT, PATHS, SWARM),
+    *(STANDBY, SPLIT, DUEL, PATHS, SWARM),
 )
 PROFILES = {profile.name: profile for profile in _ALL}
+_OTHERS = [profile for profile in _ALL if profile not in (SPLIT, DUEL)]
+TURNS = tuple(p for place, other in enumerate(_OTHERS) for p in (other, (DUEL, SPLIT)[place % 2]))
+"""All profiles; those that are hardest on leadership as often as all others together."""
 HEALED = replace(CALM, name="healed", joins=0.0)
 
 
@@ -443,12 +467,18 @@ class Injector:
         """Half of the time every peer is left with one master only: two masters are reached by disjoint parts."""
         cluster = self._cluster
         nodes, masters = cluster.live_nodes(), cluster.masters
-        if rng.random() < 0.5:
+        is_duel = cluster.faults.is_duel
+        if is_duel:
+            reach = rng.choice((0.5, 0.9))
+            master = cluster.master if rng.random() < 0.8 else rng.choice(masters)
+            cuts = [([node for node in nodes if rng.random() < reach], master)]
+        elif rng.random() < 0.5:
             side_of = {node: rng.choice(masters) for node in nodes}
             cuts = [([n for n in nodes if side_of[n] is not master], master) for master in masters]
         else:
             cuts = [([node for node in nodes if rng.random() < 0.5], rng.choice(masters))]
-        duration_ns, is_silent = int(rng.uniform(0.5, 20) * SECOND), self._is_silent(rng)
+        duration_ns = int((rng.uniform(0.2, 6) if is_duel else rng.uniform(0.5, 20)) * SECOND)
+        is_silent = self._is_silent(rng)
         hit = {node.peer_id: node for cut_off, _ in cuts for node in cut_off}
         if not hit or not self.strikes("partitions", *hit.values(), is_silent=is_silent):
             return

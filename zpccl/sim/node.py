@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zpccl import limits
 from zpccl.limits import MS, SECOND
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
 
 
+Key: TypeAlias = tuple[bytes, int]
+"""An epoch or an attempt, and its run: masters of several runs may give the same numbers."""
 MASTER_TIMEOUT_NS = 20 * SECOND
 """Where there are several masters: a run that has lost its quorum for good must end before a simulated run does."""
 
@@ -52,15 +54,18 @@ class MasterNode:
         index: its place in the list that all peers are given.
     """
 
-    def __init__(self, cluster: Cluster, index: int, machine: MasterMachine) -> None:
+    def __init__(self, cluster: Cluster, index: int, machine: MasterMachine, clock: LocalClock) -> None:
         self._cluster = cluster
         self.index = index
         self.name = f"master{index}" if index else "master"
-        self.machine = machine
-        self.clock = cluster.draw_clock()
-        self.is_alive = True
         self._crash_count = 0
         self._timer: Timer | None = None
+        self.restart(machine, clock)
+
+    def key(self, connection: str, number: int) -> Key:
+        """An epoch or an attempt that it speaks of on a connection, and of which run: that of who is there, if any."""
+        node = self._cluster.node_of(connection)
+        return (node.machine.run_id if node is not None else b"") or self.machine.run_id, number
 
     @property
     def reign(self) -> tuple[int, int, int]:
@@ -80,6 +85,11 @@ class MasterNode:
         self.machine = machine
         self.clock = clock
         self.is_alive = True
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
+        self._timer = self._cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
     def handle(self, event: events.MasterEvent) -> None:
         """Gives an event to the machine and performs the effects. Nothing happens in a dead process."""
@@ -104,9 +114,8 @@ class MasterNode:
                     cluster.checkers.on_master_message(self, str(connection), effect.message)
                     cluster.network.send_to_peer(connection, effect.message)
         cluster.checkers.on_master_step(self)
-        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
-        cluster.check_deadline(self.name, event, deadline_ns)
-        self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
+        cluster.check_deadline(self.name, event, self.clock.world_ns(self.machine.deadline_ns()))
+        self._arm()
 
 
 @dataclass(eq=False)
@@ -158,7 +167,7 @@ class PeerNode:
         self._is_hung = False
         self._held: list[Callable[[], None]] = []  # What the threads of a hung program would do next.
         self.calls: dict[int, UserCall] = {}
-        self.committed: dict[int, int] = {}  # Calls that were committed, with their attempt.
+        self.committed: dict[int, Key] = {}  # Calls that were committed, with their attempt.
         self.barriers: set[int] = set()
         """The calls that were barriers."""
         self._call_of_attempt: dict[int, int] = {}
@@ -173,6 +182,10 @@ class PeerNode:
     def strikes(self, kind: str) -> bool:
         """True if a fault of this kind shall strike this process now."""
         return self._cluster.injector.strikes(kind, self)
+
+    def key(self, number: int) -> Key:
+        """An epoch or an attempt of the run that it is in."""
+        return self.machine.run_id, number
 
     def now_ns(self) -> int:
         """What the user's clock says."""
@@ -228,13 +241,13 @@ class PeerNode:
             self._start_reduce(effect)
         elif isinstance(effect, effects.EndReduce):
             if effect.commit and effect.attempt_id in self._call_of_attempt:
-                self.committed[self._call_of_attempt[effect.attempt_id]] = effect.attempt_id
+                self.committed[self._call_of_attempt[effect.attempt_id]] = self.key(effect.attempt_id)
             cluster.dataplane.end_reduce(self, effect.attempt_id, effect.commit)
         elif isinstance(effect, effects.StartSync):
             cluster.dataplane.start_sync(self, effect.plan)
         elif isinstance(effect, effects.EndSync):
             if effect.commit:
-                self.committed[effect.call_id] = effect.attempt_id
+                self.committed[effect.call_id] = self.key(effect.attempt_id)
             cluster.dataplane.end_sync(self, effect.attempt_id, effect.commit)
         elif isinstance(effect, effects.OpenLink):
             cluster.links.open(self, effect.neighbour)
