@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers
+from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
 from zpccl.protocol import effects
-from zpccl.protocol.messages import Decision, Kick, MasterMessage, Member, Members, MembersCommitted, Plan, SyncPlan
+from zpccl.protocol.messages import (
+    Decision,
+    Kick,
+    MasterMessage,
+    Member,
+    Members,
+    MembersCommitted,
+    Plan,
+    Report,
+    SyncPlan,
+)
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.protocol.statesync import NOBODY_LEFT
 from zpccl.sim.dataplane import result_of
@@ -458,14 +468,15 @@ class _List:
 class Lineage(Checker):
     """S3: of several masters, who commits a member list goes on from the last one of its run that was committed.
 
-    Of its first list a master does not say from which one it goes on: that has the same members, or the first of them
-    where it admits somebody at once. Numbers do not count.
+    Of its first list a master does not say from which one it goes on: one that a peer had that has reported to it, with
+    the same members, or with the first of them where it admits somebody at once. Numbers do not count.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._lists: dict[Key, _List] = {}
         self._newest: dict[tuple[tuple[int, int, int], bytes], Key] = {}  # By reign and run.
+        self._reported: dict[tuple[int, int, int], dict[Key, None]] = {}  # By reign.
         self._committed: dict[bytes, Key] = {}  # The last one, by run.
         self._seen: set[Key] = set()  # Those that have been committed.
 
@@ -476,6 +487,12 @@ class Lineage(Checker):
             self._enter(master, master.key(connection, message.epoch), members)
         elif isinstance(message, MembersCommitted):
             self._commit(master, master.key(connection, message.epoch))
+
+    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+        """Remembers which list a peer has that reports."""
+        if isinstance(effect, effects.Send) and isinstance(effect.message, Report) and node.connection is not None:
+            key = node.key(node.machine.epoch)
+            self._reported.setdefault(node.connection.master.reign, {})[key] = None
 
     def on_master_step(self, master: MasterNode) -> None:
         """Looks for what nobody is told."""
@@ -494,7 +511,8 @@ class Lineage(Checker):
         self._newest[master.reign, key[0]] = key
         if key in self._lists:
             return
-        known = [(other, one.members) for other, one in self._lists.items() if other[0] == key[0]]
+        reported = self._reported.get(master.reign, {})
+        known = [(k, self._lists[k].members) for k in reported if k[0] == key[0] and k in self._lists]
         if newest is not None:
             parents = [newest]
         else:
@@ -571,7 +589,7 @@ class Commits(Checker):
                 continue
             for peer_id, call_id in self._calls.get(attempt, {}).items():
                 theirs = self._answers.get((peer_id, call_id), value)
-                is_same = theirs == value or "a result" in (theirs, value) and theirs is not None
+                is_same = theirs == value or (theirs is not None and "a result" in (theirs, value))
                 if not is_same and self._has_survived(peer_id, attempt[0]):
                     one, other = self.cluster.nodes[winner_id].name, self.cluster.nodes[peer_id].name
                     text = f"attempt {attempt[1]}: {one} has {value}, {other} {theirs or 'an error'}"
@@ -602,11 +620,25 @@ class Readiness(Checker):
                 self.cluster.require(not is_early, "S6", f"{peer.name} is admitted before it is ready")
 
 
+class Lists(Checker):
+    """S3: nobody is a member beside others who were given another list of masters."""
+
+    def on_master_step(self, master: MasterNode) -> None:
+        """Compares lists."""
+        if master.machine.is_recovering or not self.cluster.faults.list_chance:
+            return
+        nodes = self.cluster.nodes
+        lists = {nodes[peer.peer_id].list for peer in master.machine.registry.order if peer.peer_id in nodes}
+        self.cluster.require(len(lists) < 2, "S3", f"{master.name} leads members with several lists of masters")
+
+
 class Patience(Checker):
-    """L3: the death of the master alone fails no call of a member."""
+    """L3: the death of the master alone fails no call of a member, nor does a standby of another version."""
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
         """Some errors are what the calls themselves earn."""
+        is_passed_over = isinstance(call.request, Connect) or not isinstance(outcome, VersionMismatch)
+        self.cluster.require(is_passed_over, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
         if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
             return
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
@@ -678,7 +710,7 @@ class Checkers(Checker):
         self.progress = Progress(cluster)
         kinds = (
             *(Agreement, InputSafety, Barriers, History, Lineage, Commits, Quiet, EqualState, Swarm, Causes),
-            *(Patience, Readiness, Bounds),
+            *(Patience, Lists, Readiness, Bounds),
         )
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.progress]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}

@@ -37,6 +37,7 @@ from zpccl.sim.faults import (
     Injector,
 )
 from zpccl.sim.links import Links
+from zpccl.sim.nemesis import Nemesis
 from zpccl.sim.network import Network
 from zpccl.sim.node import MasterNode, PeerNode
 from zpccl.sim.program import Script
@@ -103,6 +104,7 @@ class Cluster:
         self.dataplane = DataPlane(self)
         self.strangers = Strangers(self)
         self.injector = Injector(self, skip)
+        self.nemesis = Nemesis(self)
         self._make_master = make_master
         self._felt_until_ns = 0  # Faults around a death of the master, or a stall, are felt for so long.
         self.masters: list[MasterNode] = []
@@ -154,6 +156,8 @@ class Cluster:
         self.network.heal()
         for node in self.live_nodes():
             node.slowness = 1
+            if node.list != tuple(range(len(self.masters))):  # Whoever gave it that list has seen it.
+                node.leave()
         while sum(node.group == 0 for node in self.live_nodes()) < 2:
             self.spawn(group=0)
         self.healed_ns = self.clock.now_ns
@@ -243,11 +247,23 @@ class Cluster:
             return
         self.trace("fault", "**", f"{master.name} killed for {absence_ns / SECOND:.3f} s")
         self.master_crash_count += 1
+        rng, nodes = self.child_rng(), self.live_nodes()
         master.crash()
+        if len(self.masters) > 1 and rng.random() < self.faults.foreign_chance:
+            master.is_foreign = self.injector.strikes("foreign_chance")
         self.network.lose_master(master)
         self.prolong(absence_ns + self.takeover_ns)
+        is_late = (
+            0 < len(nodes) < self.peers_max
+            and rng.random() < self.faults.first_chance
+            and self.injector.strikes("first_chance")
+        )
+        if is_late:
+            self.injector.cut_off([(nodes, master)], absence_ns + rng.randrange(4 * SECOND), is_silent=False)
 
         def happen() -> None:
+            if is_late:
+                self.spawn()
             clock = self.draw_clock()
             master.restart(self._start_master(clock), clock)
             self.trace(master.name, "!!", "started")

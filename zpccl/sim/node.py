@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zpccl import limits
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects, events
+from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import PeerMessage, StateEntry
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
@@ -58,6 +59,8 @@ class MasterNode:
         self._cluster = cluster
         self.index = index
         self.name = f"master{index}" if index else "master"
+        self.is_foreign = False
+        """What answers at its address speaks another version of the protocol."""
         self._crash_count = 0
         self._timer: Timer | None = None
         self.restart(machine, clock)
@@ -80,11 +83,16 @@ class MasterNode:
             self._timer.cancel()
             self._timer = None
 
+    def has_died(self) -> bool:
+        """True if it was killed, perhaps in the middle of a step."""
+        return not self.is_alive
+
     def restart(self, machine: MasterMachine, clock: LocalClock) -> None:
         """A new process takes its place, at the same address."""
         self.machine = machine
         self.clock = clock
         self.is_alive = True
+        self.is_foreign = False
         self._arm()
 
     def _arm(self) -> None:
@@ -99,7 +107,7 @@ class MasterNode:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_master_event(self.machine, event)
-        before = self.machine.generation, self.machine.is_alone
+        before, moment = (self.machine.generation, self.machine.is_alone), cluster.nemesis.look(self)
         done = self.machine.handle(event, self.clock.now_ns())
         if before != (
             self.machine.generation,
@@ -107,13 +115,24 @@ class MasterNode:
         ):  # It takes longer to notice what happened of late.
             cluster.prolong(cluster.takeover_ns)
         self.machine.validate()
+        sends_left, strike = cluster.nemesis.ambush(self, moment, event, done)
         for effect in done:
             cluster.trace(self.name, "->", effect)
-            if isinstance(effect, effects.Broadcast):
-                for connection in effect.connections:
-                    cluster.checkers.on_master_message(self, str(connection), effect.message)
-                    cluster.network.send_to_peer(connection, effect.message)
+            if not isinstance(effect, effects.Broadcast):
+                continue
+            for connection in effect.connections:
+                if sends_left == 0:
+                    strike()
+                    if self.has_died():
+                        return
+                sends_left -= 1
+                cluster.checkers.on_master_message(self, str(connection), effect.message)
+                cluster.network.send_to_peer(connection, effect.message)
         cluster.checkers.on_master_step(self)
+        if sends_left == 0:
+            strike()
+            if self.has_died():
+                return
         cluster.check_deadline(self.name, event, self.clock.world_ns(self.machine.deadline_ns()))
         self._arm()
 
@@ -140,20 +159,25 @@ class PeerNode:
         self.rng = cluster.child_rng()
         self.name = name
         self.group = group
-        self.peer_id = self.rng.randbytes(16)
+        self.identity = f"the key of {name}"
+        self.peer_id = make_peer_id(self.identity, self.rng.randbytes(SALT_BYTES))
+        self.is_revoked = False
         is_slow = self.rng.random() < cluster.faults.slow_chance and cluster.injector.strikes("slow_chance")
         self.slowness = 10 if is_slow else 1
+        self.is_far = self.rng.random() < cluster.faults.far_chance and cluster.injector.strikes("far_chance")
+        self.list = self._draw_list()
+        """The masters that it was given, by their index."""
         options = PeerOptions(
             self.peer_id,
             self.rng.randbytes(16),
             name,
             group,
             (f"10.0.0.1:{len(cluster.nodes)}",),
-            tuple(master.name for master in cluster.masters),
+            tuple(cluster.masters[index].name for index in self.list),
             is_ready=not (cluster.script.fetches_ahead and self.rng.random() < 0.5),
             master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
         )
-        self.master_index = self.use_count = 0
+        self.master_index, self.use_count = self.list[0], 0
         self.clock = cluster.draw_clock()
         self.is_ready = options.is_ready
         self.machine: PeerMachine = cluster.make_peer(options)
@@ -173,6 +197,15 @@ class PeerNode:
         self._call_of_attempt: dict[int, int] = {}
         self._call_count = 0
         self._timer: Timer | None = None
+
+    def _draw_list(self) -> tuple[int, ...]:
+        """The same for all, but for newcomers of a run that somebody has given another one."""
+        whole, nodes = tuple(range(len(self._cluster.masters))), self._cluster.live_nodes()
+        if len(whole) == 1 or sum(node.machine.state is State.MEMBER for node in nodes) < 2:
+            return whole
+        other = self.rng.choice((whole[::-1], whole[:-1], (*whole[1:], whole[0])))
+        is_other = self.rng.random() < self.faults.list_chance and self._cluster.injector.strikes("list_chance")
+        return other if is_other else whole
 
     @property
     def faults(self) -> Faults:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zpccl import limits
 from zpccl.limits import SECOND
 from zpccl.sim.cluster import Cluster, Violation
 from zpccl.sim.coverage import Coverage
@@ -25,6 +27,26 @@ SEEDS_PER_COLLECTION = 64
 def choose_faults(name: str, seed: int) -> Faults:
     """The profile of a name; "auto" takes them in turn."""
     return PROFILES[name] if name != AUTO else TURNS[seed % len(TURNS)]
+
+
+@contextlib.contextmanager
+def tight_limits(cluster: Cluster) -> Iterator[None]:
+    """Bounds as the calls of the largest group need them, and no more, where the faults say so."""
+    if not cluster.faults.is_tight:
+        yield
+        return
+    calls = max(cluster.script.tags) + 1
+    named = calls * cluster.peers_max
+    tight = {"CALLS_IN_FLIGHT_MAX": calls, "OUTCOMES_KEPT_MAX": calls}
+    tight |= dict.fromkeys(("CALLS_NAMED_MAX", "OUTCOME_CALLS_KEPT_MAX"), named)
+    loose = {name: getattr(limits, name) for name in tight if hasattr(limits, name)}
+    try:
+        for name in loose:
+            setattr(limits, name, tight[name])
+        yield
+    finally:
+        for name, value in loose.items():
+            setattr(limits, name, value)
 
 
 @dataclass(frozen=True)
@@ -73,6 +95,10 @@ class Setup:
     def run(self, seed: int, cluster: Cluster) -> None:
         """Faults, then healing, as run_seed says."""
         settled = self.settle(seed)
+        with tight_limits(cluster):
+            self._run(settled, cluster)
+
+    def _run(self, settled: Setup, cluster: Cluster) -> None:
         cluster.run(settled.steps, PROFILES[settled.faults].without(self.without).hasten(settled.haste))
         cluster.heal()
         # With several masters a run may have lost its quorum: members wait for it in vain, and a new run for them.
