@@ -90,7 +90,7 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(DataPlane, "_report_fetch", report)
     monkeypatch.setattr(DataPlane, "_tell", notice)
-    for seed in range(60):
+    for seed in range(90):
         run_seed(seed, steps=500, faults="swarm", peers=5)
     assert [what for what, count in reached.items() if not count] == []
 
@@ -300,7 +300,7 @@ def test_catches_a_buffer_that_is_not_restored(monkeypatch: pytest.MonkeyPatch) 
     original = DataPlane.end_reduce
 
     def end_reduce(self: DataPlane, node: Any, attempt_id: int, commit: bool) -> None:
-        transfer = self.transfers.get(attempt_id)
+        transfer = self.transfers.get(node.key(attempt_id))
         if transfer is not None and node.peer_id in transfer.parts:
             transfer.parts[node.peer_id].saved = transfer.parts[node.peer_id].buffer.value
         original(self, node, attempt_id, commit)
@@ -315,7 +315,7 @@ def test_catches_a_result_of_other_inputs(monkeypatch: pytest.MonkeyPatch) -> No
 
     def start_reduce(self: DataPlane, *arguments: Any) -> None:
         original(self, *arguments)
-        transfer = self.transfers[arguments[2]]
+        transfer = self.transfers[arguments[0].key(arguments[2])]
         transfer.inputs[transfer.order[0]] = 7
 
     monkeypatch.setattr(DataPlane, "start_reduce", start_reduce)
@@ -612,9 +612,9 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     plane = cluster.dataplane
     for node, buffer in zip(nodes[:2], buffers, strict=False):
         plane.start_reduce(node, 999, 5, order, spec, Algorithm.RING, 4096, buffer)
-    assert all(part.finish is None for part in plane.transfers[5].parts.values())
+    assert all(part.finish is None for part in plane.transfers[nodes[0].key(5)].parts.values())
     plane.start_reduce(nodes[2], 999, 5, order, spec, Algorithm.RING, 4096, buffers[2])
-    assert all(part.finish is not None for part in plane.transfers[5].parts.values())
+    assert all(part.finish is not None for part in plane.transfers[nodes[0].key(5)].parts.values())
     plane.lose_peer(nodes[2])
     plane.end_reduce(nodes[0], 5, False)
     assert buffers[0].value == 1

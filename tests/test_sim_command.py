@@ -254,7 +254,7 @@ def test_command_reports_a_crash_of_a_machine(
         [],
         ["--seeds", "5:5"],
         ["--seeds", "x"],
-        ["--seed", "1", "--steps", "0"],
+        ["--seed", "1", "--steps", "-1"],
         ["--seed", "1", "--without", "rain"],
         ["--seed", "1", "--skip", "x"],
         ["--seed", "1", "--jobs", "-1"],

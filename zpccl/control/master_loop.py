@@ -48,7 +48,7 @@ from zpccl.protocol.events import (
     PeerMessageReceived,
     Tick,
 )
-from zpccl.protocol.master import MasterMachine, MasterOptions
+from zpccl.protocol.master import MasterOptions, start_master
 from zpccl.protocol.messages import Hello, Malformed, OtherVersion, decode_peer_message, encode
 
 logger = logging.getLogger("zpccl.master")
@@ -98,8 +98,7 @@ class MasterLoop:
             options = replace(options, recovery_grace_ns=int(recovery_grace * limits.SECOND))
         if straggler_timeout is not None:
             options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
-        self.machine = MasterMachine(secrets.token_bytes(16), options=options)
-        self.machine.recover(time.monotonic_ns())
+        self.machine = start_master(secrets.token_bytes(16), options, time.monotonic_ns())
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
         self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

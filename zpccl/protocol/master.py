@@ -912,6 +912,19 @@ class MasterMachine:
         return peer
 
 
+def start_master(own_id: bytes, options: MasterOptions | None, now_ns: int) -> MasterMachine:
+    """A master as its process starts, here and in every simulated world: it looks for peers of an earlier one first.
+
+    Args:
+        own_id: 16 random bytes.
+        options: its times; None: the defaults.
+        now_ns: the time.
+    """
+    machine = MasterMachine(own_id, options=options)
+    machine.recover(now_ns)
+    return machine
+
+
 def is_plausible(report: Report) -> bool:
     """False where no honest peer would report this: no master gives epochs of another, or a member twice."""
     members, hello = {member.peer_id for member in report.members}, report.hello

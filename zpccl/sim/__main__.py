@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 from zpccl.sim.faults import KINDS, PROFILES
-from zpccl.sim.runs import AUTO, STEPS, Failure, Setup, Tally, run_seeds
+from zpccl.sim.runs import AUTO, Failure, Setup, Tally, run_seeds
 from zpccl.sim.shrink import shrink
 
 SEEDS_PER_CHUNK_MAX = 200
@@ -53,7 +53,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     which.add_argument("--seed", type=int, help="run this seed")
     which.add_argument("--seeds", type=parse_seeds, metavar="N|A:B", help="run seeds 0 to N-1, or A to B-1")
     parser.add_argument("--peers", type=int, default=0, help="peers at the start; 0 (default): 2 to 6, by the seed")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"events before healing (default {STEPS})")
+    parser.add_argument("--steps", type=int, default=0, help="events before healing; 0 (default): by the profile")
     parser.add_argument(
         "--faults", choices=[AUTO, *PROFILES], default=AUTO, help="profile; auto (default): by the seed"
     )
@@ -69,8 +69,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", action="store_true", help="print a line for each event and effect")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     options = parser.parse_args(arguments)
-    if min(options.peers, options.jobs, options.haste) < 0 or options.steps < 1:
-        parser.error("--peers, --jobs and --haste must not be negative, --steps must be positive")
+    if min(options.peers, options.jobs, options.haste, options.steps) < 0:
+        parser.error("--peers, --steps, --jobs and --haste must not be negative")
     return options
 
 

@@ -7,12 +7,23 @@ nothing of what the machines think.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers
+from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
 from zpccl.protocol import effects
-from zpccl.protocol.messages import Decision, Kick, MasterMessage, Member, Members, Plan, SyncPlan
+from zpccl.protocol.messages import (
+    Decision,
+    Kick,
+    MasterMessage,
+    Member,
+    Members,
+    MembersCommitted,
+    Plan,
+    Report,
+    SyncPlan,
+)
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.protocol.statesync import NOBODY_LEFT
 from zpccl.sim.dataplane import result_of
@@ -22,7 +33,7 @@ from zpccl.types import CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterNode, PeerNode, UserCall
+    from zpccl.sim.node import Key, MasterNode, PeerNode, UserCall
 
 ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: programs here make few calls, so more would be a leak."""
@@ -61,27 +72,29 @@ class Checker:
     def on_closed(self, node: PeerNode) -> None:
         """A process ends in order."""
 
+    def on_end(self) -> None:
+        """The run is over: faults have ended, and all is well again."""
+
 
 class Agreement(Checker):
     """S1: all who survive an attempt get one outcome, and equal results."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self.decisions: dict[
-            int, dict[bool, set[tuple[int, int, int]]]
-        ] = {}  # By attempt and outcome, the masters that decided so.
-        self._ended: dict[int, dict[bytes, bool]] = {}
-        self._released: dict[bytes, set[tuple[int, int]]] = {}  # Calls and attempts that ended here undecided.
+        self.decisions: dict[Key, dict[bool, set[tuple[int, int, int]]]] = {}  # By outcome, who decided so.
+        self._ended: dict[Key, dict[bytes, bool]] = {}
+        self._released: dict[bytes, set[tuple[int, Key]]] = {}  # Calls and attempts that ended here undecided.
         self._have_released: set[bytes] = set()
-        self._results: dict[int, int] = {}
+        self._results: dict[Key, int] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """All decisions of one master on an attempt are the same. Another may find that nobody has heard of them."""
         if isinstance(message, Decision):
-            attempt_id, committed, reign = message.attempt_id, message.committed, master.reign
-            decided = self.decisions.setdefault(attempt_id, {True: set(), False: set()})
+            attempt, committed, reign = master.key(connection, message.attempt_id), message.committed, master.reign
+            decided = self.decisions.setdefault(attempt, {True: set(), False: set()})
             decided[committed].add(reign)
-            self.cluster.require(reign not in decided[not committed], "S1", f"attempt {attempt_id} is decided twice")
+            is_one = reign not in decided[not committed]
+            self.cluster.require(is_one, "S1", f"attempt {message.attempt_id} is decided twice")
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Who is still a member ends an attempt as decided; nobody commits what is not."""
@@ -89,12 +102,12 @@ class Agreement(Checker):
             self._have_released.add(node.peer_id)
         if not isinstance(effect, (effects.EndReduce, effects.EndSync)):
             return
-        attempt_id, commit = effect.attempt_id, effect.commit
+        attempt_id, commit, attempt = effect.attempt_id, effect.commit, node.key(effect.attempt_id)
         released = [call for call in node.machine.calls.values() if call.is_released and call.attempt_id == attempt_id]
         if released and node.machine.state is State.MEMBER:
-            self._released.setdefault(node.peer_id, set()).add((released[0].call_id, attempt_id))
+            self._released.setdefault(node.peer_id, set()).add((released[0].call_id, attempt))
             return self.cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id} undecided")
-        decided = {committed for committed, masters in self.decisions.get(attempt_id, {}).items() if masters}
+        decided = {committed for committed, masters in self.decisions.get(attempt, {}).items() if masters}
         is_survivor = node.machine.state is State.MEMBER
         self.cluster.require(
             commit in decided if is_survivor and decided else not commit,
@@ -103,7 +116,7 @@ class Agreement(Checker):
         )
         if not is_survivor or not decided:
             return
-        ended = self._ended.setdefault(attempt_id, {})
+        ended = self._ended.setdefault(attempt, {})
         ended[node.peer_id] = commit
         for other_id, other_commit in ended.items():
             other = self.cluster.nodes[other_id]
@@ -136,15 +149,15 @@ class Agreement(Checker):
         self.cluster.require(has_cause or not is_left_behind, "S1", f"{node.name}: {outcome!r}")
         if not has_data(call) or isinstance(outcome, PCCLError):
             return
-        attempt_id = node.committed.get(call.call_id)
-        if attempt_id is None:
+        attempt = node.committed.get(call.call_id)
+        if attempt is None:
             raise self.cluster.violation("S1", f"{node.name}: call {call.call_id} succeeds without a commit")
         assert isinstance(call.request, Collective)
         if call.request.spec.kind == CollectiveKind.REDUCE_SCATTER:
             return  # Each has another part.
         value = call.request.buffer.value
-        first = self._results.setdefault(attempt_id, value)
-        self.cluster.require(first == value, "S1", f"attempt {attempt_id}: {node.name} has another result")
+        first = self._results.setdefault(attempt, value)
+        self.cluster.require(first == value, "S1", f"attempt {attempt[1]}: {node.name} has another result")
 
 
 class InputSafety(Checker):
@@ -152,23 +165,24 @@ class InputSafety(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._inputs: dict[int, dict[bytes, int]] = {}
-        self._orders: dict[int, tuple[bytes, ...]] = {}
-        self._roots: dict[int, bytes] = {}  # By the word of the users, not of plans.
+        self._inputs: dict[Key, dict[bytes, int]] = {}
+        self._orders: dict[Key, tuple[bytes, ...]] = {}
+        self._roots: dict[Key, bytes] = {}  # By the word of the users, not of plans.
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Remembers who takes part."""
         if isinstance(message, Plan):
-            self._orders[message.attempt_id] = message.lanes[0].order
+            self._orders[master.key(connection, message.attempt_id)] = message.lanes[0].order
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Remembers what each peer gives."""
         if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
-            inputs = self._inputs.setdefault(effect.attempt_id, {})
+            attempt = node.key(effect.attempt_id)
+            inputs = self._inputs.setdefault(attempt, {})
             call = node.calls[effect.call_id]
             inputs[node.peer_id] = call.value_before
             if isinstance(call.request, Collective) and call.request.spec.is_root:
-                first = self._roots.setdefault(effect.attempt_id, node.peer_id)
+                first = self._roots.setdefault(attempt, node.peer_id)
                 self.cluster.require(first == node.peer_id, "S1", f"attempt {effect.attempt_id} has two roots")
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
@@ -186,12 +200,12 @@ class InputSafety(Checker):
         if not has_data(call):
             self.cluster.require(value == call.value_before, "S2", f"{node.name}: a barrier changed a buffer")
             return
-        attempt_id = node.committed.get(call.call_id, 0)
-        order, inputs = self._orders.get(attempt_id, ()), self._inputs.get(attempt_id, {})
+        attempt = node.committed.get(call.call_id, node.key(0))
+        attempt_id, order, inputs = attempt[1], self._orders.get(attempt, ()), self._inputs.get(attempt, {})
         if (node.peer_id, attempt_id) in self.cluster.dataplane.wrong and self._is_last(node, order):
             return  # There was nobody to compare it with.
         is_whole = inputs.keys() == set(order) and outcome == len(order)
-        root = self._roots.get(attempt_id, b"")
+        root = self._roots.get(attempt, b"")
         self.cluster.require(
             is_whole and value == result_of(call.request.spec.kind, inputs, root, node.peer_id),
             "S2",
@@ -234,27 +248,27 @@ class History(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._members: dict[int, tuple[Member, ...]] = {0: ()}
-        self._orders: dict[int, tuple[bytes, ...]] = {0: ()}
+        self._members: dict[Key, tuple[Member, ...]] = {}
+        self._orders: dict[Key, tuple[bytes, ...]] = {}
         self._epochs: dict[tuple[int, int, int], int] = {}  # By reign, with the attempts of the same.
         self._newest_attempt_ids: dict[tuple[int, int, int], int] = {}
-        self._plans: dict[int, object] = {}
+        self._plans: dict[Key, object] = {}
         self._epoch_of_peer: dict[bytes, int] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Compares what is sent with what was sent before."""
         require = self.cluster.require
         if isinstance(message, Members):
-            first = self._members.setdefault(message.epoch, message.members)
+            first = self._members.setdefault(master.key(connection, message.epoch), message.members)
             require(first == message.members, "S3", f"epoch {message.epoch} has two member lists")
         elif isinstance(message, (Plan, SyncPlan)):
-            attempt_id = message.attempt_id
+            attempt_id, attempt = message.attempt_id, master.key(connection, message.attempt_id)
             facts = message.lanes if isinstance(message, Plan) else (message.revision, message.holders)
-            if attempt_id not in self._plans:
+            if attempt not in self._plans:
                 newest = self._newest_attempt_ids.get(master.reign, 0)
                 require(attempt_id > newest, "S3", f"attempt {attempt_id} is not the newest")
                 self._newest_attempt_ids[master.reign] = attempt_id
-            require(self._plans.setdefault(attempt_id, facts) == facts, "S3", f"attempt {attempt_id} has two plans")
+            require(self._plans.setdefault(attempt, facts) == facts, "S3", f"attempt {attempt_id} has two plans")
 
     def on_master_step(self, master: MasterNode) -> None:
         """The member list changes only with the epoch. A master that takes over goes on above what peers have heard."""
@@ -271,7 +285,7 @@ class History(Checker):
         if epoch < earlier:
             raise self.cluster.violation("S3", f"epoch {epoch} after {earlier}")
         self._epochs[master.reign] = epoch
-        if self._orders.setdefault(epoch, order) != order:
+        if self._orders.setdefault((machine.run_id, epoch), order) != order:
             raise self.cluster.violation("S3", f"epoch {epoch} changes its members")
 
     def on_peer_step(self, node: PeerNode) -> None:
@@ -281,7 +295,7 @@ class History(Checker):
         if machine.epoch < earlier:
             raise self.cluster.violation("S3", f"{node.name} goes back from epoch {earlier}")
         self._epoch_of_peer[node.peer_id] = machine.epoch
-        if machine.state is State.MEMBER and machine.members != self._members.get(machine.epoch):
+        if machine.state is State.MEMBER and machine.members != self._members.get(node.key(machine.epoch)):
             raise self.cluster.violation("S3", f"{node.name} has a member list of its own for epoch {machine.epoch}")
 
 
@@ -309,19 +323,20 @@ class EqualState(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._outcomes: dict[int, tuple[int, dict[str, int]]] = {}
+        self._outcomes: dict[Key, tuple[int, dict[str, int]]] = {}
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
         """Compares states."""
         if not isinstance(call.request, Sync) or isinstance(outcome, PCCLError):
             return
-        attempt_id = node.committed.get(call.call_id)
-        if attempt_id is None:
+        attempt = node.committed.get(call.call_id)
+        if attempt is None:
             raise self.cluster.violation("S5", f"{node.name}: sync {call.call_id} succeeds without a commit")
+        attempt_id = attempt[1]
         if (node.peer_id, attempt_id) in self.cluster.dataplane.changed:
             return  # Its own user has seen to that.
         found = (node.shared_state.revision, node.shared_state.shared())
-        first = self._outcomes.setdefault(attempt_id, found)
+        first = self._outcomes.setdefault(attempt, found)
         self.cluster.require(first == found, "S5", f"sync {attempt_id}: {node.name} holds another state")
         self.cluster.require(outcome == found[0], "S5", f"sync {attempt_id}: {node.name} is told revision {outcome}")
 
@@ -331,16 +346,17 @@ class Swarm(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._plans: dict[int, dict[bytes, SyncPlan]] = {}
+        self._plans: dict[Key, dict[bytes, SyncPlan]] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Looks for such a holder, by the word of both ends of its links."""
         node = self.cluster.node_of(connection)
         if isinstance(message, SyncPlan) and node is not None:
-            self._plans.setdefault(message.attempt_id, {})[node.peer_id] = message
+            self._plans.setdefault(master.key(connection, message.attempt_id), {})[node.peer_id] = message
         if not isinstance(message, Decision) or message.committed or NOBODY_LEFT not in message.reason:
             return
-        registry, plans = master.machine.registry, self._plans.get(message.attempt_id, {})
+        registry = master.machine.registry
+        plans = self._plans.get(master.key(connection, message.attempt_id), {})
         here = {peer_id: registry.peers[peer_id] for peer_id in plans if peer_id in registry.peers}
         fetchers = [peer for peer_id, peer in here.items() if plans[peer_id].fetch]
         for peer_id, peer in here.items():
@@ -359,7 +375,7 @@ class Causes(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._participants: dict[int, tuple[frozenset[bytes], int]] = {}
+        self._participants: dict[Key, tuple[frozenset[bytes], int]] = {}
         self._members: dict[bytes, str] = {}
         self._evicted: set[bytes] = set()
         self._run_id = b""
@@ -369,17 +385,20 @@ class Causes(Checker):
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault among its participants; so does an eviction."""
         if isinstance(message, Kick):
-            self._on_kick(connection, message)
-        elif isinstance(message, Plan):
+            return self._on_kick(connection, message)
+        if not isinstance(message, (Plan, SyncPlan, Decision)):
+            return
+        attempt = master.key(connection, message.attempt_id)
+        if isinstance(message, Plan):
             known = (frozenset(message.lanes[0].order), self.cluster.clock.now_ns)
-            self._participants.setdefault(message.attempt_id, known)
+            self._participants.setdefault(attempt, known)
         elif isinstance(message, SyncPlan):
             node = self.cluster.node_of(connection)
-            peers, since_ns = self._participants.get(message.attempt_id, (frozenset(), self.cluster.clock.now_ns))
+            peers, since_ns = self._participants.get(attempt, (frozenset(), self.cluster.clock.now_ns))
             ids = {node.peer_id} if node is not None else set()
-            self._participants[message.attempt_id] = (peers.union(message.holders, ids), since_ns)
-        elif isinstance(message, Decision) and not message.committed and message.attempt_id in self._participants:
-            peers, since_ns = self._participants[message.attempt_id]
+            self._participants[attempt] = (peers.union(message.holders, ids), since_ns)
+        elif not message.committed and attempt in self._participants:
+            peers, since_ns = self._participants[attempt]
             has_cause = self.cluster.has_cause(peers, since_ns)
             self.cluster.require(
                 has_cause, "S6", f"attempt {message.attempt_id} aborts without a cause: {message.reason}"
@@ -462,28 +481,147 @@ def is_member(node: PeerNode) -> bool:
     return node.machine.state is State.MEMBER
 
 
-class Leadership(Checker):
-    """S3: once a member list of one master is established, none of an earlier master of the run is."""
+@dataclass
+class _List:
+    """A member list: who is in it, and the lists that it may have followed; of those of one master, the one before."""
+
+    members: tuple[bytes, ...]
+    parents: list[Key]
+
+
+class Lineage(Checker):
+    """S3: of several masters, who commits a member list goes on from the last one of its run that was committed.
+
+    Of its first list a master does not say from which one it goes on: one that a peer had that has reported to it, with
+    the same members, or with the first of them where it admits somebody at once. Numbers do not count.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._terms: dict[bytes, int] = {}  # The highest one of an established list, by run.
-        self._epochs: dict[bytes, set[int]] = {}
+        self._lists: dict[Key, _List] = {}
+        self._newest: dict[tuple[tuple[int, int, int], bytes], Key] = {}  # By reign and run.
+        self._reported: dict[tuple[int, int, int], dict[Key, None]] = {}  # By reign.
+        self._committed: dict[bytes, Key] = {}  # The last one, by run.
+        self._seen: set[Key] = set()  # Those that have been committed.
+
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
+        """Lists are proposed, and committed, on the way through a step too."""
+        if isinstance(message, Members):
+            members = tuple([member.peer_id for member in message.members])
+            self._enter(master, master.key(connection, message.epoch), members)
+        elif isinstance(message, MembersCommitted):
+            self._commit(master, master.key(connection, message.epoch))
+
+    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+        """Remembers which list a peer has that reports."""
+        if isinstance(effect, effects.Send) and isinstance(effect.message, Report) and node.connection is not None:
+            key = node.key(node.machine.epoch)
+            self._reported.setdefault(node.connection.master.reign, {})[key] = None
 
     def on_master_step(self, master: MasterNode) -> None:
-        """Looks for lists that were not established before."""
-        registry, machine = master.machine.registry, master.machine
-        if len(self.cluster.masters) == 1:
-            return  # It needs nobody's word, so a list may be established of which nobody ever hears.
-        epochs = self._epochs.setdefault(machine.run_id, {0})
-        if machine.is_recovering or registry.old_members or registry.epoch in epochs:
+        """Looks for what nobody is told."""
+        machine, registry = master.machine, master.machine.registry
+        if len(self.cluster.masters) == 1 or machine.is_recovering or not registry.order:
+            return  # One alone needs nobody's word: a list may be committed of which nobody ever hears.
+        key = machine.run_id, registry.epoch
+        self._enter(master, key, tuple([peer.peer_id for peer in registry.order]))
+        if registry.is_committed:
+            self._commit(master, key)
+
+    def _enter(self, master: MasterNode, key: Key, members: tuple[bytes, ...]) -> None:
+        newest = self._newest.get((master.reign, key[0]))
+        if newest == key:
             return
-        epochs.add(registry.epoch)
-        newest = self._terms.get(machine.run_id, 0)
-        self.cluster.require(
-            machine.term >= newest, "S3", f"{master.name} leads as {machine.term}, another as {newest}"
-        )
-        self._terms[machine.run_id] = machine.term
+        self._newest[master.reign, key[0]] = key
+        if key in self._lists:
+            return
+        reported = self._reported.get(master.reign, {})
+        known = [(k, self._lists[k].members) for k in reported if k[0] == key[0] and k in self._lists]
+        if newest is not None:
+            parents = [newest]
+        else:
+            parents = [other for other, theirs in known if theirs == members]
+            parents = parents or [other for other, theirs in known if theirs == members[: len(theirs)]]
+            parents = parents or [other for other, theirs in known if set(members) <= set(theirs)]
+        self._lists[key] = _List(members, parents)
+
+    def _commit(self, master: MasterNode, key: Key) -> None:
+        if key in self._seen or key not in self._lists or len(self.cluster.masters) == 1:
+            return
+        self._seen.add(key)
+        last = self._committed.get(key[0])
+        if last is None or self._descends(key, last):
+            self._committed[key[0]] = key
+        else:  # Or an acknowledgement was late: another master has gone on from this list already.
+            numbers = [f"{epoch >> 32}+{epoch & 0xFFFFFFFF}" for epoch in (key[1], last[1])]
+            text = f"{master.name} commits list {numbers[0]}, which does not descend from {numbers[1]}"
+            self.cluster.require(self._descends(last, key), "S3", text)
+
+    def _descends(self, key: Key, ancestor: Key) -> bool:
+        seen, left = {key}, [key]
+        while left:
+            one = left.pop()
+            if one == ancestor:
+                return True
+            new = [parent for parent in self._lists[one].parents if parent not in seen]
+            seen.update(new)
+            left += new
+        return False
+
+
+class Commits(Checker):
+    """S1: of peers that are members in the end no two hold different results of one operation, by value.
+
+    Calls are of one operation where the plan by which one of them succeeded names them. So it counts too if another
+    ended without an attempt, or in another one.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._calls: dict[Key, dict[bytes, int]] = {}  # Who takes part in an attempt, and by which call.
+        self._answers: dict[tuple[bytes, int], object] = {}  # By peer and call; None: it failed.
+        self._winners: dict[Key, tuple[bytes, object]] = {}  # By attempt: who had success first, and what it got.
+
+    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
+        """Remembers who takes part."""
+        if isinstance(message, (Plan, SyncPlan)):
+            order = message.lanes[0].order if isinstance(message, Plan) else message.order
+            pairs = dict(zip(order, message.calls, strict=True))
+            self._calls.setdefault(master.key(connection, message.attempt_id), pairs)
+
+    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+        """Remembers what each has got. Parts of a scattered result differ, and so may what a user writes himself."""
+        is_barrier = isinstance(call.request, Collective) and not has_data(call)
+        if is_barrier or not isinstance(call.request, (Collective, Sync)):
+            return
+        attempt = node.committed.get(call.call_id) if not isinstance(outcome, PCCLError) else None
+        value: object = None
+        if attempt is not None and isinstance(call.request, Collective):
+            is_one = call.request.spec.kind != CollectiveKind.REDUCE_SCATTER
+            is_wrong = (node.peer_id, attempt[1]) in self.cluster.dataplane.wrong
+            value = call.request.buffer.value if is_one and not is_wrong else "a result"
+        elif attempt is not None:
+            value = outcome
+        self._answers[node.peer_id, call.call_id] = value
+        if attempt is not None:
+            self._winners.setdefault(attempt, (node.peer_id, value))
+
+    def on_end(self) -> None:
+        """Compares what members have got."""
+        for attempt, (winner_id, value) in self._winners.items():
+            if not self._has_survived(winner_id, attempt[0]):
+                continue
+            for peer_id, call_id in self._calls.get(attempt, {}).items():
+                theirs = self._answers.get((peer_id, call_id), value)
+                is_same = theirs == value or (theirs is not None and "a result" in (theirs, value))
+                if not is_same and self._has_survived(peer_id, attempt[0]):
+                    one, other = self.cluster.nodes[winner_id].name, self.cluster.nodes[peer_id].name
+                    text = f"attempt {attempt[1]}: {one} has {value}, {other} {theirs or 'an error'}"
+                    raise self.cluster.violation("S1", text)
+
+    def _has_survived(self, peer_id: bytes, run_id: bytes) -> bool:
+        node = self.cluster.nodes.get(peer_id)
+        return node is not None and node.is_alive and is_member(node) and node.machine.run_id == run_id
 
 
 class Readiness(Checker):
@@ -506,11 +644,25 @@ class Readiness(Checker):
                 self.cluster.require(not is_early, "S6", f"{peer.name} is admitted before it is ready")
 
 
+class Lists(Checker):
+    """S3: nobody is a member beside others who were given another list of masters."""
+
+    def on_master_step(self, master: MasterNode) -> None:
+        """Compares lists."""
+        if master.machine.is_recovering or not self.cluster.faults.list_chance:
+            return
+        nodes = self.cluster.nodes
+        lists = {nodes[peer.peer_id].list for peer in master.machine.registry.order if peer.peer_id in nodes}
+        self.cluster.require(len(lists) < 2, "S3", f"{master.name} leads members with several lists of masters")
+
+
 class Patience(Checker):
-    """L3: the death of the master alone fails no call of a member."""
+    """L3: the death of the master alone fails no call of a member, nor does a standby of another version."""
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
         """Some errors are what the calls themselves earn."""
+        is_passed_over = isinstance(call.request, Connect) or not isinstance(outcome, VersionMismatch)
+        self.cluster.require(is_passed_over, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
         if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
             return
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
@@ -540,7 +692,7 @@ class Progress(Checker):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._fresh_ns = 0
-        self._begun: dict[int, tuple[tuple[bytes, int], int]] = {}
+        self._begun: dict[Key, tuple[tuple[bytes, int], int]] = {}
         self.groups_done: set[tuple[bytes, int]] = set()  # By run.
         self.committed_count = 0
         self.aborted_count = 0
@@ -554,11 +706,12 @@ class Progress(Checker):
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Remembers when an attempt began, and that it ended."""
         if isinstance(effect, effects.StartReduce):
-            self._begun.setdefault(effect.attempt_id, ((node.machine.run_id, node.group), self.cluster.clock.now_ns))
+            begun = (node.machine.run_id, node.group), self.cluster.clock.now_ns
+            self._begun.setdefault(node.key(effect.attempt_id), begun)
         elif isinstance(effect, effects.EndReduce):
             if effect.commit:
                 self.committed_count += 1
-                group, begun_ns = self._begun[effect.attempt_id]
+                group, begun_ns = self._begun[node.key(effect.attempt_id)]
                 if begun_ns >= self._fresh_ns:
                     self.groups_done.add(group)
             else:
@@ -580,8 +733,8 @@ class Checkers(Checker):
         super().__init__(cluster)
         self.progress = Progress(cluster)
         kinds = (
-            *(Agreement, InputSafety, Barriers, History, Leadership, Quiet, EqualState, Swarm, Causes, Patience),
-            *(Readiness, Bounds),
+            *(Agreement, InputSafety, Barriers, History, Lineage, Commits, Quiet, EqualState, Swarm, Causes),
+            *(Patience, Lists, Readiness, Bounds),
         )
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.progress]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}
@@ -622,3 +775,8 @@ class Checkers(Checker):
         """A process ends in order."""
         for check in self._watching["on_closed"]:
             check(node)
+
+    def on_end(self) -> None:
+        """The run is over."""
+        for check in self._watching["on_end"]:
+            check()

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from zpccl.limits import SECOND
 from zpccl.protocol import events
-from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.master import MasterMachine, MasterOptions, start_master
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, LocalClock, Timer
@@ -37,6 +37,7 @@ from zpccl.sim.faults import (
     Injector,
 )
 from zpccl.sim.links import Links
+from zpccl.sim.nemesis import Nemesis
 from zpccl.sim.network import Network
 from zpccl.sim.node import MasterNode, PeerNode
 from zpccl.sim.program import Script
@@ -78,7 +79,7 @@ class Cluster:
         *,
         script: Script | None = None,
         masters: int = 1,
-        make_master: Callable[[bytes], MasterMachine] = MasterMachine,
+        make_master: Callable[[bytes, MasterOptions | None, int], MasterMachine] = start_master,
         make_peer: Callable[[PeerOptions], PeerMachine] = PeerMachine,
         tracer: Callable[[str], None] | None = None,
         coverage: Coverage | None = None,
@@ -103,15 +104,13 @@ class Cluster:
         self.dataplane = DataPlane(self)
         self.strangers = Strangers(self)
         self.injector = Injector(self, skip)
+        self.nemesis = Nemesis(self)
         self._make_master = make_master
-        self._master_count = int(masters == 1)
         self._felt_until_ns = 0  # Faults around a death of the master, or a stall, are felt for so long.
         self.masters: list[MasterNode] = []
         for index in range(masters):
-            self.masters.append(MasterNode(self, index, make_master(self._rng.randbytes(16))))
-        if masters > 1:
-            for master in self.masters:
-                self._prepare(master.machine, master.clock)
+            clock = self.draw_clock()
+            self.masters.append(MasterNode(self, index, self._start_master(clock), clock))
         self.step_count = 0
         self.master_crash_count = 0
         self.healed_ns = -(10**18)
@@ -130,7 +129,8 @@ class Cluster:
         self.faults = faults
         self.injector.start(faults)
         for master in self.masters:
-            self._configure(master.machine)
+            options = replace(master.machine.options, straggler_timeout_ns=faults.straggler_timeout_ns)
+            master.machine.options = options
         if not self._is_started:
             self._is_started = True
             for _ in range(self._peer_count):
@@ -156,6 +156,8 @@ class Cluster:
         self.network.heal()
         for node in self.live_nodes():
             node.slowness = 1
+            if node.list != tuple(range(len(self.masters))):  # Whoever gave it that list has seen it.
+                node.leave()
         while sum(node.group == 0 for node in self.live_nodes()) < 2:
             self.spawn(group=0)
         self.healed_ns = self.clock.now_ns
@@ -245,14 +247,25 @@ class Cluster:
             return
         self.trace("fault", "**", f"{master.name} killed for {absence_ns / SECOND:.3f} s")
         self.master_crash_count += 1
+        rng, nodes = self.child_rng(), self.live_nodes()
         master.crash()
+        if len(self.masters) > 1 and rng.random() < self.faults.foreign_chance:
+            master.is_foreign = self.injector.strikes("foreign_chance")
         self.network.lose_master(master)
         self.prolong(absence_ns + self.takeover_ns)
+        is_late = (
+            0 < len(nodes) < self.peers_max
+            and rng.random() < self.faults.first_chance
+            and self.injector.strikes("first_chance")
+        )
+        if is_late:
+            self.injector.cut_off([(nodes, master)], absence_ns + rng.randrange(4 * SECOND), is_silent=False)
 
         def happen() -> None:
-            machine, clock = self._make_master(self._rng.randbytes(16)), self.draw_clock()
-            self._prepare(machine, clock)
-            master.restart(machine, clock)
+            if is_late:
+                self.spawn()
+            clock = self.draw_clock()
+            master.restart(self._start_master(clock), clock)
             self.trace(master.name, "!!", "started")
 
         self.clock.after(absence_ns, happen)
@@ -265,17 +278,12 @@ class Cluster:
             if incident.over_ns >= now_ns:
                 self.incidents[place] = replace(incident, over_ns=incident.over_ns + felt_ns)
 
-    def _prepare(self, machine: MasterMachine, clock: LocalClock) -> None:
-        """A master is about to start."""
-        machine.number(self._master_count << 20)  # Should a new run begin, its numbers are all new here.
-        self._master_count += 1
+    def _start_master(self, clock: LocalClock) -> MasterMachine:
+        """The machine of a master that starts, as the real loop makes it."""
+        options = MasterOptions(straggler_timeout_ns=self.faults.straggler_timeout_ns)
         if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
-            machine.options = replace(machine.options, recovery_grace_ns=SLOW_GRACE_NS)
-        self._configure(machine)
-        machine.recover(clock.now_ns())
-
-    def _configure(self, machine: MasterMachine) -> None:
-        machine.options = replace(machine.options, straggler_timeout_ns=self.faults.straggler_timeout_ns)
+            options = replace(options, recovery_grace_ns=SLOW_GRACE_NS)
+        return self._make_master(self._rng.randbytes(16), options, clock.now_ns())
 
     def note(
         self, kind: str, *nodes: PeerNode, is_silent: bool = False, duration_ns: int = 0, lasts: bool = False

@@ -143,7 +143,7 @@ class DataPlane:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = cluster.child_rng()
-        self.transfers: dict[int, Transfer] = {}
+        self.transfers: dict[tuple[bytes, int], Transfer] = {}  # By run and attempt.
         self.ended: set[tuple[bytes, int]] = set()
         self.wrong: set[tuple[bytes, int]] = set()  # Peers that computed a wrong result.
         self.fetches: dict[tuple[bytes, int], Fetch] = {}
@@ -164,7 +164,7 @@ class DataPlane:
     ) -> None:
         """One peer begins its part of an attempt. ReduceDone follows, unless it is ended before."""
         begun = Transfer(attempt_id, order, spec.kind, algorithm, frame_bytes)
-        transfer = self.transfers.setdefault(attempt_id, begun)
+        transfer = self.transfers.setdefault(node.key(attempt_id), begun)
         plan = transfer.order, transfer.algorithm, transfer.frame_bytes
         is_one = plan == (order, algorithm, frame_bytes)
         self._cluster.require(is_one, "S3", f"attempt {attempt_id} has two orders, algorithms or frame sizes")
@@ -197,7 +197,7 @@ class DataPlane:
     def end_reduce(self, node: PeerNode, attempt_id: int, commit: bool) -> None:
         """Gives a buffer back: with the result, or as it was."""
         self.ended.add((node.peer_id, attempt_id))
-        transfer = self.transfers.get(attempt_id)
+        transfer = self.transfers.get(node.key(attempt_id))
         part = transfer.parts.pop(node.peer_id, None) if transfer is not None else None
         if transfer is None or part is None:
             self._cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id}, which it never started")

@@ -9,6 +9,7 @@ so what a failure does not need can be taken away from it.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -18,6 +19,7 @@ from zpccl.limits import (
     HEARTBEAT_TIMEOUT_NS,
     MASTER_STAY_FIRST_NS,
     MASTER_STAY_NS,
+    MS,
     QUORUM_WAIT_NS,
     RECOVERY_WAIT_NS,
     SECOND,
@@ -26,7 +28,7 @@ from zpccl.limits import (
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerNode
+    from zpccl.sim.node import MasterNode, PeerNode
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class Faults:
     """A profile of faults."""
 
     name: str
+    steps: int = 1000
+    """Events before the healing, where nobody says how many."""
+    peers: tuple[int, int] = (2, 6)
+    """How many start, at least and at most."""
     joins: float = 0.0
     crashes: float = 0.0
     leaves: float = 0.0
@@ -62,6 +68,22 @@ class Faults:
     """What some peers send, or are sent, or both, is held until it comes after all, or is lost with its connection."""
     partitions: float = 0.0
     """Some peers cannot reach some masters, for a while."""
+    is_duel: bool = False
+    """Partitions are short, and mostly hit the master that leads."""
+    revocations: float = 0.0
+    """The key of a peer is revoked: at one master now, at each other one seconds later."""
+    ambush_chance: float = 0.0
+    """That a master dies, or loses connections, at the very moment of a change: see nemesis.py."""
+    first_chance: float = 0.0
+    """That a newcomer is the first to find a master that was started anew; all others are cut off a while longer."""
+    foreign_chance: float = 0.0
+    """Of several masters: that in place of one that died something of another version of the protocol answers."""
+    list_chance: float = 0.0
+    """That a newcomer is given another list of masters than the others."""
+    far_chance: float = 0.0
+    """That the control path of a peer takes FAR_NS each way."""
+    is_tight: bool = False
+    """Bounds of calls are so low that the calls of a large group are as many as may be."""
     fails_nothing: bool = False
     """No call of a member may fail, whatever happens to the master."""
     spares_members: bool = False
@@ -166,7 +188,15 @@ CHAOS = Faults(
     writes=0.3,
     duplicate_chance=0.05,
 )
-HEADLESS = Faults("headless", joins=0.5, master_crashes=0.5, master_absence_ns_max=2 * SECOND, fails_nothing=True)
+HEADLESS = Faults(
+    "headless",
+    joins=0.5,
+    master_crashes=0.5,
+    master_absence_ns_max=2 * SECOND,
+    fails_nothing=True,
+    ambush_chance=0.05,
+    first_chance=0.1,
+)
 REGICIDE = Faults(
     "regicide",
     joins=0.5,
@@ -182,9 +212,22 @@ REGICIDE = Faults(
     slow_chance=0.1,
     withdraw_chance=0.05,
     duplicate_chance=0.05,
+    ambush_chance=0.05,
+    first_chance=0.1,
+    far_chance=0.1,
+    is_tight=True,
 )
 ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
-STANDBY = Faults("standby", joins=0.5, master_crashes=0.5, masters=2, fails_nothing=True)
+STANDBY = Faults(
+    "standby",
+    joins=0.5,
+    master_crashes=0.5,
+    masters=2,
+    fails_nothing=True,
+    ambush_chance=0.05,
+    first_chance=0.1,
+    foreign_chance=0.1,
+)
 SPLIT = Faults(
     "split",
     joins=0.4,
@@ -196,10 +239,38 @@ SPLIT = Faults(
     master_crashes=0.15,
     masters=3,
     partitions=0.3,
+    revocations=0.03,
+    ambush_chance=0.05,
+    first_chance=0.1,
+    foreign_chance=0.1,
+    list_chance=0.05,
+    far_chance=0.1,
     silent_chance=0.2,
     flap_chance=0.05,
     slow_chance=0.1,
     withdraw_chance=0.05,
+)
+DUEL = Faults(
+    "duel",
+    steps=3000,
+    peers=(2, 4),
+    joins=0.3,
+    crashes=0.02,
+    leaves=0.02,
+    connection_breaks=0.3,
+    stalls=0.1,
+    master_crashes=0.4,
+    master_absence_ns_max=3 * SECOND,
+    masters=2,
+    partitions=1.2,
+    is_duel=True,
+    revocations=0.03,
+    ambush_chance=0.1,
+    first_chance=0.1,
+    foreign_chance=0.1,
+    list_chance=0.05,
+    far_chance=0.1,
+    is_tight=True,
 )
 PATHS = Faults(
     "paths",
@@ -228,12 +299,16 @@ SWARM = Faults(
 )
 _ALL = (
     *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
-    *(STANDBY, SPLIT, PATHS, SWARM),
+    *(STANDBY, SPLIT, DUEL, PATHS, SWARM),
 )
 PROFILES = {profile.name: profile for profile in _ALL}
+_OTHERS = [profile for profile in _ALL if profile not in (SPLIT, DUEL)]
+TURNS = tuple(p for place, other in enumerate(_OTHERS) for p in (other, (DUEL, SPLIT)[place % 2]))
+"""All profiles; those that are hardest on leadership as often as all others together."""
 HEALED = replace(CALM, name="healed", joins=0.0)
 
 
+FAR_NS = 150 * MS
 SLOW_GRACE_NS = 3 * SECOND
 """The grace period of masters where paths are slow: a report takes three times the way of a message."""
 TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
@@ -275,6 +350,7 @@ class Injector:
         self.skip = frozenset(skip)
         self._damaged: dict[tuple[bytes, bytes], Incident] = {}
         self._hung: dict[bytes, Incident] = {}
+        self._reloads: list[Callable[[], None]] = []  # Masters that still allow a key which others do not.
 
     def start(self, faults: Faults) -> None:
         """Begins with a profile; the one before it ends, and what lasts of it."""
@@ -283,6 +359,9 @@ class Injector:
             self._restore_path(pair)
         for peer_id in list(self._hung):
             self._wake(peer_id)
+        for reload in self._reloads:
+            reload()
+        self._reloads.clear()
         for kind in RATES:
             if getattr(faults, kind) > 0:
                 self._schedule(kind, getattr(faults, kind), self._era)
@@ -443,27 +522,54 @@ class Injector:
         """Half of the time every peer is left with one master only: two masters are reached by disjoint parts."""
         cluster = self._cluster
         nodes, masters = cluster.live_nodes(), cluster.masters
-        if rng.random() < 0.5:
+        is_duel = cluster.faults.is_duel
+        if is_duel:
+            reach = rng.choice((0.5, 0.9))
+            master = cluster.master if rng.random() < 0.8 else rng.choice(masters)
+            cuts = [([node for node in nodes if rng.random() < reach], master)]
+        elif rng.random() < 0.5:
             side_of = {node: rng.choice(masters) for node in nodes}
             cuts = [([n for n in nodes if side_of[n] is not master], master) for master in masters]
         else:
             cuts = [([node for node in nodes if rng.random() < 0.5], rng.choice(masters))]
-        duration_ns, is_silent = int(rng.uniform(0.5, 20) * SECOND), self._is_silent(rng)
+        duration_ns = int((rng.uniform(0.2, 6) if is_duel else rng.uniform(0.5, 20)) * SECOND)
+        is_silent = self._is_silent(rng)
         hit = {node.peer_id: node for cut_off, _ in cuts for node in cut_off}
-        if not hit or not self.strikes("partitions", *hit.values(), is_silent=is_silent):
-            return
-        for node in hit.values():
+        if hit and self.strikes("partitions", *hit.values(), is_silent=is_silent):
+            self.cut_off(cuts, duration_ns, is_silent=is_silent)
+
+    def cut_off(self, cuts: list[tuple[list[PeerNode], MasterNode]], duration_ns: int, *, is_silent: bool) -> None:
+        """Peers cannot reach masters for a while."""
+        cluster = self._cluster
+        for node in {node.peer_id: node for cut_off, _ in cuts for node in cut_off}.values():
             cluster.note("cut off from masters", node, is_silent=is_silent, duration_ns=duration_ns)
-        era = self._era
         for cut_off, master in cuts:
             cluster.network.cut(cut_off, master, is_silent=is_silent)
+        for cut_off, master in cuts:
+            self._later(duration_ns, functools.partial(cluster.network.join, cut_off, master))
+
+    def _strike_revocations(self, rng: random.Random) -> None:
+        victims = [node for node in self._victims() if not node.is_revoked]
+        if len(victims) < 3 or self._reloads:
+            return
+        node, (first, *others) = rng.choice(victims), rng.sample(self._cluster.masters, len(self._cluster.masters))
+        if self.strikes("revocations", node):
+            node.is_revoked = True
+            self._cluster.note("revoked", node, lasts=True)
+            self._cluster.network.revoke(node, first)
+            for master in others:
+                self._reload_later(rng.randrange(6 * SECOND), node, master)
+
+    def _reload_later(self, delay_ns: int, node: PeerNode, master: MasterNode) -> None:
+        def reload() -> None:
+            self._cluster.network.revoke(node, master)
 
         def happen() -> None:
-            if era == self._era:
-                for cut_off, master in cuts:
-                    cluster.network.join(cut_off, master)
+            self._reloads.remove(reload)
+            reload()
 
-        cluster.clock.after(duration_ns, happen)
+        self._reloads.append(reload)
+        self._later(delay_ns, happen)
 
     def _strike_strangers(self, rng: random.Random) -> None:
         if self.strikes("strangers"):

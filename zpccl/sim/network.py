@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zpccl.limits import HEARTBEAT_TIMEOUT_NS, MS, RECONNECT_INTERVAL_NS
+from zpccl.limits import HEARTBEAT_TIMEOUT_NS, MS, RECONNECT_INTERVAL_NS, SECOND
 from zpccl.protocol import events
 from zpccl.protocol.messages import (
     Hello,
@@ -28,10 +28,14 @@ from zpccl.protocol.messages import (
     encode,
 )
 from zpccl.sim.clock import Timer
+from zpccl.sim.faults import FAR_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
     from zpccl.sim.node import MasterNode, PeerNode
+
+
+OTHER_VERSION = 99
 
 
 class Stream:
@@ -98,6 +102,7 @@ class Network:
         self._count = 0
         self.connections: dict[str, Connection] = {}  # Those that the master may still send on.
         self._cut: dict[tuple[bytes, int], int] = {}  # Paths that are cut, and how many times: peer and master.
+        self._revoked: set[tuple[bytes, int]] = set()  # Whose key a master does not allow any more.
 
     def connect(self, node: PeerNode, pause_ns: int = 0) -> None:
         """Tries to connect a peer to the master, after a pause: ConnectionUp or ConnectionFailed follows."""
@@ -107,8 +112,13 @@ class Network:
         def happen() -> None:
             if not node.wants_connection() or node.connection is not None or node.use_count != use_count:
                 return
-            if not master.is_alive or (node.peer_id, master.index) in self._cut:
-                node.handle(events.ConnectionFailed("refused"))
+            key = (node.peer_id, master.index)
+            if key not in self._cut and master.is_foreign:
+                return self._meet_foreigner(node)
+            if key in self._cut or key in self._revoked or not master.is_alive:
+                is_revoked = master.is_alive and key in self._revoked and key not in self._cut
+                refused = events.AuthenticationRefused("its key is not allowed") if is_revoked else None
+                node.handle(refused or events.ConnectionFailed("refused"))
                 if node.wants_connection():
                     self.connect(node, RECONNECT_INTERVAL_NS)
                 return
@@ -133,13 +143,37 @@ class Network:
 
         self._cluster.clock.after(pause_ns + int(10 ** self._rng.uniform(0, 2) * MS), happen)
 
+    def _meet_foreigner(self, node: PeerNode) -> None:
+        """What answers speaks another version; after a while it closes the connection."""
+        use_count = node.use_count
+
+        def answer(event: events.PeerEvent) -> None:
+            if node.use_count == use_count and node.wants_connection():
+                node.handle(event)
+                if node.use_count == use_count and isinstance(event, events.ConnectionDown):
+                    self.connect(node)
+
+        node.handle(events.ConnectionUp())
+        clock = self._cluster.clock
+        clock.after(20 * MS, lambda: answer(events.OtherVersionReceived(OTHER_VERSION)))
+        clock.after(self._rng.randrange(SECOND, 2 * SECOND), lambda: answer(events.ConnectionDown()))
+
+    def revoke(self, node: PeerNode, master: MasterNode) -> None:
+        """A master allows the key of a peer no more, nor does any that is started in its place."""
+        self._revoked.add((node.peer_id, master.index))
+        master.handle(events.KeysRevoked({node.identity: node.name}))
+        connection = node.connection
+        if connection is not None and connection.master is master:  # When what was sent to it has come.
+            after_ns = connection.latency_ns + SECOND
+            self._cluster.clock.after(after_ns, lambda: self.break_connection(connection, is_silent=False))
+
     def use_master(self, node: PeerNode, index: int) -> None:
         """A peer closes its connection, if it has one, and connects to another master, with a new socket."""
         if node.connection is not None:
             self.close(node.connection)
             node.connection = None
         node.backlog.clear()
-        node.master_index = index
+        node.master_index = node.list[index]
         node.use_count += 1
         self.connect(node)
 
@@ -191,6 +225,8 @@ class Network:
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
         latency_ns = int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS)
         latency_ns = min(latency_ns * (node.slowness if node is not None else 1), 1000 * MS)
+        if node is not None and node.is_far:
+            latency_ns = max(latency_ns, FAR_NS)
         master = self._cluster.masters[node.master_index if node is not None else 0]
         connection = Connection(
             name, self._count, node, master, latency_ns, Stream(self._cluster), Stream(self._cluster)
@@ -208,9 +244,13 @@ class Network:
         copies = self._copies(connection)
 
         def deliver() -> None:
+            node = connection.node
+            if node is not None and (node.peer_id, connection.master.index) in self._revoked:
+                return
+            identity = node.identity if node is not None else ""
             connection.is_greeted = connection.is_greeted or isinstance(message, Hello)
             for _ in range(copies):
-                event = events.PeerMessageReceived(connection.name, decode_peer_message(data), "10.0.0.1")
+                event = events.PeerMessageReceived(connection.name, decode_peer_message(data), "10.0.0.1", identity)
                 connection.master.handle(event)
 
         connection.to_master.send(self._delay_ns(connection), deliver)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zpccl import limits
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects, events
+from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import PeerMessage, StateEntry
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
 
 
+Key: TypeAlias = tuple[bytes, int]
+"""An epoch or an attempt, and its run: masters of several runs may give the same numbers."""
 MASTER_TIMEOUT_NS = 20 * SECOND
 """Where there are several masters: a run that has lost its quorum for good must end before a simulated run does."""
 
@@ -52,15 +55,20 @@ class MasterNode:
         index: its place in the list that all peers are given.
     """
 
-    def __init__(self, cluster: Cluster, index: int, machine: MasterMachine) -> None:
+    def __init__(self, cluster: Cluster, index: int, machine: MasterMachine, clock: LocalClock) -> None:
         self._cluster = cluster
         self.index = index
         self.name = f"master{index}" if index else "master"
-        self.machine = machine
-        self.clock = cluster.draw_clock()
-        self.is_alive = True
+        self.is_foreign = False
+        """What answers at its address speaks another version of the protocol."""
         self._crash_count = 0
         self._timer: Timer | None = None
+        self.restart(machine, clock)
+
+    def key(self, connection: str, number: int) -> Key:
+        """An epoch or an attempt that it speaks of on a connection, and of which run: that of who is there, if any."""
+        node = self._cluster.node_of(connection)
+        return (node.machine.run_id if node is not None else b"") or self.machine.run_id, number
 
     @property
     def reign(self) -> tuple[int, int, int]:
@@ -75,11 +83,21 @@ class MasterNode:
             self._timer.cancel()
             self._timer = None
 
+    def has_died(self) -> bool:
+        """True if it was killed, perhaps in the middle of a step."""
+        return not self.is_alive
+
     def restart(self, machine: MasterMachine, clock: LocalClock) -> None:
         """A new process takes its place, at the same address."""
         self.machine = machine
         self.clock = clock
         self.is_alive = True
+        self.is_foreign = False
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
+        self._timer = self._cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
     def handle(self, event: events.MasterEvent) -> None:
         """Gives an event to the machine and performs the effects. Nothing happens in a dead process."""
@@ -89,7 +107,7 @@ class MasterNode:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_master_event(self.machine, event)
-        before = self.machine.generation, self.machine.is_alone
+        before, moment = (self.machine.generation, self.machine.is_alone), cluster.nemesis.look(self)
         done = self.machine.handle(event, self.clock.now_ns())
         if before != (
             self.machine.generation,
@@ -97,16 +115,26 @@ class MasterNode:
         ):  # It takes longer to notice what happened of late.
             cluster.prolong(cluster.takeover_ns)
         self.machine.validate()
+        sends_left, strike = cluster.nemesis.ambush(self, moment, event, done)
         for effect in done:
             cluster.trace(self.name, "->", effect)
-            if isinstance(effect, effects.Broadcast):
-                for connection in effect.connections:
-                    cluster.checkers.on_master_message(self, str(connection), effect.message)
-                    cluster.network.send_to_peer(connection, effect.message)
+            if not isinstance(effect, effects.Broadcast):
+                continue
+            for connection in effect.connections:
+                if sends_left == 0:
+                    strike()
+                    if self.has_died():
+                        return
+                sends_left -= 1
+                cluster.checkers.on_master_message(self, str(connection), effect.message)
+                cluster.network.send_to_peer(connection, effect.message)
         cluster.checkers.on_master_step(self)
-        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
-        cluster.check_deadline(self.name, event, deadline_ns)
-        self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
+        if sends_left == 0:
+            strike()
+            if self.has_died():
+                return
+        cluster.check_deadline(self.name, event, self.clock.world_ns(self.machine.deadline_ns()))
+        self._arm()
 
 
 @dataclass(eq=False)
@@ -131,20 +159,25 @@ class PeerNode:
         self.rng = cluster.child_rng()
         self.name = name
         self.group = group
-        self.peer_id = self.rng.randbytes(16)
+        self.identity = f"the key of {name}"
+        self.peer_id = make_peer_id(self.identity, self.rng.randbytes(SALT_BYTES))
+        self.is_revoked = False
         is_slow = self.rng.random() < cluster.faults.slow_chance and cluster.injector.strikes("slow_chance")
         self.slowness = 10 if is_slow else 1
+        self.is_far = self.rng.random() < cluster.faults.far_chance and cluster.injector.strikes("far_chance")
+        self.list = self._draw_list()
+        """The masters that it was given, by their index."""
         options = PeerOptions(
             self.peer_id,
             self.rng.randbytes(16),
             name,
             group,
             (f"10.0.0.1:{len(cluster.nodes)}",),
-            tuple(master.name for master in cluster.masters),
+            tuple(cluster.masters[index].name for index in self.list),
             is_ready=not (cluster.script.fetches_ahead and self.rng.random() < 0.5),
             master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
         )
-        self.master_index = self.use_count = 0
+        self.master_index, self.use_count = self.list[0], 0
         self.clock = cluster.draw_clock()
         self.is_ready = options.is_ready
         self.machine: PeerMachine = cluster.make_peer(options)
@@ -158,12 +191,21 @@ class PeerNode:
         self._is_hung = False
         self._held: list[Callable[[], None]] = []  # What the threads of a hung program would do next.
         self.calls: dict[int, UserCall] = {}
-        self.committed: dict[int, int] = {}  # Calls that were committed, with their attempt.
+        self.committed: dict[int, Key] = {}  # Calls that were committed, with their attempt.
         self.barriers: set[int] = set()
         """The calls that were barriers."""
         self._call_of_attempt: dict[int, int] = {}
         self._call_count = 0
         self._timer: Timer | None = None
+
+    def _draw_list(self) -> tuple[int, ...]:
+        """The same for all, but for newcomers of a run that somebody has given another one."""
+        whole, nodes = tuple(range(len(self._cluster.masters))), self._cluster.live_nodes()
+        if len(whole) == 1 or sum(node.machine.state is State.MEMBER for node in nodes) < 2:
+            return whole
+        other = self.rng.choice((whole[::-1], whole[:-1], (*whole[1:], whole[0])))
+        is_other = self.rng.random() < self.faults.list_chance and self._cluster.injector.strikes("list_chance")
+        return other if is_other else whole
 
     @property
     def faults(self) -> Faults:
@@ -173,6 +215,10 @@ class PeerNode:
     def strikes(self, kind: str) -> bool:
         """True if a fault of this kind shall strike this process now."""
         return self._cluster.injector.strikes(kind, self)
+
+    def key(self, number: int) -> Key:
+        """An epoch or an attempt of the run that it is in."""
+        return self.machine.run_id, number
 
     def now_ns(self) -> int:
         """What the user's clock says."""
@@ -228,13 +274,13 @@ class PeerNode:
             self._start_reduce(effect)
         elif isinstance(effect, effects.EndReduce):
             if effect.commit and effect.attempt_id in self._call_of_attempt:
-                self.committed[self._call_of_attempt[effect.attempt_id]] = effect.attempt_id
+                self.committed[self._call_of_attempt[effect.attempt_id]] = self.key(effect.attempt_id)
             cluster.dataplane.end_reduce(self, effect.attempt_id, effect.commit)
         elif isinstance(effect, effects.StartSync):
             cluster.dataplane.start_sync(self, effect.plan)
         elif isinstance(effect, effects.EndSync):
             if effect.commit:
-                self.committed[effect.call_id] = effect.attempt_id
+                self.committed[effect.call_id] = self.key(effect.attempt_id)
             cluster.dataplane.end_sync(self, effect.attempt_id, effect.commit)
         elif isinstance(effect, effects.OpenLink):
             cluster.links.open(self, effect.neighbour)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zpccl import limits
 from zpccl.limits import SECOND
 from zpccl.sim.cluster import Cluster, Violation
 from zpccl.sim.coverage import Coverage
-from zpccl.sim.faults import PROFILES, Faults
+from zpccl.sim.faults import PROFILES, TURNS, Faults
 
-STEPS = 1000
 SHORT_STEPS = 300
 """Runs with fewer steps have fewer peers, and faults that come closer together: else hardly anything would happen."""
 SHORT_HASTE = 3
@@ -25,7 +26,27 @@ SEEDS_PER_COLLECTION = 64
 
 def choose_faults(name: str, seed: int) -> Faults:
     """The profile of a name; "auto" takes them in turn."""
-    return PROFILES[name] if name != AUTO else list(PROFILES.values())[seed % len(PROFILES)]
+    return PROFILES[name] if name != AUTO else TURNS[seed % len(TURNS)]
+
+
+@contextlib.contextmanager
+def tight_limits(cluster: Cluster) -> Iterator[None]:
+    """Bounds as the calls of the largest group need them, and no more, where the faults say so."""
+    if not cluster.faults.is_tight:
+        yield
+        return
+    calls = max(cluster.script.tags) + 1
+    named = calls * cluster.peers_max
+    tight = {"CALLS_IN_FLIGHT_MAX": calls, "OUTCOMES_KEPT_MAX": calls}
+    tight |= dict.fromkeys(("CALLS_NAMED_MAX", "OUTCOME_CALLS_KEPT_MAX"), named)
+    loose = {name: getattr(limits, name) for name in tight if hasattr(limits, name)}
+    try:
+        for name in loose:
+            setattr(limits, name, tight[name])
+        yield
+    finally:
+        for name, value in loose.items():
+            setattr(limits, name, value)
 
 
 @dataclass(frozen=True)
@@ -33,8 +54,8 @@ class Setup:
     """How seeds are run.
 
     Attributes:
-        peers: how many start; 0 lets the seed choose 2 to 6, or 2 to 4 where there are few steps.
-        steps: events before the healing.
+        peers: how many start; 0 lets the seed choose as many as the profile has, or 2 to 4 where there are few steps.
+        steps: events before the healing; 0: as many as the profile has.
         faults: name of a profile, or "auto".
         without: kinds of faults that never strike.
         skip: numbers of faults that are left out, in the order in which they would strike.
@@ -42,7 +63,7 @@ class Setup:
     """
 
     peers: int = 0
-    steps: int = STEPS
+    steps: int = 0
     faults: str = AUTO
     without: tuple[str, ...] = ()
     skip: tuple[int, ...] = ()
@@ -50,11 +71,15 @@ class Setup:
 
     def settle(self, seed: int) -> Setup:
         """The same for one seed, with nothing left to choose."""
-        is_short = self.steps < SHORT_STEPS
+        faults = choose_faults(self.faults, seed)
+        steps = self.steps or faults.steps
+        is_short = steps < SHORT_STEPS
+        fewest, most = (2, 4) if is_short else faults.peers
         return replace(
             self,
-            peers=self.peers or 2 + seed // len(PROFILES) % (3 if is_short else 5),
-            faults=choose_faults(self.faults, seed).name,
+            peers=self.peers or fewest + seed // len(TURNS) % (most + 1 - fewest),
+            steps=steps,
+            faults=faults.name,
             haste=self.haste or (SHORT_HASTE if is_short else 1),
         )
 
@@ -70,11 +95,16 @@ class Setup:
     def run(self, seed: int, cluster: Cluster) -> None:
         """Faults, then healing, as run_seed says."""
         settled = self.settle(seed)
-        cluster.run(self.steps, PROFILES[settled.faults].without(self.without).hasten(settled.haste))
+        with tight_limits(cluster):
+            self._run(settled, cluster)
+
+    def _run(self, settled: Setup, cluster: Cluster) -> None:
+        cluster.run(settled.steps, PROFILES[settled.faults].without(self.without).hasten(settled.haste))
         cluster.heal()
         # With several masters a run may have lost its quorum: members wait for it in vain, and a new run for them.
         if not (cluster.quiesces() if len(cluster.masters) == 1 else cluster.quiesces(steps=60_000, seconds=150)):
             raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
+        cluster.checkers.on_end()
 
     def replay_command(self, seed: int) -> str:
         """What shows a run again, line by line."""

@@ -1,0 +1,1 @@
+"""Golden scenarios of the protocol: one story each, with whole masters and peers in a scripted world."""

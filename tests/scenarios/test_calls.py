@@ -1,0 +1,196 @@
+"""L1, S1: calls end, and with one outcome, where paths, users, limits or the master's death are against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.errors import CollectiveMismatch, InvalidUsage, Kicked, PCCLError, TooFewPeers
+from zpccl.limits import SECOND
+from zpccl.protocol.master import MasterOptions
+from zpccl.protocol.messages import Decision, Lane, MasterMessage, Member, Members, Plan, Report, encode
+from zpccl.protocol.peer import State
+
+from .world import Call, Peer, World, check_agreement, reduce_spec, results_of
+
+
+def start(names: str, masters: tuple[str, ...] = ("m",), **options: Any) -> tuple[World, list[Peer]]:
+    world = World()
+    for number, address in enumerate(masters):
+        world.start_master(address, 77 + 900 * number, MasterOptions(**options))
+    return world, world.begin_run(names, masters)
+
+
+@pytest.mark.parametrize("masters", [("m",), ("a", "b")])
+@pytest.mark.parametrize("names", ["pz", "zp"])
+def test_hole4_two_members_without_a_path(names: str, masters: tuple[str, ...]) -> None:
+    """L1: the path between two members is gone for good: one is removed, the other told that it is alone.
+
+    Whichever of them joined first, and whether or not there are standbys.
+    """
+    world, (one, other) = start(names, masters)
+    world.break_link(one, other)
+    world.run(1)
+    calls = [one.reduce(), other.reduce()]
+    world.settle(calls)
+    assert {type(call.result) for call in calls} == {Kicked, TooFewPeers}, calls
+
+
+def wait_crosswise(world: World, peers: list[Peer], is_batched: bool) -> tuple[list[Call], list[Call]]:
+    """Members call all-reduces of different tags: calls that can end, and calls that wait for each other."""
+    tags: dict[str, tuple[int, ...]] = {"p": (11,), "q": (12,), "r": (11,)}
+    if is_batched:
+        tags = {"p": (11, 12), "q": (12, 13), "r": (11, 12, 13)}
+    fine: list[Call] = []
+    stuck: list[Call] = []
+    for peer in peers:
+        own = tags[peer.name]
+        for tag, call in zip(own, peer.batch(*map(reduce_spec, own)), strict=True):
+            (fine if is_batched and tag == 12 else stuck).append(call)
+    return fine, stuck
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_hole5_who_waits_crosswise_is_named(is_batched: bool) -> None:
+    """L1: peers that wait for each other in collectives of different tags are in the log within 10 s."""
+    world, peers = start("pqr")
+    fine, stuck = wait_crosswise(world, peers, is_batched)
+    began_ns, master = world.now_ns, world.masters["m"]
+    world.run(10.5)
+    assert all(call.is_ok for call in fine), fine
+    text = "\n".join(line for at_ns, line in master.log if at_ns >= began_ns)
+    for name in ("p", "q", "r", "11", "13" if is_batched else "12"):
+        assert name in text.replace(",", " ").replace(":", " ").split(), f"{name} is not named: {text}"
+    assert not any(call.has_ended for call in stuck)
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_hole5_a_timeout_ends_calls_that_wait_crosswise(is_batched: bool) -> None:
+    """L1: with straggler_timeout they end, with an error that says who waits in what."""
+    world, peers = start("pqr", straggler_timeout_ns=20 * SECOND)
+    fine, stuck = wait_crosswise(world, peers, is_batched)
+    world.settle([*fine, *stuck], 30)
+    assert all(call.is_ok for call in fine), fine
+    for call in stuck:
+        assert isinstance(call.result, PCCLError)
+        words = str(call.result).replace(",", " ").replace(":", " ").split()
+        named = {"p", "q", "r"}.intersection(words)
+        assert named - {call.peer.name}, f"{call} names nobody else"
+        assert {"11", "12", "13"}.intersection(words), f"{call} names no tag"
+
+
+def call_up_to_the_limit(peer: Peer, count: int) -> list[Call]:
+    """So many all-reduces, a few at a time; those that are refused are refused for that they are too many."""
+    tags = range(count)
+    calls = [call for at in tags[::8] for call in peer.batch(*map(reduce_spec, tags[at : at + 8]))]
+    refused = [call for call in calls if call.has_ended]
+    assert all(isinstance(call.result, InvalidUsage) for call in refused), refused
+    return calls
+
+
+@pytest.mark.parametrize("count", [64, 600])
+def test_hole6_no_commit_is_forgotten(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1: whatever was committed for one survivor is committed for all, however many calls were in flight.
+
+    Four members, with bounds that bind them as the real ones bind 256. p misses all decisions, q hears of all; then the
+    master and the other two are gone.
+    """
+    for name in ("OUTCOME_CALLS_KEPT_MAX", "CALLS_NAMED_MAX"):
+        monkeypatch.setattr(limits, name, 131_072 // 64, raising=False)
+    world, (p, q, r, s) = start("pqrs")
+    world.validates = count < 100
+    calls = {peer: call_up_to_the_limit(peer, count) for peer in (p, q, r, s)}
+    world.until(lambda: bool(p.running) and bool(q.running))
+    world.run(0.01)
+    world.drop_to_peers.add("p")
+    world.run(1)
+    assert sum(call.is_ok for call in calls[q]) >= 64
+    for peer in (r, s):
+        world.kill_peer(peer)
+    world.kill_master("m")
+    world.run(1)
+    world.drop_to_peers.clear()
+    world.start_master("m", 500)
+    world.settle([*calls[p], *calls[q]], 90)
+    lost = [pair for pair in zip(calls[p], calls[q], strict=True) if pair[0].result != pair[1].result]
+    lost = [pair for pair in lost if not all(isinstance(call.result, InvalidUsage) for call in pair)]
+    assert not lost, f"S1: {len(lost)} commits are lost, such as {lost[0]}"
+
+
+@pytest.mark.parametrize(("size", "is_committed"), [(256, True), (512, False), (1024, True)])
+def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool) -> None:
+    """L3: a peer of a large group, with as many calls in flight and ended as it may have, can report to a new master.
+
+    Two members are real; what the master sends them is changed as if there were many more, with long names.
+    """
+    world, peers = start("pq")
+    ids = tuple(peer.peer_id for peer in peers) + tuple(f"{i:016d}".encode() for i in range(size - 2))
+    members = tuple(Member(peer_id, 0, f"{i:0128d}") for i, peer_id in enumerate(ids))
+
+    def enlarge(peer: Peer, message: MasterMessage) -> MasterMessage:
+        if isinstance(message, Members):
+            return replace(message, members=members)
+        if isinstance(message, Plan):
+            lane = Lane(ids, message.lanes[0].algorithm)
+            return replace(message, lanes=(lane,), calls=message.calls + (2**31,) * (size - 2))
+        if isinstance(message, Decision) and not is_committed:
+            return replace(message, committed=False, reason="x" * limits.TEXT_CHARS_MAX)
+        return message
+
+    world.filter = enlarge
+    world.kill_master("m")
+    world.start_master("m", 400)
+    world.until(lambda: all(len(peer.machine.members) == size for peer in peers), what="the list is the long one")
+    world.validates = False  # That takes time for each call in flight.
+    world.settle(call for peer in peers for call in call_up_to_the_limit(peer, limits.CALLS_IN_FLIGHT_MAX))
+    for peer in peers:
+        peer.finishes = False
+        call_up_to_the_limit(peer, limits.CALLS_IN_FLIGHT_MAX)
+        peer.sent.clear()
+    world.run(1)
+    assert peers[0].running
+    world.kill_master("m")
+    world.start_master("m", 3000)
+    world.until(lambda: any(isinstance(message, Report) for peer in peers for message in peer.sent))
+    sizes = [len(encode(m)) for peer in peers for m in peer.sent if isinstance(m, Report)]
+    assert max(sizes) <= limits.MESSAGE_BYTES_MAX, f"a report of {max(sizes)} bytes"
+
+
+def test_hole7c_death_between_two_refusals() -> None:
+    """L1, S1: the master dies when one of two has heard that their calls do not fit: the other gets the same error."""
+    world, (p, q) = start("pq")
+    world.drop_to_peers.add("q")
+    calls = [p.reduce(reduce_spec(1, 8)), q.reduce(reduce_spec(1, 9))]
+    world.run(0.1)
+    assert isinstance(calls[0].result, CollectiveMismatch)
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.run(0.5)
+    world.start_master("m", 500)
+    world.settle(calls)
+    first, second = results_of(calls)
+    assert isinstance(second, CollectiveMismatch), second
+    assert (first.tag, first.field, first.values) == (second.tag, second.field, second.values)
+    assert [peer.state for peer in (p, q)] == [State.MEMBER] * 2
+    again = [p.reduce(reduce_spec(1)), q.reduce(reduce_spec(1))]
+    world.settle(again)
+    check_agreement(again)
+    assert all(call.is_ok for call in again)
+
+
+@pytest.mark.parametrize("sends", range(8))
+@pytest.mark.parametrize("masters", [("m",), ("a", "b")])
+def test_death_between_two_sends(sends: int, masters: tuple[str, ...]) -> None:
+    """S1, L3: the master dies after its first, second, ... message about an all-reduce: it is done anew, or for all."""
+    world, peers = start("pqr", masters)
+    calls = [peer.reduce() for peer in peers]
+    world.masters[masters[0]].sends_left = sends
+    world.until(lambda: masters[0] not in world.masters, 2, what="the master has died") if sends < 6 else world.run(2)
+    world.run(0.3)
+    if masters[0] not in world.masters:
+        world.start_master(masters[0], 500)
+    world.settle(calls)
+    assert [call.result for call in calls] == [7] * 3

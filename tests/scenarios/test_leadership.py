@@ -1,0 +1,262 @@
+"""S3, L1: two masters, restarts and short cuts. Whatever happens, one of them leads the run, and every call ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.errors import Kicked
+from zpccl.limits import MS, SECOND
+from zpccl.protocol.messages import Report, TopologyKind
+from zpccl.protocol.peer import State
+
+from .world import Call, Master, Peer, World, check_agreement
+
+TWO = ("a", "b")
+CUTS_MS = (0, 3, 6, 9, 12, 20, 40)
+"""When paths are cut, after a master has adopted a run: before its first message has come, between two, and later."""
+
+
+def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
+    world = World()
+    for address, salt in zip(TWO, salts, strict=True):
+        world.start_master(address, salt)
+    return world
+
+
+def fail_over(world: World) -> Master:
+    """A rolling restart as far as its second step: b leads after a was restarted, b dies, and a has adopted the run."""
+    world.kill_master("a")
+    world.until(lambda: bool(world.leading()), what="b leads")
+    world.start_master("a", 3000)
+    world.run(1)
+    world.kill_master("b")
+    master = world.masters["a"]
+    world.until(lambda: not master.machine.is_recovering, what="a adopts the run")
+    return master
+
+
+def check_members(world: World, peers: list[Peer]) -> None:
+    """L1, L2: all of these are members, and their all-reduces succeed with all of them."""
+    for peer in peers:
+        assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
+    calls = [peer.reduce() for peer in peers]
+    world.settle(calls)
+    assert [call.result for call in calls] == [sum(peer.bit for peer in peers)] * len(peers)
+
+
+@pytest.mark.parametrize("cut_ms", CUTS_MS)
+@pytest.mark.parametrize("salt", [500, 1, 4000])
+def test_hole1_hang(cut_ms: int, salt: int) -> None:
+    """L1, L2: members that come back to a master which they promised nothing since are not left waiting by it.
+
+    A rolling restart of two masters; the one that has just adopted the run loses all for half a second, and the other
+    one leads meanwhile. Calls are in flight when all come back.
+    """
+    world = two_masters()
+    peers = world.begin_run("pqr", TWO)
+    fail_over(world)
+    world.run(cut_ms / 1000)
+    world.cut(peers, "a")
+    world.start_master("b", salt)
+    world.run(0.6)
+    world.join(peers, "a")
+    world.until(lambda: not world.masters["b"].machine.is_recovering and bool(world.leading()), what="one leads")
+    for peer in peers:
+        peer.finishes = False
+    calls = [peer.reduce() for peer in peers]
+    world.until(lambda: all(peer.running for peer in peers), what="an attempt runs")
+    world.kill_master(next(peer.address for peer in peers))
+    world.run(3)
+    for peer in peers:
+        peer.finishes = True
+        peer.finish()
+    world.settle(calls)
+    check_agreement(calls)
+    assert all(call.is_ok for call in calls), calls
+    check_members(world, peers)
+
+
+@pytest.mark.parametrize("cut_ms", CUTS_MS)
+def test_hole1_split(cut_ms: int) -> None:
+    """S3: a list that was never committed does not come before one that was, whatever its number.
+
+    As above, but one member stays with a for as long as it likes, while b commits lists of the others and of newcomers;
+    then one of those goes back to a.
+    """
+    world = two_masters()
+    peers = world.begin_run("pqr", TWO)
+    p, q, r = peers
+    fail_over(world)
+    world.run(cut_ms / 1000)
+    world.cut([q, r], "a")
+    b = world.start_master("b", 500)
+    world.until(lambda: b in world.leading(), what="b leads")
+    world.run(15)  # p is lost there, or has come.
+    voters = [peer for peer in peers if peer.name in b.member_names]
+    assert {q, r} <= set(voters)
+    x, y = world.peer("x", TWO), world.peer("y", TWO)
+    for newcomer in (x, y):
+        newcomer.connect()
+    world.until(lambda: x.state is State.PENDING and y.state is State.PENDING, what="x and y are pending")
+    world.run(0.5)
+    world.admit(voters, [x, y])
+    calls = [peer.reduce() for peer in (*voters, x, y)]
+    world.settle(calls, 2)
+    assert all(call.is_ok for call in calls), calls
+    world.join([q, r], "a")
+    world.cut([q], "b")
+    world.run(40)
+    world.check_one_leads()
+    calls = [peer.reduce() for peer in (p, q, r, x, y)]
+    world.run(5)
+    check_agreement(calls)
+    synced = {peer: peer.sync(7, f"of {peer.address}") for peer in (p, q, r, x, y)}
+    world.run(5)
+    assert len({peer.address for peer, call in synced.items() if call.is_ok}) < 2, "S3: two states of one revision"
+    world.heal()
+    world.settle([*calls, *synced.values()])
+    check_agreement(calls)
+
+
+@pytest.mark.parametrize("delay_ms", [0, 20, 100, 400, 700, 2000])
+def test_hole2_revoked(delay_ms: int) -> None:
+    """S3: whose key one master no longer allows is not counted as its follower there: the other may lead it still."""
+    world = two_masters()
+    peers = world.begin_run("pqr", TWO, {"p": "KEY-OF-P"})
+    p, q, r = peers
+    world.run(1)
+    world.cut([p, r], "a")
+    world.run(delay_ms / 1000)
+    world.revoke("a", p)
+    world.run(20)
+    world.check_one_leads()
+    world.revoke("b", p)
+    world.run(20)
+    world.heal()
+    world.settle([p.reduce()])
+    world.until(lambda: p.state is State.CLOSED, what="p is out")
+    world.until(lambda: world.check_one_leads().member_names in ("qr", "rq"), what="q and r go on")
+    check_members(world, [q, r])
+
+
+@pytest.mark.parametrize("delay_ms", range(200, 12_000, 200))
+def test_hole3_held(delay_ms: int) -> None:
+    """S3: a newcomer that waits at a master and has promised it nothing is no part of its quorum.
+
+    x is a member by a list whose announcement it has not read. Its connection to a breaks for a moment, it asks b, that
+    breaks too, and it is back at a; then q loses a. When x asks b is anything from 0.2 to 12 s after p has come there.
+    """
+    world = two_masters()
+    peers = world.begin_run("pq", TWO)
+    p, q = peers
+    a = world.masters["a"]
+    x = world.peer("c", TWO)  # Its id is the lowest but for p's and q's: with q it is half that counts.
+    x.connect()
+    world.until(lambda: x.state is State.PENDING)
+    world.run(0.5)
+    world.drop_to_peers.add(x.name)
+    voted = [peer.topology(TopologyKind.UPDATE) for peer in peers]
+    world.settle(voted)
+    world.run(0.1)
+    assert x.state is State.PENDING
+    assert a.member_names == "pqc"
+    world.drop_to_peers.clear()
+    world.drop_to_peers.add(x.name)
+    world.cut([p], "a")
+    world.until(lambda: p.address == "b" and p.connection is not None)
+    world.run(delay_ms / 1000)
+    world.drop_to_peers.clear()
+    world.cut([x], "a")
+    world.until(lambda: x.address == "b" and x.connection is not None, 12, what="x asks b")
+    world.run(0.05)
+    world.join([x], "a")
+    world.cut([x], "b")
+    world.run(2)
+    world.cut([q], "a")
+    world.run(30)
+    world.check_one_leads()
+    world.heal()
+    world.run(30)
+    world.check_one_leads()
+    left = [peer for peer in (p, q, x) if not isinstance(peer.machine.error, Kicked)]
+    if len(left) == 1:  # x had come back to a in time, so p was removed, and x is the half of q and x that counts.
+        assert [peer.state for peer in left] == [State.MEMBER]
+    else:
+        check_members(world, left)
+
+
+@pytest.mark.parametrize("salt", [1, 500, 2000, 4000])
+def test_a_promise_to_another_leadership_is_reported(salt: int) -> None:
+    """S3: a peer that comes back from another leadership is asked what it knows, not merely welcomed.
+
+    a leads; all of its members go to b, which leads; b dies, and all come back to a, which takes itself for the leader
+    still: with a higher promise than its own, or a lower one.
+    """
+    world = two_masters()
+    peers = world.begin_run("pqr", TWO)
+    fail_over(world)
+    world.cut(peers, "a")
+    world.start_master("b", salt)
+    world.until(lambda: bool(world.leading()) and world.leading()[0].address == "b", what="b leads")
+    world.join(peers, "a")
+    for peer in peers:
+        peer.sent.clear()
+    world.kill_master("b")
+    world.until(lambda: all(peer.address == "a" and peer.connection is not None for peer in peers))
+    world.run(15)
+    for peer in peers:
+        assert any(isinstance(message, Report) for message in peer.sent), f"{peer.name} was not asked for a report"
+    check_members(world, peers)
+
+
+@pytest.mark.parametrize("first_salt", [77, 1500, 4000])
+def test_rolling_restart(first_salt: int) -> None:
+    """L3, S3: two masters are restarted in turn, every 3 s; no call fails, and each one's outcome is one."""
+    world = two_masters((first_salt, 4001 - first_salt))
+    peers = world.begin_run("pqr", TWO)
+    calls: dict[Peer, list[Call]] = {peer: [] for peer in peers}
+    is_over = False
+
+    def train(peer: Peer) -> None:
+        if not is_over and (not calls[peer] or calls[peer][-1].has_ended):
+            calls[peer].append(peer.reduce())
+        world.after(50 * MS, lambda: train(peer))
+
+    for peer in peers:
+        train(peer)
+    for step in range(12):
+        address = TWO[step % 2]
+        world.kill_master(address)
+        world.run(0.7)
+        world.start_master(address, 1 + (first_salt + step * 1237) % 4000)
+        world.run(2.3)
+    world.run(15)
+    steps = min(len(made) for made in calls.values())
+    is_over = True
+    for made in calls.values():
+        world.settle(made[:steps])
+    for step in range(steps):
+        check_agreement(made[step] for made in calls.values())
+    assert all(call.is_ok for made in calls.values() for call in made[:steps])
+    assert steps > 20, steps
+    world.check_one_leads()
+    assert [peer.state for peer in peers] == [State.MEMBER] * 3
+
+
+@pytest.mark.parametrize("lost", ["p", "r"])
+def test_the_lost_learn_of_it(lost: str) -> None:
+    """L1: a member that is cut off from all masters until the others went on without it is told, when it is back."""
+    world = two_masters()
+    peers = world.begin_run("pqr", TWO)
+    gone = next(peer for peer in peers if peer.name == lost)
+    rest = [peer for peer in peers if peer is not gone]
+    for address in TWO:
+        world.cut([gone], address)
+    call = gone.reduce()
+    world.run(20)
+    check_members(world, rest)
+    world.heal()
+    world.settle([call])
+    assert isinstance(call.result, Kicked)
+    assert call.ended_ns is not None
+    assert call.ended_ns < world.now_ns + SECOND

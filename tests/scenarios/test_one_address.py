@@ -1,0 +1,139 @@
+"""L3, S6: one address. The master dies, alone, again, or with the network; the run is that of its members."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.errors import Kicked
+from zpccl.protocol.messages import TopologyKind
+from zpccl.protocol.peer import State
+
+from .world import Call, Peer, World, check_agreement
+
+ONE = ("m",)
+
+
+def one_master(names: str) -> tuple[World, list[Peer]]:
+    world = World()
+    world.start_master("m", 77)
+    return world, world.begin_run(names, ONE)
+
+
+def check_all_go_on(world: World, peers: list[Peer], run_id: bytes) -> None:
+    """L3: nobody was removed, and all can reduce with each other in the old run."""
+    for peer in peers:
+        assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
+        assert peer.machine.run_id == run_id
+    calls = [peer.reduce() for peer in peers]
+    world.settle(calls)
+    assert [call.result for call in calls] == [sum(peer.bit for peer in peers)] * len(peers)
+
+
+@pytest.mark.parametrize("late", [1.4, 3.0, 9.0, 20.0])
+def test_hole7d_a_newcomer_comes_first(late: float) -> None:
+    """S6, L3: a newcomer that comes first after an outage does not take the run from its members.
+
+    The master's host was off the net. The first to reach it again is a newcomer; the members follow seconds later.
+    """
+    world, peers = one_master("pqr")
+    run_id = peers[0].machine.run_id
+    calls = [peer.reduce() for peer in peers[:2]]
+    world.run(0.1)
+    world.cut(peers, "m")
+    world.kill_master("m")
+    world.run(5)
+    world.start_master("m", 500)
+    world.run(0.1)
+    newcomer = world.peer("n", ONE)
+    newcomer.connect()
+    world.run(late)
+    world.join(peers, "m")
+    calls.append(peers[2].reduce())
+    world.settle(calls)
+    check_agreement(calls)
+    assert all(call.is_ok for call in calls), calls
+    check_all_go_on(world, peers, run_id)
+    world.until(lambda: newcomer.machine.run_id == run_id, what="the newcomer waits for the members of the old run")
+    world.run(0.5)
+    if newcomer.state is State.PENDING:
+        world.admit(peers, [newcomer])
+    check_all_go_on(world, [*peers, newcomer], run_id)
+
+
+@pytest.mark.parametrize("salts", [(3000, 500), (500, 3000), (500, 500)])
+def test_hole7e_a_crash_loop_removes_nobody(salts: tuple[int, int]) -> None:
+    """L3: one of three has heard of a master that died at once, and comes late to the next: all stay members."""
+    world, peers = one_master("pqr")
+    run_id, p = peers[0].machine.run_id, peers[0]
+    world.kill_master("m")
+    middle = world.start_master("m", salts[0])
+    world.until(lambda: not middle.machine.is_recovering)
+    world.drop_to_peers.update("qr")
+    world.run(0.02)
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.cut([p], "m")
+    world.start_master("m", salts[1])
+    world.run(3)
+    world.join([p], "m")
+    world.run(10)
+    check_all_go_on(world, peers, run_id)
+
+
+@pytest.mark.parametrize("late", [0.5, 5.0, 9.5, 20.0])
+def test_hole8_a_minority_does_not_take_the_run_back(late: float) -> None:
+    """S3, L3: two of five that had been removed come first to a restarted master. The three keep the run."""
+    world, peers = one_master("pqrst")
+    removed, kept = peers[:2], peers[2:]
+    world.settle([peer.sync(10, "10") for peer in peers])
+    world.cut(removed, "m")
+    world.run(2)
+    for revision in range(11, 16):
+        calls = [peer.sync(revision, str(revision)) for peer in kept]
+        world.settle(calls)
+        assert [call.result for call in calls] == [revision] * 3
+    world.kill_master("m")
+    world.cut(kept, "m")
+    world.join(removed, "m")
+    world.start_master("m", 500)
+    world.run(late)
+    old = [peer.sync(11, "old") for peer in removed]
+    world.join(kept, "m")
+    world.settle(old)
+    assert all(isinstance(call.result, Kicked) for call in old), old
+    calls = [peer.sync(16, "16") for peer in kept]
+    world.settle(calls)
+    assert [call.result for call in calls] == [16] * 3
+    assert world.masters["m"].member_names == "rst"
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+@pytest.mark.parametrize("late", [0.5, 3.0, 10.0])
+def test_an_old_list_that_is_revived_loses_no_votes(rounds: int, late: float) -> None:
+    """L1: removed members revive an old list; who comes later has seen more rounds, and asks no master in vain.
+
+    r has gone on alone, and has had answers of are_peers_pending that p and q do not know of.
+    """
+    world, peers = one_master("pqr")
+    p, q, r = peers
+    world.cut([p, q], "m")
+    world.until(lambda: world.masters["m"].member_names == "r", what="p and q are removed")
+    for _ in range(rounds):
+        world.settle([r.topology(TopologyKind.PENDING)])
+    world.cut([r], "m")
+    world.kill_master("m")
+    world.join([p, q], "m")
+    world.start_master("m", 500)
+    world.run(late)
+    calls: list[Call] = [peer.topology(TopologyKind.PENDING) for peer in (p, q)]
+    world.join([r], "m")
+    calls.append(r.topology(TopologyKind.PENDING))
+    world.settle(calls)
+    check_agreement(calls)
+    for _ in range(3):
+        members = [peer for peer in peers if peer.state is State.MEMBER]
+        assert members
+        calls = [peer.topology(TopologyKind.PENDING) for peer in members]
+        world.settle(calls)
+        check_agreement(calls)
+        assert len({call.result for call in calls}) == 1, calls

@@ -1,0 +1,589 @@
+"""A scripted world for the unmodified machines: nothing is random, and nothing goes wrong but what a scenario says.
+
+Messages take 5 ms each way and keep their order on a connection. Masters are started as the real ones are, by
+start_master(). A scenario kills and starts masters, cuts paths, breaks links, and drops or changes messages to peers.
+
+After each event the world checks S3: no two masters lead one run, and no epoch of a run has two member lists.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from zpccl import limits
+from zpccl.errors import PCCLError
+from zpccl.limits import MS, SECOND
+from zpccl.protocol import effects, events
+from zpccl.protocol.identity import SALT_BYTES, make_peer_id
+from zpccl.protocol.master import MasterMachine, MasterOptions, start_master
+from zpccl.protocol.messages import (
+    CollectiveSpec,
+    MasterMessage,
+    PeerMessage,
+    StateEntry,
+    TopologyKind,
+    decode_master_message,
+    decode_peer_message,
+    encode,
+)
+from zpccl.protocol.peer import PeerMachine, PeerOptions, State
+from zpccl.types import Algorithm, DataType
+
+LATENCY_NS = 5 * MS
+NOTICE_NS = 30 * MS
+"""How long the ends of a broken connection take to notice."""
+ATTEMPT_NS = 20 * MS
+"""How long a collective, or the fetch of a sync, takes."""
+RETRY_NS = 100 * MS
+SETTLE_S = 60.0
+"""Within this, in a network that is whole, every call ends."""
+OTHER_VERSION = 99
+
+
+def reduce_spec(tag: int = 0, count: int = 8) -> CollectiveSpec:
+    """An all-reduce."""
+    return CollectiveSpec(tag, count, DataType.FLOAT, 0, 0, 0, 256, 0, False, Algorithm.RING)
+
+
+def state_entry(text: str) -> StateEntry:
+    """A tensor of a shared state with these contents."""
+    return StateEntry("weights", DataType.FLOAT, 4, False, text.encode().ljust(32, b"-"))
+
+
+def is_quorum(present: Collection[bytes], members: Collection[bytes]) -> bool:
+    """True for a majority of the members, or half of them with the lowest id."""
+    count = sum(member in present for member in members)
+    return 2 * count > len(members) or (count > 0 and 2 * count == len(members) and min(members) in present)
+
+
+@dataclass(eq=False)
+class Connection:
+    """Between a peer and the process of a master; None: the one there speaks another version."""
+
+    name: str
+    peer: Peer
+    address: str
+    machine: MasterMachine | None
+    is_up: bool = True
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a peer's user."""
+
+    peer: Peer
+    call_id: int
+    ended_ns: int | None = None
+    result: int | PCCLError | None = None
+    """What it returned: of an all-reduce, which peers are in the sum, one bit each."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended_ns is not None
+
+    @property
+    def is_ok(self) -> bool:
+        return self.has_ended and not isinstance(self.result, PCCLError)
+
+    def __repr__(self) -> str:
+        return f"{self.peer.name}: {self.result!r}" if self.has_ended else f"{self.peer.name}: STILL WAITING"
+
+
+class Peer:
+    """The process of a peer. Its state, epoch and results are those of its machine."""
+
+    def __init__(self, world: World, name: str, masters: tuple[str, ...], identity: str, group: int) -> None:
+        self.world = world
+        self.name = name
+        self.identity = identity
+        salt = name.encode().ljust(SALT_BYTES, b".")
+        self.peer_id = make_peer_id(identity, salt) if identity else salt + bytes(8)
+        options = PeerOptions(self.peer_id, name.encode().ljust(16, b"!"), name, group, (f"{name}:1",), masters)
+        self.machine = PeerMachine(options)
+        self.bit = 1 << len(world.peers)
+        self.masters = masters
+        self.address = masters[0]
+        self.connection: Connection | None = None
+        self.finishes = True
+        """False: what runs ends only by `finish()`."""
+        self.running: dict[int, int] = {}  # Attempts that the data plane works on, and what each will leave.
+        self.sent: list[PeerMessage] = []
+        self.log: list[str] = []
+        self.is_alive = True
+        self._tries = 0  # Timers of earlier tries to connect do nothing.
+        self._call_of: dict[int, int] = {}
+        self._values: dict[int, int] = {}  # By call: the sum that was committed.
+        self._calls: dict[int, Call] = {}
+        self._call_ids = itertools.count(1)
+
+    @property
+    def state(self) -> State:
+        return self.machine.state
+
+    @property
+    def member_names(self) -> str:
+        return "".join(member.name for member in self.machine.members)
+
+    # --- What users do ----------------------------------------------------------------------------------------------
+
+    def connect(self, attempts: int = 50) -> Call:
+        call = self._open()
+        self.handle(events.ConnectCalled(call.call_id, attempts))
+        self.dial(10 * MS)
+        return call
+
+    def reduce(self, spec: CollectiveSpec | None = None) -> Call:
+        return self.batch(spec or reduce_spec())[0]
+
+    def batch(self, *specs: CollectiveSpec) -> list[Call]:
+        calls = [self._open() for _ in specs]
+        self.handle(events.ReduceCalled(tuple((c.call_id, spec) for c, spec in zip(calls, specs, strict=True))))
+        return calls
+
+    def topology(self, kind: TopologyKind = TopologyKind.UPDATE) -> Call:
+        call = self._open()
+        self.handle(events.TopologyCalled(call.call_id, kind))
+        return call
+
+    def sync(self, revision: int, text: str) -> Call:
+        call = self._open()
+        self.handle(events.SyncCalled(call.call_id, 0, revision, (state_entry(text),), 0))
+        return call
+
+    def _open(self) -> Call:
+        call = Call(self, next(self._call_ids))
+        self._calls[call.call_id] = call
+        return call
+
+    # --- The machine ------------------------------------------------------------------------------------------------
+
+    def handle(self, event: events.PeerEvent) -> None:
+        if not self.is_alive:
+            return
+        todo = self.machine.handle(event, self.world.now_ns)
+        if self.world.validates:
+            self.machine.validate()
+        for effect in todo:
+            self._perform(effect)
+        if self.state is State.CLOSED:
+            self.hang_up()
+        self.world.arm(self, self.machine.deadline_ns(), lambda: self.handle(events.Tick()))
+
+    def _perform(self, effect: effects.PeerEffect) -> None:
+        if isinstance(effect, effects.Send):
+            self.sent.append(effect.message)
+            if self.connection is not None:
+                self.world.send_to_master(self.connection, effect.message)
+        elif isinstance(effect, effects.UseMaster):
+            self.hang_up()
+            self.address = self.masters[effect.index]
+            self.dial(10 * MS)
+        elif isinstance(effect, effects.OpenLink):
+            self.world.after(LATENCY_NS, lambda: self.world.join_link(self, effect.neighbour.peer_id))
+        elif isinstance(effect, effects.StartReduce):
+            self._call_of[effect.attempt_id] = effect.call_id
+            self.running[effect.attempt_id] = self.world.bits(effect.order)
+            self.world.after(ATTEMPT_NS, lambda: self.finish(effect.attempt_id) if self.finishes else None)
+        elif isinstance(effect, effects.EndReduce):
+            value = self.running.pop(effect.attempt_id, 0)
+            if effect.commit:
+                self._values[self._call_of[effect.attempt_id]] = value
+        elif isinstance(effect, effects.StartSync) and effect.plan.fetch:
+            self.world.after(ATTEMPT_NS, lambda: self.handle(events.FetchDone(effect.plan.attempt_id)))
+        elif isinstance(effect, (effects.Resolve, effects.Reject)):
+            is_ok = isinstance(effect, effects.Resolve)
+            call = self._calls[effect.call_id]
+            assert not call.has_ended, f"{self.name}: a call is answered twice"
+            call.ended_ns = self.world.now_ns
+            call.result = self._values.get(effect.call_id, effect.value) if is_ok else effect.error  # type: ignore[union-attr]
+        elif isinstance(effect, effects.Log):
+            self.log.append(effect.text)
+            self.world.trace(f"  {self.name}: {effect.text}")
+
+    def finish(self, attempt_id: int | None = None) -> None:
+        """The data plane is done with an attempt, or with all that run here."""
+        for running in list(self.running) if attempt_id is None else [attempt_id]:
+            if running in self.running:
+                self.handle(events.ReduceDone(running, self.running[running]))
+
+    # --- The connection ---------------------------------------------------------------------------------------------
+
+    def dial(self, pause_ns: int) -> None:
+        """Tries to connect, after a pause, until that succeeds."""
+        self._tries += 1
+        this_try, world = self._tries, self.world
+
+        def happen() -> None:
+            is_wanted = self.is_alive and self.state not in (State.NEW, State.CLOSED)
+            if not is_wanted or self.connection is not None or self._tries != this_try:
+                return
+            if world.can_reach(self, self.address):
+                self.connection = world.open(self)
+                self.handle(events.ConnectionUp())
+                if self.address in world.foreign:
+                    world.after(2 * LATENCY_NS, lambda: self._hear_other_version(this_try))
+                return
+            if self.identity in world.revoked.get(self.address, ()):
+                self.handle(events.AuthenticationRefused("its key is not allowed"))
+            else:
+                self.handle(events.ConnectionFailed("refused"))
+            if self._tries == this_try:
+                self.dial(RETRY_NS)
+
+        world.after(pause_ns, happen)
+
+    def _hear_other_version(self, this_try: int) -> None:
+        if self._tries == this_try and self.connection is not None:
+            self.handle(events.OtherVersionReceived(OTHER_VERSION))
+
+    def hang_up(self) -> None:
+        """Closes the connection: what was sent on it arrives before its end does."""
+        connection, self.connection = self.connection, None
+        if connection is not None and connection.is_up:
+            self.world.after(LATENCY_NS + 1, lambda: self.world.tell_master(connection))
+
+
+class Master:
+    """The process of a master."""
+
+    def __init__(self, world: World, address: str, machine: MasterMachine) -> None:
+        self.world = world
+        self.address = address
+        self.machine = machine
+        self.log: list[tuple[int, str]] = []
+        self.sends_left: int | None = None
+        """It dies when it has sent so many messages."""
+
+    @property
+    def member_names(self) -> str:
+        return "".join(peer.name for peer in self.machine.registry.order)
+
+    def handle(self, event: events.MasterEvent) -> None:
+        world = self.world
+        if world.masters.get(self.address) is not self:
+            return
+        todo = self.machine.handle(event, world.now_ns)
+        if world.validates:
+            self.machine.validate()
+        for effect in todo:
+            if isinstance(effect, effects.Log):
+                self.log.append((world.now_ns, effect.text))
+                world.trace(f"  {self.address}: {effect.text}")
+                continue
+            for connection in effect.connections:
+                if self.sends_left == 0:
+                    return world.kill_master(self.address)
+                self.sends_left = None if self.sends_left is None else self.sends_left - 1
+                world.send_to_peer(str(connection), effect.message)
+        world.check(self)
+        world.arm(self, self.machine.deadline_ns(), lambda: self.handle(events.Tick()))
+
+
+@dataclass
+class World:
+    """All there is.
+
+    Attributes:
+        masters: those that run, by address.
+        revoked: the keys that are no longer allowed, by address.
+        foreign: addresses at which something speaks another version of the protocol.
+        filter: what becomes of a message to a peer; None drops it.
+        tracer: is given a line for everything that is logged.
+        validates: machines state after each event what always holds.
+    """
+
+    masters: dict[str, Master] = field(default_factory=dict)
+    peers: list[Peer] = field(default_factory=list)
+    revoked: dict[str, set[str]] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
+    filter: Callable[[Peer, MasterMessage], MasterMessage | None] = lambda peer, message: message
+    tracer: Callable[[str], None] | None = None
+    validates: bool = True
+    now_ns: int = 1 * SECOND
+
+    def __post_init__(self) -> None:
+        self.drop_to_peers: set[str] = set()
+        """Names of peers that get nothing of what masters send."""
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = itertools.count(1)
+        self._connections: dict[str, Connection] = {}
+        self._cut: set[tuple[str, str]] = set()
+        self._broken_links: set[frozenset[str]] = set()
+        self._due: dict[Peer | Master, int] = {}
+        self._lists: dict[tuple[bytes, int], tuple[bytes, ...]] = {}
+
+    # --- Time -------------------------------------------------------------------------------------------------------
+
+    def after(self, delay_ns: int, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now_ns + delay_ns, next(self._numbers), happen))
+
+    def run(self, seconds: float) -> None:
+        """Time goes on."""
+        self._run_until(lambda: False, seconds)
+
+    def until(self, condition: Callable[[], bool], seconds: float = SETTLE_S, what: str = "it") -> None:
+        """Time goes on until something has come about. Fails if it does not."""
+        assert self._run_until(condition, seconds), f"after {seconds} s {what} has not happened"
+
+    def settle(self, calls: Iterable[Call], seconds: float = SETTLE_S) -> None:
+        """L1: all these calls end in time."""
+        calls = list(calls)
+        ended = self._run_until(lambda: all(call.has_ended for call in calls), seconds)
+        assert ended, f"L1: {seconds} s later, masters {self}: {[call for call in calls if not call.has_ended]}"
+
+    def _run_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while not condition():
+            if not self._queue or self._queue[0][0] > end_ns:
+                self.now_ns = end_ns
+                return condition()
+            self.now_ns, _, happen = heapq.heappop(self._queue)
+            happen()
+        return True
+
+    def arm(self, who: Peer | Master, deadline_ns: int | None, tick: Callable[[], None]) -> None:
+        """A timer for the deadline of a machine, in place of the one before."""
+        if deadline_ns is None:
+            self._due.pop(who, None)
+            return
+        due_ns = max(deadline_ns, self.now_ns)
+        if self._due.get(who) == due_ns:
+            return
+        self._due[who] = due_ns
+
+        def happen() -> None:
+            if self._due.get(who) == due_ns:
+                del self._due[who]
+                tick()
+
+        self.after(due_ns - self.now_ns, happen)
+
+    def trace(self, text: str) -> None:
+        if self.tracer is not None:
+            self.tracer(f"{(self.now_ns - SECOND) / SECOND:9.3f} {text}")
+
+    # --- Processes --------------------------------------------------------------------------------------------------
+
+    def start_master(self, address: str, salt: int, options: MasterOptions | None = None) -> Master:
+        """A master is started. `salt` are the first two of its 16 random bytes."""
+        own_id = salt.to_bytes(2, "big") + address.encode().ljust(6, b"_")[:6] + next(self._numbers).to_bytes(8, "big")
+        master = self.masters[address] = Master(self, address, start_master(own_id, options, self.now_ns))
+        self.trace(f"master {address} is started")
+        self.arm(master, master.machine.deadline_ns(), lambda: master.handle(events.Tick()))
+        return master
+
+    def kill_master(self, address: str) -> None:
+        """Its process is killed: all its connections break, and what is in flight on them is lost."""
+        self.trace(f"master {address} is killed")
+        machine = self.masters.pop(address).machine
+        for connection in list(self._connections.values()):
+            if connection.machine is machine:
+                self.break_connection(connection)
+
+    def peer(self, name: str, masters: tuple[str, ...], identity: str = "", group: int = 0) -> Peer:
+        peer = Peer(self, name, masters, identity, group)
+        self.peers.append(peer)
+        return peer
+
+    def begin_run(self, names: str, masters: tuple[str, ...], identities: dict[str, str] | None = None) -> list[Peer]:
+        """A run with these members; each name is a letter."""
+        peers = [self.peer(name, masters, (identities or {}).get(name, "")) for name in names]
+        for peer in peers:
+            peer.connect()
+            wanted = State.MEMBER if peer is peers[0] else State.PENDING
+            self.until(lambda peer=peer, wanted=wanted: peer.state is wanted)  # type: ignore[misc]
+        self.run(0.3)
+        if len(peers) > 1:
+            self.admit(peers[:1], peers[1:])
+        return peers
+
+    def admit(self, voters: Iterable[Peer], joiners: Iterable[Peer]) -> None:
+        """The members call update_topology: the joiners become members."""
+        calls, joiners = [voter.topology() for voter in voters], list(joiners)
+        self.settle(calls)
+        self.until(lambda: all(joiner.state is State.MEMBER for joiner in joiners), what=f"{joiners} become members")
+        self.run(0.3)
+
+    def kill_peer(self, peer: Peer) -> None:
+        """Its process is killed."""
+        peer.is_alive = False
+        if peer.connection is not None:
+            self.break_connection(peer.connection)
+        for other in self.peers:
+            if other.machine.wants_link(peer.peer_id):
+                other.handle(events.LinkFailed(peer.peer_id, "reset"))
+
+    def revoke(self, address: str, peer: Peer) -> None:
+        """The key of a peer is taken off the allow list of one master."""
+        self.revoked.setdefault(address, set()).add(peer.identity)
+        self.masters[address].handle(events.KeysRevoked({peer.identity: peer.name}))
+
+    # --- Control connections ----------------------------------------------------------------------------------------
+
+    def can_reach(self, peer: Peer, address: str) -> bool:
+        is_up = address in self.masters or address in self.foreign
+        return is_up and (peer.name, address) not in self._cut and not self._is_revoked(peer, address)
+
+    def _is_revoked(self, peer: Peer, address: str) -> bool:
+        return bool(peer.identity) and peer.identity in self.revoked.get(address, ())
+
+    def open(self, peer: Peer) -> Connection:
+        master = self.masters.get(peer.address)
+        name = f"{peer.name}{next(self._numbers)}"
+        connection = Connection(name, peer, peer.address, master.machine if master is not None else None)
+        self._connections[name] = connection
+        return connection
+
+    def send_to_master(self, connection: Connection, message: PeerMessage) -> None:
+        data, peer = encode(message), connection.peer
+        if len(data) > limits.MESSAGE_BYTES_MAX:  # As libzmq does it.
+            self.trace(f"{peer.name} sends too large a message")
+            return self.break_connection(connection)
+
+        def arrive() -> None:
+            master = self.masters.get(connection.address)
+            is_there = master is not None and master.machine is connection.machine and connection.is_up
+            if master is not None and is_there and not self._is_revoked(peer, connection.address):
+                received = decode_peer_message(data)
+                master.handle(events.PeerMessageReceived(connection.name, received, "10.0.0.1", peer.identity))
+
+        self.after(LATENCY_NS, arrive)
+
+    def send_to_peer(self, name: str, message: MasterMessage) -> None:
+        connection = self._connections.get(name)
+        if connection is None or not connection.is_up or connection.peer.name in self.drop_to_peers:
+            return
+        changed = self.filter(connection.peer, message)
+        if changed is None:
+            return
+        data, peer = encode(changed), connection.peer
+
+        def arrive() -> None:
+            if connection.is_up and peer.connection is connection and peer.name not in self.drop_to_peers:
+                peer.handle(events.MasterMessageReceived(decode_master_message(data)))
+
+        self.after(LATENCY_NS, arrive)
+
+    def break_connection(self, connection: Connection) -> None:
+        """What is in flight is lost. Both ends notice a little later, and the peer connects again."""
+        connection.is_up = False
+
+        def tell_peer() -> None:
+            peer = connection.peer
+            if peer.connection is connection:
+                peer.connection = None
+                peer.handle(events.ConnectionDown())
+                if peer.connection is None:
+                    peer.dial(RETRY_NS)
+
+        self.after(NOTICE_NS, lambda: self.tell_master(connection))
+        self.after(NOTICE_NS, tell_peer)
+
+    def tell_master(self, connection: Connection) -> None:
+        """A connection is closed, and the master notices."""
+        connection.is_up = False
+        master = self.masters.get(connection.address)
+        is_known = self._connections.pop(connection.name, None) is not None
+        if is_known and master is not None and master.machine is connection.machine:
+            master.handle(events.ConnectionClosed(connection.name))
+
+    def cut(self, peers: Iterable[Peer], address: str) -> None:
+        """Peers cannot reach a master any more; their connections to it break."""
+        peers = list(peers)
+        self.trace(f"{''.join(peer.name for peer in peers)} cut off from {address}")
+        for peer in peers:
+            self._cut.add((peer.name, address))
+            if peer.connection is not None and peer.connection.address == address:
+                self.break_connection(peer.connection)
+
+    def join(self, peers: Iterable[Peer], address: str) -> None:
+        """They can again."""
+        self._cut -= {(peer.name, address) for peer in peers}
+
+    def heal(self) -> None:
+        """All paths to masters are whole."""
+        self.trace("all paths are whole")
+        self._cut.clear()
+        self.drop_to_peers.clear()
+
+    # --- Links ------------------------------------------------------------------------------------------------------
+
+    def join_link(self, peer: Peer, other_id: bytes) -> None:
+        """The link of two peers comes up at both ends, unless it is broken."""
+        other = next((p for p in self.peers if p.peer_id == other_id and p.is_alive), None)
+        if other is None or frozenset((peer.name, other.name)) in self._broken_links:
+            return peer.handle(events.LinkFailed(other_id, "refused"))
+        for one, far in ((peer, other), (other, peer)):
+            if one.machine.wants_link(far.peer_id):
+                one.handle(events.LinkUp(far.peer_id))
+
+    def break_link(self, one: Peer, other: Peer) -> None:
+        """The path between two peers carries nothing any more."""
+        self._broken_links.add(frozenset((one.name, other.name)))
+        for peer, far in ((one, other), (other, one)):
+            peer.handle(events.LinkFailed(far.peer_id, "reset"))
+
+    def bits(self, peer_ids: Iterable[bytes]) -> int:
+        """One bit for each peer."""
+        return sum(peer.bit for peer in self.peers if peer.peer_id in set(peer_ids))
+
+    # --- S3 ---------------------------------------------------------------------------------------------------------
+
+    def leading(self) -> list[Master]:
+        """Masters that have a committed list, as far as they know."""
+        machines = ((master, master.machine) for master in self.masters.values())
+        return [m for m, one in machines if not one.is_recovering and one.registry.order and one.registry.is_committed]
+
+    def _followers(self, master: Master) -> list[bytes]:
+        """Peers that are led by a master: connected to it, and it has welcomed them as what it is."""
+        facts = master.machine.run_id, master.machine.term
+        return [
+            connection.peer.peer_id
+            for connection in self._connections.values()
+            if connection.is_up and connection.machine is master.machine and connection.peer.connection is connection
+            if connection.peer.is_alive and (connection.peer.machine.run_id, connection.peer.machine.term) == facts
+        ]
+
+    def check(self, master: Master) -> None:
+        """S3: no two masters each lead a quorum of a committed list of one run; an epoch has one list."""
+        machine = master.machine
+        if not machine.is_recovering and machine.registry.order and machine.registry.is_committed:
+            order = tuple(peer.peer_id for peer in machine.registry.order)
+            known = self._lists.setdefault((machine.run_id, machine.registry.epoch), order)
+            assert known == order, f"S3: an epoch has two member lists: {self}"
+        leading: dict[bytes, Master] = {}
+        for one in self.leading():
+            members = [peer.peer_id for peer in one.machine.registry.order]
+            if is_quorum(self._followers(one), members):
+                other = leading.setdefault(one.machine.run_id, one)
+                assert other is one, f"S3: two masters lead one run: {self}"
+
+    def check_one_leads(self) -> Master:
+        """S3, once all is quiet: one master leads a run, and no other takes itself for its leader."""
+        leading = self.leading()
+        assert len({one.machine.run_id for one in leading}) == len(leading), f"S3: two masters lead one run: {self}"
+        assert leading, f"L3: no master leads: {self}"
+        return leading[0]
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{m.address} "
+            + ("recovers" if m.machine.is_recovering else f"leads {m.member_names or 'nobody'}")
+            + f" of {m.machine.run_id.hex()[:6]} in term {m.machine.term}"
+            + ("" if m.machine.registry.is_committed else " by a list that is not committed")
+            for m in self.masters.values()
+        )
+
+
+def check_agreement(calls: Iterable[Call]) -> None:
+    """S1: calls of one operation that succeeded have one result."""
+    results = {call.result for call in calls if call.is_ok}
+    assert len(results) <= 1, f"S1: one operation has several results: {results}"
+
+
+def results_of(calls: Iterable[Call]) -> list[Any]:
+    return [call.result for call in calls]
