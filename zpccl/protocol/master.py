@@ -47,7 +47,7 @@ from zpccl.protocol.counts import Counts, LossReason
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
-from zpccl.protocol.leadership import Candidate, Leader, Promise, choose_run
+from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, choose_run
 from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names, reconnect_grace_ns
 from zpccl.protocol.messages import (
     NO_ID,
@@ -146,7 +146,7 @@ class MasterMachine:
         assert not self.registry.peers
         self.term = term
         self._leader = Leader(Promise(term, self._draw_leader()), needs_quorum=False)
-        self._first_attempt = self._attempt_count
+        self._undecided = self._decision_count()
         self.registry.epoch = self._announced_epoch = term << limits.EPOCH_BITS
 
     @property
@@ -292,7 +292,7 @@ class MasterMachine:
         connection, known = event.connection, self.registry.peers.get(hello.peer_id)
         if known is not None and self._is_ahead(known, hello):
             self._step_down(f"{hello.name} has promised itself to another master", now_ns)
-            return self._on_message(replace_message(event, hello), now_ns)
+            return self._on_message(dataclasses.replace(event, message=hello), now_ns)
         if bound is None and self._may_yield_to(hello):
             return self._on_earlier(event, now_ns)
         if bound is not None and bound is not known:
@@ -771,8 +771,15 @@ class MasterMachine:
         """True for a member of an earlier run, while the one that began here has decided nothing."""
         return hello.is_member and hello.run_id != self.run_id and self._history is None and not self._has_decided()
 
+    def _decision_count(self) -> int:
+        counts = self.counts
+        ended = counts.commits + sum(counts.aborts.values()) + counts.syncs_committed + counts.syncs_aborted
+        rounds = self.registry.round - self._history.round if self._history is not None else 0
+        return self._attempt_count + ended + rounds
+
     def _has_decided(self) -> bool:
-        return self._attempt_count > self._first_attempt
+        """True once anything was decided for members of the run that it leads, beside the end of the run before."""
+        return self._decision_count() > self._undecided
 
     def _on_earlier(self, event: PeerMessageReceived, now_ns: int) -> None:
         """A member of an earlier run comes: its report is collected beside the run that has just begun."""
@@ -835,6 +842,7 @@ class MasterMachine:
             if peer.has_reported:
                 self._welcome(peer)
         self._takeover.apply(history, now_ns)
+        self._undecided = self._decision_count()
         for peer_id in candidate.left:
             if peer_id in self.registry.peers:
                 self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, has_left=True)
@@ -857,6 +865,7 @@ class MasterMachine:
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
             return
+        knows_later = known is not None and self._knows_later(report, history)
         history.add(report)
         self._takeover.apply_round(history)
         if self.registry.epoch != self._announced_epoch:
@@ -866,9 +875,24 @@ class MasterMachine:
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
         self._takeover.apply(history, now_ns)
+        if knows_later:
+            self._remove_former(report, history, now_ns)
         self._announce_epoch(now_ns)
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
+
+    def _knows_later(self, report: Report, history: History) -> bool:
+        """True if a member knows of a later list than the adopted one, while nothing is decided by that.
+
+        With several masters a quorum would have known of it.
+        """
+        return not (self._leader.needs_quorum or self._has_decided() or report.epoch <= history.adopted.epoch)
+
+    def _remove_former(self, report: Report, history: History, now_ns: int) -> None:
+        """The former master had removed members of the adopted list, who came first and did not know of it."""
+        history.adopted = MemberList.of(report)
+        for peer in [peer for peer in self.registry.order if peer.peer_id not in history.adopted.members]:
+            self._kick(peer, Result.RANK_CONNECTION_LOST, "the former master had removed it", now_ns)
 
     def _on_late_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
         """One who is not in the adopted list has waited for it to be committed. It may be gone."""
@@ -952,11 +976,6 @@ class _MasterList:
     def agrees(self, other: _MasterList) -> bool:
         """True if this master has the same place among as many; names of one address may differ."""
         return (self.count, self.index) == (other.count, other.index)
-
-
-def replace_message(event: PeerMessageReceived, message: Hello) -> PeerMessageReceived:
-    """The same event with another message."""
-    return dataclasses.replace(event, message=message)
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:
