@@ -153,6 +153,8 @@ class Collectives(Caller):
     ) -> AsyncReduceHandle:
         """Like `all_reduce`, but returns at once. Many may be in flight, each with its own tag.
 
+        That is 1,024 calls of all kinds in a group of 64 members or less, 65,536 / members in larger ones.
+
         The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread.
 
         Raises:
@@ -259,8 +261,10 @@ class Collectives(Caller):
         anew. `send` is only read.
 
         Each part is made by the peer that gets it, and by no other: so there is no second copy whose digest could be
-        compared with it, as all other collectives do. What travels has a checksum nevertheless. What passes through on
-        its way to others takes memory, with three or more peers up to the size of the tensor.
+        compared with it, as all other collectives do. What is verified: that all gave the same arguments, that what
+        travels is undamaged, and that all survivors get their parts or none does. What is not: that a part is right
+        where the memory or the arithmetic of a peer is faulty. What passes through on its way to others takes memory,
+        with three or more peers up to the size of the tensor.
 
         Args:
             send: contiguous numpy array or torch CPU tensor of any shape.
@@ -339,7 +343,8 @@ class Collectives(Caller):
         Args:
             descriptors: what to reduce; tags must differ.
             max_in_flight: collectives that run at the same time. Tensors of less than 64 KiB do not count: voting for
-                each takes longer than reducing it, so all members vote for many of them at once.
+                each takes longer than reducing it, so all members vote for many of them at once, up to half of the
+                calls that a peer may have in flight (1,024 in a group of 64 or less, 65,536 / members in larger ones).
             algorithm: of all of them: "auto", "ring" or "direct", as in `all_reduce`.
 
         Returns:

@@ -79,7 +79,7 @@ class CollectiveMismatch(InvalidUsage):
     Attributes:
         tag: the tag of the collective.
         field: the argument that differs: "count", "datatype", "op", "quantization", ...
-        values: a text for each value seen, with the peers that gave it.
+        values: a text for each value seen, with the peers that gave it. Of many, the rest is counted.
     """
 
     def __init__(self, message: str = "", *, tag: int = 0, field: str = "", values: Sequence[str] = ()) -> None:

@@ -30,6 +30,7 @@ class MasterNode:
             over, before it admits the first peer of a new run. None: the default, 1 s.
         metrics: "host:port" at which metrics are served for Prometheus, at /metrics; None serves none.
         straggler_timeout: seconds after which a peer is removed whose vote all others wait for; it may join again.
+            Peers that wait for each other in different calls for so long get InvalidUsage, and stay.
             None: such peers are named in the log only.
 
     Raises:

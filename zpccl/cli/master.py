@@ -67,8 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--straggler-timeout",
         metavar="SECONDS",
         type=float,
-        help="remove a peer whose vote others have waited for so long, as when its trainer hangs; it may join again "
-        "(default: never; it is named in the log)",
+        help="remove a peer whose vote others have waited for so long, as when its trainer hangs; it may join again; "
+        "peers that wait for each other so long get an error (default: never; they are named in the log)",
     )
     parser.add_argument(
         "--log-level",

@@ -159,6 +159,8 @@ class Stragglers:
             self._collectives.voted_ns if self._collectives.ballots else -1,
             next((call.since_ns for call in reversed(self._rounds.calls.values())), -1),
         )
+        if newest_ns >= 0:  # Who has had an answer may be idle now, or wait for others who wait for it.
+            newest_ns = max(newest_ns, self._outbox.answered_ns)
         soonest_ns = now_ns + min(limits.STRAGGLER_WARNING_NS, timeout_ns or limits.STRAGGLER_WARNING_NS)
         if newest_ns < 0:
             self._look_ns = None
@@ -186,8 +188,6 @@ class Stragglers:
         for wait in waits:
             next_ns = self._warn_ns(wait)
             stragglers = wait.stragglers()
-            if len(stragglers) < len(wait.missing):  # The others may tie a knot without another vote.
-                next_ns = min(next_ns, now_ns + limits.STRAGGLER_WARNING_NS)
             if timeout_ns is not None:
                 late = [peer for peer, since_ns in stragglers.items() if now_ns - since_ns >= timeout_ns]
                 for peer in late:

@@ -253,7 +253,7 @@ class History(Checker):
         self._epochs: dict[tuple[int, int, int], int] = {}  # By reign, with the attempts of the same.
         self._newest_attempt_ids: dict[tuple[int, int, int], int] = {}
         self._plans: dict[Key, object] = {}
-        self._epoch_of_peer: dict[bytes, int] = {}
+        self._epoch_of_peer: dict[tuple[bytes, bytes], int] = {}  # And of the run that it is in.
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Compares what is sent with what was sent before."""
@@ -291,10 +291,10 @@ class History(Checker):
     def on_peer_step(self, node: PeerNode) -> None:
         """A peer never goes back, and knows no member list but the master's."""
         machine = node.machine
-        earlier = self._epoch_of_peer.get(node.peer_id, 0)
+        earlier = self._epoch_of_peer.get((node.peer_id, machine.run_id), 0)
         if machine.epoch < earlier:
             raise self.cluster.violation("S3", f"{node.name} goes back from epoch {earlier}")
-        self._epoch_of_peer[node.peer_id] = machine.epoch
+        self._epoch_of_peer[node.peer_id, machine.run_id] = machine.epoch
         if machine.state is State.MEMBER and machine.members != self._members.get(node.key(machine.epoch)):
             raise self.cluster.violation("S3", f"{node.name} has a member list of its own for epoch {machine.epoch}")
 

@@ -68,7 +68,8 @@ class MasterNode:
     def key(self, connection: str, number: int) -> Key:
         """An epoch or an attempt that it speaks of on a connection, and of which run: that of who is there, if any."""
         node = self._cluster.node_of(connection)
-        return (node.machine.run_id if node is not None else b"") or self.machine.run_id, number
+        is_member = node is not None and node.machine.state is State.MEMBER
+        return node.machine.run_id if node is not None and is_member else self.machine.run_id, number
 
     @property
     def reign(self) -> tuple[int, int, int]:
