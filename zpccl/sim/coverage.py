@@ -31,7 +31,7 @@ TITLES = {
 }
 IDLE = "idle"
 GONE = "master away"
-RECOVERING = "master recovering"
+RECOVERING = "reports due"
 LEADING = "master leading"
 SENDERS = ("stranger", "pending peer", "member")
 

@@ -254,15 +254,15 @@ DUEL = Faults(
     "duel",
     steps=3000,
     peers=(2, 4),
-    joins=0.3,
+    joins=0.6,
     crashes=0.02,
     leaves=0.02,
-    connection_breaks=0.3,
-    stalls=0.1,
+    connection_breaks=0.1,
+    stalls=0.05,
     master_crashes=0.4,
-    master_absence_ns_max=3 * SECOND,
+    master_absence_ns_max=SECOND,
     masters=2,
-    partitions=1.2,
+    partitions=0.5,
     is_duel=True,
     revocations=0.03,
     ambush_chance=0.1,
@@ -557,6 +557,9 @@ class Injector:
             node.is_revoked = True
             self._cluster.note("revoked", node, lasts=True)
             self._cluster.network.revoke(node, first)
+            if rng.random() < 0.5:  # Who else is cut off from that one just then?
+                hit = [other for other in victims if rng.random() < 0.6]
+                self.cut_off([(hit, first)], rng.randrange(6 * SECOND), is_silent=False)
             for master in others:
                 self._reload_later(rng.randrange(6 * SECOND), node, master)
 

@@ -31,12 +31,12 @@ def choose_faults(name: str, seed: int) -> Faults:
 
 @contextlib.contextmanager
 def tight_limits(cluster: Cluster) -> Iterator[None]:
-    """Bounds as the calls of the largest group need them, and no more, where the faults say so."""
+    """Bounds as the calls of a large group need them, with its dead, and no more, where the faults say so."""
     if not cluster.faults.is_tight:
         yield
         return
     calls = max(cluster.script.tags) + 1
-    named = calls * cluster.peers_max
+    named = calls * 2 * cluster.peers_max
     tight = {"CALLS_IN_FLIGHT_MAX": calls, "OUTCOMES_KEPT_MAX": calls}
     tight |= dict.fromkeys(("CALLS_NAMED_MAX", "OUTCOME_CALLS_KEPT_MAX"), named)
     loose = {name: getattr(limits, name) for name in tight if hasattr(limits, name)}
