@@ -49,7 +49,7 @@ from zpccl.protocol.events import (
     Tick,
 )
 from zpccl.protocol.master import MasterOptions, start_master
-from zpccl.protocol.messages import Hello, Malformed, OtherVersion, decode_peer_message, encode
+from zpccl.protocol.messages import Hello, Leave, Malformed, OtherVersion, decode_peer_message, encode
 
 logger = logging.getLogger("zpccl.master")
 
@@ -285,9 +285,9 @@ class MasterLoop:
             identity = ""
             if self._zap is not None:
                 identity = identity_of(frame)
-                if identity not in self._zap.allowed:
-                    continue
-            batch.append(self._event_of(routing_id, frame, count, identity))
+            event = self._event_of(routing_id, frame, count, identity)
+            if self._zap is None or identity in self._zap.allowed or _is_leave(event):
+                batch.append(event)
         return batch
 
     def _event_of(self, routing_id: bytes, frame: zmq.Frame, count: int, identity: str) -> MasterEvent:
@@ -417,6 +417,11 @@ def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
 def poll_timeout_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     """How long to poll until a deadline, rounded up; None means for ever."""
     return None if deadline_ns is None else max(0, -((now_ns - deadline_ns) // limits.MS))
+
+
+def _is_leave(event: MasterEvent) -> bool:
+    """True for the one message that counts of a peer whose key was revoked: that it goes, and so is nowhere else."""
+    return isinstance(event, PeerMessageReceived) and isinstance(event.message, Leave)
 
 
 def _descriptor_of(frame: zmq.Frame) -> int | None:
