@@ -39,6 +39,9 @@
 #ifndef LEAVES
 #define LEAVES 0         /* Members that leave of their own accord. */
 #endif
+#ifndef OUTCOMES
+#define OUTCOMES true    /* false: no attempt is decided, and S1 is not checked. */
+#endif
 #ifndef HEAL_TERMS
 #define HEAL_TERMS 0     /* Further terms once the network has healed; 0: it never heals, and L2 is not checked. */
 #endif
@@ -52,12 +55,7 @@
 #define CANDIDATE 1
 #define LEADER 2
 
-#define NOTHING 0
-#define REPORT 1
-#define ACKNOWLEDGEMENT 2
-#define LEAVE 3
-
-byte at[PEERS];          /* Connected to: 0 nobody, 1 a, 2 b. */
+byte at;                 /* Mask: connected to b; the others are connected to a. */
 byte promised[PEERS];
 byte accepted[PEERS];    /* Epoch; 0: no list. */
 byte known;              /* Mask: knows that the accepted list is committed. */
@@ -67,7 +65,6 @@ byte gone;               /* Mask: has left. */
 byte role[2];
 byte term[2];
 byte restarts[2];
-byte open[2];            /* Mask: connections, as the master sees them. */
 byte reported[2];        /* Mask: has promised the present leadership, and its report is here. */
 byte chosen[2];          /* Candidate: list to go on with, where there are quorums to lead it; else 0. */
 byte known_list[2];      /* Last list known to be committed. */
@@ -75,11 +72,9 @@ byte current[2];         /* Leader: its list; committed if it is known_list. */
 byte fixed[2];           /* Leader: its first list, while nothing but that may be committed; else 0. */
 byte acknowledged[2];    /* Mask: of the current list. */
 byte left[2];            /* Mask: said Leave to this leadership. */
+byte leaving[2];         /* Mask: said Leave, and the master has not read it yet. */
 byte revoked[2];         /* Mask. */
 byte decided[2];         /* The outcome; 0: none yet. */
-byte up[2 * PEERS];      /* In flight from a peer to a master. */
-byte up_epoch[2 * PEERS];
-byte up_heard[2 * PEERS];   /* Of a report; the highest bit: the list is known to be committed. */
 byte of_epoch[2 * PEERS];   /* Of the reports that a candidate has. */
 byte of_heard[2 * PEERS];   /* The same, and of a leader too. */
 
@@ -97,7 +92,7 @@ byte meeting;            /* Once healed: the master that peers turn to while non
 byte adopted[ALL_TERMS + 1];   /* The list that the first one of a term repeats; 0: nobody led that term. */
 byte newest = FIRST;           /* The newest list that was committed. */
 
-hidden byte i, e, f, best, highest;   /* Of one step. */
+hidden byte i, e, f, best, highest;   /* Within one step. */
 
 #define BIT(p) (1 << (p))
 #define HAS(s, p) (((s) >> (p)) & 1)
@@ -112,9 +107,9 @@ hidden byte i, e, f, best, highest;   /* Of one step. */
 #define TERM_OF(leadership) ((leadership) >> 3)
 #define TERM_LIMIT (TERMS + (healed -> HEAL_TERMS : 0))
 #define IS_COMMITTED(m) (current[m] == known_list[m])
-#define MEETING \
-    ((role[0] == LEADER) != (role[1] == LEADER) -> (role[1] == LEADER) : meeting)
-#define IS_AT(p, m) (at[p] == (m) + 1)
+#define MEETING ((role[0] == LEADER) != (role[1] == LEADER) -> (role[1] == LEADER) : meeting)
+#define IS_AT(p, m) (HAS(at, p) == (m) && !HAS(gone, p))
+#define CONNECTED(m) (((m) -> at : EVERYBODY & ~at) & ~gone)
 
 /* A quorum of a list: a majority, or half of it with the lowest peer id. */
 #define IS_QUORUM(s, l) \
@@ -138,7 +133,7 @@ hidden byte i, e, f, best, highest;   /* Of one step. */
 
 /* elect: who counts */
 #ifdef BREAK_COUNT_HELD
-#define HAVE_PROMISED(m) (reported[m] | open[m])
+#define HAVE_PROMISED(m) (reported[m] | CONNECTED(m))
 #else
 #define HAVE_PROMISED(m) (reported[m])
 #endif
@@ -196,11 +191,13 @@ hidden byte i, e, f, best, highest;   /* Of one step. */
 #endif
 #endif
 
-/* propose: who may be put out of the list */
+/* propose: who may be put out of the list; with the option also who is connected, but lost its link to another peer, or
+ * keeps others waiting
+ */
 #ifdef LOSE_CONNECTED
-#define MAY_LOSE(m, p) (true)
+#define MAY_LOSE(m, p) (!healed || !IS_AT(p, m))
 #else
-#define MAY_LOSE(m, p) (!HAS(open[m], p))
+#define MAY_LOSE(m, p) (!IS_AT(p, m))
 #endif
 
 /* Who may be told that it is no member any more: of a list that is committed, or of any. */
@@ -281,18 +278,10 @@ inline choose(m) {
     fi
 }
 
-inline clear(m, p) {
-    up[LINK(m, p)] = NOTHING;
-    up_epoch[LINK(m, p)] = 0;
-    up_heard[LINK(m, p)] = 0
-}
-
 inline say_leave(m, p) {
     gone = gone | BIT(p);
-    printf("%c leaves %c\n", 112 + p, 97 + m);
-    at[p] = 0;
-    clear(m, p);
-    up[LINK(m, p)] = LEAVE
+    leaving[m] = leaving[m] | BIT(p);
+    printf("%c leaves %c\n", 112 + p, 97 + m)
 }
 
 inline forget_reports(m) {
@@ -301,8 +290,7 @@ inline forget_reports(m) {
     known_list[m] = 0;
     for (i : 0 .. PEERS - 1) {
         of_epoch[LINK(m, i)] = 0;
-        of_heard[LINK(m, i)] = 0;
-        clear(m, i)   /* What was said to an earlier leadership counts for nothing. */
+        of_heard[LINK(m, i)] = 0
     }
 }
 
@@ -314,6 +302,7 @@ inline become_candidate(m, new_term) {
     fixed[m] = 0;
     acknowledged[m] = 0;
     left[m] = 0;
+    leaving[m] = 0;
     decided[m] = 0
 }
 
@@ -324,6 +313,8 @@ inline propose(m, the_members) {
     printf("%c proposes list %d: members %x, parent %d\n", 97 + m, current[m], the_members, known_list[m]);
 #ifndef BREAK_STALE_ACKNOWLEDGEMENT
     acknowledged[m] = 0
+#else
+    skip
 #endif
 }
 
@@ -337,20 +328,6 @@ inline commit(m) {
         acknowledged[m] = 0;
         fixed[m] = 0;
         check_outcomes()
-    :: else
-    fi
-}
-
-inline close(m, p) {
-    open[m] = WITHOUT(open[m], p);
-    clear(m, p);
-    if
-    :: role[m] == CANDIDATE && HAS(reported[m], p) ->
-        /* It may promise another one now: a candidate counts those who are there. */
-        reported[m] = WITHOUT(reported[m], p);
-        of_epoch[LINK(m, p)] = 0;
-        of_heard[LINK(m, p)] = 0;
-        choose(m)
     :: else
     fi
 }
@@ -388,38 +365,30 @@ end:
         skip
        }
 
-    /* decide: the outcome that one of the members has heard; else each leadership would have another one. */
-    :: d_step {
-        role[m] == LEADER && !decided[m] && MAY_DECIDE(m) ->
-        decided[m] = term[m];
-        for (i : 0 .. PEERS - 1) {
-            if
-            :: HAS(members[current[m]], i) && of_heard[LINK(m, i)] -> decided[m] = of_heard[LINK(m, i)]
-            :: else
-            fi
-        };
-        printf("%c decides: outcome %d, under list %d\n", 97 + m, decided[m], current[m])
-       }
-
     /* step_down: the rest cannot be quorums. */
     :: d_step {
-        role[m] == LEADER && !ARE_QUORUMS(open[m] | CONSENTING(m), m) && term[m] < TERM_LIMIT ->
+        role[m] == LEADER && term[m] < TERM_LIMIT && !ARE_QUORUMS(CONNECTED(m) | CONSENTING(m), m) ->
         become_candidate(m, term[m] + 1);
         printf("%c steps down, for want of quorums\n", 97 + m)
        }
 
-    /* A crash; it is restarted at once, for nobody can tell one that is down from one that nobody has reached yet. */
+    /* A crash. It is restarted at once: nobody can tell a master that is down from one that it has not reached yet. Its
+     * peers wait for it, or turn to the other one.
+     */
     :: d_step {
         crashes && !healed && (role[m] == LEADER || reported[m]) && restarts[m] < 3 ->
         crashes--;
         restarts[m]++;
         become_candidate(m, 0);
-        printf("%c crashes, and is restarted\n", 97 + m);
-        open[m] = 0;
-        for (i : 0 .. PEERS - 1) {
-            at[i] = (IS_AT(i, m) -> 0 : at[i])
-        };
-        skip
+        printf("%c crashes, and is restarted\n", 97 + m)
+       }
+    :: d_step {
+        crashes && !healed && (role[m] == LEADER || reported[m]) && restarts[m] < 3 ->
+        crashes--;
+        restarts[m]++;
+        become_candidate(m, 0);
+        at = (m -> 0 : EVERYBODY);
+        printf("%c crashes, and is restarted; its peers turn to the other one\n", 97 + m)
        }
     od
 }
@@ -430,64 +399,64 @@ end:
     do
     /* --- The connection -------------------------------------------------------------------------------------------- */
 
+    /* It breaks, and the peer turns to the other master. */
     :: d_step {
-        !at[p] && !HAS(gone, p) && !HAS(revoked[m], p) && (!healed || MEETING == m) ->
-        close(m, p);
-        at[p] = m + 1;
-        open[m] = open[m] | BIT(p);
-        skip
-       }
-
-    /* It breaks, or the peer gives it up; the master does not see that yet. */
-    :: d_step {
-        IS_AT(p, m) && breaks && !healed ->
+        IS_AT(p, m) && breaks && !healed && !HAS(revoked[1 - m], p) ->
         breaks--;
-        at[p] = 0;
-        printf("%c loses %c\n", 112 + p, 97 + m)
+        at = at ^ BIT(p);
+        printf("%c loses %c, and turns to the other one\n", 112 + p, 97 + m)
        }
     :: d_step {
         IS_AT(p, m) && healed && role[m] == CANDIDATE && MEETING != m ->
-        at[p] = 0;
-        printf("%c gives up %c\n", 112 + p, 97 + m)
-       }
-
-    /* The master sees it; what was in flight is lost with it. */
-    :: d_step {
-        HAS(open[m], p) && !IS_AT(p, m) ->
-        close(m, p);
-        printf("%c sees that %c is gone\n", 97 + m, 112 + p)
+        at = at ^ BIT(p);
+        printf("%c turns to the other one\n", 112 + p)
        }
 
     /* --- What the peer does --------------------------------------------------------------------------------------- */
 
     /* promise, and report */
     :: d_step {
-        IS_AT(p, m) && term[m] && !HAS(reported[m], p) && up[LINK(m, p)] == NOTHING && MAY_PROMISE(p, m) ->
+        IS_AT(p, m) && term[m] && !HAS(reported[m], p) && MAY_PROMISE(p, m) ->
         promised[p] = LEADERSHIP(m);
-        up[LINK(m, p)] = REPORT;
-        up_epoch[LINK(m, p)] = accepted[p];
-        up_heard[LINK(m, p)] = heard[p] | (HAS(known, p) << 7);
+        reported[m] = reported[m] | BIT(p);
+        of_heard[LINK(m, p)] = heard[p];
+        printf("%c promises term %d to %c, reports list %d (known: %d) and outcome %d\n", 112 + p, term[m], 97 + m,
+            accepted[p], HAS(known, p), heard[p]);
+        if
+        :: role[m] == CANDIDATE ->
+            of_epoch[LINK(m, p)] = accepted[p];
+            of_heard[LINK(m, p)] = heard[p] | (HAS(known, p) << 7);
+            choose(m)
+        :: else
+        fi;
         skip
        }
-
-    /* accept, and acknowledge; again where the acknowledgement was lost */
+#ifdef LOST_REPORTS
     :: d_step {
-        IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && HAS(members[current[m]], p) && accepted[p] <= current[m] &&
-            (accepted[p] != current[m] ||
-                (!IS_COMMITTED(m) && !HAS(acknowledged[m], p) && up[LINK(m, p)] == NOTHING)) ->
+        IS_AT(p, m) && breaks && !healed && term[m] && !HAS(reported[m], p) && MAY_PROMISE(p, m) &&
+            promised[p] != LEADERSHIP(m) ->
+        promised[p] = LEADERSHIP(m);
+        printf("%c promises term %d to %c, and its report is lost\n", 112 + p, term[m], 97 + m)
+       }
+#endif
+
+    /* accept, */
+    :: d_step {
+        IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && HAS(members[current[m]], p) && accepted[p] < current[m] ->
 #ifdef BREAK_UNPROMISED_TERM
         promised[p] = LEADERSHIP(m);
 #endif
-        known = (accepted[p] == current[m] -> known : WITHOUT(known, p));
+        known = WITHOUT(known, p);
         accepted[p] = current[m];
-        printf("%c accepts list %d of %c (committed: %d)\n", 112 + p, current[m], 97 + m, IS_COMMITTED(m));
-        if
-        :: IS_COMMITTED(m) -> known = known | BIT(p)
-        :: else ->
-            up[LINK(m, p)] = ACKNOWLEDGEMENT;
-            up_epoch[LINK(m, p)] = current[m];
-            up_heard[LINK(m, p)] = 0
-        fi;
+        printf("%c accepts list %d of %c\n", 112 + p, current[m], 97 + m)
+       }
+    /* and acknowledge; perhaps again, where the acknowledgement was lost */
+    :: d_step {
+        IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && accepted[p] == current[m] && !IS_COMMITTED(m) &&
+            !HAS(acknowledged[m], p) ->
+        acknowledged[m] = acknowledged[m] | BIT(p);
+        printf("%c acknowledges list %d to %c\n", 112 + p, current[m], 97 + m);
+        commit(m);
         skip
        }
 
@@ -499,9 +468,24 @@ end:
         skip
        }
 
-    /* and the outcome, after the list that it was decided under. */
+    /* and the outcome, after the list that it was decided under. decide: the outcome that one of the members has heard;
+     * else each leadership has another one.
+     */
     :: d_step {
-        IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && accepted[p] == current[m] && decided[m] && !heard[p] ->
+        IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && accepted[p] == current[m] && HAS(MEMBERS, p) && !heard[p] &&
+            OUTCOMES && (decided[m] || MAY_DECIDE(m)) ->
+        if
+        :: !decided[m] ->
+            decided[m] = term[m];
+            for (i : 0 .. PEERS - 1) {
+                if
+                :: HAS(members[current[m]], i) && of_heard[LINK(m, i)] -> decided[m] = of_heard[LINK(m, i)]
+                :: else
+                fi
+            };
+            printf("%c decides: outcome %d, under list %d\n", 97 + m, decided[m], current[m])
+        :: else
+        fi;
         heard[p] = decided[m];
         printf("%c hears outcome %d from %c\n", 112 + p, decided[m], 97 + m);
         check_outcomes();
@@ -527,38 +511,9 @@ end:
     /* --- What the master does ------------------------------------------------------------------------------------- */
 
     :: d_step {
-        HAS(open[m], p) && up[LINK(m, p)] == REPORT ->
-        printf("%c has the report of %c\n", 97 + m, 112 + p);
-        reported[m] = reported[m] | BIT(p);
-        of_heard[LINK(m, p)] = (role[m] == LEADER -> up_heard[LINK(m, p)] & 127 : up_heard[LINK(m, p)]);
-        if
-        :: role[m] == CANDIDATE ->
-            of_epoch[LINK(m, p)] = up_epoch[LINK(m, p)];
-            choose(m)
-        :: else
-        fi;
-        clear(m, p);
-        skip
-       }
-    :: d_step {
-        HAS(open[m], p) && up[LINK(m, p)] == ACKNOWLEDGEMENT ->
-        if
-#ifdef BREAK_STALE_ACKNOWLEDGEMENT
-        :: !IS_COMMITTED(m) ->
-#else
-        :: up_epoch[LINK(m, p)] == current[m] && !IS_COMMITTED(m) ->
-#endif
-            acknowledged[m] = acknowledged[m] | BIT(p);
-            commit(m)
-        :: else
-        fi;
-        clear(m, p);
-        skip
-       }
-    :: d_step {
-        HAS(open[m], p) && up[LINK(m, p)] == LEAVE ->
+        HAS(leaving[m], p) && role[m] == LEADER ->
+        leaving[m] = WITHOUT(leaving[m], p);
         left[m] = left[m] | BIT(p);
-        close(m, p);
         commit(m);
         skip
        }
@@ -581,7 +536,7 @@ end:
     /* propose: a member is lost, */
     :: d_step {
         MAY_PROPOSE(m) && HAS(members[current[m]], p) && MAY_LOSE(m, p) &&
-            ARE_QUORUMS(open[m] | CONSENTING(m), m) && WITHOUT(members[current[m]], p) ->
+            ARE_QUORUMS(CONNECTED(m) | CONSENTING(m), m) && WITHOUT(members[current[m]], p) ->
         current[m]++;
         propose(m, WITHOUT(members[current[m] - 1], p));
         skip
@@ -589,7 +544,7 @@ end:
 
     /* or a newcomer is admitted. */
     :: d_step {
-        MAY_PROPOSE(m) && !HAS(members[current[m]], p) && HAS(reported[m], p) && HAS(open[m], p) && !accepted[p] ->
+        MAY_PROPOSE(m) && !HAS(members[current[m]], p) && HAS(reported[m], p) && IS_AT(p, m) && !accepted[p] ->
         current[m]++;
         propose(m, members[current[m] - 1] | BIT(p));
         skip
@@ -600,8 +555,7 @@ end:
         revocations && !healed && !HAS(revoked[m], p) ->
         revocations--;
         revoked[m] = revoked[m] | BIT(p);
-        close(m, p);
-        at[p] = (IS_AT(p, m) -> 0 : at[p]);
+        at = (m -> at & ~BIT(p) : at | BIT(p));
         skip
        }
     od
@@ -635,7 +589,6 @@ init {
         members[FIRST] = MEMBERS;
         adopted[1] = FIRST;
         for (i : 0 .. PEERS - 1) {
-            at[i] = 1;
             promised[i] = (HAS(MEMBERS, i) -> 8 : 0);
             accepted[i] = (HAS(MEMBERS, i) -> FIRST : 0)
         }
@@ -643,7 +596,6 @@ init {
         role[0] = LEADER;
         role[1] = CANDIDATE;
         term[0] = 1;
-        open[0] = EVERYBODY;
         reported[0] = MEMBERS;
         known_list[0] = FIRST;
         current[0] = FIRST
