@@ -111,6 +111,13 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #define IS_AT(p, m) (HAS(at, p) == (m) && !HAS(gone, p))
 #define CONNECTED(m) (((m) -> at : EVERYBODY & ~at) & ~gone)
 
+#define IS_PRESENT(p, m) (IS_AT(p, m) && promised[p] == LEADERSHIP(m))
+#if PEERS > 3
+#define PRESENT(m) (IS_PRESENT(0, m) | IS_PRESENT(1, m) << 1 | IS_PRESENT(2, m) << 2 | IS_PRESENT(3, m) << 3)
+#else
+#define PRESENT(m) (IS_PRESENT(0, m) | IS_PRESENT(1, m) << 1 | IS_PRESENT(2, m) << 2)
+#endif
+
 /* A quorum of a list: a majority, or half of it with the lowest peer id. */
 #define IS_QUORUM(s, l) \
     (2 * COUNT((s) & (l)) > COUNT(l) || (2 * COUNT((s) & (l)) == COUNT(l) && ((s) & (l) & LOWEST(l)) != 0))
@@ -150,6 +157,13 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #define OUTBIDS(p, m) (TERM_OF(promised[p]) > term[m])
 #else
 #define OUTBIDS(p, m) (TERM_OF(promised[p]) >= term[m] && promised[p] != LEADERSHIP(m))
+#endif
+
+/* step_down: whose promise */
+#ifdef BREAK_MEMBERS_ALONE_DEPOSE
+#define MAY_DEPOSE(p, m) (HAS(members[current[m]], p))
+#else
+#define MAY_DEPOSE(p, m) (true)
 #endif
 
 /* commit: who counts */
@@ -224,7 +238,13 @@ inline check_chain(l) {
     :: e > f -> e = SAME_AS(parent[e])
     :: else -> break
     od;
+#ifdef FORKS_ONLY
+    /* What is worse: both masters have a quorum to go on with. */
+    assert(e == f || role[1 - m] != LEADER || !IS_COMMITTED(1 - m) ||
+        !IS_QUORUM(CONNECTED(0), members[current[0]]) || !IS_QUORUM(CONNECTED(1), members[current[1]]))
+#else
     assert(e == f /* S3: committed lists are one chain */)
+#endif
 }
 
 /* S1, L3: members of the newest committed list have heard one outcome, or none. */
@@ -336,9 +356,10 @@ inline commit(m) {
 proctype master(byte m) {
 end:
     do
-    /* elect: it leads under the very term that was promised. */
+    /* elect: it leads under the very term that was promised; once the network has healed, with those who are there. */
     :: d_step {
-        role[m] == CANDIDATE && chosen[m] ->
+        role[m] == CANDIDATE && chosen[m] &&
+            (!healed || ARE_ELECTING(PRESENT(m), chosen[m], known_list[m])) ->
 #ifdef BREAK_UNPROMISED_TERM
         term[m] = (term[m] < TERM_LIMIT -> term[m] + 1 : term[m]);
 #endif
@@ -525,9 +546,9 @@ end:
         printf("%c hears of the promise of %c, and asks for term %d\n", 97 + m, 112 + p, term[m])
        }
 
-    /* step_down: a member has a higher promise. */
+    /* step_down: somebody has a higher promise. One that is no member could not even be told so: it obeys others. */
     :: d_step {
-        IS_AT(p, m) && role[m] == LEADER && HAS(members[current[m]], p) && OUTBIDS(p, m) &&
+        IS_AT(p, m) && role[m] == LEADER && MAY_DEPOSE(p, m) && promised[p] && OUTBIDS(p, m) &&
             TERM_OF(promised[p]) < TERM_LIMIT ->
         become_candidate(m, TERM_OF(promised[p]) + 1);
         printf("%c hears of the promise of %c, and asks for term %d\n", 97 + m, 112 + p, term[m])
@@ -569,7 +590,8 @@ end:
          (heard[p] || HAS(NEWCOMERS, p))))
 
 /* After some point nothing fails any more, and peers look for the one that leads, or meet at one of the masters. When
- * nothing is left to do, one leads them all under a committed list, and their call has ended.
+ * nothing is left to do, one leads them all under a committed list, and their call has ended; unless those who have not
+ * left are no quorum any more.
  */
 proctype network() {
     if
@@ -578,7 +600,8 @@ proctype network() {
     fi;
     timeout;
     for (i : 0 .. PEERS - 1) {
-        assert((role[0] == LEADER && IS_COMMITTED(0) && IS_SERVED(i, 0)) ||
+        assert(!IS_QUORUM(EVERYBODY & ~gone, members[newest]) ||
+            (role[0] == LEADER && IS_COMMITTED(0) && IS_SERVED(i, 0)) ||
             (role[1] == LEADER && IS_COMMITTED(1) && IS_SERVED(i, 1)) /* L2: led, and the call has ended */)
     }
 }
