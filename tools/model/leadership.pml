@@ -86,8 +86,6 @@ byte crashes = CRASHES;
 byte revocations = REVOCATIONS;
 byte leaves = LEAVES;
 bit healed;
-byte meeting;            /* Once healed: the master that peers turn to while none leads. */
-
 /* What only the checks read. */
 byte adopted[ALL_TERMS + 1];   /* The list that the first one of a term repeats; 0: nobody led that term. */
 byte newest = FIRST;           /* The newest list that was committed. */
@@ -107,7 +105,6 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #define TERM_OF(leadership) ((leadership) >> 3)
 #define TERM_LIMIT (TERMS + (healed -> HEAL_TERMS : 0))
 #define IS_COMMITTED(m) (current[m] == known_list[m])
-#define MEETING ((role[0] == LEADER) != (role[1] == LEADER) -> (role[1] == LEADER) : meeting)
 #define IS_AT(p, m) (HAS(at, p) == (m) && !HAS(gone, p))
 #define CONNECTED(m) (((m) -> at : EVERYBODY & ~at) & ~gone)
 
@@ -214,11 +211,13 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #define MAY_LOSE(m, p) (!IS_AT(p, m))
 #endif
 
-/* Who may be told that it is no member any more: of a list that is committed, or of any. */
-#ifdef KICK_EARLY
-#define MAY_KICK(m) (true)
-#else
+/* propose: who is told that it is no member any more, and answers Leave: whoever is not in the list, as soon as it is
+ * proposed; for where an old member is not in it, only its Leave can make up the quorum of old members.
+ */
+#ifdef BREAK_KICK_AFTER_COMMIT
 #define MAY_KICK(m) IS_COMMITTED(m)
+#else
+#define MAY_KICK(m) (true)
 #endif
 
 /* --- Checks ------------------------------------------------------------------------------------------------------- */
@@ -427,12 +426,6 @@ end:
         at = at ^ BIT(p);
         printf("%c loses %c, and turns to the other one\n", 112 + p, 97 + m)
        }
-    :: d_step {
-        IS_AT(p, m) && healed && role[m] == CANDIDATE && MEETING != m ->
-        at = at ^ BIT(p);
-        printf("%c turns to the other one\n", 112 + p)
-       }
-
     /* --- What the peer does --------------------------------------------------------------------------------------- */
 
     /* promise, and report */
@@ -589,14 +582,14 @@ end:
      (IS_AT(p, m) && HAS(members[current[m]], p) && accepted[p] == current[m] && HAS(known, p)  && \
          (heard[p] || HAS(NEWCOMERS, p))))
 
-/* After some point nothing fails any more, and peers look for the one that leads, or meet at one of the masters. When
- * nothing is left to do, one leads them all under a committed list, and their call has ended; unless those who have not
- * left are no quorum any more.
+/* After some point nothing fails any more, and peers meet at one of the masters, whichever it is. When nothing is left to
+ * do, one leads them all under a committed list, and their call has ended; unless those who have not left are no quorum
+ * any more.
  */
 proctype network() {
     if
-    :: d_step { meeting = 0; healed = 1 }
-    :: d_step { meeting = 1; healed = 1 }
+    :: d_step { at = 0; healed = 1 }
+    :: d_step { at = EVERYBODY; healed = 1 }
     fi;
     timeout;
     for (i : 0 .. PEERS - 1) {
