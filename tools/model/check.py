@@ -24,7 +24,7 @@ MODEL = Path(__file__).resolve().parent / "leadership.pml"
 MEMORY_MIB = 2800
 """Of one search; two run at a time."""
 SEARCH_TIMEOUT_S = 900.0
-_COMPILE = ("-O2", "-w", "-DSAFETY", "-DNOFAIR", "-DNOREDUCE", "-DVECTORSZ=1024")
+_COMPILE = ("-O1", "-w", "-DSAFETY", "-DNOFAIR", "-DNOREDUCE", "-DVECTORSZ=1024")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ CHECKS = (
     Check("newcomer", f"-DPEERS=4 -DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("newcomer with the lowest id", f"-DPEERS=3 -DMEMBERS=6 -DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("heal", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
+    Check("largest number, promises kept", f"-DBREAK_LARGEST_NUMBER -DTERMS=3 -DLISTS=2 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    Check("old quorum alone", f"-DBREAK_OLD_QUORUM_ALONE -DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("deep chain", f"-DTERMS=4 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}", is_deep=True),
     Check("deep newcomer", f"-DPEERS=4 -DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}", is_deep=True),
     _broken("count_held", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
@@ -94,10 +96,12 @@ CHECKS = (
     _broken("change_before_commit", f"-DPEERS=4 -DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("revoked_consents", f"-DTERMS=2 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 -DREVOCATIONS=1 {_CHAIN}"),
     _broken("largest_number -DBREAK_UNPROMISED_TERM", f"-DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=1 {_CHAIN}"),
+    _broken("old_quorum_alone", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DLEAVES=1 -DHEAL_TERMS=2"),
     _broken("decide_uncommitted", "-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0"),
     _broken("decide_unreported", "-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0"),
     _broken("members_alone_depose", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
-    _broken("kick_after_commit", "-DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 -DHEAL_TERMS=3"),
+    _broken("old_members_not_told", "-DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 -DHEAL_TERMS=3"),
+    _broken("kick_early", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
     _broken("equal_term", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
 )
 

@@ -211,13 +211,18 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #define MAY_LOSE(m, p) (!IS_AT(p, m))
 #endif
 
-/* propose: who is told that it is no member any more, and answers Leave: whoever is not in the list, as soon as it is
- * proposed; for where an old member is not in it, only its Leave can make up the quorum of old members.
- */
-#ifdef BREAK_KICK_AFTER_COMMIT
-#define MAY_KICK(m) IS_COMMITTED(m)
+/* propose: who is told of a list that is not committed, and acknowledges it: its members, and the old ones. */
+#ifdef BREAK_OLD_MEMBERS_NOT_TOLD
+#define ARE_TOLD(m) (members[current[m]])
 #else
+#define ARE_TOLD(m) (members[current[m]] | members[known_list[m]])
+#endif
+
+/* propose: who is not in the list is told so (Kick), and answers Leave, once the list is committed. */
+#ifdef BREAK_KICK_EARLY
 #define MAY_KICK(m) (true)
+#else
+#define MAY_KICK(m) IS_COMMITTED(m)
 #endif
 
 /* --- Checks ------------------------------------------------------------------------------------------------------- */
@@ -456,7 +461,7 @@ end:
 
     /* accept, */
     :: d_step {
-        IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && HAS(members[current[m]], p) && accepted[p] < current[m] ->
+        IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && HAS(ARE_TOLD(m), p) && accepted[p] < current[m] ->
 #ifdef BREAK_UNPROMISED_TERM
         promised[p] = LEADERSHIP(m);
 #endif
