@@ -1,4 +1,4 @@
-"""The model of leadership: one small configuration holds, and two broken rules are found (all of them: `make model`)."""
+"""The model of leadership: one small configuration holds, two broken rules do not (all of it: `make model`)."""
 
 import shutil
 import subprocess

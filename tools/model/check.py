@@ -71,7 +71,7 @@ def _broken(rule: str, options: str, *, is_quick: bool = False) -> Check:
 
 _CHAIN = "-DOUTCOMES=false"
 _TWO_TERMS = f"-DTERMS=2 -DLISTS=2 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"
-CHECKS = (
+CHECKS: tuple[Check, ...] = (
     Check("quick", "-DTERMS=3 -DLISTS=3 -DBREAKS=2 -DCRASHES=0", is_quick=True),
     Check("outcomes", "-DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0"),
     Check("chain", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
@@ -83,10 +83,13 @@ CHECKS = (
     Check("newcomer", f"-DPEERS=4 -DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("newcomer with the lowest id", f"-DPEERS=3 -DMEMBERS=6 -DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("heal", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
-    Check("largest number, promises kept", f"-DBREAK_LARGEST_NUMBER -DTERMS=3 -DLISTS=2 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    # Redundant while the other rules hold, so no error is right: see docs/model.md.
+    Check(
+        "largest number, promises kept", f"-DBREAK_LARGEST_NUMBER -DTERMS=3 -DLISTS=2 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"
+    ),
     Check("old quorum alone", f"-DBREAK_OLD_QUORUM_ALONE -DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("deep chain", f"-DTERMS=4 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}", is_deep=True),
-    Check("deep newcomer", f"-DPEERS=4 -DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}", is_deep=True),
+    Check("deep heal after a crash", "-DTERMS=2 -DLISTS=2 -DBREAKS=1 -DCRASHES=1 -DHEAL_TERMS=3", is_deep=True),
     _broken("count_held", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("unpromised_term", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("promise_down", _TWO_TERMS, is_quick=True),
@@ -96,7 +99,6 @@ CHECKS = (
     _broken("change_before_commit", f"-DPEERS=4 -DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("revoked_consents", f"-DTERMS=2 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 -DREVOCATIONS=1 {_CHAIN}"),
     _broken("largest_number -DBREAK_UNPROMISED_TERM", f"-DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=1 {_CHAIN}"),
-    _broken("old_quorum_alone", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DLEAVES=1 -DHEAL_TERMS=2"),
     _broken("decide_uncommitted", "-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0"),
     _broken("decide_unreported", "-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0"),
     _broken("members_alone_depose", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
