@@ -65,6 +65,11 @@ sim: venv ## the simulator, on all cores: make sim SEEDS=2000
 mutants: venv ## faults put into the protocol, one at a time: each must be caught by the simulator or a unit test
 	$(PY) tools/mutate_protocol.py $(ARGS)
 
+model: ## the rules of leadership, searched exhaustively with spin, and each rule broken: ARGS=--deep looks further
+	@for program in spin cc; do command -v $$program >/dev/null || { \
+		echo "$$program is missing; on Debian or Ubuntu: apt-get install spin gcc" >&2; exit 2; }; done
+	$(PYTHON) tools/model/check.py $(ARGS)
+
 bench: venv ## all-reduce times, a table and out/bench_allreduce.json
 	mkdir -p out
 	$(PY) tools/bench_allreduce.py --peers 2 4 --bytes 4KiB 1MiB 64MiB 256MiB --json out/bench_allreduce.json $(ARGS)
@@ -128,5 +133,5 @@ clean: ## remove what was built, but not .venv
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 
-.PHONY: help deps venv demo sim mutants bench test test-quick test-torch fuzz fuzz-native native-test asan tsan lint format types \
+.PHONY: help deps venv demo sim mutants model bench test test-quick test-torch fuzz fuzz-native native-test asan tsan lint format types \
 	native-strict wheel clean

@@ -1,0 +1,224 @@
+"""Checks the model of leadership exhaustively with spin: the rules as they are, and each rule broken.
+
+The rules as they are must pass every configuration; with a rule broken, spin must find a run that breaks a promise, or
+the model looks at too little. What the configurations and the broken rules are: docs/model.md.
+
+Who owns what: each check has a temporary directory, and one child at a time, which ends with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MODEL = Path(__file__).resolve().parent / "leadership.pml"
+MEMORY_MIB = 2800
+"""Of one search; two run at a time."""
+SEARCH_TIMEOUT_S = 900.0
+_COMPILE = ("-O1", "-w", "-DSAFETY", "-DNOFAIR", "-DNOREDUCE", "-DVECTORSZ=1024")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One search.
+
+    Attributes:
+        name: of the configuration, or of the broken rule.
+        options: macros of the model.
+        is_broken: whether an error must be found.
+        is_deep: whether it runs with --deep only.
+        is_quick: whether it runs with --quick too.
+    """
+
+    name: str
+    options: str
+    is_broken: bool = False
+    is_deep: bool = False
+    is_quick: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search found.
+
+    Attributes:
+        error: the assertion that failed; None if there is none.
+        failure: why the search is not complete; None if it is.
+        trace: the run that leads to the error, in words.
+    """
+
+    states: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    failure: str | None = None
+    trace: str = ""
+
+
+def _broken(rule: str, options: str, *, is_quick: bool = False) -> Check:
+    macros = f"-DBREAK_{rule.upper()} -DOUTCOMES_ONLY {options}"
+    return Check(rule, macros, is_broken=True, is_quick=is_quick)
+
+
+_CHAIN = "-DOUTCOMES=false"
+_TWO_TERMS = f"-DTERMS=2 -DLISTS=2 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"
+CHECKS: tuple[Check, ...] = (
+    Check("quick", "-DTERMS=3 -DLISTS=3 -DBREAKS=2 -DCRASHES=0", is_quick=True),
+    Check("outcomes", "-DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0"),
+    Check("chain", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    Check("crash", f"-DTERMS=3 -DLISTS=2 -DBREAKS=2 -DCRASHES=1 {_CHAIN}"),
+    Check("lost reports", f"-DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 -DLOST_REPORTS {_CHAIN}"),
+    Check("stragglers", f"-DTERMS=3 -DLISTS=2 -DBREAKS=2 -DCRASHES=0 -DLOSE_CONNECTED {_CHAIN}"),
+    Check("revocation", f"-DTERMS=3 -DLISTS=2 -DBREAKS=2 -DCRASHES=0 -DREVOCATIONS=1 {_CHAIN}"),
+    Check("leave", f"-DTERMS=3 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DLEAVES=1 {_CHAIN}"),
+    Check("newcomer", f"-DPEERS=4 -DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
+    Check("newcomer with the lowest id", f"-DPEERS=3 -DMEMBERS=6 -DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
+    Check("heal", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
+    # Redundant while the other rules hold, so no error is right: see docs/model.md.
+    Check(
+        "largest number, promises kept", f"-DBREAK_LARGEST_NUMBER -DTERMS=3 -DLISTS=2 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"
+    ),
+    Check("old quorum alone", f"-DBREAK_OLD_QUORUM_ALONE -DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
+    Check("deep chain", f"-DTERMS=4 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}", is_deep=True),
+    Check("deep heal after a crash", "-DTERMS=2 -DLISTS=2 -DBREAKS=1 -DCRASHES=1 -DHEAL_TERMS=3", is_deep=True),
+    _broken("count_held", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    _broken("unpromised_term", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    _broken("promise_down", _TWO_TERMS, is_quick=True),
+    _broken("stale_acknowledgement", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    _broken("new_quorum_alone", _TWO_TERMS, is_quick=True),
+    _broken("elect_without_old", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    _broken("change_before_commit", f"-DPEERS=4 -DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
+    _broken("revoked_consents", f"-DTERMS=2 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 -DREVOCATIONS=1 {_CHAIN}"),
+    _broken("largest_number -DBREAK_UNPROMISED_TERM", f"-DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=1 {_CHAIN}"),
+    _broken("decide_uncommitted", "-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0"),
+    _broken("decide_unreported", "-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0"),
+    _broken("members_alone_depose", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
+    _broken("old_members_not_told", "-DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 -DHEAL_TERMS=3"),
+    _broken("kick_early", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
+    _broken("equal_term", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
+)
+
+
+def _run(command: Sequence[str], directory: Path, timeout_s: float) -> str:
+    done = subprocess.run(
+        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s
+    )
+    return done.stdout
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> Outcome:
+    """Compiles the model for one check, and searches all its states."""
+    began = time.monotonic()
+    macros = [word for word in re.split(r" (?=-D)", check.options) if word]
+    with tempfile.TemporaryDirectory(prefix="zpccl-model-") as name:
+        directory = Path(name)
+        try:
+            said = _run(["spin", "-a", *macros, str(MODEL)], directory, timeout_s)
+            if not (directory / "pan.c").is_file():
+                return Outcome(failure=f"spin: {said.strip()[:300]}")
+            said = _run(["cc", *_COMPILE, f"-DMEMLIM={MEMORY_MIB}", "-o", "pan", "pan.c"], directory, timeout_s)
+            if not (directory / "pan").is_file():
+                return Outcome(failure=f"cc: {said.strip()[:300]}")
+            said = _run(["./pan", "-m100000", "-w22"], directory, timeout_s)
+        except subprocess.TimeoutExpired:
+            return Outcome(seconds=time.monotonic() - began, failure=f"no end within {timeout_s:.0f} s")
+        trail = sorted(directory.glob("*.trail"))
+        trace = _run(["spin", "-t", "-k", trail[0].name, *macros, str(MODEL)], directory, timeout_s) if trail else ""
+    error = re.search(r"^pan:\d+: (.*?) \(at depth", said, re.MULTILINE)
+    failure = None
+    if "errors:" not in said or "out of memory" in said or "max search depth too small" in said:
+        failure = " ".join(said.split())[-300:]
+    elif "not completed" in said and error is None:
+        failure = "the search was not completed"
+    return Outcome(
+        _number(r"(\d+) states, stored", said),
+        _number(r"depth reached (\d+)", said),
+        time.monotonic() - began,
+        _kind(error[1]) if error else None,
+        failure,
+        "\n".join(line.strip() for line in trace.splitlines() if re.match(r"\s+[a-z] [a-z]+ ", line)),
+    )
+
+
+def _kind(error: str) -> str:
+    """Which check an assertion is."""
+    if "(e==f)" in error:
+        return "S3: committed lists are no chain"
+    if "heard[i]==e" in error:
+        return "S1: members heard different outcomes"
+    if "newest" in error:
+        return "L2: not led, or a call without end"
+    if "adopted" in error:
+        return "S3: two leaderships in a term"
+    if "promised" in error:
+        return "S3: counted without a promise"
+    return error[:60]
+
+
+def is_as_expected(check: Check, outcome: Outcome) -> bool:
+    """True if the search ended, and found an error just where one must be found."""
+    return outcome.failure is None and (outcome.error is not None) == check.is_broken
+
+
+def missing_programs() -> list[str]:
+    """What must be installed first."""
+    return [program for program in ("spin", "cc") if shutil.which(program) is None]
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one small configuration and two broken rules")
+    parser.add_argument("--deep", action="store_true", help="larger configurations too, which take longer")
+    parser.add_argument("--only", metavar="WORD", default="", help="only those whose name contains WORD")
+    parser.add_argument("--jobs", type=int, default=2, help="searches at a time (default: 2)")
+    parser.add_argument("--trace", action="store_true", help="print the run that leads to each error")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    missing = missing_programs()
+    if missing:
+        print(f"{' and '.join(missing)} not found; on Debian or Ubuntu: apt-get install spin gcc", file=sys.stderr)
+        return 2
+    checks = [
+        check
+        for check in CHECKS
+        if arguments.only in check.name
+        and (not arguments.quick or check.is_quick)
+        and (arguments.deep or not check.is_deep)
+    ]
+    print(f"{'configuration':44} {'states':>11} {'depth':>6} {'seconds':>8}  result", flush=True)
+    wrong = 0
+    with concurrent.futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
+        for check, outcome in zip(checks, pool.map(search, checks), strict=True):
+            is_right = is_as_expected(check, outcome)
+            wrong += not is_right
+            result = outcome.failure or outcome.error or "no error"
+            name = f"broken: {check.name.split()[0]}" if check.is_broken else check.name
+            if not is_right:
+                result = f"WRONG: {result}"
+            figures = f"{outcome.states:11,} {outcome.depth:6} {outcome.seconds:8.1f}"
+            print(f"{name:44} {figures}  {result}", flush=True)
+            if outcome.trace and (arguments.trace or not is_right):
+                print("    " + outcome.trace.replace("\n", "\n    "), flush=True)
+    print(f"{wrong} of {len(checks)} are not as they must be" if wrong else f"all {len(checks)} as they must be")
+    return 1 if wrong or not checks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
