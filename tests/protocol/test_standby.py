@@ -165,10 +165,12 @@ def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
     bench.report("c", "cd", 9, old_members=pids("abcd"), parent=5)
     told = bench.report("d", "cd", 9, old_members=pids("abcd"), parent=5)
     told += bench.tick_at_deadline() if bench.machine.is_recovering else []
-    assert [to for to, message in told if isinstance(message, Kick)] == [bench.connections["b"]]
+    assert [message.epoch for to, message in told if isinstance(message, Members) and to == bench.connections["b"]]
     bench.see("c", "d")
     assert not bench.machine.registry.is_committed
-    assert any(isinstance(message, MembersCommitted) for _, message in bench.leave("b"))
+    told = bench.say("b", Acknowledgement(bench.machine.registry.epoch))
+    assert any(isinstance(message, MembersCommitted) for _, message in told)
+    assert [to for to, message in told if isinstance(message, Kick)] == [bench.connections["b"]]
 
 
 def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> None:
@@ -331,8 +333,9 @@ def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
     assert bench.names() == "b"
     bench.see("b")
     assert not bench.machine.registry.is_committed
-    bench.leave("a")
-    assert bench.machine.registry.is_committed
+    told = bench.say("a", Acknowledgement(bench.machine.registry.epoch))
+    assert any(isinstance(message, MembersCommitted) for _, message in told)
+    assert any(to == "a1" and isinstance(message, Kick) for to, message in told)
 
 
 def test_who_is_removed_and_dies_before_it_confirms_may_be_elsewhere(bench: Standby) -> None:

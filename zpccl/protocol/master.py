@@ -59,6 +59,7 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     Neighbours,
     NeighboursChanged,
+    PeerMessage,
     Ready,
     Refusal,
     Refused,
@@ -124,7 +125,7 @@ class MasterMachine:
         self._masters: _MasterList | None = None
         self._deferred: list[Callable[[int], object]] = []  # Changes of the member list that must wait.
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
-        self._dismissed: dict[Hashable, bytes] = {}  # Peers that are told that they are members no more, to confirm it.
+        self._dismissed: dict[Hashable, _Dismissed] = {}  # By connection.
         self._announced_epoch = 0
         self._longest_grace_ns = 0  # Of the peer that takes longest to connect.
         self._last_loss_ns: int | None = None  # Of a member, against its will.
@@ -269,9 +270,8 @@ class MasterMachine:
             self._on_hello(event, peer, message, now_ns)
         elif isinstance(message, Report):
             self._on_report(event, message, now_ns)
-        elif peer is None and isinstance(message, Leave) and event.connection in self._dismissed:
-            if self._leader.on_left(self._dismissed.pop(event.connection)):
-                self._on_members_committed(now_ns)
+        elif peer is None and event.connection in self._dismissed:
+            self._on_dismissed(event.connection, message, now_ns)
         elif peer is None:
             if event.connection not in self._asked:  # Else it says all this again when its report is here.
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
@@ -446,6 +446,9 @@ class MasterMachine:
         self.registry.old_members = ()
         deferred, self._deferred = self._deferred, []
         self._outbox.broadcast(self.registry.order, MembersCommitted(self.registry.epoch))
+        dismissed, self._dismissed = self._dismissed, {}
+        for connection, gone in dismissed.items():
+            self._outbox.reply(connection, gone.kick)
         for change in deferred:
             change(now_ns)
         self.collectives.on_members_changed(now_ns)
@@ -543,18 +546,19 @@ class MasterMachine:
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
         """Removes a peer. False if the others may not go on without it.
 
-        A member that is here leaves when it is told to, so it goes on nowhere else: then they may.
+        A member that is here acknowledges the list without it like others, and is told when that is committed.
         """
         if peer.is_member and not self._leader.may_change:
             self._deferred.append(lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
             return True
-        connection = peer.connection
-        if connection is not None and peer.is_member and peer.has_reported:
-            self._dismissed[connection] = peer.peer_id
+        connection, kick = peer.connection, Kick(result, reason[: limits.TEXT_CHARS_MAX])
+        if self._leader.needs_quorum and connection is not None and peer.is_member and peer.has_reported:
+            self._dismissed[connection] = _Dismissed(peer.peer_id, kick)
         elif not self._may_lose(peer):
             self._outbox.log(Level.WARNING, f"{peer.name} is not removed, the others are no quorum: {reason}")
             return False
-        self._outbox.send(peer, Kick(result, reason[: limits.TEXT_CHARS_MAX]))
+        else:
+            self._outbox.send(peer, kick)
         self._lose(peer, f"removed: {reason}", now_ns)
         return True
 
@@ -569,7 +573,22 @@ class MasterMachine:
     def _may_go_on(self, without: Peer | None = None) -> bool:
         """True if those who are connected may, and those who are to confirm that they are removed."""
         here = [p.peer_id for p in self.registry.order if p.connection is not None and p is not without]
-        return self._leader.may_go_on([*here, *self._dismissed.values()])
+        return self._leader.may_go_on([*here, *(gone.peer_id for gone in self._dismissed.values())])
+
+    def _on_dismissed(self, connection: Hashable, message: PeerMessage, now_ns: int) -> None:
+        """One that the list does not name any more acknowledges it, or leaves. All else does not count."""
+        peer_id = self._dismissed[connection].peer_id
+        if isinstance(message, Leave):
+            del self._dismissed[connection]
+        if (isinstance(message, Leave) and self._leader.on_left(peer_id)) or (
+            isinstance(message, Acknowledgement) and self._leader.acknowledge(peer_id, message.epoch)
+        ):
+            self._on_members_committed(now_ns)
+
+    def _tell_dismissed(self, connection: Hashable) -> None:
+        """Members of the old list that have reported here, and are in the adopted one no more."""
+        self._outbox.reply(connection, Welcome(self.run_id, *self._leader.promise))
+        self._outbox.reply(connection, self.registry.member_list())
 
     def _is_cut_off(self, now_ns: int) -> bool:
         """True if nobody is connected of several members, who were lost at about the same time.
@@ -665,6 +684,8 @@ class MasterMachine:
         if self._leader.list.epoch != self.registry.epoch:
             self._propose()
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
+        for connection in self._dismissed:
+            self._outbox.reply(connection, self.registry.member_list())
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
 
@@ -841,6 +862,8 @@ class MasterMachine:
         for peer in list(self.registry.peers.values()):
             if peer.has_reported:
                 self._welcome(peer)
+        for connection in self._dismissed:
+            self._tell_dismissed(connection)
         self._takeover.apply(history, now_ns)
         self._undecided = self._decision_count()
         for peer_id in candidate.left:
@@ -864,7 +887,7 @@ class MasterMachine:
         self._asked.discard(event.connection)
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
-            return
+            return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
         knows_later = known is not None and self._knows_later(report, history)
         history.add(report)
         self._takeover.apply_round(history)
@@ -923,9 +946,8 @@ class MasterMachine:
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])
         elif connection is not None and hello.peer_id in self.registry.old_members:
-            # Its word counts until the list without it is committed. So it must confirm that it goes on nowhere.
-            self._dismissed[connection] = hello.peer_id
-            self._outbox.reply(connection, Kick(Result.RANK_CONNECTION_LOST, "removed by the former master"))
+            kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master")
+            self._dismissed[connection] = _Dismissed(hello.peer_id, kick)
             return None
         else:
             self._refuse_session(connection)
@@ -954,6 +976,15 @@ def is_plausible(report: Report) -> bool:
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = report.parent <= report.epoch and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
     return is_of_term and len(members) == len(report.members)
+
+
+@dataclass(frozen=True)
+class _Dismissed:
+    """A member of the old list that is not in the new one: what it acknowledges counts until that one is committed."""
+
+    peer_id: bytes
+    kick: Kick
+    """What it is told then."""
 
 
 @dataclass(frozen=True)
