@@ -255,11 +255,19 @@ MUTANTS = (
         finder=TESTS,
     ),
     Mutant(
-        name="knot-not-looked-for-again",
+        name="knot-not-looked-for-after-an-answer",
         file="stragglers.py",
-        old="if len(stragglers) < len(wait.missing):  # The",
-        new="if len(stragglers) > len(wait.missing):  # The",
-        breaks="L1: peers that wait for each other after something else has ended are not named for long",
+        old="elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch:",
+        new="elif newest_ns > self._newest_ns or self._registry.epoch != self._epoch:",
+        breaks="L1: peers that wait for each other once something else has ended are not named for long",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="knot-not-looked-for-after-a-loss",
+        file="stragglers.py",
+        old="elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch:",
+        new="elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns:",
+        breaks="L1: peers that wait for each other since another is lost are not named for long",
         finder=TESTS,
     ),
     # --- Syncs --------------------------------------------------------------------------------------------------------

@@ -233,6 +233,8 @@ class Outbox:
         self.counts = counts if counts is not None else Counts()
         self._effects: list[MasterEffect] = []
         self.now_ns = 0
+        self.answered_ns = -1
+        """When a call of anybody was answered last."""
 
     def send(self, peer: Peer, message: MasterMessage) -> None:
         """Sends to one peer, if it is connected."""
@@ -253,7 +255,7 @@ class Outbox:
         """Sends the one answer to a call, and keeps it, or `kept`, in case it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
-        peer.answered_ns = self.now_ns
+        peer.answered_ns = self.answered_ns = self.now_ns
         peer.answers[message.call_id] = kept or message
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]
