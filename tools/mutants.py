@@ -255,11 +255,19 @@ MUTANTS = (
         finder=TESTS,
     ),
     Mutant(
-        name="knot-not-looked-for-again",
+        name="knot-not-looked-for-after-an-answer",
         file="stragglers.py",
-        old="if len(stragglers) < len(wait.missing):  # The",
-        new="if len(stragglers) > len(wait.missing):  # The",
-        breaks="L1: peers that wait for each other after something else has ended are not named for long",
+        old="elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch:",
+        new="elif newest_ns > self._newest_ns or self._registry.epoch != self._epoch:",
+        breaks="L1: peers that wait for each other once something else has ended are not named for long",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="knot-not-looked-for-after-a-loss",
+        file="stragglers.py",
+        old="elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch:",
+        new="elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns:",
+        breaks="L1: peers that wait for each other since another is lost are not named for long",
         finder=TESTS,
     ),
     # --- Syncs --------------------------------------------------------------------------------------------------------
@@ -555,14 +563,6 @@ MUTANTS = (
         old="calls_max = limits.calls_in_flight_max(member_count)",
         new="calls_max = limits.CALLS_IN_FLIGHT_MAX",
         breaks="L3: a member has more calls in flight than the others remember the ends of",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="refusal-final-before-the-list-is",
-        file="master.py",
-        old="is_final = not self.registry.old_members",
-        new="is_final = True",
-        breaks="S3: a member of a run is sent away for good by a list that comes to nothing",
         finder=TESTS,
     ),
     # --- Peer ---------------------------------------------------------------------------------------------------------
@@ -956,9 +956,17 @@ MUTANTS = (
     Mutant(
         name="removed-before-it-confirms",
         file="master.py",
-        old="self._dismissed[connection] = peer.peer_id\n        elif",
+        old="self._dismissed[connection] = _Dismissed(peer.peer_id, kick)\n        elif",
         new="self._leader.on_left(peer.peer_id)\n        elif",
         breaks="S3: one whose key is revoked here counts as gone, and is led by another master",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="removed-before-the-list-is-committed",
+        file="master.py",
+        old="        dismissed, self._dismissed = self._dismissed, {}\n",
+        new="        dismissed, self._dismissed = {}, self._dismissed\n",
+        breaks="L1: a member that was removed is never told",
         finder=TESTS,
     ),
     Mutant(
@@ -987,8 +995,8 @@ MUTANTS = (
     Mutant(
         name="run-given-to-the-first-newcomer",
         file="master.py",
-        old="self._history is None and not self._has_decided()",
-        new="self._history is not None and not self._has_decided()",
+        old="return is_of_other_run and self._history is None",
+        new="return is_of_other_run and self._history is not None",
         breaks="L3: the members of a run are refused by one that a newcomer began a moment before",
         finder=TESTS,
     ),

@@ -398,6 +398,17 @@ def test_a_knot_is_looked_for_though_nobody_votes_any_more() -> None:
     assert any(text.startswith("peers wait") for text in lines(bench))
 
 
+def test_the_loss_of_who_was_waited_for_may_tie_a_knot() -> None:
+    bench = bench_of("a", "b", "c")
+    bench.begin("a", 1, spec(1))
+    bench.begin("b", 1, spec(2))
+    until(bench, bench.now_ns + 20 * WARNING)
+    lines(bench)
+    bench.leave("c")
+    until(bench, bench.now_ns + WARNING)
+    assert any(text.startswith("peers wait") for text in lines(bench))
+
+
 def test_two_knots_and_who_waits_for_them() -> None:
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.members("x", "y", group=1)

@@ -790,7 +790,8 @@ class MasterMachine:
 
     def _may_yield_to(self, hello: Hello) -> bool:
         """True for a member of an earlier run, while the one that began here has decided nothing."""
-        return hello.is_member and hello.run_id != self.run_id and self._history is None and not self._has_decided()
+        is_of_other_run = hello.is_member and hello.run_id not in (NO_ID, self.run_id)
+        return is_of_other_run and self._history is None and not self._has_decided()
 
     def _decision_count(self) -> int:
         counts = self.counts

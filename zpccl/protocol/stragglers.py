@@ -98,7 +98,8 @@ class Stragglers:
         self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and begin.
         self._knots: dict[frozenset[tuple[str, int]], int] = {}  # When each is named again, by its operations.
         self._look_ns: int | None = None
-        self._newest_ns = -1  # When the newest operation began that is arranged for.
+        self._newest_ns = -1  # When the last vote or answer was given that is arranged for: it may have tied a knot.
+        self._epoch = -1  # And the member list: so may a loss.
 
     def waits(self) -> Iterator[Wait]:
         """All operations that lack votes."""
@@ -159,16 +160,15 @@ class Stragglers:
             self._collectives.voted_ns if self._collectives.ballots else -1,
             next((call.since_ns for call in reversed(self._rounds.calls.values())), -1),
         )
-        if newest_ns >= 0:  # Who has had an answer may be idle now, or wait for others who wait for it.
-            newest_ns = max(newest_ns, self._outbox.answered_ns)
         soonest_ns = now_ns + min(limits.STRAGGLER_WARNING_NS, timeout_ns or limits.STRAGGLER_WARNING_NS)
         if newest_ns < 0:
             self._look_ns = None
-        elif newest_ns > self._newest_ns:
+        elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch:
             self._look_ns = soonest_ns if self._look_ns is None else min(self._look_ns, soonest_ns)
         elif self._look_ns is None and any(wait.missing for wait in self.waits()):  # A vote was withdrawn.
             self._look_ns = soonest_ns
-        self._newest_ns = max(self._newest_ns, newest_ns)
+        self._newest_ns = max(self._newest_ns, newest_ns, self._outbox.answered_ns)
+        self._epoch = self._registry.epoch
         self._recall()
 
     def tick(self, now_ns: int, timeout_ns: int | None) -> list[tuple[Peer, str]]:
