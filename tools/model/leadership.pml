@@ -7,9 +7,9 @@
  * how often that master was restarted. Lists are numbered by epoch = term * LISTS + count and kept in one table, for a
  * list never changes once it was proposed; messages and peers refer to them by epoch.
  *
- * There are no channels. What one says is read by the other at once or never: reading it later has the effect of reading
- * it earlier, for a peer does nothing else on that connection meanwhile, and acknowledgements only add up. Only Leave is
- * in flight for a while.
+ * There are no channels. What one says is read by the other at once or never: reading it later has the effect of
+ * reading it earlier, for a peer does nothing else on that connection meanwhile, and acknowledgements only add up.
+ * Only Leave is in flight for a while.
  */
 
 /* --- Configuration ------------------------------------------------------------------------------------------------ */
