@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODEL = Path(__file__).resolve().parent / "leadership.pml"
-MEMORY_MIB = 2800
+MEMORY_MIB = 3500
 """Of one search; two run at a time."""
 SEARCH_TIMEOUT_S = 900.0
 _COMPILE = ("-O1", "-w", "-DSAFETY", "-DNOFAIR", "-DNOREDUCE", "-DVECTORSZ=1024")
@@ -89,6 +89,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("old quorum alone", f"-DBREAK_OLD_QUORUM_ALONE -DTERMS=3 -DLISTS=2 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("deep chain", f"-DTERMS=4 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}", is_deep=True),
+    Check("deep heal", "-DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 -DHEAL_TERMS=3", is_deep=True),
     Check("deep heal after a crash", "-DTERMS=2 -DLISTS=2 -DBREAKS=1 -DCRASHES=1 -DHEAL_TERMS=3", is_deep=True),
     _broken("count_held", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("unpromised_term", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),

@@ -3,14 +3,13 @@
  * tools/model/check.py compiles and runs it, in several configurations and with one rule broken at a time. What is
  * modelled, what is left out and why that loses nothing: docs/model.md.
  *
- * Peers are bits of a mask; bit 0 has the lowest peer id. A leadership (term, leader) is one byte: term, master, and how
- * often that master was restarted. Lists are numbered by epoch = term * LISTS + count and kept in one table, for a list
- * never changes once it was proposed; messages and peers refer to them by epoch.
+ * Peers are bits of a mask; bit 0 has the lowest peer id. A leadership (term, leader) is one byte: term, master, and
+ * how often that master was restarted. Lists are numbered by epoch = term * LISTS + count and kept in one table, for a
+ * list never changes once it was proposed; messages and peers refer to them by epoch.
  *
- * What a master says is read by a peer at once or never: reading it later changes nothing, because the peer does
- * nothing else meanwhile, and a break loses what was not read. What a peer says is in flight, one message for each
- * connection (a later acknowledgement replaces an earlier one), and outlives the connection at the peer's end: the
- * master may read it, or lose it, after the peer has gone on to the other master.
+ * There are no channels. What one says is read by the other at once or never: reading it later has the effect of
+ * reading it earlier, for a peer does nothing else on that connection meanwhile, and acknowledgements only add up.
+ * Only Leave is in flight for a while.
  */
 
 /* --- Configuration ------------------------------------------------------------------------------------------------ */
@@ -28,7 +27,7 @@
 #define LISTS 3          /* Lists that one leadership proposes at most, its first among them. */
 #endif
 #ifndef BREAKS
-#define BREAKS 3         /* Connections that break at the peer's end, or are given up by the peer. */
+#define BREAKS 3         /* Times that a peer turns to the other master. */
 #endif
 #ifndef CRASHES
 #define CRASHES 1        /* Masters that crash and are restarted. */
@@ -422,7 +421,7 @@ end:
 proctype link(byte m; byte p) {
 end:
     do
-    /* --- The connection -------------------------------------------------------------------------------------------- */
+    /* --- The connection ------------------------------------------------------------------------------------------ */
 
     /* It breaks, and the peer turns to the other master. */
     :: d_step {
@@ -587,9 +586,9 @@ end:
      (IS_AT(p, m) && HAS(members[current[m]], p) && accepted[p] == current[m] && HAS(known, p)  && \
          (heard[p] || HAS(NEWCOMERS, p))))
 
-/* After some point nothing fails any more, and peers meet at one of the masters, whichever it is. When nothing is left to
- * do, one leads them all under a committed list, and their call has ended; unless those who have not left are no quorum
- * any more.
+/* After some point nothing fails any more, and peers meet at one of the masters, whichever it is. When nothing is left
+ * to do, one leads them all under a committed list, and their call has ended; unless those who have not left are no
+ * quorum any more.
  */
 proctype network() {
     if
