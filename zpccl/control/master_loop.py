@@ -49,7 +49,7 @@ from zpccl.protocol.events import (
     Tick,
 )
 from zpccl.protocol.master import MasterOptions, start_master
-from zpccl.protocol.messages import Hello, Leave, Malformed, OtherVersion, decode_peer_message, encode
+from zpccl.protocol.messages import Acknowledgement, Hello, Leave, Malformed, OtherVersion, decode_peer_message, encode
 
 logger = logging.getLogger("zpccl.master")
 
@@ -286,7 +286,7 @@ class MasterLoop:
             if self._zap is not None:
                 identity = identity_of(frame)
             event = self._event_of(routing_id, frame, count, identity)
-            if self._zap is None or identity in self._zap.allowed or _is_leave(event):
+            if self._zap is None or identity in self._zap.allowed or _is_farewell(event):
                 batch.append(event)
         return batch
 
@@ -419,9 +419,9 @@ def poll_timeout_ms(deadline_ns: int | None, now_ns: int) -> int | None:
     return None if deadline_ns is None else max(0, -((now_ns - deadline_ns) // limits.MS))
 
 
-def _is_leave(event: MasterEvent) -> bool:
-    """True for the one message that counts of a peer whose key was revoked: that it goes, and so is nowhere else."""
-    return isinstance(event, PeerMessageReceived) and isinstance(event.message, Leave)
+def _is_farewell(event: MasterEvent) -> bool:
+    """True for what counts of a peer whose key was revoked: that it goes, or knows the member list without it."""
+    return isinstance(event, PeerMessageReceived) and isinstance(event.message, (Acknowledgement, Leave))
 
 
 def _descriptor_of(frame: zmq.Frame) -> int | None:

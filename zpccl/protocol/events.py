@@ -43,7 +43,7 @@ class ConnectionClosed:
 
 @dataclass(frozen=True, slots=True)
 class KeysRevoked:
-    """Keys may take part no more: their names by identity. The shell takes none of their messages then but Leave."""
+    """Keys may take part no more: their names by identity. The shell takes only farewells of theirs then."""
 
     names: Mapping[str, str]
 

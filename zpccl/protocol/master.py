@@ -123,7 +123,8 @@ class MasterMachine:
         self._history: History | None = None  # Of a run that was taken over.
         self._earlier: Candidate | None = None  # Collects reports of an earlier run, while this one may yield to it.
         self._masters: _MasterList | None = None
-        self._deferred: list[Callable[[int], object]] = []  # Changes of the member list that must wait.
+        # Changes of the member list that must wait until the adopted one is committed, one for each peer.
+        self._deferred: dict[bytes, Callable[[int], object]] = {}
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
         self._dismissed: dict[Hashable, _Dismissed] = {}  # By connection.
         self._announced_epoch = 0
@@ -444,12 +445,12 @@ class MasterMachine:
 
     def _on_members_committed(self, now_ns: int) -> None:
         self.registry.old_members = ()
-        deferred, self._deferred = self._deferred, []
+        deferred, self._deferred = self._deferred, {}
         self._outbox.broadcast(self.registry.order, MembersCommitted(self.registry.epoch))
         dismissed, self._dismissed = self._dismissed, {}
         for connection, gone in dismissed.items():
             self._outbox.reply(connection, gone.kick)
-        for change in deferred:
+        for change in deferred.values():
             change(now_ns)
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
@@ -549,7 +550,7 @@ class MasterMachine:
         A member that is here acknowledges the list without it like others, and is told when that is committed.
         """
         if peer.is_member and not self._leader.may_change:
-            self._deferred.append(lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
+            self._deferred.setdefault(peer.peer_id, lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
             return True
         connection, kick = peer.connection, Kick(result, reason[: limits.TEXT_CHARS_MAX])
         if self._leader.needs_quorum and connection is not None and peer.is_member and peer.has_reported:
@@ -612,7 +613,7 @@ class MasterMachine:
         if peer.is_member and not self._leader.may_change:
             self.registry.bind(peer, None)
             peer.disconnected_ns = now_ns
-            self._deferred.append(lambda then_ns: self._lose(peer, reason, then_ns, level, has_left=has_left))
+            self._deferred[peer.peer_id] = lambda then_ns: self._lose(peer, reason, then_ns, level, has_left=has_left)
             if has_left and self._leader.on_left(peer.peer_id):
                 self._on_members_committed(now_ns)
             return
@@ -884,7 +885,9 @@ class MasterMachine:
         if hello.run_id != self.run_id or not is_plausible(report):
             return self._refuse_session(event.connection)
         if known is None and not self._leader.may_change and event.connection in self._asked:
-            return self._deferred.append(lambda then_ns: self._on_late_report(event, report, then_ns))
+            if len(self._deferred) < limits.PEERS_MAX:
+                self._deferred[hello.peer_id] = lambda then_ns: self._on_late_report(event, report, then_ns)
+            return None
         self._asked.discard(event.connection)
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
