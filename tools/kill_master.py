@@ -257,7 +257,7 @@ class MasterProcess:
 
     def terms(self) -> list[int]:
         """The numbers under which it has led, by its log."""
-        return [int(number) for number in re.findall(rb"taking over the run.* as term (\d+)", self.log.read_bytes())]
+        return [int(number) for number in re.findall(rb"taking over the run.* in term (\d+)", self.log.read_bytes())]
 
     def kill(self) -> int:
         """SIGKILL, which is on its way at the time returned (nanoseconds of `time.monotonic_ns`)."""
