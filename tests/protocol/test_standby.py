@@ -207,6 +207,20 @@ def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: 
     assert all(message.old_members for _, message in told if isinstance(message, Members))
 
 
+def test_those_who_have_heard_of_no_list_elect_nobody(bench: Standby) -> None:
+    """Duel, seed 269, S3: members without knowing it, whom the only one who knew a list had left behind."""
+    bench.report("z", "abz", 5)
+    for name in "ab":
+        bench.hello(name, run_id=OLD_RUN, **TWO)
+        hello = replace(hello_of(name), is_member=False, **TWO)
+        if name == "a":
+            bench.say(name, report_of(name, "", hello=hello))
+    bench.disconnect("z")
+    bench.say("b", report_of("b", "", hello=hello))
+    bench.tick(3600 * SECOND)
+    assert bench.machine.is_recovering
+
+
 # --- Promises ---------------------------------------------------------------------------------------------------------
 
 

@@ -273,9 +273,9 @@ class Candidate:
 
         They count like others: once they have promised.
         """
-        if not self.reports or not self.held:
+        if not self.held or self.chosen is None:
             return []
-        chosen = choose_run(report for _, report in self.reports.values())
+        chosen = self.chosen
         newest = self._newest(chosen)
         found = [
             connection
@@ -402,7 +402,7 @@ class Candidate:
         self._looked_ns = now_ns
         due_ns = self._reports_due_ns()
         is_late = due_ns is not None and now_ns >= due_ns
-        if any(peer_id not in self.left for peer_id in self.reports):
+        if any(report.members and peer_id not in self.left for peer_id, (_, report) in self.reports.items()):
             return (is_late or self._are_all_here()) and self._is_elected(now_ns)
         if (is_late or not self._greeted) and any(self._may_begin(event, now_ns) for event in self.held.values()):
             return True
@@ -412,7 +412,7 @@ class Candidate:
 
     def _is_elected(self, now_ns: int) -> bool:
         """Rule "elect": who has reported has promised this very leadership."""
-        chosen = choose_run(report for _, report in self.reports.values())
+        chosen = self.chosen
         reports = [report for _, report in self.reports.values() if report.hello.run_id == chosen]
         promised = {report.hello.peer_id for report in reports}.union(self.left)
         if are_quorums(promised, self._newest(chosen)):
@@ -420,6 +420,11 @@ class Candidate:
         has_one_address = all(len(report.hello.masters) <= 1 for report in reports)
         due_ns = self._minority_due_ns()
         return has_one_address and due_ns is not None and now_ns >= due_ns
+
+    @property
+    def chosen(self) -> bytes | None:
+        """The run to go on with; None where nobody who has reported knows a list of members."""
+        return choose_run(report for _, report in self.reports.values() if report.members)
 
     def _newest(self, run_id: bytes | None) -> MemberList:
         reports = [report for _, report in self.reports.values() if report.hello.run_id == run_id]
@@ -440,7 +445,7 @@ class Candidate:
             return False
         if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
             return False  # Peers of another run come to this address: those of ours may be the later ones.
-        newest = self._newest(choose_run(report for _, report in self.reports.values()))
+        newest = self._newest(self.chosen)
         theirs = [self.reports.get(peer_id) for peer_id in newest.members]
         if not theirs or None in theirs:
             return False

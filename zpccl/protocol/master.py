@@ -47,7 +47,7 @@ from zpccl.protocol.counts import Counts, LossReason
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
-from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, choose_run
+from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise
 from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names, reconnect_grace_ns
 from zpccl.protocol.messages import (
     NO_ID,
@@ -828,9 +828,11 @@ class MasterMachine:
 
     def _adopt(self, candidate: Candidate, now_ns: int) -> None:
         """The reports are here: goes on with the run that they are of. Without any, a new run begins."""
-        chosen = choose_run([report for _, report in candidate.reports.values()])
-        if chosen is not None:
-            self._restore(candidate, chosen, now_ns)
+        if candidate.chosen is not None:
+            self._restore(candidate, candidate.chosen, now_ns)
+        else:  # Who was asked as a member of a list, and is left alone, is a newcomer.
+            for event, _ in candidate.reports.values():
+                self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello again"))
         for event in candidate.held.values():
             assert isinstance(event.message, Hello)
             self._on_hello(event, None, event.message, now_ns)
