@@ -8,7 +8,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -32,6 +33,9 @@ from zpccl.protocol.messages import (
     Leave,
     Linked,
     MasterMessage,
+    Member,
+    Members,
+    MembersCommitted,
     PeerMessage,
     Plan,
     TopologyKind,
@@ -44,11 +48,13 @@ from zpccl.protocol.statesync import StateSyncs
 from zpccl.protocol.stragglers import Wait
 from zpccl.protocol.topology import ring_edges
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
+from zpccl.sim.checkers import Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
 from zpccl.sim.dataplane import Buffer, DataPlane, Fetch
+from zpccl.sim.faults import TURNS
 from zpccl.sim.node import PeerNode
 from zpccl.sim.program import Script, make_spec
-from zpccl.sim.runs import replay_command, run_seed
+from zpccl.sim.runs import Setup, replay_command, run_seed, tight_limits
 from zpccl.types import Algorithm, CollectiveKind
 
 SEEDS_PER_TEST = 10
@@ -195,6 +201,120 @@ def test_the_dead_have_a_say_in_the_result() -> None:
     decision = say(B, Finished(2, plan.attempt_id, True, 222))[0]
     assert isinstance(decision, Decision)
     assert not decision.committed
+
+
+# --- Leadership ------------------------------------------------------------------------------------------------------
+
+
+def test_masters_start_as_real_ones_do() -> None:
+    """They look for peers of an earlier master first, and nothing gives them numbers that would be above all others."""
+    masters = [*Cluster(1).masters, *Cluster(1, masters=3).masters]
+    assert [(node.machine.is_recovering, node.machine.term) for node in masters] == [(True, 0)] * 4
+
+
+def test_half_of_all_seeds_are_hard_on_leadership() -> None:
+    names = Counter(Setup().settle(seed).faults for seed in range(len(TURNS)))
+    assert names.keys() == PROFILES.keys()
+    assert names["split"] + names["duel"] == len(TURNS) // 2
+    assert Setup(faults="duel").settle(0).steps > Setup(faults="calm").settle(0).steps
+
+
+def test_a_duel_has_all_that_may_befall_masters() -> None:
+    """Kinds that the profile has strike in some seed, and masters change several times in each."""
+    struck: set[str] = set()
+    crashes = []
+    for seed in range(20):
+        cluster = Setup(faults="duel").build(seed)
+        with suppress(Violation), tight_limits(cluster):
+            cluster.run(2000, PROFILES["duel"])
+        struck.update(cluster.injector.struck)
+        crashes.append(cluster.master_crash_count)
+    kinds = {
+        "ambush_chance",
+        "first_chance",
+        "foreign_chance",
+        "list_chance",
+        "far_chance",
+        "revocations",
+        "partitions",
+    }
+    assert kinds <= struck
+    assert sum(crashes) > 3 * len(crashes)
+
+
+def test_tight_limits_are_taken_back() -> None:
+    before = dict(vars(limits))
+    cluster = Setup(faults="duel").build(1)
+    with pytest.raises(KeyError), tight_limits(cluster):
+        assert limits.CALLS_IN_FLIGHT_MAX == limits.OUTCOMES_KEPT_MAX == max(cluster.script.tags) + 1
+        raise KeyError
+    assert dict(vars(limits)) == before
+
+
+class FakeMaster:
+    """One that proposes and commits lists as it is told."""
+
+    def __init__(self, checker: Lineage, index: int) -> None:
+        self.checker = checker
+        self.reign = (index, 0, 0)
+        self.name = f"master{index}"
+
+    def key(self, connection: str, number: int) -> tuple[bytes, int]:
+        return b"run", number
+
+    def propose(self, epoch: int, members: str, *reported: int) -> None:
+        """Lists of these epochs have been reported to it before."""
+        for number in reported:
+            self.checker._reported.setdefault(self.reign, {})[b"run", number] = None
+        listed = tuple(Member(letter.encode() * 16, 0, letter) for letter in members)
+        self.checker.on_master_message(cast(Any, self), "", Members(epoch, listed))
+
+    def commit(self, epoch: int) -> None:
+        self.checker.on_master_message(cast(Any, self), "", MembersCommitted(epoch))
+
+
+@pytest.fixture
+def duellists() -> tuple[FakeMaster, FakeMaster]:
+    checker = Lineage(Cluster(1, masters=2))
+    one, other = FakeMaster(checker, 0), FakeMaster(checker, 1)
+    one.propose(1, "pqr")
+    one.commit(1)
+    return one, other
+
+
+def test_lists_may_go_from_one_master_to_the_other(duellists: tuple[FakeMaster, FakeMaster]) -> None:
+    one, other = duellists
+    one.propose(2, "pqrs")
+    other.propose(9, "pqrs", 1, 2)
+    one.commit(2)  # By an acknowledgement that was late.
+    other.commit(9)
+    other.propose(10, "qrs")
+    other.commit(10)
+
+
+@pytest.mark.parametrize("epoch", [5, 99])
+def test_catches_a_list_that_descends_from_an_older_one(duellists: tuple[FakeMaster, FakeMaster], epoch: int) -> None:
+    """S3: whatever its number."""
+    one, other = duellists
+    one.propose(6, "qr")
+    other.propose(epoch, "pqr", 1)
+    one.commit(6)
+    with pytest.raises(Violation, match="S3"):
+        other.commit(epoch)
+
+
+def test_catches_a_commit_that_another_has_lost() -> None:
+    """S1: one of two members has a result, and the other an error, or something else."""
+    cluster = Cluster(3, peer_count=3, script=SIMPLE)
+    cluster.run(steps=1500, faults=STILL)
+    (commits,) = (checker for checker in cluster.checkers.all if isinstance(checker, Commits))
+    commits.on_end()
+    attempt = next(a for a in commits._winners if len(commits._calls[a]) > 1)
+    loser, call_id = next(pair for pair in commits._calls[attempt].items() if pair[0] != commits._winners[attempt][0])
+    for value in (None, 7):
+        commits._answers[loser, call_id] = value
+        with pytest.raises(Violation, match="S1"):
+            commits.on_end()
 
 
 # --- The simulator finds what is broken -------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ class Network:
         for node in nodes:
             key = (node.peer_id, master.index)
             self._cut[key] = self._cut.get(key, 1) - 1
-            if self._cut[key] <= 0:
+            if self._cut[key] <= 0:  # Or it was taken back before, and heal() was first.
                 del self._cut[key]
 
     def stall(self, node: PeerNode, duration_ns: int, *, to_master: bool, to_peer: bool) -> None:
