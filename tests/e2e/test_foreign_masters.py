@@ -71,13 +71,20 @@ def sums(comms: list[zpccl.Communicator]) -> set[float]:
 
 @ANSWERS
 def test_a_newcomer_passes_it_by(answer: bytes) -> None:
-    """Members lead a run at one address; a newcomer has the foreign one first in its list."""
+    """The run is at the standby, and what stands first in the list of all is a foreign one now."""
     with (
-        zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as master,
-        foreign_server(answer) as foreign,
-        members([master.address, f"{foreign},{master.address}"]) as comms,
+        zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as first,
+        zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as standby,
+        zpccl.Communicator(f"{first.address},{standby.address}", name="p0") as member,
+        contextlib.closing(zpccl.Communicator(f"{first.address},{standby.address}", name="p1")) as newcomer,
     ):
-        assert sums(comms) == {2.0}
+        first.interrupt()
+        with foreign_server(answer, first.address), ThreadPoolExecutor(1) as threads:
+            joined = threads.submit(newcomer.connect)
+            while member.world_size < 2:
+                member.update_topology()
+            joined.result()
+            assert sums([member, newcomer]) == {2.0}
 
 
 @ANSWERS

@@ -123,6 +123,7 @@ class MasterMachine:
         self._history: History | None = None  # Of a run that was taken over.
         self._earlier: Candidate | None = None  # Collects reports of an earlier run, while this one may yield to it.
         self._masters: _MasterList | None = None
+        self._masters_ns = 0  # When somebody last came with that list.
         # Changes of the member list that must wait until the adopted one is committed, one for each peer.
         self._deferred: dict[bytes, Callable[[int], object]] = {}
         self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
@@ -359,7 +360,9 @@ class MasterMachine:
     def _has_other_masters(self, connection: Hashable, hello: Hello) -> bool:
         """True for a newcomer that was given another list of masters than the others. It is told so."""
         theirs = _MasterList(hello.masters, hello.master_index)
-        if self._masters is None or self._masters.agrees(theirs):
+        is_old = self._recovery is not None and self._outbox.now_ns - self._masters_ns > limits.RUN_MEMORY_NS
+        if self._masters is None or is_old or self._masters.agrees(theirs):
+            self._masters = None if is_old else self._masters
             return False
         reason = (
             f"this peer was given {theirs.text}, the others of the run {self._masters.text}; "
@@ -371,6 +374,7 @@ class MasterMachine:
 
     def _note_masters(self, hello: Hello) -> None:
         """The list of masters belongs to the run: with several, only a quorum may go on."""
+        self._masters_ns = self._outbox.now_ns
         if self._masters is None:
             self._masters = _MasterList(hello.masters, hello.master_index)
             self._leader.needs_quorum = self._masters.count > 1
@@ -1008,6 +1012,8 @@ class _MasterList:
     @property
     def text(self) -> str:
         """For people."""
+        if not self.addresses:
+            return "the address of this master alone"
         return f'"{",".join(self.addresses)}" (this master is number {self.index + 1} of {self.count})'
 
     def agrees(self, other: _MasterList) -> bool:
