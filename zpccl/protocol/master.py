@@ -295,7 +295,7 @@ class MasterMachine:
         if known is not None and self._is_ahead(known, hello):
             self._step_down(f"{hello.name} has promised itself to another master", now_ns)
             return self._on_message(dataclasses.replace(event, message=hello), now_ns)
-        if bound is None and self._may_yield_to(hello):
+        if bound is None and known is None and self._may_yield_to(hello):
             return self._on_earlier(event, now_ns)
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
