@@ -1027,8 +1027,8 @@ MUTANTS = (
     Mutant(
         name="other-list-of-masters-taken",
         file="master.py",
-        old="if self._masters is None or self._masters.agrees(theirs):",
-        new="if self._masters is None or self._masters.count > 0 or self._masters.agrees(theirs):",
+        old="if self._masters is None or is_old or self._masters.agrees(theirs):",
+        new="if self._masters is None or is_old or self._masters.count > 0:",
         breaks="S3: peers with different lists of masters are in one run, and two masters lead it",
         finder=TESTS,
     ),

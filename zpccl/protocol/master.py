@@ -300,12 +300,13 @@ class MasterMachine:
         if bound is not None and bound is not known:
             refused = Refused(Refusal.MALFORMED, "this connection belongs to another peer")
             return self._outbox.reply(connection, refused)
-        if known is not None and known.has_reported and hello.connection < known.connection_count:
+        is_itself = known is not None and known.has_reported and known.token == hello.token
+        if known is not None and is_itself and hello.connection < known.connection_count:
             return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
         if self._owes_report(known, hello):
             return self._expect_report(connection, known, hello, now_ns)
         if known is not None:
-            if not known.has_reported or known.token != hello.token:
+            if not is_itself:
                 text = f"a connection claims to be {known.name} without its token"
                 self._outbox.log(Level.WARNING, text, of_stranger=True)
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
