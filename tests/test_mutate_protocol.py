@@ -22,7 +22,7 @@ from mutants import MUTANTS, SIMULATOR, TESTS, Mutant  # noqa: E402
 from mutate_protocol import changed_lines, judge, problem_of  # noqa: E402
 
 FILES = "collective election master membership memory peer recovery rounds statesync topology".split()
-FEW = ("--seeds", "30", "--tests", "tests/protocol/test_master.py")
+FEW = ("--seeds", "75", "--tests", "tests/protocol/test_master.py")
 HARMLESS = Mutant(
     name="harmless",
     file="topology.py",

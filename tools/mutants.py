@@ -476,8 +476,8 @@ MUTANTS = (
     Mutant(
         name="token-not-checked",
         file="master.py",
-        old="if not known.has_reported or known.token != hello.token:",
-        new="if not known.has_reported:",
+        old="known.has_reported and known.token == hello.token\n",
+        new="known.has_reported\n",
         breaks="S7: who knows a peer's id can take its place",
         finder=TESTS,
     ),
