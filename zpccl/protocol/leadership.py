@@ -38,6 +38,11 @@ class Promise(NamedTuple):
     term: int = 0
     leader: bytes = NO_ID
 
+    @classmethod
+    def of(cls, hello: Hello) -> Promise:
+        """What a peer says that it has promised."""
+        return cls(hello.promised, hello.leader)
+
 
 class MemberList(NamedTuple):
     """A member list.
@@ -237,7 +242,7 @@ class Candidate:
 
     def is_below(self, hello: Hello) -> bool:
         """True if a peer has promised itself to another leadership of this term, or of a higher one."""
-        return hello.promised >= self.promise.term and Promise(hello.promised, hello.leader) != self.promise
+        return hello.promised >= self.promise.term and Promise.of(hello) != self.promise
 
     def raise_term(self, term: int) -> list[Hashable]:
         """A higher promise was seen, so what was promised here is void. Returns who must be asked again."""
@@ -314,7 +319,7 @@ class Candidate:
         known = self.reports.get(hello.peer_id)
         if known is None or known[1].hello.token != hello.token or known[1].hello.connection > hello.connection:
             return False
-        if Promise(hello.promised, hello.leader) != self.promise:
+        if Promise.of(hello) != self.promise:
             return False
         if self._reporter_on.setdefault(event.connection, hello.peer_id) != hello.peer_id:
             return False

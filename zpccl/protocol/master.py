@@ -333,7 +333,7 @@ class MasterMachine:
         return None
 
     def _has_our_promise(self, hello: Hello) -> bool:
-        return Promise(hello.promised, hello.leader) == self._leader.promise
+        return Promise.of(hello) == self._leader.promise
 
     def _is_ahead(self, known: Peer, hello: Hello) -> bool:
         """True for a member of this master that has promised itself to a leadership which may have begun by now."""
@@ -767,7 +767,7 @@ class MasterMachine:
             self._refuse_session(connection)
         elif isinstance(message, Report):
             hello = message.hello
-            if Promise(hello.promised, hello.leader) != candidate.promise:  # It answers an earlier request.
+            if Promise.of(hello) != candidate.promise:  # It answers an earlier request.
                 self._raise_above(candidate, hello)
             elif not candidate.add(event, message, now_ns):
                 self._refuse_session(connection)
