@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zpccl.errors import Kicked
+from zpccl import limits
+from zpccl.errors import Kicked, MasterUnreachable
 from zpccl.limits import MS, SECOND
 from zpccl.protocol.messages import Report, TopologyKind
 from zpccl.protocol.peer import State
@@ -260,3 +261,19 @@ def test_the_lost_learn_of_it(lost: str) -> None:
     assert isinstance(call.result, Kicked)
     assert call.ended_ns is not None
     assert call.ended_ns < world.now_ns + SECOND
+
+
+def test_a_pending_peer_that_no_master_leads_gives_up() -> None:
+    """L2: its master steps down and sends it on, so no connection broke; it waits no longer than for a broken one."""
+    world = two_masters()
+    members = world.begin_run("pq", TWO)
+    pending = world.peer("r", TWO)
+    call = pending.connect()
+    world.until(lambda: pending.state is State.PENDING)
+    world.cut([pending], "b")
+    world.cut(members, "a")
+    world.until(lambda: pending.address == "b")
+    world.cut([pending], "a")
+    world.settle([call], 10 + limits.MASTER_TIMEOUT_NS / SECOND)
+    assert isinstance(call.result, MasterUnreachable)
+    check_members(world, members)

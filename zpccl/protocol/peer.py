@@ -392,12 +392,14 @@ class PeerMachine:
         """True while it is to be admitted."""
         return self.state in (State.PENDING, State.RETURNING)
 
-    def _go_on(self) -> None:
-        """Turns to the next master."""
+    def _go_on(self, now_ns: int) -> None:
+        """Turns to the next master. Whoever was registered is not led any more, though no connection broke."""
         self._is_connected = False
         self._acceptor.on_disconnected()
         if self.state is State.CONNECTING:
             self._deadline_ns = None
+        else:
+            self._miss_master(now_ns)
         self._effects.append(UseMaster(self._masters.go_on()))
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
@@ -675,7 +677,7 @@ class PeerMachine:
             self._release_due(now_ns)
         if self._masters.is_due(now_ns):
             self._log(Level.INFO, f"{self._masters.address} does not lead the run; turning to the next master")
-            self._go_on()
+            self._go_on(now_ns)
 
     def _on_silent_master(self, now_ns: int) -> None:
         reason = "something listens, but it does not answer as a master"
