@@ -302,9 +302,9 @@ class MasterBench:
             "answers": {
                 peer.name: {c: plain(a) for c, a in peer.answers.items()} for peer in machine.registry.peers.values()
             },
-            "ballots": {
-                key: ({p.name: c for p, c in ballot.calls.items()}, ballot.agreed_ns)
-                for key, ballot in machine.collectives.ballots.items()
+            "pending": {
+                key: ({p.name: vote for p, vote in operation.votes.items()}, operation.agreed_ns)
+                for key, operation in machine.operations.pending.items()
             },
             "attempts": {
                 a.attempt_id: (
@@ -315,7 +315,6 @@ class MasterBench:
                 )
                 for a in machine.collectives.attempts.values()
             },
-            "waiting": {p.name: call for p, call in machine.rounds.calls.items()},
             "transfers": {
                 group: (t.attempt_id, t.revision, {p.name: c for p, c in t.calls.items()}, {p.name for p in t.done})
                 for group, t in machine.syncs.transfers.items()

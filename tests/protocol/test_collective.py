@@ -13,6 +13,7 @@ from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Answer, Decision, Kick, Linked, Plan
+from zpccl.protocol.operation import COLLECTIVE, Key
 from zpccl.protocol.topology import ring_edges
 from zpccl.types import DataType, ReduceOp
 
@@ -43,7 +44,7 @@ def test_from_votes_to_commit() -> None:
     assert bench.begin("b", 5) == [("a1", plan_of(0, calls=(1, 5))), ("b1", plan_of(0, calls=(1, 5)))]
     assert bench.finish("a", 1) == []
     assert bench.finish("b", 5) == [("a1", committed(1)), ("b1", committed(5))]
-    assert bench.snapshot()["attempts"] == bench.snapshot()["ballots"] == {}
+    assert bench.snapshot()["attempts"] == bench.snapshot()["pending"] == {}
 
 
 def test_the_ring_is_in_order_of_admission() -> None:
@@ -65,7 +66,7 @@ def test_many_tags_in_any_order() -> None:
     bench.finish("a", 1, FIRST_ATTEMPT + 1)
     assert bench.finish("b", 2, FIRST_ATTEMPT + 1)[0] == ("a1", committed(1, FIRST_ATTEMPT + 1))
     assert bench.verdict("a", 2) is bench.verdict("a", 3) is None
-    assert list(bench.snapshot()["ballots"]) == [(0, 20)]
+    assert list(bench.snapshot()["pending"]) == [Key(COLLECTIVE, 0, 20)]
 
 
 def test_a_tag_is_free_again_after_its_decision() -> None:
@@ -149,7 +150,7 @@ def test_a_mismatch_names_field_and_peers(changes: dict[str, Any], values: tuple
         for name, call_id in (("a", 1), ("b", 2), ("c", 3))
     ]
     assert bench.begin("c", 3, spec(3)) == expected
-    assert bench.snapshot()["ballots"] == {}
+    assert bench.snapshot()["pending"] == {}
 
 
 def test_a_mismatch_of_many_can_be_read() -> None:
@@ -223,7 +224,7 @@ def test_a_refused_second_call_leaves_no_empty_vote() -> None:
     for name in "ab":
         bench.begin(name, 1)
     bench.begin("a", 2)
-    assert bench.snapshot()["ballots"] == {}
+    assert bench.snapshot()["pending"] == {}
     for name in "ab":
         bench.finish(name, 1)
     for name in "ab":
@@ -383,7 +384,7 @@ def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trus
     fail_by(bench, "b", "c", 5)  # The fourth in a row, or the first.
     for name in "abc":
         bench.begin(name, 6)
-    assert (bench.machine.collectives.ballots == {}) is is_trusted
+    assert (bench.machine.operations.pending == {}) is is_trusted
 
 
 def test_a_link_that_goes_on_failing_counts_as_down() -> None:
@@ -431,7 +432,7 @@ def test_a_link_that_both_ends_name_costs_once() -> None:
     assert stall(bench, 2, "bc", "cb") == pids("abc")
     for name in "abc":
         bench.begin(name, 3)
-    assert bench.machine.collectives.ballots  # Twice: now it counts as down.
+    assert bench.machine.operations.pending  # Twice: now it counts as down.
 
 
 def test_stalls_without_a_culprit_change_the_ring() -> None:
@@ -709,7 +710,7 @@ def test_withdraw_the_only_vote() -> None:
     bench = bench_of("a", "b")
     bench.begin("a", 1)
     bench.withdraw("a", 1)
-    assert bench.snapshot()["ballots"] == {}
+    assert bench.snapshot()["pending"] == {}
 
 
 def test_withdraw_while_links_are_waited_for() -> None:
@@ -817,4 +818,4 @@ def test_any_order_of_anything(steps: list[tuple[str, str, int]]) -> None:
             for call_id in list(bench.peer(name).open_calls):
                 bench.withdraw(name, call_id)
     assert not any(peer.open_calls for peer in bench.machine.registry.peers.values())
-    assert bench.snapshot()["attempts"] == bench.snapshot()["ballots"] == bench.snapshot()["transfers"] == {}
+    assert bench.snapshot()["attempts"] == bench.snapshot()["pending"] == bench.snapshot()["transfers"] == {}

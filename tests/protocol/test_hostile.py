@@ -175,9 +175,8 @@ def test_the_master_comes_to_rest(steps: list[Step]) -> None:
                 machine.handle(events.PeerMessageReceived(peer.connection, Withdraw(call_id)), now_ns)
                 machine.validate()
     assert not any(peer.open_calls for peer in machine.registry.peers.values())
-    assert not machine.collectives.ballots
+    assert not machine.operations.pending
     assert not machine.collectives.attempts
-    assert not machine.rounds.calls
     assert not machine.syncs.transfers
 
 

@@ -149,7 +149,7 @@ def test_a_broadcast_says_nothing_of_the_link_that_it_does_not_use() -> None:
         fail_by(bench, "c", "a", call_id + 1)
     for name in "abc":
         bench.begin(name, 2 * tries + 1)
-    assert bench.machine.collectives.ballots  # The link counts as down, and it is waited for.
+    assert bench.machine.operations.pending  # The link counts as down, and it is waited for.
 
 
 def test_a_peer_that_is_told_of_two_roots() -> None:
@@ -184,7 +184,7 @@ def test_a_barrier_opens_when_all_are_there(copies: int) -> None:
     assert bench.begin("b", 9, BARRIER) == [
         (f"{name}1", passed(call_id, 3)) for name, call_id in (("a", 8), ("b", 9), ("c", 7))
     ]
-    assert bench.snapshot()["ballots"] == bench.snapshot()["attempts"] == {}
+    assert bench.snapshot()["pending"] == bench.snapshot()["attempts"] == {}
 
 
 def test_a_barrier_does_not_wait_for_the_lost() -> None:

@@ -855,5 +855,5 @@ def test_connections_may_break_anywhere(fates: Any) -> None:
     fates(calm)
     fates(flaky)
     assert flaky.verdicts == calm.verdicts
-    for key in ("epoch", "order", "open", "answers", "ballots", "attempts", "waiting", "transfers", "revisions"):
+    for key in ("epoch", "order", "open", "answers", "pending", "attempts", "transfers", "revisions"):
         assert flaky.snapshot()[key] == calm.snapshot()[key], key

@@ -674,7 +674,7 @@ def test_a_mismatch_that_one_has_heard_of_is_one_for_the_other(bench: TakeOver, 
     assert bench.verdict("b", 20) == replace(MISMATCH, call_id=20, attempt_id=0, order=(), calls=())
     assert bench.peer("b").answers[20].order == pids("ab")
     assert bench.verdict("a", 10) is None
-    assert not bench.machine.collectives.ballots
+    assert not bench.machine.operations.pending
 
 
 def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOver) -> None:
@@ -712,7 +712,7 @@ def test_a_refusal_ends_a_topology_call_too(bench: TakeOver) -> None:
     bench.report("b", oldest_call_id=20)
     bench.vote("b", UPDATE, 20)
     assert bench.verdict("b", 20) == Answer(20, Result.INVALID_USAGE, reason="in different calls")
-    assert not bench.machine.rounds.calls
+    assert not bench.machine.operations.pending
 
 
 def test_an_end_that_is_no_refusal_is_no_answer(bench: TakeOver) -> None:

@@ -269,8 +269,8 @@ def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
             shown = {"update": "update_topology", "optimize": "optimize_topology", "pending": "are_peers_pending"}
             assert shown.get(its_function, its_function) in answer.reason
             assert f"by {voter}" in answer.reason
-    assert not bench.snapshot()["waiting"]
-    assert not bench.snapshot()["ballots"]
+    assert not bench.snapshot()["pending"]
+    assert not bench.snapshot()["pending"]
     for name in "ab":  # And all goes on.
         ask(bench, name, "pending", 2)
     assert bench.verdict("a", 2) == Answer(2, OK)
@@ -286,7 +286,7 @@ def test_topology_calls_of_other_groups_conflict(bench: MasterBench, first: str,
         answer = bench.verdict(name, 1)
         assert isinstance(answer, Answer)
         assert answer.result == Result.INVALID_USAGE
-    assert not bench.snapshot()["waiting"]
+    assert not bench.snapshot()["pending"]
 
 
 def test_three_different_calls() -> None:

@@ -11,6 +11,7 @@ from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import Answer, Kick, Linked, Plan
+from zpccl.protocol.operation import SYNC, Key
 
 from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, offer, pids, spec
 
@@ -113,8 +114,8 @@ def test_peers_that_wait_for_each_other() -> None:
         bench.begin(name, 1)
     bench.tick(WARNING)
     assert lines(bench) == [
-        "waiting for a: b, c called all_reduce at tag 0 of group 0 10 s ago",
         "waiting for b, c, busy in other calls: a called are_peers_pending 10 s ago",
+        "waiting for a: b, c called all_reduce at tag 0 of group 0 10 s ago",
     ]
     assert [name for name, _, _ in bench.machine.stragglers()] == ["a"]
     bench.tick(TIMEOUT - WARNING)
@@ -442,5 +443,5 @@ def test_an_operation_in_a_knot_of_rounds_can_be_ended() -> None:
     """No votes tie one today, as these are refused at once; should there ever be one, it does not last."""
     bench = bench_of("a", "b")
     bench.say("a", offer(1, 0))
-    bench.machine.rounds.refuse("sync_shared_state", 0, "why")
+    bench.machine.operations.refuse(Key(SYNC, 0), Result.INVALID_USAGE, "why")
     assert bench.peer("a").answers[1] == Answer(1, Result.INVALID_USAGE, reason="why")

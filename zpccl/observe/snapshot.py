@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from zpccl.protocol.counts import AbortReason, LossReason
 from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.operation import COLLECTIVE
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snap
         is_recovering=machine.is_recovering,
         members=Counter(peer.group for peer in registry.order),
         pending=Counter(peer.group for peer in registry.pending()),
-        collectives_voting=len(machine.collectives.ballots),
+        collectives_voting=len(machine.operations.of(COLLECTIVE)),
         collectives_running=len(machine.collectives.attempts),
         syncs_running=len(machine.syncs.transfers),
         plans=counts.plans,

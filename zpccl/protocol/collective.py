@@ -20,7 +20,7 @@ all survivors had finished: then they all hold the same result, and it counts.
 
 A master that takes the run over goes on with the attempts that peers report. What it does not know yet may have been
 decided by the former master and be known to a member that has not reported: until all have, it decides nothing. Nor
-does any master while its member list is not established (quorum.py).
+does any master while its member list is not committed (leadership.py).
 
 Answers are kept per peer until the peer says that it got them (`oldest_call_id`), so every message may come twice.
 """
@@ -39,28 +39,10 @@ from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
 from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
+from zpccl.protocol.operation import COLLECTIVE, Key, Operation, Operations, Vote, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.topology import mesh_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
-
-
-@dataclass(slots=True)
-class Ballot:
-    """Votes to begin one collective."""
-
-    begun_ns: int
-    """When the first came."""
-    voted_ns: int
-    """When the last came."""
-    calls: dict[Peer, tuple[int, CollectiveSpec]] = field(default_factory=dict)
-    agreed_ns: int | None = None
-    """When all had voted the same, where the plan waits for links."""
-
-    @property
-    def title(self) -> str:
-        """What the first voter calls, for people."""
-        _, spec = next(iter(self.calls.values()))
-        return f"{_describe('kind', spec.kind).lower()} at tag {spec.tag}"
 
 
 @dataclass(slots=True)
@@ -81,6 +63,11 @@ class Attempt:
     reports: dict[Peer, Finished] = field(default_factory=dict)
     faults: set[frozenset[Peer]] = field(default_factory=set)
     """The links by which it failed, as peers at their ends say."""
+
+    @property
+    def key(self) -> Key:
+        """Of the operation."""
+        return Key(COLLECTIVE, self.group, self.spec.tag)
 
     @property
     def algorithm(self) -> int:
@@ -118,42 +105,33 @@ class Collectives:
         registry: Registry,
         outbox: Outbox,
         paths: Paths,
+        operations: Operations,
         next_attempt_id: Callable[[], int],
         link_wait_ns: int,
     ) -> None:
         self._registry = registry
         self._paths = paths
         self._outbox = outbox
+        self._operations = operations
         self._next_attempt_id = next_attempt_id
         self._link_wait_ns = link_wait_ns
-        self.ballots: dict[tuple[int, int], Ballot] = {}  # By group and tag.
-        self.voted_ns = -1
-        """When the last vote came."""
         self.attempts: dict[int, Attempt] = {}
-        self._attempt_at: dict[tuple[int, int], Attempt] = {}  # By group and tag.
+        self._attempt_at: dict[Key, Attempt] = {}
         self._aborted: dict[int, Attempt] = {}  # The last that failed by reports, without these.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
         self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
 
     def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
         """A member votes. A vote that came before gets what has become of it."""
-        if call_id in peer.answers:
-            return self._outbox.send(peer, peer.answers[call_id])
-        key = (peer.group, spec.tag)
+        key = key_of(peer, spec)
         running = self._attempt_at.get(key)
         if running is not None and running.calls.get(peer) == call_id:
             return self._send_plan(running, (peer,))
-        if key in self.ballots and self.ballots[key].calls.get(peer, (call_id,))[0] != call_id:
-            reason = f"tag {spec.tag} is in use by another call of this peer"
-            return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
         if running is not None and peer in running.calls:
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
-        ballot = self.ballots.setdefault(key, Ballot(now_ns, now_ns))
-        ballot.voted_ns = self.voted_ns = now_ns
-        ballot.calls[peer] = (call_id, spec)
-        if len(ballot.calls) >= self._registry.member_count(peer.group):
-            self._count(key, now_ns)
+        if self._operations.vote(peer, call_id, spec, now_ns):
+            self._evaluate(self._operations.pending[key], now_ns)
 
     def finished(self, peer: Peer, report: Finished) -> None:
         """A participant's part is done or failed."""
@@ -173,15 +151,7 @@ class Collectives:
             self._decide(attempt)
 
     def withdraw(self, peer: Peer, call_id: int) -> bool:
-        """A member takes a vote back; a running attempt is aborted for all. False if the call is not one of ours."""
-        for key, ballot in self.ballots.items():
-            if ballot.calls.get(peer, (None,))[0] == call_id:
-                del ballot.calls[peer]
-                ballot.agreed_ns = None
-                if not ballot.calls:
-                    del self.ballots[key]
-                self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
-                return True
+        """A member gives up a running attempt, which aborts it for all. False if the call is in none."""
         attempt = self._attempt_of(peer, call_id)
         if attempt is None:
             return False
@@ -192,14 +162,14 @@ class Collectives:
         """The member list has changed: who is gone is no longer waited for."""
         for attempt in list(self.attempts.values()):
             self._decide(attempt)
-        for key in list(self.ballots):
-            self._count(key, now_ns)
+        for operation in self._operations.of(COLLECTIVE):
+            self._evaluate(operation, now_ns)
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down: plans that wait for links are looked at again."""
-        for key, ballot in list(self.ballots.items()):
-            if ballot.agreed_ns is not None:
-                self._count(key, now_ns)
+        for operation in self._operations.of(COLLECTIVE):
+            if operation.agreed_ns is not None:
+                self._evaluate(operation, now_ns)
 
     def tick(self, now_ns: int) -> None:
         """A link may be suspected no more: plans that wait are looked at again."""
@@ -208,9 +178,9 @@ class Collectives:
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
         """Members without whom plans could be made that have waited for links for too long, and why each must go."""
         groups = {
-            group: None
-            for (group, _), ballot in self.ballots.items()
-            if ballot.agreed_ns is not None and now_ns - ballot.agreed_ns >= self._link_wait_ns
+            operation.key.group: None
+            for operation in self._operations.of(COLLECTIVE)
+            if operation.agreed_ns is not None and now_ns - operation.agreed_ns >= self._link_wait_ns
         }
         return [
             (peer, f"no working data connection to {names(others)}")
@@ -220,95 +190,67 @@ class Collectives:
 
     def wait_again(self, now_ns: int) -> None:
         """Whom plans could do without must stay: all that wait for links go on waiting."""
-        for ballot in self.ballots.values():
-            ballot.agreed_ns = None if ballot.agreed_ns is None else now_ns
+        for operation in self._operations.of(COLLECTIVE):
+            operation.agreed_ns = None if operation.agreed_ns is None else now_ns
 
     def deadline_ns(self) -> int | None:
         """When tick() has something to do."""
-        waiting = [ballot.agreed_ns for ballot in self.ballots.values() if ballot.agreed_ns is not None]
+        waiting = [each.agreed_ns for each in self._operations.of(COLLECTIVE) if each.agreed_ns is not None]
         return min(waiting) + self._link_wait_ns if waiting else None
-
-    def undecided(self, group: int) -> dict[int, list[Peer]]:
-        """Voters of the group's collectives that wait for other votes, by tag."""
-        return {
-            tag: list(ballot.calls)
-            for (of_group, tag), ballot in self.ballots.items()
-            if of_group == group and ballot.agreed_ns is None
-        }
-
-    def take_votes(self, group: int, tag: int) -> list[tuple[Peer, int]]:
-        """Ends the voting for a tag: who had voted, with the call of each, which is to be answered."""
-        return [(peer, call_id) for peer, (call_id, _) in self.ballots.pop((group, tag)).calls.items()]
-
-    def refuse(
-        self,
-        calls: Sequence[tuple[Peer, int]],
-        result: Result,
-        reason: str,
-        name: str = "",
-        values: tuple[str, ...] = (),
-    ) -> None:
-        """Ends calls that nothing was planned for, all alike."""
-        self._outbox.refuse(calls, self._next_attempt_id, result, reason, name, values)
 
     def _attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
         return next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
 
-    def _count(self, key: tuple[int, int], now_ns: int) -> None:
-        """Looks whether the votes for one tag are complete, and goes on if they are."""
-        group, tag = key
-        ballot = self.ballots[key]
-        for peer in [peer for peer in ballot.calls if not peer.is_member or peer.peer_id not in self._registry.peers]:
-            del ballot.calls[peer]
-        members = self._registry.members(group)
-        if not ballot.calls:
-            del self.ballots[key]
-        elif not self._registry.is_committed:
-            ballot.agreed_ns = None
-        elif len(members) == 1:
-            self.refuse(self.take_votes(*key), Result.TOO_FEW_PEERS, "this peer is alone in its group")
-        elif len(ballot.calls) < len(members):
-            ballot.agreed_ns = None
-        elif (difference := find_difference(ballot.calls)) is not None:
+    def _evaluate(self, operation: Operation, now_ns: int) -> None:
+        """Goes on with an operation if all have voted."""
+        key, votes = operation.key, operation.votes
+        if not self._operations.is_complete(operation) or not self._registry.is_committed:
+            operation.agreed_ns = None
+        elif len(votes) == 1:
+            self._operations.refuse(key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
+        elif (difference := find_difference(_specs_of(votes))) is not None:
             name, values = difference
             wrong = "one peer must be the root" if name == "is_root" else f"peers differ in {name}"
-            reason = f"tag {tag}: {wrong}: {'; '.join(values)}"
-            self.refuse(self.take_votes(*key), Result.INVALID_USAGE, reason, name, values)
-        elif _kind_of(ballot) == CollectiveKind.BARRIER:
-            self._open_barrier(self.ballots.pop(key), members)
+            reason = f"tag {key.tag}: {wrong}: {'; '.join(values)}"
+            self._operations.refuse(key, Result.INVALID_USAGE, reason, name, values)
+        elif next(iter(_specs_of(votes).values())).kind == CollectiveKind.BARRIER:
+            self._open_barrier(key)
         else:
-            self._plan(key, ballot, members, now_ns)
+            self._plan(operation, now_ns)
 
-    def _open_barrier(self, ballot: Ballot, members: list[Peer]) -> None:
+    def _open_barrier(self, key: Key) -> None:
         """All are there. They are told who else is: some may hear of it only from each other."""
         self._outbox.counts.commits += 1
+        votes = self._operations.take(key)
+        members = self._operations.members_of(key)
         order = tuple(peer.peer_id for peer in members)
-        calls = tuple(ballot.calls[peer][0] for peer in members)
+        calls = tuple(votes[peer].call_id for peer in members)
         attempt_id = self._next_attempt_id()
         for peer, call_id in zip(members, calls, strict=True):
             self._outbox.answer(
                 peer, Decision(call_id, attempt_id, True, len(members), Result.SUCCESS, order=order, calls=calls)
             )
 
-    def _plan(self, key: tuple[int, int], ballot: Ballot, members: list[Peer], now_ns: int) -> None:
-        self._doubt(key[0], now_ns)
+    def _plan(self, operation: Operation, now_ns: int) -> None:
+        key, specs, members = operation.key, _specs_of(operation.votes), self._operations.members_of(operation.key)
+        self._doubt(members[0].group, now_ns)
         order = self._paths.order(members, now_ns)
         if order is None:
-            if ballot.agreed_ns is None:
-                ballot.agreed_ns = now_ns
+            if operation.agreed_ns is None:
+                operation.agreed_ns = now_ns
             return
-        del self.ballots[key]
-        spec = next(iter(ballot.calls.values()))[1]
+        votes = self._operations.take(key)
+        spec = next(iter(specs.values()))
         if spec.kind == CollectiveKind.BROADCAST:
-            place = next(place for place, peer in enumerate(order) if ballot.calls[peer][1].is_root)
+            place = next(place for place, peer in enumerate(order) if specs[peer].is_root)
             order = order[place:] + order[:place]
         algorithm = self._algorithm(spec, order, now_ns)
         attempt = Attempt(
             attempt_id=self._next_attempt_id(),
-            group=key[0],
+            group=members[0].group,
             spec=spec,
             order=tuple(order),
-            calls={peer: call_id for peer, (call_id, _) in ballot.calls.items()},
+            calls={peer: vote.call_id for peer, vote in votes.items()},
             plan=(Lane(tuple(peer.peer_id for peer in order), algorithm),),
             frame_bytes=frame_bytes(algorithm, self._speeds_of(order)),
             begun_ns=now_ns,
@@ -372,24 +314,15 @@ class Collectives:
         lane = Lane(tuple(peer.peer_id for peer in calls), running.algorithm)
         attempt = Attempt(attempt_id, present[0].group, spec, tuple(calls), calls, (lane,), running.frame_bytes)
         for peer in present:
-            self.forget(peer, calls[peer])
+            self._operations.forget(peer, calls[peer])
             is_root = spec.kind == CollectiveKind.BROADCAST and peer is first
             peer.open_calls.setdefault(calls[peer], replace(spec, is_root=is_root))
         self.attempts[attempt_id] = attempt
-        self._attempt_at.setdefault((attempt.group, spec.tag), attempt)
+        self._attempt_at.setdefault(attempt.key, attempt)
         if ahead:  # The votes of these count in a later attempt: nobody could finish this one.
             return self._abort(attempt, Result.RANK_CONNECTION_LOST, "another master has begun it anew", ())
         self._send_plan(attempt, present)
         self._decide(attempt)
-
-    def forget(self, peer: Peer, call_id: int) -> None:
-        """A vote counts no more: its attempt was begun, or decided, by a former master."""
-        for key, ballot in list(self.ballots.items()):
-            if ballot.calls.get(peer, (None,))[0] == call_id:
-                del ballot.calls[peer]
-                ballot.agreed_ns = None
-                if not ballot.calls:
-                    del self.ballots[key]
 
     def take(self, attempt_id: int) -> dict[Peer, int]:
         """A former master has decided an attempt: who takes part. It runs no more."""
@@ -401,12 +334,12 @@ class Collectives:
 
     def _forget_attempt(self, attempt: Attempt) -> None:
         del self.attempts[attempt.attempt_id]
-        key = (attempt.group, attempt.spec.tag)
+        key = attempt.key
         if self._attempt_at.get(key) is not attempt:
             return
         del self._attempt_at[key]
         if len(self._attempt_at) < len(self.attempts):  # Reports that lie may name several for one tag.
-            others = (other for other in self.attempts.values() if (other.group, other.spec.tag) == key)
+            others = (other for other in self.attempts.values() if other.key == key)
             for other in others:
                 self._attempt_at[key] = other
 
@@ -502,10 +435,8 @@ class Collectives:
 
     def validate(self) -> None:
         """States what always holds."""
-        for ballot in self.ballots.values():
-            assert ballot.calls and all(self._registry.peers.get(p.peer_id) is p for p in ballot.calls)
         assert all(self.attempts.get(a.attempt_id) is a for a in self._attempt_at.values())
-        assert self._attempt_at.keys() == {(a.group, a.spec.tag) for a in self.attempts.values()}
+        assert self._attempt_at.keys() == {a.key for a in self.attempts.values()}
         assert self._unexplained <= self._aborted.keys() and self.attempts.keys().isdisjoint(self._aborted)
         assert len(self._aborted) <= limits.ABORTED_ATTEMPTS_KEPT_MAX
         for attempt_id, attempt in self.attempts.items():
@@ -515,12 +446,16 @@ class Collectives:
             assert survivors and (is_open or not self._registry.is_committed), "an undecided attempt"
 
 
-def find_difference(calls: dict[Peer, tuple[int, CollectiveSpec]]) -> tuple[str, tuple[str, ...]] | None:
+def _specs_of(votes: dict[Peer, Vote]) -> dict[Peer, CollectiveSpec]:
+    return {peer: vote.call for peer, vote in votes.items() if isinstance(vote.call, CollectiveSpec)}
+
+
+def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, ...]] | None:
     """The first argument in which specs differ, and a text for each of its values with the peers that gave it.
 
     Peers must not agree on who is the root of a broadcast: just one must say that it is.
     """
-    specs = [spec for _, spec in calls.values()]
+    specs = list(calls.values())
     is_broadcast = specs[0].kind == CollectiveKind.BROADCAST
     if not is_broadcast and all(spec == specs[0] for spec in specs):
         return None
@@ -537,9 +472,9 @@ _COMPARED = ("kind", *(name for name in CollectiveSpec.__struct_fields__ if name
 """What peers call comes first: where that differs, the rest differs for it."""
 
 
-def _values(calls: dict[Peer, tuple[int, CollectiveSpec]], name: str) -> tuple[str, ...]:
+def _values(calls: dict[Peer, CollectiveSpec], name: str) -> tuple[str, ...]:
     voters: dict[int, list[Peer]] = {}
-    for peer, (_, spec) in calls.items():
+    for peer, spec in calls.items():
         voters.setdefault(getattr(spec, name), []).append(peer)
     rest = len(voters) - limits.MISMATCH_VALUES_MAX
     shown = list(voters.items())[: limits.MISMATCH_VALUES_MAX - (rest > 0)]
@@ -550,10 +485,6 @@ def _values(calls: dict[Peer, tuple[int, CollectiveSpec]], name: str) -> tuple[s
 
 
 _NAMES_BYTES_MAX = limits.MISMATCH_VALUE_BYTES_MAX - len(f"{limits.ELEMENTS_MAX} from ")
-
-
-def _kind_of(ballot: Ballot) -> int:
-    return next(iter(ballot.calls.values()))[1].kind
 
 
 def _wire_bytes(spec: CollectiveSpec) -> int:

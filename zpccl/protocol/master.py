@@ -6,13 +6,14 @@ Tick. Its parts share a registry of peers and an outbox:
     MasterMachine      registration, loss of peers, dispatch
       Registry         who takes part, epochs, links        (membership.py)
       Paths            which rings the links allow          (paths.py)
-      Collectives      votes, plans, decisions              (collective.py)
+      Operations       votes, until all are there           (operation.py)
+      Collectives      plans, decisions                     (collective.py)
       Rounds           topology votes, admission            (rounds.py)
       StateSyncs       election and transfer of state       (statesync.py)
       Stragglers       who does not vote                    (stragglers.py)
       Requests         calls, on their way to the former    (requests.py)
       TakeOver         what the reports of peers tell       (takeover.py, recovery.py)
-      Quorum           where there are several masters      (quorum.py)
+      Leader           which master decides                 (leadership.py)
 
 After every event the master settles: it tells members of a new epoch, then lets each part look at what has become
 complete. A peer is lost when its connection broke and it did not come back within the grace period, or at once when
@@ -66,6 +67,7 @@ from zpccl.protocol.messages import (
     Report,
     Welcome,
 )
+from zpccl.protocol.operation import Operations
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.recovery import History
 from zpccl.protocol.requests import Requests
@@ -136,11 +138,12 @@ class MasterMachine:
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
-        self.collectives = Collectives(*how, self._next_attempt_id, options.link_wait_ns)
-        self.rounds = Rounds(*how, self.collectives, self._admit, options.admission_wait_ns)
-        self.syncs = StateSyncs(*how, self.rounds, self._next_attempt_id, options.link_wait_ns)
-        self._stragglers = Stragglers(self.registry, self._outbox, self.collectives, self.rounds)
-        parts = (self.registry, self._outbox, self.collectives, self.rounds, self.syncs, self._kick)
+        self.operations = Operations(self.registry, self._outbox, self._next_attempt_id)
+        self.collectives = Collectives(*how, self.operations, self._next_attempt_id, options.link_wait_ns)
+        self.rounds = Rounds(*how, self.operations, self._admit, options.admission_wait_ns)
+        self.syncs = StateSyncs(*how, self.operations, self._next_attempt_id, options.link_wait_ns)
+        self._stragglers = Stragglers(self.registry, self._outbox, self.operations)
+        parts = (self.registry, self._outbox, self.operations, self.collectives, self.rounds, self.syncs, self._kick)
         self.requests = Requests(*parts)
         self._takeover = TakeOver(*parts)
 
@@ -240,8 +243,8 @@ class MasterMachine:
     def validate(self) -> None:
         """States what always holds between events."""
         self.registry.validate()
+        self.operations.validate()
         self.collectives.validate()
-        self.rounds.validate()
         self.syncs.validate()
         assert self._announced_epoch == self.registry.epoch
         for peer in self.registry.pending():
@@ -652,6 +655,7 @@ class MasterMachine:
                 self._admit([peer], now_ns)
         if self._is_alone and all(peer.connection is not None for peer in self.registry.order):
             self._is_alone = False
+        self.operations.refuse_conflicts()
         self.rounds.evaluate(now_ns)
         self.syncs.evaluate(now_ns)
         for peer in self._relinked:
@@ -686,6 +690,7 @@ class MasterMachine:
         if self._announced_epoch == self.registry.epoch:
             return
         self._announced_epoch = self.registry.epoch
+        self.operations.forget_lost()
         self._relinked.update(self.registry.pending())
         if self._leader.list.epoch != self.registry.epoch:
             self._propose()

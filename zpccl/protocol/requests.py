@@ -23,7 +23,8 @@ from zpccl.protocol.messages import (
     TopologyVote,
     Withdraw,
 )
-from zpccl.protocol.rounds import FUNCTION_NAMES, SYNC, Rounds, WaitingCall
+from zpccl.protocol.operation import SYNC, Operations
+from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.statesync import StateSyncs
 
 
@@ -38,6 +39,7 @@ class Requests:
         self,
         registry: Registry,
         outbox: Outbox,
+        operations: Operations,
         collectives: Collectives,
         rounds: Rounds,
         syncs: StateSyncs,
@@ -45,6 +47,7 @@ class Requests:
     ) -> None:
         self._registry = registry
         self._outbox = outbox
+        self._operations = operations
         self._collectives = collectives
         self._rounds = rounds
         self._syncs = syncs
@@ -63,10 +66,8 @@ class Requests:
         elif isinstance(message, TopologyVote):
             self._forget_answers(peer, message.oldest_call_id)
             if self._accept_call(peer, message.call_id, message.kind, now_ns):
-                function = FUNCTION_NAMES[message.kind]
-                self._rounds.vote(
-                    peer, WaitingCall(message.call_id, function, after_round=message.after_round, since_ns=now_ns)
-                )
+                self._operations.vote(peer, message.call_id, message, now_ns)
+                self._rounds.answer_missed()
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
         elif isinstance(message, SyncFinished):
@@ -91,12 +92,12 @@ class Requests:
         problem = validate_entries(offer.entries)
         if self._syncs.is_running(peer, offer.call_id, None if problem else offer):
             return
-        if problem and offer.call_id not in peer.answers:
-            self._rounds.forget(peer, offer.call_id)  # It may have been offered well before.
-            return self._outbox.answer(
-                peer, Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
-            )
-        self._rounds.vote(peer, WaitingCall(offer.call_id, SYNC, offer, since_ns=now_ns))
+        if problem:
+            self._operations.forget(peer, offer.call_id)  # It may have been offered well before.
+            answer = Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
+            return self._outbox.answer(peer, answer)
+        self._operations.vote(peer, offer.call_id, offer, now_ns)
+        return None
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
@@ -109,8 +110,8 @@ class Requests:
             self._outbox.send(peer, peer.answers[call_id])
         elif call_id in peer.open_calls:
             found = (
-                self._collectives.withdraw(peer, call_id)
-                or self._rounds.withdraw(peer, call_id)
+                self._operations.withdraw(peer, call_id)
+                or self._collectives.withdraw(peer, call_id)
                 or self._syncs.withdraw(peer, call_id)
             )
             assert found, "an open call that no part knows"
@@ -118,11 +119,12 @@ class Requests:
             self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 
     def _accept_call(self, peer: Peer, call_id: int, call: Hashable, now_ns: int) -> bool:
-        """False for calls that were answered and taken note of, and for peers that break their bounds."""
+        """False for calls that were answered, which is said again, and for peers that break their bounds."""
         if peer.peer_id not in self._registry.peers or call_id < peer.oldest_call_id:
             return False
         if call_id in peer.answers:
-            return True
+            self._outbox.send(peer, peer.answers[call_id])
+            return False
         member_count = self._registry.member_count(peer.group)
         calls_max = limits.calls_in_flight_max(member_count)
         if call_id not in peer.open_calls and len(peer.open_calls) >= calls_max:

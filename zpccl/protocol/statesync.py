@@ -31,9 +31,9 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect, entries_to_fetch
 from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Answer, Decision, FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
+from zpccl.protocol.messages import Decision, FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
+from zpccl.protocol.operation import SYNC, Operations, Vote
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.rounds import SYNC, Rounds
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
 NOBODY_LEFT = "nobody is left to fetch from"
@@ -75,7 +75,7 @@ class StateSyncs:
         registry: Registry,
         outbox: Outbox,
         paths: Paths,
-        rounds: Rounds,
+        operations: Operations,
         next_attempt_id: Callable[[], int],
         link_wait_ns: int,
     ) -> None:
@@ -83,7 +83,7 @@ class StateSyncs:
         self._outbox = outbox
         self._paths = paths
         self._link_wait_ns = link_wait_ns
-        self._rounds = rounds
+        self._operations = operations
         self._next_attempt_id = next_attempt_id
         self.transfers: dict[int, Transfer] = {}  # By group.
         self.last_revision: dict[int, int] = {}  # By group.
@@ -93,17 +93,17 @@ class StateSyncs:
         """Begins the sync of every group whose members have all called for it."""
         if not self._registry.is_committed:
             return
-        for group in sorted({peer.group for peer, call in self._rounds.calls.items() if call.offer is not None}):
-            offers = self._rounds.sync_offers(group)
-            if offers is None or group in self.transfers:
+        for operation in sorted(self._operations.of(SYNC), key=lambda operation: operation.key):
+            group = operation.key.group
+            assert group is not None
+            if not self._operations.is_complete(operation) or group in self.transfers:
                 continue
-            calls = {peer: self._rounds.calls[peer].call_id for peer in offers}
-            self._rounds.take_sync(group)
-            if len(offers) == 1:
-                for peer, call_id in calls.items():
-                    reason = "this peer is alone in its group"
-                    self._outbox.answer(peer, Answer(call_id, Result.TOO_FEW_PEERS, reason=reason))
+            if len(operation.votes) == 1:
+                self._operations.refuse(operation.key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
                 continue
+            votes = self._operations.take(operation.key)
+            offers = {peer: _offer_of(votes[peer]) for peer in self._operations.members_of(operation.key)}
+            calls = {peer: votes[peer].call_id for peer in offers}
             last_revision = self.last_revision.get(group)
             election = elect(offers, last_revision, self._completed_last.get(group, frozenset()))
             for line in explain(election, offers, last_revision, lambda peer: peer.name):
@@ -232,10 +232,9 @@ class StateSyncs:
             transfer = Transfer(sync.attempt_id, reporter.group, sync.revision, holders, calls, {})
             self.transfers[reporter.group] = transfer
             for peer, call_id in calls.items():
-                waiting = self._rounds.calls.get(peer)
-                if waiting is not None and waiting.call_id == call_id and waiting.offer is not None:
-                    transfer.offers[peer] = waiting.offer  # It never got the plan, and came before who did.
-                self._rounds.forget(peer, call_id)
+                vote = self._operations.forget(peer, call_id)
+                if vote is not None and isinstance(vote.call, SyncOffer):
+                    transfer.offers[peer] = vote.call  # It never got the plan, and came before who did.
                 peer.open_calls.setdefault(call_id, SYNC)
         if transfer.attempt_id != sync.attempt_id or reporter not in transfer.calls:
             return
@@ -379,3 +378,8 @@ class StateSyncs:
             survivors = self._present(transfer.calls)
             is_open = any(peer not in transfer.done or not peer.has_reported for peer in survivors)
             assert survivors and (is_open or not self._registry.is_committed), "an undecided sync"
+
+
+def _offer_of(vote: Vote) -> SyncOffer:
+    assert isinstance(vote.call, SyncOffer)
+    return vote.call

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.collective import Ballot, Collectives
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
 from zpccl.protocol.messages import TopologyKind
-from zpccl.protocol.rounds import PENDING, SYNC, Rounds
+from zpccl.protocol.operation import PENDING, Operation, Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +89,10 @@ class _Warning:
 class Stragglers:
     """The peers that others wait for."""
 
-    def __init__(self, registry: Registry, outbox: Outbox, collectives: Collectives, rounds: Rounds) -> None:
+    def __init__(self, registry: Registry, outbox: Outbox, operations: Operations) -> None:
         self._registry = registry
         self._outbox = outbox
-        self._collectives = collectives
-        self._rounds = rounds
+        self._operations = operations
         self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and begin.
         self._knots: dict[frozenset[tuple[str, int]], int] = {}  # When each is named again, by its operations.
         self._look_ns: int | None = None
@@ -103,47 +101,24 @@ class Stragglers:
 
     def waits(self) -> Iterator[Wait]:
         """All operations that lack votes."""
-        for (group, tag), ballot in self._collectives.ballots.items():
-            if ballot.agreed_ns is None:
-                yield self._wait_of_ballot(group, tag, ballot)
-        begun: dict[tuple[str, int | None], Peer] = {}
-        for peer, call in self._rounds.calls.items():
-            begun.setdefault((call.function, peer.group if call.function == SYNC else None), peer)
-        for (function, of_group), first in begun.items():
-            yield self._wait_of_round(function, of_group, first)
+        for operation in self._operations.pending.values():
+            if operation.agreed_ns is None:
+                yield self._wait_of(operation)
 
-    def _wait_of_ballot(self, group: int, tag: int, ballot: Ballot) -> Wait:
-        ballots, members = self._collectives.ballots, self._registry.members(group)
+    def _wait_of(self, operation: Operation) -> Wait:
+        operations, members = self._operations, self._operations.members_of(operation.key)
 
         def still_lacks(peer: Peer) -> bool:
-            return ballots.get((group, tag)) is ballot and ballot.agreed_ns is None and peer not in ballot.calls
+            is_open = operations.pending.get(operation.key) is operation and operation.agreed_ns is None
+            return is_open and peer not in operation.votes
 
         def refuse(reason: str) -> None:
-            self._collectives.refuse(self._collectives.take_votes(group, tag), Result.INVALID_USAGE, reason)
+            operations.refuse(operation.key, Result.INVALID_USAGE, reason)
 
-        voters = [peer for peer in members if peer in ballot.calls]
-        missing = [peer for peer in members if peer not in ballot.calls]
-        operation, times = f"{ballot.title} of group {group}", (ballot.begun_ns, ballot.voted_ns)
-        return Wait(operation, *times, voters, missing, still_lacks, refuse)
-
-    def _wait_of_round(self, function: str, group: int | None, first: Peer) -> Wait:
-        rounds, members, first_call = self._rounds, self._registry.members(group), self._rounds.calls[first]
-
-        def has_voted(peer: Peer) -> bool:
-            return peer in rounds.calls and rounds.calls[peer].function == function
-
-        def still_lacks(peer: Peer) -> bool:
-            return rounds.calls.get(first) is first_call and not has_voted(peer)
-
-        voters = [peer for peer in members if has_voted(peer)]
-        missing = [peer for peer in members if not has_voted(peer)]
-        operation = function if group is None else f"{function} of group {group}"
-        times = (first_call.since_ns, max(rounds.calls[peer].since_ns for peer in voters))
-
-        def refuse(reason: str) -> None:
-            rounds.refuse(function, group, reason)
-
-        return Wait(operation, *times, voters, missing, still_lacks, refuse, holds_up=function != PENDING)
+        voters = [peer for peer in members if peer in operation.votes]
+        missing = [peer for peer in members if peer not in operation.votes]
+        facts = (operation.title, operation.begun_ns, operation.voted_ns, voters, missing, still_lacks, refuse)
+        return Wait(*facts, holds_up=operation.key.function != PENDING)
 
     def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
         """Who has been waited for longer than STRAGGLER_WARNING: name, operation, and for how long in nanoseconds."""
@@ -156,10 +131,7 @@ class Stragglers:
 
     def settle(self, now_ns: int, timeout_ns: int | None) -> None:
         """To be called after every event: arranges a look at what has begun, and tells of who has voted after all."""
-        newest_ns = max(
-            self._collectives.voted_ns if self._collectives.ballots else -1,
-            next((call.since_ns for call in reversed(self._rounds.calls.values())), -1),
-        )
+        newest_ns = self._operations.voted_ns if self._operations.pending else -1
         soonest_ns = now_ns + min(limits.STRAGGLER_WARNING_NS, timeout_ns or limits.STRAGGLER_WARNING_NS)
         if newest_ns < 0:
             self._look_ns = None

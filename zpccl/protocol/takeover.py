@@ -11,6 +11,7 @@ from zpccl.errors import Result
 from zpccl.protocol.collective import Collectives
 from zpccl.protocol.membership import Outbox, Peer, Registry
 from zpccl.protocol.messages import REFUSALS, Answer, Decision, Outcome
+from zpccl.protocol.operation import Operations
 from zpccl.protocol.recovery import History
 from zpccl.protocol.rounds import Rounds
 from zpccl.protocol.statesync import StateSyncs
@@ -23,6 +24,7 @@ class TakeOver:
         self,
         registry: Registry,
         outbox: Outbox,
+        operations: Operations,
         collectives: Collectives,
         rounds: Rounds,
         syncs: StateSyncs,
@@ -30,6 +32,7 @@ class TakeOver:
     ) -> None:
         self._registry = registry
         self._outbox = outbox
+        self._operations = operations
         self._collectives = collectives
         self._rounds = rounds
         self._syncs = syncs
@@ -89,8 +92,7 @@ class TakeOver:
             peer = self._registry.peers.get(peer_id)
             if peer is None or not peer.has_reported or call_id in peer.answers or call_id < peer.oldest_call_id:
                 continue
-            self._collectives.forget(peer, call_id)
-            self._rounds.forget(peer, call_id)
+            self._operations.forget(peer, call_id)
             order = tuple(calls), tuple(calls.values())
             if not outcome.committed and outcome.result in REFUSALS:
                 why = (outcome.reason, outcome.field, outcome.values)
