@@ -41,6 +41,7 @@ from zpccl.protocol.messages import (
     TopologyKind,
     TopologyVote,
 )
+from zpccl.protocol.operation import COLLECTIVE, Operations, Verdict
 from zpccl.protocol.peer import PeerMachine
 from zpccl.protocol.requests import Requests
 from zpccl.protocol.rounds import Rounds
@@ -362,9 +363,9 @@ def test_catches_a_commit_before_all_have_finished(monkeypatch: pytest.MonkeyPat
     original = Collectives.finished
 
     def finished(self: Collectives, peer: Any, report: Any) -> None:
-        attempt = self.attempts.get(report.attempt_id)
+        attempt = self._operations.running.get(report.attempt_id)
         if attempt is not None and report.ok and len(attempt.order) > 2:
-            self._end(attempt, committed=True)
+            self._operations.end(attempt, Verdict())
         else:
             original(self, peer, report)
 
@@ -500,8 +501,8 @@ def test_catches_a_joiner_that_takes_collectives_down(monkeypatch: pytest.Monkey
 
     def lose(self: MasterMachine, peer: Any, reason: str, now_ns: int, *rest: Any, **more: Any) -> None:
         if not peer.is_member:
-            for attempt in list(self.collectives.attempts.values()):
-                self.collectives._abort(attempt, Result.RANK_CONNECTION_LOST, "a joiner died", (peer,))
+            for attempt in self.operations.running_of(COLLECTIVE):
+                self.operations.end(attempt, Verdict(Result.RANK_CONNECTION_LOST, "a joiner died", (peer,)))
         original(self, peer, reason, now_ns, *rest, **more)
 
     monkeypatch.setattr(MasterMachine, "_lose", lose)
@@ -561,19 +562,16 @@ def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_catches_a_call_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions that were sent to a broken connection are never said again."""
+    accept_call, reported = Requests._accept_call, Operations.reported
     monkeypatch.setattr(
-        Collectives,
-        "begin",
-        lambda self, peer, call_id, spec, now_ns, begin=Collectives.begin: (
-            None if call_id in peer.answers else begin(self, peer, call_id, spec, now_ns)
-        ),
+        Requests,
+        "_accept_call",
+        lambda self, peer, call_id, *rest: call_id not in peer.answers and accept_call(self, peer, call_id, *rest),
     )
     monkeypatch.setattr(
-        Collectives,
-        "finished",
-        lambda self, peer, report, finished=Collectives.finished: (
-            None if report.call_id in peer.answers else finished(self, peer, report)
-        ),
+        Operations,
+        "reported",
+        lambda self, peer, report: None if report.call_id in peer.answers else reported(self, peer, report),
     )
     assert "L2" in promises_broken("flaky")
 

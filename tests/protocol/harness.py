@@ -14,6 +14,7 @@ import msgspec
 from zpccl import limits
 from zpccl.errors import PCCLError
 from zpccl.protocol import events
+from zpccl.protocol.collective import Reduction
 from zpccl.protocol.effects import Broadcast, Log, Reject, Resolve, Send
 from zpccl.protocol.leadership import Promise
 from zpccl.protocol.master import MasterMachine, MasterOptions
@@ -313,11 +314,12 @@ class MasterBench:
                     {p.name: c for p, c in a.calls.items()},
                     {p.name: r for p, r in a.reports.items()},
                 )
-                for a in machine.collectives.attempts.values()
+                for a in machine.operations.running.values()
+                if isinstance(a, Reduction)
             },
             "transfers": {
-                group: (t.attempt_id, t.revision, {p.name: c for p, c in t.calls.items()}, {p.name for p in t.done})
-                for group, t in machine.syncs.transfers.items()
+                t.group: (t.attempt_id, t.revision, {p.name: c for p, c in t.calls.items()}, {p.name for p in t.done})
+                for t in machine.syncs.transfers()
             },
             "revisions": dict(machine.syncs.last_revision),
             "deadline": machine.deadline_ns(),

@@ -773,7 +773,7 @@ def test_any_order_of_anything(steps: list[tuple[str, str, int]]) -> None:
     for name, action, tag in steps:
         if not alive(name):
             continue
-        attempts = bench.machine.collectives.attempts.values()
+        attempts = bench.machine.operations.running.values()
         mine = [(a.calls[bench.peer(name)], a.attempt_id) for a in attempts if bench.peer(name) in a.calls]
         if bench.peer(name).connection is None and action not in ("back", "tick"):
             continue

@@ -22,7 +22,7 @@ def bench() -> MasterBench:
 def start(bench: MasterBench) -> None:
     for number, name in enumerate("abc"):
         bench.begin(name, number, spec())
-    assert len(bench.machine.collectives.attempts) == 1
+    assert len(bench.machine.operations.running) == 1
 
 
 def test_a_commit(bench: MasterBench) -> None:

@@ -89,7 +89,7 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
 def said_together(machine: MasterMachine, what: str, number: int) -> list[events.MasterEvent]:
     """What the members, or those concerned, say as honest peers would."""
     said: list[tuple[Peer, Any]] = []
-    attempts, transfers = machine.collectives.attempts.values(), machine.syncs.transfers.values()
+    attempts, transfers = machine.operations.running.values(), machine.syncs.transfers()
     if what == "finish":
         said = [(p, Finished(c, a.attempt_id, True, number // 3)) for a in attempts for p, c in a.calls.items()]
     elif what == "fetched":
@@ -176,8 +176,7 @@ def test_the_master_comes_to_rest(steps: list[Step]) -> None:
                 machine.validate()
     assert not any(peer.open_calls for peer in machine.registry.peers.values())
     assert not machine.operations.pending
-    assert not machine.collectives.attempts
-    assert not machine.syncs.transfers
+    assert not machine.operations.running
 
 
 @settings(max_examples=100)

@@ -542,7 +542,7 @@ def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: Take
     machine = bench.machine
     machine.collectives.restore(RunningAttempt(1, pids("ab"), (4, 5), spec()), peers)
     machine.validate()
-    assert not machine.collectives.attempts
+    assert not machine.operations.running
     ended = bench.peer("a").answers[4]
     assert isinstance(ended, Decision)
     assert (ended.committed, ended.result, ended.attempt_id) == (False, Result.RANK_CONNECTION_LOST, 1)

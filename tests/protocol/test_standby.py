@@ -273,13 +273,13 @@ def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None
     running = RunningAttempt(1, pids("a"), (4,), spec())
     for name in "abc":
         bench.report(name, "abc", attempts=(running,) if name == "a" else ())
-    assert bench.machine.collectives.attempts
+    assert bench.machine.operations.running
     bench.leave("a")
     assert bench.names() == "abc", "S3: no other list before the adopted one is committed"
     bench.see("b", "c")
     assert bench.names() == "bc"
     assert not bench.machine.registry.is_committed
-    assert not bench.machine.collectives.attempts
+    assert not bench.machine.operations.running
 
 
 def test_nobody_makes_a_leader_gather_but_a_member(bench: Standby) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zpccl.protocol.counts import AbortReason, LossReason
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.operation import COLLECTIVE
+from zpccl.protocol.operation import COLLECTIVE, SYNC
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snap
         members=Counter(peer.group for peer in registry.order),
         pending=Counter(peer.group for peer in registry.pending()),
         collectives_voting=len(machine.operations.of(COLLECTIVE)),
-        collectives_running=len(machine.collectives.attempts),
-        syncs_running=len(machine.syncs.transfers),
+        collectives_running=len(machine.operations.running_of(COLLECTIVE)),
+        syncs_running=len(machine.operations.running_of(SYNC)),
         plans=counts.plans,
         commits=counts.commits,
         aborts=Counter(counts.aborts),

@@ -36,28 +36,21 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
-from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
 from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
-from zpccl.protocol.operation import COLLECTIVE, Key, Operation, Operations, Vote, key_of
+from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, Vote, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.topology import mesh_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
-@dataclass(slots=True)
-class Attempt:
-    """One running attempt."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Reduction(Attempt):
+    """A running attempt at a collective."""
 
-    attempt_id: int
-    group: int
     spec: CollectiveSpec
-    order: tuple[Peer, ...]
-    calls: dict[Peer, int]
     plan: tuple[Lane, ...]
     frame_bytes: int
-    begun_ns: int | None = None
-    """When it was planned, by this master."""
     epoch: int = -1
     """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
     reports: dict[Peer, Finished] = field(default_factory=dict)
@@ -65,9 +58,10 @@ class Attempt:
     """The links by which it failed, as peers at their ends say."""
 
     @property
-    def key(self) -> Key:
-        """Of the operation."""
-        return Key(COLLECTIVE, self.group, self.spec.tag)
+    def group(self) -> int:
+        """Of those who take part."""
+        assert self.key.group is not None
+        return self.key.group
 
     @property
     def algorithm(self) -> int:
@@ -113,19 +107,18 @@ class Collectives:
         self._paths = paths
         self._outbox = outbox
         self._operations = operations
+        operations.add_kind(COLLECTIVE, self)
         self._next_attempt_id = next_attempt_id
         self._link_wait_ns = link_wait_ns
-        self.attempts: dict[int, Attempt] = {}
-        self._attempt_at: dict[Key, Attempt] = {}
-        self._aborted: dict[int, Attempt] = {}  # The last that failed by reports, without these.
+        self._aborted: dict[int, Reduction] = {}  # The last that failed by reports, without these.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
         self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
 
     def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
         """A member votes. A vote that came before gets what has become of it."""
         key = key_of(peer, spec)
-        running = self._attempt_at.get(key)
-        if running is not None and running.calls.get(peer) == call_id:
+        running = self._operations.running_at(key)
+        if isinstance(running, Reduction) and running.calls.get(peer) == call_id:
             return self._send_plan(running, (peer,))
         if running is not None and peer in running.calls:
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
@@ -138,30 +131,20 @@ class Collectives:
         aborted = self._aborted.get(report.attempt_id)
         if aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok:
             self._blame(aborted, peer, report.fault)  # Others were first to say that it failed, not by what.
-        if report.call_id in peer.answers:  # Decided already: this peer missed the decision.
-            return self._outbox.send(peer, peer.answers[report.call_id])
-        attempt = self.attempts.get(report.attempt_id)
-        if attempt is None or attempt.calls.get(peer) != report.call_id:
-            return self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
+        attempt = self._operations.reported(peer, report)
+        if not isinstance(attempt, Reduction):
+            return
         attempt.reports[peer] = report
         if not report.ok:
             self._blame(attempt, peer, report.fault)
-        is_waiting = len(attempt.reports) < len(attempt.order) and attempt.epoch == self._registry.epoch
+        is_waiting = len(attempt.reports) < len(attempt.calls) and attempt.epoch == self._registry.epoch
         if not report.ok or not is_waiting:
-            self._decide(attempt)
-
-    def withdraw(self, peer: Peer, call_id: int) -> bool:
-        """A member gives up a running attempt, which aborts it for all. False if the call is in none."""
-        attempt = self._attempt_of(peer, call_id)
-        if attempt is None:
-            return False
-        self._abort(attempt, Result.RANK_CONNECTION_LOST, f"{peer.name} withdrew from it", (peer,))
-        return True
+            self._operations.decide(attempt)
 
     def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: who is gone is no longer waited for."""
-        for attempt in list(self.attempts.values()):
-            self._decide(attempt)
+        for attempt in self._operations.running_of(COLLECTIVE):
+            self._operations.decide(attempt)
         for operation in self._operations.of(COLLECTIVE):
             self._evaluate(operation, now_ns)
 
@@ -197,9 +180,6 @@ class Collectives:
         """When tick() has something to do."""
         waiting = [each.agreed_ns for each in self._operations.of(COLLECTIVE) if each.agreed_ns is not None]
         return min(waiting) + self._link_wait_ns if waiting else None
-
-    def _attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
-        return next((a for a in self.attempts.values() if a.calls.get(peer) == call_id), None)
 
     def _evaluate(self, operation: Operation, now_ns: int) -> None:
         """Goes on with an operation if all have voted."""
@@ -245,19 +225,18 @@ class Collectives:
             place = next(place for place, peer in enumerate(order) if specs[peer].is_root)
             order = order[place:] + order[:place]
         algorithm = self._algorithm(spec, order, now_ns)
-        attempt = Attempt(
+        attempt = Reduction(
             attempt_id=self._next_attempt_id(),
-            group=members[0].group,
+            key=key,
+            calls={peer: votes[peer].call_id for peer in order},
+            begun_ns=now_ns,
             spec=spec,
-            order=tuple(order),
-            calls={peer: vote.call_id for peer, vote in votes.items()},
             plan=(Lane(tuple(peer.peer_id for peer in order), algorithm),),
             frame_bytes=frame_bytes(algorithm, self._speeds_of(order)),
-            begun_ns=now_ns,
             epoch=self._registry.epoch,
         )
-        assert key not in self._attempt_at, "its participants cannot have voted"
-        self.attempts[attempt.attempt_id] = self._attempt_at[key] = attempt
+        assert self._operations.running_at(key) is None, "its participants cannot have voted"
+        self._operations.run(attempt)
         self._outbox.counts.plans += 1
         self._send_plan(attempt, attempt.order)
 
@@ -278,7 +257,7 @@ class Collectives:
         peers, speeds = self.speeds.get(order[0].group, (frozenset(), Speeds()))
         return speeds if peers == frozenset(order) else Speeds()
 
-    def _learn(self, attempt: Attempt) -> None:
+    def _learn(self, attempt: Reduction) -> None:
         """An attempt is committed: how long did it take? From the start of the last one to begin."""
         if attempt.spec.kind != CollectiveKind.ALL_REDUCE:
             return
@@ -292,60 +271,46 @@ class Collectives:
             self.speeds = {group: known for group, known in self.speeds.items() if self._registry.member_count(group)}
         self.speeds[attempt.group] = frozenset(attempt.order), speeds
 
-    def _send_plan(self, attempt: Attempt, peers: Iterable[Peer]) -> None:
-        calls = tuple(attempt.calls[peer] for peer in attempt.order)
+    def _send_plan(self, attempt: Reduction, peers: Iterable[Peer]) -> None:
+        calls = tuple(attempt.calls.values())
         self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, attempt.frame_bytes))
 
     # --- Taking over ------------------------------------------------------------------------------------------------
 
     def restore(self, running: RunningAttempt, calls: dict[Peer, int]) -> None:
         """Goes on with an attempt of a former master: `calls` in the order of its plan, with those who are gone."""
-        attempt_id, spec = running.attempt_id, running.spec
-        if attempt_id in self.attempts:
+        if running.attempt_id in self._operations.running:
             return
-        first = next(iter(calls), None)
-        present = [peer for peer in calls if self._registry.peers.get(peer.peer_id) is peer]
-        ahead = [p for p in present if calls[p] in p.answers or self._attempt_of(p, calls[p]) is not None]
-        for peer in ahead:
-            del calls[peer]
-        present = [peer for peer in present if peer in calls]
+        ahead, spec, first = False, running.spec, next(iter(calls), None)
+        for peer in self._operations.present(calls):  # The votes of some count in a later attempt already.
+            if calls[peer] in peer.answers or self._operations.attempt_of(peer, calls[peer]) is not None:
+                ahead = True
+                del calls[peer]
+        present = self._operations.present(calls)
         if not present:
             return
-        lane = Lane(tuple(peer.peer_id for peer in calls), running.algorithm)
-        attempt = Attempt(attempt_id, present[0].group, spec, tuple(calls), calls, (lane,), running.frame_bytes)
+        attempt = Reduction(
+            attempt_id=running.attempt_id,
+            key=key_of(present[0], spec),
+            calls=calls,
+            spec=spec,
+            plan=(Lane(tuple(peer.peer_id for peer in calls), running.algorithm),),
+            frame_bytes=running.frame_bytes,
+        )
         for peer in present:
             self._operations.forget(peer, calls[peer])
             is_root = spec.kind == CollectiveKind.BROADCAST and peer is first
             peer.open_calls.setdefault(calls[peer], replace(spec, is_root=is_root))
-        self.attempts[attempt_id] = attempt
-        self._attempt_at.setdefault(attempt.key, attempt)
-        if ahead:  # The votes of these count in a later attempt: nobody could finish this one.
-            return self._abort(attempt, Result.RANK_CONNECTION_LOST, "another master has begun it anew", ())
+        self._operations.run(attempt)
+        if ahead:  # Nobody could finish this one.
+            verdict = Verdict(Result.RANK_CONNECTION_LOST, "another master has begun it anew")
+            return self._operations.end(attempt, verdict)
         self._send_plan(attempt, present)
-        self._decide(attempt)
-
-    def take(self, attempt_id: int) -> dict[Peer, int]:
-        """A former master has decided an attempt: who takes part. It runs no more."""
-        attempt = self.attempts.get(attempt_id)
-        if attempt is None:
-            return {}
-        self._forget_attempt(attempt)
-        return attempt.calls
-
-    def _forget_attempt(self, attempt: Attempt) -> None:
-        del self.attempts[attempt.attempt_id]
-        key = attempt.key
-        if self._attempt_at.get(key) is not attempt:
-            return
-        del self._attempt_at[key]
-        if len(self._attempt_at) < len(self.attempts):  # Reports that lie may name several for one tag.
-            others = (other for other in self.attempts.values() if other.key == key)
-            for other in others:
-                self._attempt_at[key] = other
+        return self._operations.decide(attempt)
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
-    def _blame(self, attempt: Attempt, peer: Peer, fault: bytes | None) -> None:
+    def _blame(self, attempt: Reduction, peer: Peer, fault: bytes | None) -> None:
         """Holds it against the link to a neighbour that an attempt failed by it, once for both ends."""
         neighbour = next((other for other in attempt.order if other.peer_id == fault), None)
         if neighbour is None or not attempt.are_neighbours(peer, neighbour):
@@ -357,7 +322,7 @@ class Collectives:
             cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
             self._paths.blame(peer, neighbour, cost_ns, attempt.link_count, now_ns)
 
-    def _remember_failure(self, attempt: Attempt) -> None:
+    def _remember_failure(self, attempt: Reduction) -> None:
         """Peers that stall do so at the same time: reports may be on their way that say more than the first."""
         began_ns, now_ns = attempt.begun_ns, self._outbox.now_ns
         attempt.reports.clear()
@@ -377,73 +342,49 @@ class Collectives:
                 self._unexplained.discard(attempt_id)
                 self._paths.doubt(attempt.edges, attempt.begun_ns, attempt.link_count, now_ns)
 
-    def _decide(self, attempt: Attempt) -> None:
+    def judge(self, attempt: Reduction, survivors: list[Peer]) -> Verdict | None:
+        """All survivors had finished with the same result, or it is aborted."""
         failed = [report for report in attempt.reports.values() if not report.ok]
-        lost = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is not peer]
-        survivors = [peer for peer in attempt.order if peer not in lost]
-        if not survivors:
-            return self._forget_attempt(attempt)
-        if not all(peer.has_reported for peer in survivors) or not self._registry.is_committed:
-            return  # One may know that it was decided otherwise.
-        reports = [attempt.reports[peer] for peer in survivors if peer in attempt.reports]
+        lost = tuple(peer for peer in attempt.calls if peer not in survivors)
         if failed:
-            faults = {report.fault for report in failed} - {None}
-            blamed = [peer for peer in attempt.order if peer in lost or peer.peer_id in faults]
-            self._abort(attempt, Result.RANK_CONNECTION_LOST, failed[0].reason or "a peer failed", blamed)
-            if not lost:
-                self._remember_failure(attempt)
-        elif len(reports) < len(survivors):
-            if lost:
-                self._abort(attempt, Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
-        elif len({report.digest for report in attempt.reports.values()}) <= 1:
+            faults = {report.fault for report in failed}
+            blamed = tuple(peer for peer in attempt.calls if peer in lost or peer.peer_id in faults)
+            return Verdict(Result.RANK_CONNECTION_LOST, failed[0].reason or "a peer failed", blamed)
+        if not all(peer in attempt.reports for peer in survivors):
+            return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost) if lost else None
+        if len({report.digest for report in attempt.reports.values()}) <= 1:
+            return Verdict()
+        # Reports of the lost count here too: one of two results is wrong, whoever is left.
+        digests = ", ".join(f"{peer.name}: {report.digest:016x}" for peer, report in attempt.reports.items())
+        return Verdict(Result.INTERNAL_ERROR, f"results differ: {digests}")
+
+    def value_of(self, attempt: Reduction) -> int:
+        """How many took part."""
+        return len(attempt.calls)
+
+    def on_ended(self, attempt: Reduction, verdict: Verdict, survivors: list[Peer]) -> None:
+        """Learns of the links, and how long it took."""
+        if verdict.is_commit:
             self._outbox.counts.commits += 1
-            self._end(attempt, committed=True)
-        else:  # Reports of the lost count here too: one of two results is wrong, whoever is left.
-            digests = ", ".join(f"{peer.name}: {report.digest:016x}" for peer, report in attempt.reports.items())
-            self._outbox.log(Level.ERROR, f"attempt {attempt.attempt_id}: results differ: {digests}")
-            self._abort(attempt, Result.INTERNAL_ERROR, f"results differ: {digests}", ())
-
-    def _abort(self, attempt: Attempt, result: Result, reason: str, blamed: Iterable[Peer]) -> None:
-        self._outbox.counts.aborts[self._abort_reason(attempt, result)] += 1
-        blamed_names = tuple(peer.name for peer in blamed)
-        text = f"attempt {attempt.attempt_id} at tag {attempt.spec.tag} aborted: {reason}"
-        self._outbox.log(Level.WARNING, text + (f" ({', '.join(blamed_names)})" if blamed_names else ""))
-        self._end(attempt, committed=False, result=result, reason=reason, blamed=blamed_names)
-
-    def _abort_reason(self, attempt: Attempt, result: Result) -> AbortReason:
-        if result is Result.INTERNAL_ERROR:
-            return AbortReason.RESULTS_DIFFER
-        if not all(report.ok for report in attempt.reports.values()):
-            return AbortReason.FAILED
-        is_lost = any(self._registry.peers.get(peer.peer_id) is not peer for peer in attempt.order)
-        return AbortReason.PEER_LOST if is_lost else AbortReason.WITHDRAWN
-
-    def _end(
-        self, attempt: Attempt, *, committed: bool, result: int = 0, reason: str = "", blamed: tuple[str, ...] = ()
-    ) -> None:
-        self._forget_attempt(attempt)
-        if committed:
             self._paths.trust(attempt.edges, attempt.link_count)
-            self._learn(attempt)
-        survivors = [peer for peer in attempt.order if self._registry.peers.get(peer.peer_id) is peer]
-        order = tuple(peer.peer_id for peer in survivors)
-        calls = tuple(attempt.calls[peer] for peer in survivors)
-        text = reason[: limits.TEXT_CHARS_MAX]
-        for peer, call_id in zip(survivors, calls, strict=True):
-            facts = (call_id, attempt.attempt_id, committed, len(attempt.order), result, text, blamed)
-            self._outbox.answer(peer, Decision(*facts), Decision(*facts, order, calls))
+            return self._learn(attempt)
+        are_all_here = len(survivors) == len(attempt.calls)
+        has_failed = not all(report.ok for report in attempt.reports.values())
+        if verdict.result is Result.INTERNAL_ERROR:
+            reason = AbortReason.RESULTS_DIFFER
+        elif has_failed:
+            reason = AbortReason.FAILED
+        else:
+            reason = AbortReason.WITHDRAWN if are_all_here else AbortReason.PEER_LOST
+        self._outbox.counts.aborts[reason] += 1
+        if has_failed and are_all_here:
+            self._remember_failure(attempt)
+        return None
 
     def validate(self) -> None:
         """States what always holds."""
-        assert all(self.attempts.get(a.attempt_id) is a for a in self._attempt_at.values())
-        assert self._attempt_at.keys() == {a.key for a in self.attempts.values()}
-        assert self._unexplained <= self._aborted.keys() and self.attempts.keys().isdisjoint(self._aborted)
+        assert self._unexplained <= self._aborted.keys() and self._operations.running.keys().isdisjoint(self._aborted)
         assert len(self._aborted) <= limits.ABORTED_ATTEMPTS_KEPT_MAX
-        for attempt_id, attempt in self.attempts.items():
-            assert attempt.attempt_id == attempt_id and set(attempt.order) == set(attempt.calls)
-            survivors = [p for p in attempt.order if self._registry.peers.get(p.peer_id) is p]
-            is_open = any(peer not in attempt.reports or not peer.has_reported for peer in survivors)
-            assert survivors and (is_open or not self._registry.is_committed), "an undecided attempt"
 
 
 def _specs_of(votes: dict[Peer, Vote]) -> dict[Peer, CollectiveSpec]:

@@ -1,10 +1,13 @@
-"""Operations: what members do together, from their votes until all have voted.
+"""Operations: what members do together, from their votes to the decision.
 
-    voting --all in scope voted--> planned or answered, by its kind (collective.py, rounds.py, statesync.py)
-       |
-       | withdrawn, refused
-       v
-    answered
+    voting --all in scope voted--> running, an attempt with a plan --judged--> committed
+       |                              |
+       | refused, withdrawn           | failed, somebody lost, withdrawn
+       v                              v
+    answered                       aborted
+
+What differs is said by kinds (collective.py, statesync.py): when votes agree, the plan, how an attempt is judged. A
+topology call has no plan (rounds.py).
 
 Members that make the same call are in one operation, known by its key. The scope of a collective and of a sync are the
 members of one group, that of a topology call all members. Collectives of a member are told apart by their tags; of the
@@ -13,19 +16,32 @@ so would a member that waits for another's vote on a collective while that one w
 refused, naming who called what. are_peers_pending() is the exception: collectives may run beside it.
 
 A vote keeps its call id, so it may come twice. Who is lost is no longer waited for.
+
+A master that takes the run over goes on with the attempts that peers report. What it does not know yet may have been
+decided by the former master and be known to a member that has not reported: until all have, it decides nothing. Nor
+does any master while its member list is not committed (leadership.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Answer, CollectiveSpec, SyncOffer, TopologyKind, TopologyVote
+from zpccl.protocol.messages import (
+    Answer,
+    CollectiveSpec,
+    Decision,
+    Finished,
+    SyncFinished,
+    SyncOffer,
+    TopologyKind,
+    TopologyVote,
+)
 from zpccl.types import CollectiveKind
 
 Call: TypeAlias = CollectiveSpec | TopologyVote | SyncOffer
@@ -45,6 +61,12 @@ class Key(NamedTuple):
     group: int | None = None
     tag: int = 0
 
+    @property
+    def title(self) -> str:
+        """For people."""
+        what = f"{self.function} at tag {self.tag}" if self.function == COLLECTIVE else self.function
+        return what if self.group is None else f"{what} of group {self.group}"
+
 
 def key_of(peer: Peer, call: Call) -> Key:
     """The operation that a peer votes for by a call."""
@@ -58,6 +80,54 @@ class Vote(NamedTuple):
 
     call_id: int
     call: Call
+
+
+class Verdict(NamedTuple):
+    """How an attempt ends: SUCCESS commits it."""
+
+    result: Result = Result.SUCCESS
+    reason: str = ""
+    blamed: tuple[Peer, ...] = ()
+
+    @property
+    def is_commit(self) -> bool:
+        """True if it counts."""
+        return self.result == Result.SUCCESS
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Attempt:
+    """One try at an operation for which all have voted."""
+
+    attempt_id: int
+    key: Key
+    calls: dict[Peer, int]
+    """Who takes part, in the order of the plan, with the call of each; those who are gone, too."""
+    begun_ns: int | None = None
+    """When it was planned, by this master."""
+    has_plan_everywhere: ClassVar[bool] = True
+    """False where a call may end in it without having had its plan: then its decision says who takes part."""
+
+    @property
+    def order(self) -> tuple[Peer, ...]:
+        """Who takes part, in the order of the plan."""
+        return tuple(self.calls)
+
+
+AttemptT = TypeVar("AttemptT", bound=Attempt, contravariant=True)
+
+
+class Kind(Protocol[AttemptT]):
+    """What differs between operations that have a plan."""
+
+    def judge(self, attempt: AttemptT, survivors: list[Peer]) -> Verdict | None:
+        """How an attempt ends, of which those are left; None while it goes on. Changes nothing."""
+
+    def value_of(self, attempt: AttemptT) -> int:
+        """What its callers get."""
+
+    def on_ended(self, attempt: AttemptT, verdict: Verdict, survivors: list[Peer]) -> None:
+        """It has ended, and is about to be told. Counts and learns."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +171,9 @@ class Operations:
         self._outbox = outbox
         self._next_attempt_id = next_attempt_id
         self.pending: dict[Key, Operation] = {}
+        self.running: dict[int, Attempt] = {}
+        self._running_at: dict[Key, Attempt] = {}
+        self._kinds: dict[str, Kind[Any]] = {}
         self.voted_ns = -1
         """When the last vote came."""
         self._exclusive: dict[Peer, Operation] = {}  # In which a peer waits: those that it may be in one at a time.
@@ -156,12 +229,14 @@ class Operations:
                 return vote
         return None
 
-    def withdraw(self, peer: Peer, call_id: int) -> bool:
-        """A member takes a vote back. False if there is none."""
-        if self.forget(peer, call_id) is None:
-            return False
-        self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
-        return True
+    def withdraw(self, peer: Peer, call_id: int) -> None:
+        """A member takes a vote back, or gives up an attempt, which aborts it for all."""
+        if self.forget(peer, call_id) is not None:
+            answer = Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn")
+            return self._outbox.answer(peer, answer)
+        attempt = self.attempt_of(peer, call_id)
+        assert attempt is not None, "an open call that is in no operation"
+        return self.end(attempt, Verdict(Result.RANK_CONNECTION_LOST, f"{peer.name} withdrew from it", (peer,)))
 
     def forget_lost(self) -> None:
         """The member list has changed: votes of those who are gone count no more."""
@@ -183,6 +258,95 @@ class Operations:
             del self._exclusive[peer]
         if not operation.votes:
             del self.pending[operation.key]
+
+    # --- Attempts ---------------------------------------------------------------------------------------------------
+
+    def add_kind(self, function: str, kind: Kind[Any]) -> None:
+        """Says who judges the attempts at operations of a function."""
+        self._kinds[function] = kind
+
+    def run(self, attempt: Attempt) -> None:
+        """An attempt begins, or goes on after a take-over."""
+        self.running[attempt.attempt_id] = attempt
+        self._running_at.setdefault(attempt.key, attempt)
+
+    def renumber(self, attempt: Attempt) -> None:
+        """Gives a later number to an attempt that nobody has been told of."""
+        del self.running[attempt.attempt_id]
+        attempt.attempt_id = self._next_attempt_id()
+        self.running[attempt.attempt_id] = attempt
+
+    def running_of(self, function: str) -> list[Attempt]:
+        """The attempts at operations of a function."""
+        return [attempt for attempt in self.running.values() if attempt.key.function == function]
+
+    def running_at(self, key: Key) -> Attempt | None:
+        """The attempt at an operation, if it runs."""
+        return self._running_at.get(key)
+
+    def attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
+        """The attempt that a call is part of."""
+        return next((attempt for attempt in self.running.values() if attempt.calls.get(peer) == call_id), None)
+
+    def reported(self, peer: Peer, report: Finished | SyncFinished) -> Attempt | None:
+        """A peer reports on an attempt: that one, if it runs. Who has missed the decision is told it again."""
+        if report.call_id in peer.answers:
+            self._outbox.send(peer, peer.answers[report.call_id])
+            return None
+        attempt = self.running.get(report.attempt_id)
+        if attempt is None or attempt.calls.get(peer) != report.call_id:
+            self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
+            return None
+        return attempt
+
+    def present(self, peers: Iterable[Peer]) -> list[Peer]:
+        """Those who still take part in the run."""
+        return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
+
+    def take_attempt(self, attempt_id: int) -> dict[Peer, int]:
+        """A former master has decided an attempt: who takes part. It runs no more."""
+        attempt = self.running.get(attempt_id)
+        if attempt is None:
+            return {}
+        self._forget_attempt(attempt)
+        return attempt.calls
+
+    def decide(self, attempt: Attempt) -> None:
+        """Ends an attempt if what is known of it suffices."""
+        survivors = self.present(attempt.calls)
+        if not survivors:
+            return self._forget_attempt(attempt)
+        if not self._registry.is_committed or not all(peer.has_reported for peer in survivors):
+            return None  # One may know that it was decided otherwise.
+        verdict = self._kinds[attempt.key.function].judge(attempt, survivors)
+        return self.end(attempt, verdict) if verdict is not None else None
+
+    def end(self, attempt: Attempt, verdict: Verdict) -> None:
+        """Ends an attempt for all who take part."""
+        self._forget_attempt(attempt)
+        kind, survivors = self._kinds[attempt.key.function], self.present(attempt.calls)
+        blamed = tuple(peer.name for peer in verdict.blamed)
+        if not verdict.is_commit:
+            who = f" ({', '.join(blamed)})" if blamed else ""
+            text = f"{attempt.key.title}: attempt {attempt.attempt_id} aborted: {verdict.reason}{who}"
+            self._outbox.log(Level.ERROR if verdict.result is Result.INTERNAL_ERROR else Level.WARNING, text)
+        kind.on_ended(attempt, verdict, survivors)
+        order, calls = tuple(peer.peer_id for peer in survivors), tuple(attempt.calls[peer] for peer in survivors)
+        how = (kind.value_of(attempt), verdict.result, verdict.reason[: limits.TEXT_CHARS_MAX], blamed)
+        for peer, call_id in zip(survivors, calls, strict=True):
+            facts = (call_id, attempt.attempt_id, verdict.is_commit, *how)
+            whole = Decision(*facts, order, calls)
+            self._outbox.answer(peer, Decision(*facts) if attempt.has_plan_everywhere else whole, whole)
+
+    def _forget_attempt(self, attempt: Attempt) -> None:
+        del self.running[attempt.attempt_id]
+        if self._running_at.get(attempt.key) is not attempt:
+            return
+        del self._running_at[attempt.key]
+        if len(self._running_at) < len(self.running):  # Reports that lie may name several for one operation.
+            for other in self.running.values():
+                if other.key == attempt.key:
+                    self._running_at[attempt.key] = other
 
     # --- Calls that wait for each other -----------------------------------------------------------------------------
 
@@ -231,6 +395,14 @@ class Operations:
                 assert key_of(peer, vote.call) == key
                 assert key.function == COLLECTIVE or self._exclusive[peer] is operation
         assert all(peer in operation.votes for peer, operation in self._exclusive.items())
+        assert all(self.running.get(attempt.attempt_id) is attempt for attempt in self._running_at.values())
+        assert self._running_at.keys() == {attempt.key for attempt in self.running.values()}
+        for attempt_id, attempt in self.running.items():
+            assert attempt.attempt_id == attempt_id
+            survivors = self.present(attempt.calls)
+            assert survivors, "an attempt of nobody"
+            if self._registry.is_committed and all(peer.has_reported for peer in survivors):
+                assert self._kinds[attempt.key.function].judge(attempt, survivors) is None, "an undecided attempt"
 
 
 def _place(key: Key) -> tuple[bool, Key]:

@@ -109,12 +109,7 @@ class Requests:
         if call_id in peer.answers:
             self._outbox.send(peer, peer.answers[call_id])
         elif call_id in peer.open_calls:
-            found = (
-                self._operations.withdraw(peer, call_id)
-                or self._collectives.withdraw(peer, call_id)
-                or self._syncs.withdraw(peer, call_id)
-            )
-            assert found, "an open call that no part knows"
+            self._operations.withdraw(peer, call_id)
         elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
             self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 

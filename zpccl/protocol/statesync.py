@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -31,8 +32,8 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect, entries_to_fetch
 from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Decision, FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
-from zpccl.protocol.operation import SYNC, Operations, Vote
+from zpccl.protocol.messages import FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
+from zpccl.protocol.operation import SYNC, Attempt, Key, Operations, Verdict, Vote
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
@@ -40,20 +41,18 @@ NOBODY_LEFT = "nobody is left to fetch from"
 """Why a sync is given up, beside who is lost."""
 
 
-@dataclass(slots=True)
-class Transfer:
-    """One running sync."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Transfer(Attempt):
+    """A running attempt at a sync. `begun_ns` is when the plan was sent."""
 
-    attempt_id: int
-    group: int
+    has_plan_everywhere: ClassVar[bool] = False
     revision: int
     holders: tuple[Peer, ...]
-    calls: dict[Peer, int]
     fetch: dict[Peer, tuple[FetchEntry, ...]]
     done: set[Peer] = field(default_factory=set)
     told: set[Peer] = field(default_factory=set)
     """Who has said which sources it dropped: that is in the log."""
-    failed: tuple[str, list[Peer]] | None = None
+    failed: Verdict | None = None
     """Why a transfer failed, and the peers at fault."""
     offers: dict[Peer, SyncOffer] = field(default_factory=dict)
     """All that each holds, until the plan is sent; of a sync that was taken over: offers made again."""
@@ -63,8 +62,12 @@ class Transfer:
     """Who fetches the same."""
     agreed_ns: int | None = None
     """When all was elected, while there are peers without a source."""
-    begun_ns: int | None = None
-    """When the plan was sent, by this master."""
+
+    @property
+    def group(self) -> int:
+        """Of those who take part."""
+        assert self.key.group is not None
+        return self.key.group
 
 
 class StateSyncs:
@@ -85,7 +88,7 @@ class StateSyncs:
         self._link_wait_ns = link_wait_ns
         self._operations = operations
         self._next_attempt_id = next_attempt_id
-        self.transfers: dict[int, Transfer] = {}  # By group.
+        operations.add_kind(SYNC, self)
         self.last_revision: dict[int, int] = {}  # By group.
         self._completed_last: dict[int, frozenset[Peer]] = {}
 
@@ -96,7 +99,7 @@ class StateSyncs:
         for operation in sorted(self._operations.of(SYNC), key=lambda operation: operation.key):
             group = operation.key.group
             assert group is not None
-            if not self._operations.is_complete(operation) or group in self.transfers:
+            if not self._operations.is_complete(operation) or self._operations.running_at(operation.key):
                 continue
             if len(operation.votes) == 1:
                 self._operations.refuse(operation.key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
@@ -118,16 +121,16 @@ class StateSyncs:
             if election.fetch:
                 transfer = Transfer(
                     attempt_id=self._next_attempt_id(),
-                    group=group,
+                    key=operation.key,
+                    calls={peer: call_id for peer, call_id in calls.items() if peer in election.fetch},
                     revision=election.revision,
                     holders=tuple(election.holders),
-                    calls={peer: call_id for peer, call_id in calls.items() if peer in election.fetch},
                     fetch=election.fetch,
                     done={peer for peer, entries in election.fetch.items() if not entries},
                     offers=offers,
                     agreed_ns=now_ns,
                 )
-                self.transfers[group] = transfer
+                self._operations.run(transfer)
                 self._start(transfer, now_ns, has_waited=False)
 
     def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int]) -> None:
@@ -153,20 +156,24 @@ class StateSyncs:
         transfer.done |= {peer for peer, entries in found.fetch.items() if not entries}
         transfer.agreed_ns, transfer.begun_ns = None, now_ns
         if has_waited:  # Peers may have got plans with greater ids meanwhile.
-            transfer.attempt_id = self._next_attempt_id()
-            transfer.holders = tuple(self._present(transfer.holders))
+            self._operations.renumber(transfer)
+            transfer.holders = tuple(self._operations.present(transfer.holders))
         for peer in transfer.calls:
             self._send_plan(transfer, peer)
-        self._decide(transfer)
+        self._operations.decide(transfer)
 
-    def _present(self, peers: Collection[Peer]) -> list[Peer]:
-        """Those who still take part in the run."""
-        return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
+    def transfers(self) -> list[Transfer]:
+        """The running syncs, of a group at most one."""
+        return [attempt for attempt in self._operations.running_of(SYNC) if isinstance(attempt, Transfer)]
+
+    def _transfer_of(self, peer: Peer) -> Transfer | None:
+        attempt = self._operations.running_at(Key(SYNC, peer.group))
+        return attempt if isinstance(attempt, Transfer) else None
 
     def _find_sources(self, transfer: Transfer, now_ns: int) -> Sources:
         return find_sources(
-            self._present(transfer.calls),
-            self._present(transfer.holders),
+            self._operations.present(transfer.calls),
+            self._operations.present(transfer.holders),
             transfer.fetch,
             transfer.offers,
             lambda peer, others: self._paths.sources(peer, others, now_ns),
@@ -174,24 +181,24 @@ class StateSyncs:
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down: plans that wait for links are looked at again."""
-        for transfer in list(self.transfers.values()):
+        for transfer in self.transfers():
             if transfer.agreed_ns is not None:
                 self._start(transfer, now_ns, has_waited=True)
 
     def deadline_ns(self) -> int | None:
         """When unreachable() has something to say."""
-        waiting = [transfer.agreed_ns for transfer in self.transfers.values() if transfer.agreed_ns is not None]
+        waiting = [transfer.agreed_ns for transfer in self.transfers() if transfer.agreed_ns is not None]
         return min(waiting) + self._link_wait_ns if waiting else None
 
     def wait_again(self, now_ns: int) -> None:
         """Whom syncs could do without must stay: all that wait for links go on waiting."""
-        for transfer in self.transfers.values():
+        for transfer in self.transfers():
             transfer.agreed_ns = None if transfer.agreed_ns is None else now_ns
 
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
         """Members that have waited for a link to a source for too long, and why each must go."""
         found: list[tuple[Peer, str]] = []
-        for transfer in self.transfers.values():
+        for transfer in self.transfers():
             if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self._link_wait_ns:
                 reason = f"no data connection to anybody who can send it the shared state of {names(transfer.holders)}"
                 found += [(peer, reason) for peer in self._find_sources(transfer, now_ns).without]
@@ -209,7 +216,7 @@ class StateSyncs:
 
     def is_running(self, peer: Peer, call_id: int, offer: SyncOffer | None) -> bool:
         """True if the call is part of a running sync. Its plan is then sent again."""
-        transfer = self.transfers.get(peer.group)
+        transfer = self._transfer_of(peer)
         if transfer is None or transfer.calls.get(peer) != call_id:
             return False
         if transfer.agreed_ns is not None:
@@ -227,10 +234,17 @@ class StateSyncs:
         """Goes on with a sync of a former master, by the word of one who has its plan."""
         if reporter not in calls:
             return  # It has no part in what it tells of.
-        transfer = self.transfers.get(reporter.group)
+        transfer = self._transfer_of(reporter)
         if transfer is None:
-            transfer = Transfer(sync.attempt_id, reporter.group, sync.revision, holders, calls, {})
-            self.transfers[reporter.group] = transfer
+            transfer = Transfer(
+                attempt_id=sync.attempt_id,
+                key=Key(SYNC, reporter.group),
+                calls=calls,
+                revision=sync.revision,
+                holders=holders,
+                fetch={},
+            )
+            self._operations.run(transfer)
             for peer, call_id in calls.items():
                 vote = self._operations.forget(peer, call_id)
                 if vote is not None and isinstance(vote.call, SyncOffer):
@@ -245,31 +259,24 @@ class StateSyncs:
 
     def _plan_anew(self, transfer: Transfer) -> None:
         """Finds what those must fetch who never got the plan, once a holder has offered again: the winner, if there."""
-        holders = self._present(transfer.holders)
+        holders = self._operations.present(transfer.holders)
         winner = transfer.offers.get(holders[0]) if holders else None
         if winner is None:
-            return self._decide(transfer)
+            return self._operations.decide(transfer)
         for peer, offer in transfer.offers.items():
             if peer in transfer.fetch:
                 continue
             entries = entries_to_fetch(offer, winner, transfer.revision)
             if entries is None:
-                transfer.failed = (f"{peer.name} offers another state than before", [peer])
-                return self._decide(transfer)
+                reason = f"{peer.name} offers another state than before"
+                transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason, (peer,))
+                return self._operations.decide(transfer)
             transfer.fetch[peer] = entries
             transfer.sources[peer] = tuple(self._paths.sources(peer, holders, self._outbox.now_ns)) or tuple(holders)
             if not entries:
                 transfer.done.add(peer)
             self._send_plan(transfer, peer)
-        self._decide(transfer)
-
-    def take(self, attempt_id: int) -> dict[Peer, int]:
-        """A former master has decided a sync: who takes part. It runs no more."""
-        for group, transfer in self.transfers.items():
-            if transfer.attempt_id == attempt_id:
-                del self.transfers[group]
-                return transfer.calls
-        return {}
+        self._operations.decide(transfer)
 
     def restore_last(self, group: int, revision: int, completed: frozenset[Peer]) -> None:
         """The last sync that a former master committed."""
@@ -280,23 +287,22 @@ class StateSyncs:
 
     def finished(self, peer: Peer, report: SyncFinished) -> None:
         """A peer has fetched all that it should, or could not."""
-        if report.call_id in peer.answers:
-            return self._outbox.send(peer, peer.answers[report.call_id])
-        transfer = self.transfers.get(peer.group)
-        if transfer is None or transfer.calls.get(peer) != report.call_id:
+        transfer = self._operations.reported(peer, report)
+        if not isinstance(transfer, Transfer):
             return None
         self._note_dropped(transfer, peer, report)
         if report.ok:
             transfer.done.add(peer)
-            return self._decide(transfer)
-        fault = [source for source in transfer.calls if source.peer_id == report.fault]
+            return self._operations.decide(transfer)
+        fault = tuple(source for source in transfer.calls if source.peer_id == report.fault)
         for source in fault:
             cost_ns = self._outbox.now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
             if source is not peer:
                 self._paths.blame(peer, source, cost_ns, 0, self._outbox.now_ns)
         reason = report.reason or "a transfer failed"
-        transfer.failed = (f"{peer.name}: {reason}" if peer in fault else reason, fault)
-        return self._decide(transfer)
+        reason = f"{peer.name}: {reason}" if peer in fault else reason
+        transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason, fault)
+        return self._operations.decide(transfer)
 
     def _note_dropped(self, transfer: Transfer, peer: Peer, report: SyncFinished) -> None:
         """Names the sources that a fetch went on without, once."""
@@ -310,39 +316,39 @@ class StateSyncs:
                 Level.WARNING, f"group {transfer.group}: sync: {peer.name} goes on without {source}: {dropped.reason}"
             )
 
-    def withdraw(self, peer: Peer, call_id: int) -> bool:
-        """A member gives a running sync up, which ends it for all. False if the call is not one of ours."""
-        transfer = self.transfers.get(peer.group)
-        if transfer is None or transfer.calls.get(peer) != call_id:
-            return False
-        self._abort(transfer, f"{peer.name} withdrew from it", [peer])
-        return True
-
     def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: who is gone is no longer waited for."""
-        for transfer in list(self.transfers.values()):
+        for transfer in self.transfers():
             self._plan_anew(transfer)
         self.on_links_changed(now_ns)
 
-    def _decide(self, transfer: Transfer) -> None:
-        survivors = self._present(transfer.calls)
-        if not survivors:
-            del self.transfers[transfer.group]
-            return
-        if not all(peer.has_reported for peer in survivors) or not self._registry.is_committed:
-            return  # One may know that it was decided otherwise.
+    def judge(self, transfer: Transfer, survivors: list[Peer]) -> Verdict | None:
+        """All survivors have what was elected; or somebody failed, or has nobody left to fetch from."""
         if transfer.failed is not None:
-            self._abort(transfer, *transfer.failed)
-        elif all(peer in transfer.done for peer in survivors):
-            self._end(transfer, committed=True)
-        elif not self._can_go_on(transfer, survivors):
-            lost = [peer for peer in transfer.calls if peer not in survivors]
-            self._abort(transfer, f"lost {names(lost)}, and {NOBODY_LEFT}", lost)
+            return transfer.failed
+        if all(peer in transfer.done for peer in survivors):
+            return Verdict()
+        if self._can_go_on(transfer, survivors):
+            return None
+        lost = tuple(peer for peer in transfer.calls if peer not in survivors)
+        return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}, and {NOBODY_LEFT}", lost)
+
+    def value_of(self, transfer: Transfer) -> int:
+        """The revision that all have then."""
+        return transfer.revision
+
+    def on_ended(self, transfer: Transfer, verdict: Verdict, survivors: list[Peer]) -> None:
+        """Remembers the last one that was committed."""
+        del survivors
+        self._outbox.counts.syncs_committed += verdict.is_commit
+        self._outbox.counts.syncs_aborted += not verdict.is_commit
+        if verdict.is_commit:
+            self.restore_last(transfer.group, transfer.revision, frozenset(transfer.calls))
 
     def _can_go_on(self, transfer: Transfer, survivors: list[Peer]) -> bool:
         """True if all who still fetch may get everything, as far as can be told here."""
         done = [peer for peer in survivors if peer in transfer.done or peer in transfer.holders]
-        if not self._present(transfer.holders) and any(peer not in transfer.fetch for peer in survivors):
+        if not self._operations.present(transfer.holders) and any(peer not in transfer.fetch for peer in survivors):
             return False  # After a take-over nobody can tell any more what those must fetch who never got the plan.
 
         def suppliers(peer: Peer) -> Collection[Peer]:
@@ -351,33 +357,10 @@ class StateSyncs:
 
         return can_all_finish([peer for peer in survivors if peer not in done], done, suppliers)
 
-    def _abort(self, transfer: Transfer, reason: str, blamed: list[Peer]) -> None:
-        self._outbox.log(Level.WARNING, f"group {transfer.group}: sync aborted: {reason}")
-        self._end(transfer, committed=False, reason=reason, blamed=tuple(peer.name for peer in blamed))
-
-    def _end(self, transfer: Transfer, *, committed: bool, reason: str = "", blamed: tuple[str, ...] = ()) -> None:
-        del self.transfers[transfer.group]
-        self._outbox.counts.syncs_committed += committed
-        self._outbox.counts.syncs_aborted += not committed
-        if committed:
-            self.last_revision[transfer.group] = transfer.revision
-            self._completed_last[transfer.group] = frozenset(transfer.calls)
-        result = Result.SUCCESS if committed else Result.RANK_CONNECTION_LOST
-        survivors = {peer: transfer.calls[peer] for peer in self._present(transfer.calls)}
-        order = tuple(peer.peer_id for peer in survivors)
-        calls = tuple(survivors.values())
-        text = reason[: limits.TEXT_CHARS_MAX]
-        for peer, call_id in survivors.items():
-            facts = (call_id, transfer.attempt_id, committed, transfer.revision, result, text, blamed)
-            self._outbox.answer(peer, Decision(*facts, order, calls))
-
     def validate(self) -> None:
         """States what always holds."""
-        for group, transfer in self.transfers.items():
-            assert transfer.group == group and set(transfer.fetch) <= set(transfer.calls)
-            survivors = self._present(transfer.calls)
-            is_open = any(peer not in transfer.done or not peer.has_reported for peer in survivors)
-            assert survivors and (is_open or not self._registry.is_committed), "an undecided sync"
+        for transfer in self.transfers():
+            assert set(transfer.fetch) <= set(transfer.calls)
 
 
 def _offer_of(vote: Vote) -> SyncOffer:

@@ -85,7 +85,7 @@ class TakeOver:
         Returns:
             Who said that it runs, before this outcome was known, and took no part in it any more when it was decided.
         """
-        running = self._collectives.take(outcome.attempt_id) or self._syncs.take(outcome.attempt_id)
+        running = self._operations.take_attempt(outcome.attempt_id)
         if not outcome.committed or not outcome.order:
             calls = {**{peer.peer_id: call_id for peer, call_id in running.items()}, **calls}
         for peer_id, call_id in calls.items():

@@ -681,7 +681,7 @@ class Bounds(Checker):
             if len(peer.open_calls) > limits.calls_in_flight_max(machine.registry.member_count(peer.group)):
                 raise self.cluster.violation("B1", f"{peer.name} has {len(peer.open_calls)} open calls")
         registered = len(machine.registry.peers)
-        count = len(machine.operations.pending) + len(machine.collectives.attempts)
+        count = len(machine.operations.pending) + len(machine.operations.running)
         if count > 16 * registered:
             raise self.cluster.violation("B1", f"{count} calls are kept for {registered} peers")
 
