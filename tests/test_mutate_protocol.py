@@ -21,11 +21,12 @@ from common import WorkerFailed  # noqa: E402
 from mutants import MUTANTS, SIMULATOR, TESTS, Mutant  # noqa: E402
 from mutate_protocol import changed_lines, judge, problem_of  # noqa: E402
 
-FILES = "collective election master membership memory peer recovery rounds statesync topology".split()
+KINDS = "kinds/collective kinds/sync kinds/topology"
+FILES = f"election master membership memory operation peer recovery rings {KINDS}".split()
 FEW = ("--seeds", "75", "--tests", "tests/protocol/test_master.py")
 HARMLESS = Mutant(
     name="harmless",
-    file="topology.py",
+    file="rings.py",
     old='"""The order of peers in a ring',
     new='"""An order of peers in a ring',
     breaks="nothing",
@@ -59,8 +60,8 @@ def test_names_are_unique_and_all_machines_have_some() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"old": "no such text"}, "0 times in topology.py"),
-        ({"old": "order"}, "times in topology.py, not once"),
+        ({"old": "no such text"}, "0 times in rings.py"),
+        ({"old": "order"}, "times in rings.py, not once"),
         ({"file": "no_such_file.py"}, "0 times in no_such_file.py"),
         ({"new": '""'}, "does not compile"),
     ],

@@ -17,10 +17,13 @@ from msgspec.structs import replace
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.limits import MS, SECOND
-from zpccl.protocol import events, paths, statesync
-from zpccl.protocol.collective import Collectives
+from zpccl.protocol import events, paths
 from zpccl.protocol.effects import Broadcast, EndReduce, EndSync, Resolve
 from zpccl.protocol.election import elect
+from zpccl.protocol.kinds import sync
+from zpccl.protocol.kinds.collective import Collectives
+from zpccl.protocol.kinds.sync import StateSyncs
+from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.membership import Outbox, Registry
 from zpccl.protocol.messages import (
@@ -44,10 +47,8 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.operation import COLLECTIVE, Operations, Verdict
 from zpccl.protocol.peer import PeerMachine
 from zpccl.protocol.requests import Requests
-from zpccl.protocol.rounds import Rounds
-from zpccl.protocol.statesync import StateSyncs
+from zpccl.protocol.rings import ring_edges
 from zpccl.protocol.stragglers import Wait
-from zpccl.protocol.topology import ring_edges
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
 from zpccl.sim.checkers import Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
@@ -492,7 +493,7 @@ def test_catches_a_plan_that_names_who_has_nothing(monkeypatch: pytest.MonkeyPat
             election.fetch[election.holders[0]] = ()
         return election
 
-    monkeypatch.setattr(statesync, "elect", elect_too_many)
+    monkeypatch.setattr(sync, "elect", elect_too_many)
     assert "S5" in promises_broken("calm")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from zpccl.protocol.collective import Collectives
+from zpccl.protocol.kinds.collective import Collectives
+from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.requests import Requests
-from zpccl.protocol.rounds import Rounds
 from zpccl.sim import Violation
 from zpccl.sim.__main__ import main
 from zpccl.sim.coverage import Coverage
@@ -48,7 +48,7 @@ def test_a_thousand_short_runs_keep_all_promises() -> None:
 
 PLANTED = """
 import sys
-from zpccl.protocol.rounds import Rounds
+from zpccl.protocol.kinds.topology import Rounds
 from zpccl.sim.__main__ import main
 Rounds._linked_joiners = lambda self: []
 Rounds._partly_linked_joiners = lambda self, ready: []

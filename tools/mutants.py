@@ -38,21 +38,21 @@ MUTANTS = (
     # --- Collectives --------------------------------------------------------------------------------------------------
     Mutant(
         name="commit-on-a-majority",
-        file="collective.py",
+        file="kinds/collective.py",
         old="if not all(peer in attempt.reports for peer in survivors):",
         new="if 2 * len(attempt.reports) < len(survivors):",
         breaks="S1: commits what some survivors have not finished",
     ),
     Mutant(
         name="digests-not-compared",
-        file="collective.py",
+        file="kinds/collective.py",
         old="if len({report.digest for report in attempt.reports.values()}) <= 1:",
         new="if attempt.reports:",
         breaks="S1: commits results that differ",
     ),
     Mutant(
         name="digests-of-the-lost-not-compared",
-        file="collective.py",
+        file="kinds/collective.py",
         old="if len({report.digest for report in attempt.reports.values()}) <= 1:",
         new="if len({attempt.reports[peer].digest for peer in survivors}) <= 1:",
         breaks="S1: after a take-over, commits a result that another who had finished and is lost did not have",
@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         name="frames-cut-anew-by-another-master",
-        file="collective.py",
+        file="kinds/collective.py",
         old="frame_bytes=running.frame_bytes,",
         new="frame_bytes=limits.FRAME_BYTES_DEFAULT,",
         breaks="S3: who gets the plan from another master cuts the tensor otherwise than the rest",
@@ -84,14 +84,14 @@ MUTANTS = (
     ),
     Mutant(
         name="lost-voter-waited-for",
-        file="collective.py",
+        file="kinds/collective.py",
         old="self._evaluate(operation, now_ns)\n\n    def on_links",
         new="_ = operation\n\n    def on_links",
         breaks="L1: those who have voted wait for the vote of a peer that is gone",
     ),
     Mutant(
         name="differing-specs-planned",
-        file="collective.py",
+        file="kinds/collective.py",
         old="elif (difference := find_difference(_specs_of(votes))) is not None:",
         new="elif (difference := find_difference(_specs_of(votes))) is not None and difference[0] == 'tag':",
         breaks="S1: peers reduce tensors of different sizes or types with each other",
@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         name="two-roots",
-        file="collective.py",
+        file="kinds/collective.py",
         old="if is_broadcast and sum(spec.is_root for spec in specs) != 1:",
         new="if is_broadcast and not any(spec.is_root for spec in specs):",
         breaks="S1: of two peers that both are the root of a broadcast, one gets the other's tensor",
@@ -107,21 +107,21 @@ MUTANTS = (
     ),
     Mutant(
         name="broadcast-from-the-first-member",
-        file="collective.py",
+        file="kinds/collective.py",
         old="order = order[place:] + order[:place]",
         new="order = order[:]",
         breaks="S1: a broadcast sends what the first member holds, whoever is its root",
     ),
     Mutant(
         name="barrier-forgets-who-was-there",
-        file="collective.py",
+        file="kinds/collective.py",
         old="Result.SUCCESS, order=order, calls=calls)",
         new="Result.SUCCESS)",
         breaks="L3: a master that takes over does not let those through who missed the end of a barrier",
     ),
     Mutant(
         name="late-fault-not-heard",
-        file="collective.py",
+        file="kinds/collective.py",
         old="if aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok:",
         new="if aborted is not None and aborted.calls.get(peer) == report.call_id and report.ok:",
         breaks="L2: who says by which link an attempt failed is not heard when another was first to say that it did",
@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         name="both-ends-cost-twice",
-        file="collective.py",
+        file="kinds/collective.py",
         old="            attempt.faults.add(edge)\n",
         new="            attempt.faults.add(frozenset())\n",
         breaks="L2: a peer is removed for its link although that was given but half the time",
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         name="answered-call-is-not-ahead",
-        file="collective.py",
+        file="kinds/collective.py",
         old="if calls[peer] in peer.answers or self._operations.attempt_of",
         new="if self._operations.attempt_of",
         breaks="S1: a call that was answered runs again after a take-over, and gets a second answer",
@@ -162,7 +162,7 @@ MUTANTS = (
     # --- Topology -----------------------------------------------------------------------------------------------------
     Mutant(
         name="ring-not-closed",
-        file="topology.py",
+        file="rings.py",
         old="for i in range(len(order))",
         new="for i in range(len(order) - 1)",
         breaks="L2: a plan starts though the link from the last peer to the first is down",
@@ -171,7 +171,7 @@ MUTANTS = (
     # --- Rounds -------------------------------------------------------------------------------------------------------
     Mutant(
         name="round-number-not-advanced",
-        file="rounds.py",
+        file="kinds/topology.py",
         old="self._registry.round += 1",
         new="self._registry.round += 0",
         breaks="L3: a vote for a round that is complete waits for ever after a take-over",
@@ -186,21 +186,21 @@ MUTANTS = (
     ),
     Mutant(
         name="joiner-with-one-link-admitted",
-        file="rounds.py",
+        file="kinds/topology.py",
         old="and all(self._registry.are_linked(joiner, other)",
         new="and any(self._registry.are_linked(joiner, other)",
         breaks="S6: a joiner that cannot be reached becomes a member, and collectives fail",
     ),
     Mutant(
         name="joiners-waited-for-without-end",
-        file="rounds.py",
+        file="kinds/topology.py",
         old="if len(ready) < len(self._registry.joiners()) and not waited:",
         new="if len(ready) < len(self._registry.joiners()):",
         breaks="S6: a joiner that never gets its links holds up update_topology",
     ),
     Mutant(
         name="absent-joiner-admitted",
-        file="rounds.py",
+        file="kinds/topology.py",
         old="if joiner.connection is not None and all(",
         new="if all(",
         breaks="S6: a joiner whose connection broke becomes a member, and is waited for",
@@ -273,21 +273,21 @@ MUTANTS = (
     # --- Syncs --------------------------------------------------------------------------------------------------------
     Mutant(
         name="sync-committed-before-all-have-it",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="if all(peer in transfer.done for peer in survivors):",
         new="if any(peer in transfer.done for peer in survivors):",
         breaks="S5: a peer that still fetches is told that it holds the state",
     ),
     Mutant(
         name="holder-that-dies-ends-a-sync",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="if self._can_go_on(transfer, survivors):",
         new="if len(self._operations.present(transfer.holders)) == len(transfer.holders):",
         breaks="L2: a sync fails although others hold all that is still fetched",
     ),
     Mutant(
         name="sync-without-anybody-to-fetch-from-goes-on",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="if self._can_go_on(transfer, survivors):",
         new="if len(survivors) > 1:",
         breaks="L1: fetchers wait for each other, as nobody is left who has all",
@@ -295,7 +295,7 @@ MUTANTS = (
     ),
     Mutant(
         name="changed-state-of-a-holder-not-heeded",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="if report.ok:",
         new="if report.ok or peer in transfer.done:",
         breaks="S5: a peer that no longer holds what was elected is told that it does",
@@ -303,7 +303,7 @@ MUTANTS = (
     ),
     Mutant(
         name="plan-never-made-anew-for-want-of-the-first-holder",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="winner = transfer.offers.get(holders[0]) if holders else None",
         new="winner = transfer.offers.get(transfer.holders[0]) if holders else None",
         breaks="L1: after a take-over, who never got its plan waits for one by the word of a holder that is gone",
@@ -327,7 +327,7 @@ MUTANTS = (
     ),
     Mutant(
         name="revision-of-a-sync-not-noted",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="self.last_revision[group] = revision",
         new="self.last_revision.setdefault(group, revision)",
         breaks="S5: a peer that is ahead of the run wins the next election",
@@ -335,7 +335,7 @@ MUTANTS = (
     ),
     Mutant(
         name="answered-sync-offer-counts-again",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="vote = self._operations.forget(peer, call_id)",
         new="vote = self._operations.forget(peer, -1)",
         breaks="L3: an offer of a sync that was taken over counts in the next sync as well",
@@ -343,7 +343,7 @@ MUTANTS = (
     ),
     Mutant(
         name="participants-of-the-last-sync-not-updated",
-        file="statesync.py",
+        file="kinds/sync.py",
         old="self._completed_last[group] = completed",
         new="self._completed_last.setdefault(group, completed)",
         breaks="S5: after a take-over those have the vote who completed an earlier sync",

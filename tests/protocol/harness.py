@@ -14,8 +14,8 @@ import msgspec
 from zpccl import limits
 from zpccl.errors import PCCLError
 from zpccl.protocol import events
-from zpccl.protocol.collective import Reduction
 from zpccl.protocol.effects import Broadcast, Log, Reject, Resolve, Send
+from zpccl.protocol.kinds.collective import Reduction
 from zpccl.protocol.leadership import Promise
 from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.messages import (

@@ -14,7 +14,7 @@ from zpccl.protocol import events
 from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Answer, Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import COLLECTIVE, Key
-from zpccl.protocol.topology import ring_edges
+from zpccl.protocol.rings import ring_edges
 from zpccl.types import DataType, ReduceOp
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, plan_of, spec

@@ -24,7 +24,7 @@ from zpccl.protocol.messages import (
     RunningAttempt,
     TopologyKind,
 )
-from zpccl.protocol.topology import owners_of
+from zpccl.protocol.rings import owners_of
 from zpccl.types import CollectiveKind, ReduceOp
 
 from .harness import FIRST_ATTEMPT, FRAME, MasterBench, PeerBench, pid, pids, plan_of, spec

@@ -7,7 +7,7 @@ import pytest
 from zpccl import limits
 from zpccl.protocol.membership import Peer, Registry
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.topology import ring_edges
+from zpccl.protocol.rings import ring_edges
 
 from .harness import pids
 from .test_membership import peer

@@ -1,4 +1,4 @@
-"""From whom each fetches: the properties of any answer. Cases by name are in test_statesync.py."""
+"""From whom each fetches: the properties of any answer. Cases by name are in test_sync.py."""
 
 from __future__ import annotations
 

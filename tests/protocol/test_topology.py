@@ -1,121 +1,391 @@
-"""The order of a ring and the links that it needs."""
+"""Calls that wait for all others: topology votes, and calls that would wait for each other for ever."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from zpccl import limits
-from zpccl.protocol.topology import find_order, ring_edges
+from zpccl.errors import Result
+from zpccl.protocol.messages import Answer, Kick, Linked, Plan, Ready, TopologyKind
 
-Edges = set[frozenset[int]]
+from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, offer, pids, spec
 
-
-@pytest.mark.parametrize(
-    "order, edges",
-    [("", []), ("a", []), ("ab", ["ab"]), ("abc", ["ab", "bc", "ca"]), ("abcd", ["ab", "bc", "cd", "da"])],
-)
-def test_ring_edges(order: str, edges: list[str]) -> None:
-    assert [one + other for one, other in ring_edges(order)] == edges
+OK = Result.SUCCESS
 
 
-def broken(edges: Edges) -> Callable[[int, int], bool]:
-    """All edges are usable but these."""
-    return lambda one, other: frozenset((one, other)) not in edges
+@pytest.fixture
+def bench() -> MasterBench:
+    bench = MasterBench()
+    bench.members("a", "b")
+    return bench
 
 
-def works(order: list[int], count: int, edges: Edges) -> bool:
-    """True if it is a ring of all, and needs none of the edges."""
-    return sorted(order) == list(range(count)) and all(map(broken(edges), *zip(*ring_edges(order), strict=True)))
+def ask(bench: MasterBench, name: str, function: str, call_id: int = 1) -> None:
+    """Peer `name` makes a call."""
+    if function == "all_reduce":
+        bench.begin(name, call_id)
+    elif function == "sync":
+        bench.say(name, offer(call_id, 0))
+    else:
+        bench.vote(name, TopologyKind[function.upper()], call_id)
 
 
-def brute_force(count: int, edges: Edges) -> list[int] | None:
-    """The first of all orders that works."""
-    for rest in itertools.permutations(range(1, count)):
-        if works([0, *rest], count, edges):
-            return [0, *rest]
-    return None
+@pytest.mark.parametrize("kind", [UPDATE, OPTIMIZE, PENDING])
+def test_a_round_takes_all_members_of_all_groups(bench: MasterBench, kind: TopologyKind) -> None:
+    bench.members("x", group=1)
+    assert bench.vote("a", kind, 1) == []
+    assert bench.vote("b", kind, 2) == []
+    assert bench.vote("x", kind, 3) == [
+        ("a1", Answer(1, OK)),
+        ("b1", Answer(2, OK)),
+        ("x1", Answer(3, OK)),
+    ]
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> tuple[int, Edges]:
-    """How many peers, and the edges that are broken."""
-    count = draw(st.integers(2, 7))
-    pairs = [frozenset(pair) for pair in itertools.combinations(range(count), 2)]
-    return count, set(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=len(pairs))))
+@pytest.mark.parametrize("group", [0, 1])
+def test_are_peers_pending_gives_all_the_same_answer(bench: MasterBench, group: int) -> None:
+    bench.vote("a", PENDING, 1)
+    bench.register("j", group=group)
+    bench.vote("b", PENDING, 1)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == Answer(1, OK, value=1)
+    bench.leave("j")
+    for name in "ab":
+        bench.vote(name, PENDING, 2)
+    assert bench.verdict("a", 2) == bench.verdict("b", 2) == Answer(2, OK, value=0)
+    assert bench.names() == "ab"
 
 
-@given(graphs())
-def test_an_order_is_found_wherever_there_is_one(graph: tuple[int, Edges]) -> None:
-    """L2: and it is the first of all, so the order of admission where that works."""
-    count, edges = graph
-    assert find_order(range(count), broken(edges)) == brute_force(count, edges)
+@pytest.mark.parametrize("again", [False, True])
+def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterBench, again: bool) -> None:
+    """S6: nobody hears of it, waits for its links or admits it. It may be ready by another connection."""
+    bench.hello("j", is_ready=False)
+    bench.link("a", "b", "j")
+    for call_id, kind in ((1, PENDING), (2, UPDATE)):
+        for name in "ab":
+            bench.vote(name, kind, call_id)
+    for name in "ab":
+        assert (bench.verdict(name, 1), bench.verdict(name, 2)) == (Answer(1, OK, value=0), Answer(2, OK, value=0))
+    assert bench.names() == "ab"
+    bench.vote("a", UPDATE, 3)
+    if again:
+        bench.disconnect("j")
+        bench.hello("j", welcomed=True, run_id=RUN_ID)
+        bench.link("a", "b", "j")
+    else:
+        bench.say("j", Ready())
+    bench.vote("b", UPDATE, 3)
+    assert bench.names() == "abj"
+    assert bench.verdict("a", 3) == Answer(3, OK, value=1)
 
 
-@given(graphs())
-def test_the_search_finds_nothing_that_does_not_work(graph: tuple[int, Edges]) -> None:
-    count, edges = graph
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "RING_EXACT_PEERS_MAX", 0)
-        order = find_order(range(count), broken(edges))
-    assert order is None or works(order, count, edges)
-    assert order is not None or count < 6 or len(edges) > 2, "so few broken edges of so many"
+def test_a_peer_is_ready_once_and_for_all(bench: MasterBench) -> None:
+    """A Hello that was on its way when it said so changes nothing."""
+    bench.hello("j", is_ready=False)
+    bench.say("j", Ready())
+    bench.hello_again("j", welcomed=True, is_ready=False, run_id=RUN_ID, connection=1)
+    bench.link("a", "b", "j")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.names() == "abj"
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_ring_of_one_needs_nothing(count: int) -> None:
-    assert find_order(range(count), lambda one, other: False) == list(range(count))
+def test_links_of_who_is_not_ready_are_not_waited_for(bench: MasterBench) -> None:
+    """Whoever is ready is admitted at once."""
+    bench.hello("j", is_ready=False)
+    bench.register("k")
+    bench.link("a", "b", "k")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.names() == "abk"
 
 
-@pytest.mark.parametrize("count", range(limits.RING_EXACT_PEERS_MAX + 1, 60, 5))
-def test_half_of_all_edges_at_each_peer_are_enough(count: int) -> None:
-    """Dirac: then there is an order. The search for large rings finds it."""
-    for seed in range(10):
-        rng = random.Random(seed)
-        edges: Edges = set()
-        degrees = [count - 1] * count
-        for one, other in rng.sample(list(itertools.combinations(range(count), 2)), count * (count - 1) // 2):
-            if degrees[one] > (count + 1) // 2 and degrees[other] > (count + 1) // 2:
-                edges.add(frozenset((one, other)))
-                degrees[one], degrees[other] = degrees[one] - 1, degrees[other] - 1
-        order = find_order(range(count), broken(edges))
-        assert order is not None and works(order, count, edges)
+def test_an_empty_run_admits_who_is_not_ready() -> None:
+    """L1: there is nobody to fetch from, and nobody else would ever admit it."""
+    bench = MasterBench()
+    bench.hello("j", is_ready=False)
+    assert bench.names() == "j"
 
 
-@pytest.mark.parametrize("broken_count", [1, 3, 100, 5000])
-def test_a_thousand_peers(broken_count: int) -> None:
-    rng = random.Random(broken_count)
-    edges = {frozenset(rng.sample(range(1000), 2)) for _ in range(broken_count)} | {frozenset((7, 8))}
-    asked = 0
-
-    def is_usable(one: int, other: int) -> bool:
-        nonlocal asked
-        asked += 1
-        return frozenset((one, other)) not in edges
-
-    order = find_order(range(1000), is_usable)
-    assert order is not None and works(order, 1000, edges)
-    assert asked < limits.RING_SEARCH_STEPS_MAX
+@pytest.mark.parametrize("how", ["leave", "lose"])
+def test_a_lost_member_is_not_waited_for(bench: MasterBench, how: str) -> None:
+    """L1."""
+    bench.vote("a", PENDING, 1)
+    getattr(bench, how)("b")
+    assert bench.verdict("a", 1) == Answer(1, OK)
 
 
-def test_a_peer_without_links_is_given_up_soon() -> None:
-    asked = 0
-
-    def is_usable(one: int, other: int) -> bool:
-        nonlocal asked
-        asked += 1
-        return 500 not in (one, other)
-
-    assert find_order(range(1000), is_usable) is None
-    assert asked < 2 * limits.RING_SEARCH_STEPS_MAX
+def test_the_vote_of_a_lost_member_does_not_count(bench: MasterBench) -> None:
+    bench.members("c")
+    bench.vote("c", UPDATE, 1)
+    bench.vote("a", UPDATE, 1)
+    bench.leave("c")
+    assert bench.verdict("a", 1) is None
+    bench.vote("b", UPDATE, 1)
+    assert bench.verdict("a", 1) == Answer(1, OK)
 
 
-def test_the_same_graph_gives_the_same_order() -> None:
-    edges = [frozenset((i, i + 1)) for i in range(0, 98, 3)]
-    others = edges[::-1]
-    assert find_order(range(100), broken(set(edges))) == find_order(range(100), broken(set(others)))
+def test_a_joiner_that_is_admitted_has_no_vote_in_that_round(bench: MasterBench) -> None:
+    bench.register("j")
+    bench.link("a", "b", "j")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.names() == "abj"
+    for name in "ab":
+        bench.vote(name, UPDATE, 2)
+    assert bench.verdict("a", 2) is None
+    bench.vote("j", UPDATE, 1)
+    assert bench.verdict("a", 2) == Answer(2, OK)
+
+
+def test_withdraw_from_a_round(bench: MasterBench) -> None:
+    bench.vote("a", UPDATE, 1)
+    assert bench.withdraw("a", 1) == [("a1", Answer(1, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    bench.vote("b", UPDATE, 1)
+    assert bench.verdict("b", 1) is None
+    bench.vote("a", UPDATE, 2)
+    assert bench.verdict("b", 1) == Answer(1, OK)
+
+
+def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
+    bench.register("j")
+    for name in "ab":
+        bench.vote(name, UPDATE, 1)
+    assert bench.machine.rounds.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
+    bench.withdraw("b", 1)
+    assert bench.machine.rounds.deadline_ns() is None
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.verdict("a", 1) is None
+    bench.vote("b", UPDATE, 2)
+    assert bench.machine.rounds.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
+
+
+def test_only_one_call_at_a_time(bench: MasterBench) -> None:
+    bench.vote("a", PENDING, 1)
+    assert bench.vote("a", UPDATE, 2) == [
+        ("a1", Answer(2, Result.INVALID_USAGE, reason="this peer waits in are_peers_pending already"))
+    ]
+    bench.vote("b", PENDING, 1)
+    assert bench.verdict("a", 1) == Answer(1, OK)
+
+
+# --- Joiners that lack links ----------------------------------------------------------------------------------------
+
+
+def of_three() -> MasterBench:
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    return bench
+
+
+def update(bench: MasterBench, call_id: int = 1) -> None:
+    """All members vote."""
+    for name in bench.names():
+        bench.vote(name, UPDATE, call_id)
+
+
+def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> None:
+    """L2: after the time that links take to be set up."""
+    bench = of_three()
+    bench.register("j")
+    bench.say("j", Linked(pids("ab")))
+    bench.say("a", Linked(pids("bcj")))
+    bench.say("b", Linked(pids("acj")))
+    update(bench)
+    assert bench.verdict("a", 1) is None
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.verdict("a", 1) == Answer(1, OK, value=1)
+    assert bench.names() == "abcj"
+    for name in "abcj":
+        bench.begin(name, 2)
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("acbj")
+
+
+@pytest.mark.parametrize("links", ["", "a", "c"])
+def test_a_joiner_that_no_ring_takes_in_is_not_admitted(links: str) -> None:
+    """S6."""
+    bench = of_three()
+    bench.register("j")
+    bench.say("j", Linked(pids(links)))
+    for name in links:
+        bench.say(name, Linked(pids({*"abcj"} - {name})))
+    update(bench)
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.verdict("a", 1) == Answer(1, OK)
+    assert (bench.names(), bench.pending()) == ("abc", "j")
+    kick = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0][1]
+    assert isinstance(kick, Kick)
+    assert kick.result == Result.RANK_CONNECTION_FAILED
+
+
+def test_a_joiner_that_a_ring_takes_in_may_wait() -> None:
+    """It is not removed for lack of a link that it can do without; but when it cannot, its time begins."""
+    bench = of_three()
+    bench.register("j")
+    for name, linked in (("j", "ab"), ("a", "bcj"), ("b", "acj")):
+        bench.say(name, Linked(pids(linked)))
+    assert bench.machine.deadline_ns() is None
+    bench.say("a", Linked(pids("bc")))
+    assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+    bench.tick_at_deadline()
+    assert (bench.names(), bench.pending()) == ("abc", "")
+
+
+def test_joiners_that_lack_links_are_judged_together() -> None:
+    """Each must fit into the ring beside those who are admitted with it."""
+    bench = of_three()
+    bench.register("j", "k")
+    for name, linked in (("j", "ab"), ("k", "ab"), ("a", "bcjk"), ("b", "acjk")):
+        bench.say(name, Linked(pids(linked)))
+    update(bench)
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert (bench.names(), bench.pending()) == ("abcj", "k")  # c, j and k would each need both a and b.
+
+
+# --- Calls that would wait for each other ---------------------------------------------------------------------------
+
+FUNCTIONS = ["update", "optimize", "pending", "sync", "all_reduce"]
+MAY_RUN_BESIDE = {frozenset({"pending", "all_reduce"})}
+
+
+@pytest.mark.parametrize("first, second", list(itertools.permutations(FUNCTIONS, 2)))
+def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
+    """L1: members that wait in different calls would wait for ever."""
+    ask(bench, "a", first)
+    ask(bench, "b", second)
+    if frozenset({first, second}) in MAY_RUN_BESIDE:
+        assert bench.verdict("a", 1) is bench.verdict("b", 1) is None
+        ask(bench, "a", second, 2)
+        ask(bench, "b", first, 2)
+        assert len(bench.plans) == 1
+        assert bench.verdict("a", 2 if second == "pending" else 1) is not None
+        return
+    for name in "ab":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+        for voter, its_function in (("a", first), ("b", second)):
+            shown = {"update": "update_topology", "optimize": "optimize_topology", "pending": "are_peers_pending"}
+            assert shown.get(its_function, its_function) in answer.reason
+            assert f"by {voter}" in answer.reason
+    assert not bench.snapshot()["pending"]
+    assert not bench.snapshot()["pending"]
+    for name in "ab":  # And all goes on.
+        ask(bench, name, "pending", 2)
+    assert bench.verdict("a", 2) == Answer(2, OK)
+
+
+@pytest.mark.parametrize("first, second", list(itertools.permutations(["update", "optimize", "pending"], 2)))
+def test_topology_calls_of_other_groups_conflict(bench: MasterBench, first: str, second: str) -> None:
+    """L1: such a round takes the members of all groups, so neither would ever be complete."""
+    bench.members("x", group=1)
+    ask(bench, "a", first)
+    ask(bench, "x", second)
+    for name in "ax":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+    assert not bench.snapshot()["pending"]
+
+
+def test_three_different_calls() -> None:
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    bench.begin("a", 1)
+    bench.vote("b", PENDING, 1)
+    assert bench.vote("c", UPDATE, 1) != []
+    assert isinstance(bench.verdict("b", 1), Answer)
+    assert isinstance(bench.verdict("c", 1), Answer)
+    assert bench.verdict("a", 1) is None  # The others are free to vote for it now.
+    bench.begin("b", 2)
+    assert isinstance(bench.begin("c", 2)[0][1], Plan)
+
+
+def test_a_vote_after_all_have_voted_for_the_collective(bench: MasterBench) -> None:
+    """A peer that has voted on a collective may wait elsewhere: it is not waited for there."""
+    bench.begin("a", 1)
+    bench.vote("a", UPDATE, 2)
+    assert bench.verdict("a", 2) is None
+    assert isinstance(bench.begin("b", 1)[0][1], Plan)
+
+
+def test_a_collective_that_waits_for_links_is_no_conflict(bench: MasterBench) -> None:
+    bench.say("a", Linked(()))
+    for name in "ab":
+        bench.begin(name, 1)
+    bench.vote("a", UPDATE, 2)
+    assert bench.verdict("a", 2) is None
+    bench.say("a", Linked(pids("b")))
+    assert FIRST_ATTEMPT in bench.plans
+
+
+def test_collectives_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
+    bench.members("x", "y", group=1)
+    bench.begin("x", 1)
+    bench.vote("a", UPDATE, 1)
+    assert bench.verdict("a", 1) is bench.verdict("x", 1) is None
+    bench.vote("y", UPDATE, 1)  # Now x waits for y and y for x.
+    for name in "axy":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+
+
+def test_syncs_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
+    """A group may sync while another waits for an update of all."""
+    bench.members("x", "y", group=1)
+    bench.vote("a", UPDATE, 1)
+    bench.say("x", offer(1, 0))
+    bench.say("y", offer(1, 0))
+    assert bench.verdict("x", 1) is not None
+    assert bench.verdict("a", 1) is None
+
+
+def test_a_conflict_in_one_group_leaves_the_sync_of_another_alone(bench: MasterBench) -> None:
+    bench.members("x", "y", group=1)
+    bench.say("x", offer(1, 0))
+    bench.vote("a", UPDATE, 1)
+    bench.say("b", offer(1, 0))
+    for name in "ab":
+        answer = bench.verdict(name, 1)
+        assert isinstance(answer, Answer)
+        assert answer.result == Result.INVALID_USAGE
+        assert "x" not in answer.reason.split("by ", 1)[1]
+    assert bench.verdict("x", 1) is None
+    bench.say("y", offer(1, 0))
+    assert bench.verdict("x", 1) is not None
+
+
+def test_a_loss_may_end_a_conflict(bench: MasterBench) -> None:
+    bench.members("x", group=1)
+    bench.say("a", offer(1, 0))
+    bench.vote("x", UPDATE, 1)
+    bench.leave("a")
+    bench.vote("b", UPDATE, 1)
+    assert bench.verdict("b", 1) == Answer(1, OK)
+
+
+def test_a_conflict_at_several_tags(bench: MasterBench) -> None:
+    bench.begin("a", 1, spec(1), spec(2))
+    bench.vote("b", UPDATE, 1)
+    refused = [bench.verdict("b", 1), bench.verdict("a", 1)]
+    assert all(isinstance(answer, Answer) and answer.result == Result.INVALID_USAGE for answer in refused)
+    # Nobody waits for the second tag any more but a; b is free to vote on it.
+    bench.begin("b", 2, spec(2))
+    assert len(bench.plans) == 1
+
+
+def test_a_conflict_is_one_decision_for_all_whose_calls_it_ends(bench: MasterBench) -> None:
+    """S1: who is not told by this master is told by the next, whatever it waits in."""
+    bench.begin("a", 5)
+    bench.vote("b", UPDATE, 6)
+    answers = [bench.peer("a").answers[5], bench.peer("b").answers[6]]
+    assert answers[0].attempt_id > 0
+    assert {(answer.attempt_id, answer.order, answer.calls) for answer in answers} == {
+        (answers[0].attempt_id, pids("ba"), (6, 5))
+    }
+    bench.vote("a", UPDATE, 7)
+    bench.say("b", offer(7, 0))
+    assert bench.peer("a").answers[7].attempt_id > answers[0].attempt_id
+    assert bench.peer("b").answers[7].order == pids("ab")

@@ -9,7 +9,7 @@ from zpccl.dataplane.engine import ReducePlan
 from zpccl.dataplane.tensors import TensorView
 from zpccl.protocol.effects import StartReduce
 from zpccl.protocol.messages import CollectiveSpec
-from zpccl.protocol.topology import owners_of
+from zpccl.protocol.rings import owners_of
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 

@@ -6,10 +6,10 @@ Tick. Its parts share a registry of peers and an outbox:
     MasterMachine      registration, loss of peers, dispatch
       Registry         who takes part, epochs, links        (membership.py)
       Paths            which rings the links allow          (paths.py)
-      Operations       votes, until all are there           (operation.py)
-      Collectives      plans, decisions                     (collective.py)
-      Rounds           topology votes, admission            (rounds.py)
-      StateSyncs       election and transfer of state       (statesync.py)
+      Operations       from votes to decisions              (operation.py)
+      Collectives      agreement, plans, results            (kinds/collective.py)
+      Rounds           topology calls, admission            (kinds/topology.py)
+      StateSyncs       election and transfer of state       (kinds/sync.py)
       Stragglers       who does not vote                    (stragglers.py)
       Requests         calls, on their way to the former    (requests.py)
       TakeOver         what the reports of peers tell       (takeover.py, recovery.py)
@@ -43,11 +43,13 @@ from dataclasses import dataclass, field
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.collective import Collectives
 from zpccl.protocol.counts import Counts, LossReason
 from zpccl.protocol.effects import Level, MasterEffect
 from zpccl.protocol.events import ConnectionClosed, KeysRevoked, MalformedReceived, MasterEvent, PeerMessageReceived
 from zpccl.protocol.identity import is_peer_id_of
+from zpccl.protocol.kinds.collective import Collectives
+from zpccl.protocol.kinds.sync import StateSyncs
+from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise
 from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names, reconnect_grace_ns
 from zpccl.protocol.messages import (
@@ -71,8 +73,6 @@ from zpccl.protocol.operation import Operations
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.recovery import History
 from zpccl.protocol.requests import Requests
-from zpccl.protocol.rounds import Rounds
-from zpccl.protocol.statesync import StateSyncs
 from zpccl.protocol.stragglers import Stragglers
 from zpccl.protocol.takeover import TakeOver
 

@@ -6,8 +6,8 @@
        v                              v
     answered                       aborted
 
-What differs is said by kinds (collective.py, statesync.py): when votes agree, the plan, how an attempt is judged. A
-topology call has no plan (rounds.py).
+What differs is said by a kind (kinds/collective.py, kinds/sync.py): when votes agree, the plan, how an attempt ends. A
+topology call has no plan (kinds/topology.py).
 
 Members that make the same call are in one operation, known by its key. The scope of a collective and of a sync are the
 members of one group, that of a topology call all members. Collectives of a member are told apart by their tags; of the

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from zpccl import limits
 from zpccl.protocol.membership import Peer, Registry
-from zpccl.protocol.topology import find_order, ring_edges
+from zpccl.protocol.rings import find_order, ring_edges
 
 Edge: TypeAlias = frozenset[Peer]
 

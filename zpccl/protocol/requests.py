@@ -10,8 +10,10 @@ from collections.abc import Callable, Hashable
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.collective import Collectives
 from zpccl.protocol.election import validate_entries
+from zpccl.protocol.kinds.collective import Collectives
+from zpccl.protocol.kinds.sync import StateSyncs
+from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.membership import Outbox, Peer, Registry
 from zpccl.protocol.messages import (
     Answer,
@@ -24,8 +26,6 @@ from zpccl.protocol.messages import (
     Withdraw,
 )
 from zpccl.protocol.operation import SYNC, Operations
-from zpccl.protocol.rounds import Rounds
-from zpccl.protocol.statesync import StateSyncs
 
 
 class Requests:

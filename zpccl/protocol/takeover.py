@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zpccl.errors import Result
-from zpccl.protocol.collective import Collectives
+from zpccl.protocol.kinds.collective import Collectives
+from zpccl.protocol.kinds.sync import StateSyncs
+from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.membership import Outbox, Peer, Registry
 from zpccl.protocol.messages import REFUSALS, Answer, Decision, Outcome
 from zpccl.protocol.operation import Operations
 from zpccl.protocol.recovery import History
-from zpccl.protocol.rounds import Rounds
-from zpccl.protocol.statesync import StateSyncs
 
 
 class TakeOver:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zpccl import limits
 from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
 from zpccl.protocol import effects
+from zpccl.protocol.kinds.sync import NOBODY_LEFT
 from zpccl.protocol.messages import (
     Decision,
     Kick,
@@ -25,7 +26,6 @@ from zpccl.protocol.messages import (
     SyncPlan,
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
-from zpccl.protocol.statesync import NOBODY_LEFT
 from zpccl.sim.dataplane import result_of
 from zpccl.sim.faults import SLOW_GRACE_NS
 from zpccl.sim.program import Collective, Connect, Outcome, Sync

@@ -40,7 +40,7 @@ from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
 from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, Vote, key_of
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.topology import mesh_edges, ring_edges
+from zpccl.protocol.rings import mesh_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
