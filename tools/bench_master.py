@@ -49,7 +49,6 @@ import zpccl
 from zpccl import limits
 from zpccl.control.master_loop import open_router
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
     CollectiveCall,
     CollectiveSpec,
@@ -140,7 +139,7 @@ class LightPeer:
             message = decode_master_message(data)
             if isinstance(message, kind):
                 return message
-            if isinstance(message, (Plan, Decision, Answer, Kick)):
+            if isinstance(message, (Plan, Decision, Kick)):
                 raise WorkerFailed(f"{self.name} got {message} where a {kind.__name__} was expected")
 
 
@@ -177,7 +176,7 @@ class Crowd:
                 (call_id,) = peer.call_ids(1)
                 peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE, rounds))
             rounds += 1
-            admitted = {peer.receive(Answer).value for peer in members}  # type: ignore[union-attr]
+            admitted = {peer.receive(Decision).value for peer in members}  # type: ignore[union-attr]
             if admitted != {len(joiners)}:
                 raise WorkerFailed(f"{admitted} peers were admitted")
 

@@ -198,10 +198,10 @@ def _sync(world: World, choices: Choices) -> m.RunningSync:
     return m.RunningSync(choices.one_of(ATTEMPTS), revision, holders, order, choices.some_of(CALLS, 4), is_open)
 
 
-def _outcome(world: World, choices: Choices) -> m.Outcome:
+def _outcome(world: World, choices: Choices) -> m.Decision:
     ids = choices.some_of(world.peer_ids())
     attempt_id, committed = choices.one_of(ATTEMPTS), bool(choices.number(2))
-    return m.Outcome(attempt_id, committed, 2, 0 if committed else 8, "", ids, choices.some_of(CALLS))
+    return m.Decision(0, 0 if committed else 8, 2, attempt_id=attempt_id, order=ids, calls=choices.some_of(CALLS))
 
 
 def _begin(_: World, choices: Choices) -> m.Begin:

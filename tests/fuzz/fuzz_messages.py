@@ -37,7 +37,7 @@ def _check(decode: Callable[[bytes], Any], data: bytes) -> None:
 
 def seeds() -> list[bytes]:
     """One of each kind."""
-    outcome = m.Outcome(FIRST_ATTEMPT, True, 2, 0, "", pids("ab"), (1, 2))
+    outcome = m.Decision(0, 0, 2, attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(1, 2))
     running = m.RunningAttempt(FIRST_ATTEMPT + 1, pids("ab"), (3, 4), spec())
     sync = m.RunningSync(FIRST_ATTEMPT + 2, 3, pids("a"), pids("ab"), (5, 6), True)
     member = m.Member(pid("a"), 0, "a")
@@ -62,8 +62,8 @@ def seeds() -> list[bytes]:
         m.Neighbours((m.Neighbour(pid("b"), "b", ("h:1",), True, b"k" * 32),)),
         m.NeighboursChanged((m.Neighbour(pid("b"), "b", ("h:1",), False),), pids("c")),
         plan_of(1, FIRST_ATTEMPT, "ab"),
-        m.Decision(1, FIRST_ATTEMPT, False, 2, 3, "why", ("b",), pids("ab"), (1, 2)),
-        m.Answer(1, 2, 3, "why", "count", ("8", "9"), 4, FIRST_ATTEMPT, pids("ab"), (1, 2)),
+        m.Decision(1, 3, 2, "why", attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(1, 2), peers=("b",)),
+        m.Decision(1, 2, 3, "why", "count", ("8", "9"), 4, FIRST_ATTEMPT, pids("ab"), (1, 2)),
         m.SyncPlan(
             1, FIRST_ATTEMPT, 2, pids("a"), (m.FetchEntry("w", b"d" * 32),), pids("ab"), (1, 2), pids("a"), pids("b")
         ),

@@ -20,7 +20,6 @@ from zpccl.protocol.leadership import Promise
 from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.messages import (
     NO_ID,
-    Answer,
     Begin,
     CollectiveCall,
     CollectiveSpec,
@@ -104,9 +103,8 @@ def sent(effects: Iterable[Any]) -> list[tuple[Hashable, Any]]:
 def plain(message: Any) -> Any:
     """A message of the master without what peers only remember for another master."""
     if isinstance(message, Decision):
-        return msgspec.structs.replace(message, order=(), calls=())
-    if isinstance(message, Answer):
-        return msgspec.structs.replace(message, round=0, attempt_id=0, order=(), calls=())
+        attempt_id = 0 if message.is_refusal else message.attempt_id
+        return msgspec.structs.replace(message, round=0, attempt_id=attempt_id, order=(), calls=())
     if isinstance(message, Members):
         return msgspec.structs.replace(message, round=0, round_value=0, parent=0)
     if isinstance(message, Welcome | Refused):
@@ -137,7 +135,7 @@ class MasterBench:
         self.groups: dict[str, int] = {}
         self.epochs: dict[int, Members] = {}
         self.plans: dict[int, Any] = {}
-        self.verdicts: dict[tuple[Hashable, int], Answer | Decision] = {}
+        self.verdicts: dict[tuple[Hashable, int], Decision] = {}
         self.logged: list[Log] = []
 
     def handle(self, event: events.MasterEvent) -> list[Any]:
@@ -161,7 +159,7 @@ class MasterBench:
         elif isinstance(message, Plan):
             known = self.plans.setdefault(message.attempt_id, message.lanes)
             assert known == message.lanes, "S3: one plan an attempt"
-        elif isinstance(message, Answer | Decision):
+        elif isinstance(message, Decision):
             name = str(connection).rstrip("0123456789")
             known = self.verdicts.setdefault((name, message.call_id), message)
             assert known == message, "a call has one answer"
@@ -285,7 +283,7 @@ class MasterBench:
         """What the master knows of a peer."""
         return self.machine.registry.peers[pid(name)]
 
-    def verdict(self, name: str, call_id: int) -> Answer | Decision | None:
+    def verdict(self, name: str, call_id: int) -> Decision | None:
         """How a call ended, None while it is open."""
         return self.verdicts.get((name, call_id))
 

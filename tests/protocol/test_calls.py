@@ -28,12 +28,10 @@ from zpccl.protocol.calls import (
     ReduceCall,
     SyncCall,
     TopologyCall,
-    error_of_answer,
-    error_of_decision,
+    error_of,
     error_of_kick,
 )
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
     CollectiveCall,
     Decision,
@@ -84,31 +82,31 @@ def test_a_call_is_of_some_kind() -> None:
     ],
 )
 def test_errors_of_answers(result: Result, kind: type[PCCLError]) -> None:
-    error = error_of_answer(TopologyCall(5), Answer(5, result, reason="why"))
+    error = error_of(TopologyCall(5), Decision(5, result, reason="why"))
     assert (type(error), error.result, error.message) == (kind, result, "why")
 
 
 def test_an_answer_with_a_field_is_a_mismatch_of_collectives_only() -> None:
-    answer = Answer(5, Result.INVALID_USAGE, 0, "why", "count", ("1", "2"))
-    error = error_of_answer(ReduceCall(5, spec=spec(3)), answer)
+    answer = Decision(5, Result.INVALID_USAGE, 0, "why", "count", ("1", "2"))
+    error = error_of(ReduceCall(5, spec=spec(3)), answer)
     assert isinstance(error, CollectiveMismatch)
     assert (error.tag, error.field, error.values) == (3, "count", ("1", "2"))
-    assert type(error_of_answer(SyncCall(5), answer)) is InvalidUsage
+    assert type(error_of(SyncCall(5), answer)) is InvalidUsage
 
 
 def test_what_was_withdrawn_ends_with_the_reason_of_that() -> None:
     call = ReduceCall(5, spec=spec(3), withdrawn=OperationTimeout("too long"))
-    assert error_of_answer(call, Answer(5, Result.RANK_CONNECTION_LOST)) is call.withdrawn
-    assert error_of_decision(call, Decision(5, 1, False, 2, Result.RANK_CONNECTION_LOST)) is call.withdrawn
-    assert type(error_of_answer(call, Answer(5, Result.TOO_FEW_PEERS))) is TooFewPeers
+    assert error_of(call, Decision(5, Result.RANK_CONNECTION_LOST)) is call.withdrawn
+    assert error_of(call, Decision(5, Result.RANK_CONNECTION_LOST, 2, attempt_id=1)) is call.withdrawn
+    assert type(error_of(call, Decision(5, Result.TOO_FEW_PEERS))) is TooFewPeers
 
 
 def test_errors_of_decisions() -> None:
     call = ReduceCall(5, spec=spec(3))
-    error = error_of_decision(call, Decision(5, 1, False, 2, Result.RANK_CONNECTION_LOST, "lost b", ("b",)))
+    error = error_of(call, Decision(5, Result.RANK_CONNECTION_LOST, 2, "lost b", attempt_id=1, peers=("b",)))
     assert isinstance(error, PeerLost)
     assert (error.message, error.peers) == ("lost b", ("b",))
-    assert type(error_of_decision(call, Decision(5, 1, False, 2, Result.INTERNAL_ERROR, "differ"))) is ResultMismatch
+    assert type(error_of(call, Decision(5, Result.INTERNAL_ERROR, 2, "differ", attempt_id=1))) is ResultMismatch
 
 
 def test_errors_of_kicks() -> None:

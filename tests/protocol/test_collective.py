@@ -12,7 +12,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Level
-from zpccl.protocol.messages import Answer, Decision, Kick, Linked, Plan
+from zpccl.protocol.messages import Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import COLLECTIVE, Key
 from zpccl.protocol.rings import ring_edges
 from zpccl.types import DataType, ReduceOp
@@ -30,11 +30,11 @@ def bench_of(*names: str, copies: int = 1) -> MasterBench:
 
 
 def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, peers: int = 2) -> Decision:
-    return Decision(call_id, attempt_id, True, peers)
+    return Decision(call_id, 0, peers, attempt_id=attempt_id)
 
 
 def aborted(call_id: int, reason: str, *blamed: str, attempt_id: int = FIRST_ATTEMPT, peers: int = 2) -> Decision:
-    return Decision(call_id, attempt_id, False, peers, LOST, reason, blamed)
+    return Decision(call_id, LOST, peers, reason, attempt_id=attempt_id, peers=blamed)
 
 
 def test_from_votes_to_commit() -> None:
@@ -117,13 +117,13 @@ def test_joiners_do_not_delay_collectives() -> None:
 
 def test_alone() -> None:
     bench = bench_of("a")
-    assert bench.begin("a", 1) == [("a1", Answer(1, Result.TOO_FEW_PEERS, reason=ALONE))]
+    assert bench.begin("a", 1) == [("a1", Decision(1, Result.TOO_FEW_PEERS, reason=ALONE))]
 
 
 def test_alone_in_its_group_though_not_in_the_run() -> None:
     bench = bench_of("a")
     bench.members("x", group=1)
-    assert bench.begin("x", 1) == [("x1", Answer(1, Result.TOO_FEW_PEERS, reason=ALONE))]
+    assert bench.begin("x", 1) == [("x1", Decision(1, Result.TOO_FEW_PEERS, reason=ALONE))]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_mismatch_names_field_and_peers(changes: dict[str, Any], values: tuple
     field = next(iter(changes))
     reason = f"tag 3: peers differ in {field}: {'; '.join(values)}"
     expected = [
-        (f"{name}1", Answer(call_id, Result.INVALID_USAGE, reason=reason, field=field, values=values))
+        (f"{name}1", Decision(call_id, Result.INVALID_USAGE, reason=reason, field=field, values=values))
         for name, call_id in (("a", 1), ("b", 2), ("c", 3))
     ]
     assert bench.begin("c", 3, spec(3)) == expected
@@ -162,7 +162,7 @@ def test_a_mismatch_of_many_can_be_read() -> None:
         bench.begin(name, 1, spec(count=number + 1))
     for name in names:
         answer = bench.verdict(name, 1)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Decision)
         assert (answer.result, answer.field) == (Result.INVALID_USAGE, "count")
         assert [value.partition(" ")[0] for value in answer.values] == ["1", "2", "3", "47"]
         assert answer.values[-1] == "47 other values"
@@ -175,7 +175,7 @@ def test_of_many_who_give_one_value_some_are_named() -> None:
     for name in names:
         bench.begin(name, 1, spec(count=9 if name == names[-1] else 8))
     answer = bench.verdict(names[0], 1)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Decision)
     assert answer.values[0] == f"8 from {', '.join(names[:13])} and 26 others"
     assert answer.values[1] == f"9 from {names[-1]}"
 
@@ -189,7 +189,7 @@ def test_missing_links_of_many_can_be_told() -> None:
         bench.begin(name, 1)
     bench.tick_at_deadline()
     assert bench.names() == names[0]
-    assert bench.verdict(names[0], 1) == Answer(1, Result.TOO_FEW_PEERS, reason=ALONE)
+    assert bench.verdict(names[0], 1) == Decision(1, Result.TOO_FEW_PEERS, reason=ALONE)
 
 
 def test_an_old_reason_of_a_lost_voter_does_not_count() -> None:
@@ -328,7 +328,7 @@ def test_groups_are_judged_by_their_own_links() -> None:
     assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == "abx"
-    assert bench.verdict("x", 1) == Answer(1, Result.TOO_FEW_PEERS, reason=ALONE)
+    assert bench.verdict("x", 1) == Decision(1, Result.TOO_FEW_PEERS, reason=ALONE)
 
 
 # --- Links that fail ------------------------------------------------------------------------------------------------
@@ -581,7 +581,7 @@ def test_digests_that_differ_abort() -> None:
     bench.finish("a", 1, digest=1)
     bench.finish("b", 1, digest=2)
     reason = "results differ: a: 0000000000000001, b: 0000000000000002"
-    expected = Decision(1, FIRST_ATTEMPT, False, 2, Result.INTERNAL_ERROR, reason)
+    expected = Decision(1, Result.INTERNAL_ERROR, 2, reason, attempt_id=FIRST_ATTEMPT)
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == expected
     assert any(log.level is Level.ERROR and reason in log.text for log in bench.logged)
 
@@ -700,7 +700,7 @@ def test_withdraw_while_voting() -> None:
     bench = bench_of("a", "b", "c")
     bench.begin("a", 1)
     bench.begin("b", 1)
-    assert bench.withdraw("a", 1) == [("a1", Answer(1, LOST, reason="withdrawn"))]
+    assert bench.withdraw("a", 1) == [("a1", Decision(1, LOST, reason="withdrawn"))]
     assert bench.begin("c", 1) == []
     bench.begin("a", 2)
     assert bench.plans[FIRST_ATTEMPT][0].order == pids("abc")

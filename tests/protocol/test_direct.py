@@ -10,7 +10,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, StartReduce
-from zpccl.protocol.messages import Answer, Finished, Lane, Linked, Plan, Refusal, Refused, RunningAttempt
+from zpccl.protocol.messages import Decision, Finished, Lane, Linked, Plan, Refusal, Refused, RunningAttempt
 from zpccl.types import Algorithm
 
 from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, spec
@@ -67,7 +67,7 @@ def test_voters_must_agree_on_it() -> None:
     bench.begin("a", 1, spec(algorithm=Algorithm.RING))
     bench.begin("b", 1, spec(algorithm=Algorithm.DIRECT))
     answer = bench.verdict("a", 1)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Decision)
     assert (answer.result, answer.field) == (Result.INVALID_USAGE, "algorithm")
     assert answer.values == ("RING from a", "DIRECT from b")
 

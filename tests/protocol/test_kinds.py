@@ -13,13 +13,11 @@ from zpccl.errors import CollectiveMismatch, PeerLost, Result, TooFewPeers
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast, EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
     CollectiveCall,
     CollectiveSpec,
     Decision,
     Linked,
-    Outcome,
     Plan,
     RunningAttempt,
     TopologyKind,
@@ -50,7 +48,7 @@ def bench_of(*names: str, copies: int = 1) -> MasterBench:
 
 def passed(call_id: int, world_size: int, attempt_id: int = FIRST_ATTEMPT) -> Decision:
     """The end of a barrier, but for who was there, which the bench leaves out."""
-    return Decision(call_id, attempt_id, True, world_size)
+    return Decision(call_id, 0, world_size, attempt_id=attempt_id)
 
 
 # --- All kinds --------------------------------------------------------------------------------------------------------
@@ -61,7 +59,7 @@ def test_alone(kind: CollectiveKind) -> None:
     """Nobody is alone with a collective of any kind: where a tensor goes nowhere, the program should know."""
     bench = bench_of("a")
     sent = bench.begin("a", 1, of_kind(kind, is_root=True))
-    assert sent == [("a1", Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))]
+    assert sent == [("a1", Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))]
     peer = PeerBench().member("a")
     assert isinstance(peer.error(peer.reduce(2, of_kind(kind, is_root=True))), TooFewPeers)
 
@@ -73,7 +71,9 @@ def test_kinds_that_differ_are_named_first(other: CollectiveKind) -> None:
     bench.begin("a", 1, spec(3, op=ReduceOp.MAX))
     values = ("ALL_REDUCE from a", f"{other.name} from b")
     reason = f"tag 3: peers differ in kind: {'; '.join(values)}"
-    answers = [Answer(call_id, Result.INVALID_USAGE, reason=reason, field="kind", values=values) for call_id in (1, 2)]
+    answers = [
+        Decision(call_id, Result.INVALID_USAGE, reason=reason, field="kind", values=values) for call_id in (1, 2)
+    ]
     sent = bench.begin("b", 2, of_kind(other, 3, is_root=other is CollectiveKind.BROADCAST))
     assert sent == [("a1", answers[0]), ("b1", answers[1])]
 
@@ -120,7 +120,7 @@ def test_a_broadcast_has_one_root(roots: str, values: tuple[str, ...]) -> None:
     for name in "ab":
         bench.begin(name, 1, ROOT if name in roots else OTHER)
     reason = f"tag 0: one peer must be the root: {'; '.join(values)}"
-    answer = Answer(1, Result.INVALID_USAGE, reason=reason, field="is_root", values=values)
+    answer = Decision(1, Result.INVALID_USAGE, reason=reason, field="is_root", values=values)
     sent = bench.begin("c", 1, ROOT if "c" in roots else OTHER)
     assert sent == [(f"{name}1", answer) for name in "abc"]
 
@@ -156,7 +156,7 @@ def test_a_peer_that_is_told_of_two_roots() -> None:
     peer = PeerBench().member()
     peer.reduce(2, of_kind(CollectiveKind.BROADCAST, 5, is_root=True))
     values = ("True from a, b",)
-    effects = peer.hear(Answer(2, Result.INVALID_USAGE, reason="why", field="is_root", values=values))
+    effects = peer.hear(Decision(2, Result.INVALID_USAGE, reason="why", field="is_root", values=values))
     error = peer.error(effects)
     assert isinstance(error, CollectiveMismatch) and (error.tag, error.field, error.values) == (5, "is_root", values)
 
@@ -216,7 +216,7 @@ def test_barriers_follow_each_other() -> None:
 def test_a_vote_for_a_barrier_may_be_withdrawn() -> None:
     bench = bench_of("a", "b")
     bench.begin("a", 1, BARRIER)
-    assert bench.withdraw("a", 1) == [("a1", Answer(1, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    assert bench.withdraw("a", 1) == [("a1", Decision(1, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
     assert bench.begin("b", 1, BARRIER) == []
 
 
@@ -240,7 +240,7 @@ def test_a_peer_is_told_that_a_barrier_failed() -> None:
     """By a master that took over and knows of another end; and by its own close()."""
     peer = PeerBench().member()
     peer.reduce(2, BARRIER)
-    (effect,) = peer.hear(Decision(2, FIRST_ATTEMPT, False, 2, Result.RANK_CONNECTION_LOST, "lost"))
+    (effect,) = peer.hear(Decision(2, Result.RANK_CONNECTION_LOST, 2, "lost", attempt_id=FIRST_ATTEMPT))
     assert isinstance(effect, Reject) and isinstance(effect.error, PeerLost)
 
 
@@ -249,7 +249,7 @@ def test_a_plan_that_comes_for_a_commit_without_a_result_still_counts() -> None:
     peer = PeerBench().member()
     peer.reduce(2, of_kind(CollectiveKind.ALL_GATHER))
     peer.plan(2)
-    effects = peer.hear(Decision(2, FIRST_ATTEMPT, True, 2))
+    effects = peer.hear(Decision(2, 0, 2, attempt_id=FIRST_ATTEMPT))
     assert EndReduce(FIRST_ATTEMPT, commit=False) in effects and peer.machine.error is not None
 
 
@@ -267,7 +267,7 @@ def test_a_barrier_that_one_has_passed_opens_for_all() -> None:
     peer.reduce(2, BARRIER)
     peer.hear(told)
     outcome = peer.machine._memory.report(peer.machine._hello(), 3, 2, peer.machine.members, (), 0, ()).outcomes[0]
-    assert outcome == Outcome(FIRST_ATTEMPT, True, 2, 0, "", pids("ab"), (2, 5))
+    assert outcome == Decision(0, 0, 2, attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(2, 5))
     bench = TakeOver()
     bench.report("a", outcomes=(outcome,), oldest_call_id=3)
     bench.report("b", oldest_call_id=5)

@@ -12,7 +12,6 @@ from zpccl.protocol import events
 from zpccl.protocol.effects import Level, Log
 from zpccl.protocol.master import MasterMachine, MasterOptions, with_seen_address
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
     CollectiveCall,
     Decision,
@@ -219,7 +218,7 @@ def test_admission_when_linked_both_ways(bench: MasterBench) -> None:
     assert bench.say("a", Linked(pids("b"))) == [
         ("a1", member_list(2, "ab")),
         ("b1", member_list(2, "ab")),
-        ("a1", Answer(1, Result.SUCCESS, value=1)),
+        ("a1", Decision(1, Result.SUCCESS, value=1)),
     ]
     assert (bench.names(), bench.pending()) == ("ab", "")
 
@@ -230,7 +229,7 @@ def test_update_waits_for_links_for_a_while_only(bench: MasterBench) -> None:
     bench.say("b", Linked(pids("a")))  # The other end never says so.
     assert bench.machine.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
     assert bench.tick(limits.ADMISSION_WAIT_NS - 1) == []
-    assert bench.tick(1) == [("a1", Answer(1, Result.SUCCESS, value=0))]
+    assert bench.tick(1) == [("a1", Decision(1, Result.SUCCESS, value=0))]
     assert (bench.names(), bench.pending()) == ("a", "b")
 
 
@@ -244,15 +243,15 @@ def test_update_admits_who_is_ready_when_time_is_up(bench: MasterBench) -> None:
     assert bench.names() == "ab"
     bench.tick_at_deadline()
     assert (bench.names(), bench.pending()) == ("aby", "x")
-    assert bench.verdict("a", 1) == bench.verdict("b", 1) == Answer(1, Result.SUCCESS, value=1)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == Decision(1, Result.SUCCESS, value=1)
 
 
 def test_update_with_nobody_pending(bench: MasterBench) -> None:
     bench.members("a", "b")
     bench.vote("a", UPDATE, 1)
     assert bench.vote("b", UPDATE, 2) == [
-        ("a1", Answer(1, Result.SUCCESS, value=0)),
-        ("b1", Answer(2, Result.SUCCESS, value=0)),
+        ("a1", Decision(1, Result.SUCCESS, value=0)),
+        ("b1", Decision(2, Result.SUCCESS, value=0)),
     ]
     assert bench.machine.registry.epoch == 2
 
@@ -289,7 +288,7 @@ def test_who_leaves_while_links_are_waited_for_does_not_hold_up_the_update(bench
     bench.vote("a", UPDATE, 1)
     assert bench.verdict("a", 1) is None
     bench.leave("b")
-    assert bench.verdict("a", 1) == Answer(1, Result.SUCCESS, value=0)
+    assert bench.verdict("a", 1) == Decision(1, Result.SUCCESS, value=0)
 
 
 def test_an_unreachable_joiner_is_removed(bench: MasterBench) -> None:
@@ -620,7 +619,7 @@ def test_several_die_at_once(bench: MasterBench) -> None:
         bench.disconnect(name)
     bench.tick(limits.DISCONNECT_GRACE_NS)
     assert bench.names() == "a"
-    assert bench.verdict("a", 1) == Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
+    assert bench.verdict("a", 1) == Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
 
 
 # --- Hostile and malformed input ------------------------------------------------------------------------------------
@@ -728,14 +727,14 @@ def test_many_calls_beside_one_that_takes_long(bench: MasterBench, monkeypatch: 
         assert isinstance(bench.verdict("a", call_id), Decision)
     for name in "ab":
         bench.finish(name, 1)
-    assert bench.verdict("a", 1) == Decision(1, FIRST_ATTEMPT, True, 2)
+    assert bench.verdict("a", 1) == Decision(1, 0, 2, attempt_id=FIRST_ATTEMPT)
 
 
 def test_answers_are_recalled_until_they_are_known(bench: MasterBench) -> None:
     bench.members("a", "b")
     for name in "ab":
         bench.vote(name, PENDING, 5)
-    answer = Answer(5, Result.SUCCESS)
+    answer = Decision(5, Result.SUCCESS)
     assert bench.vote("a", PENDING, 5) == [("a1", answer)]
     bench.begin("a", 6, oldest=6)
     assert bench.peer("a").answers == {}
@@ -751,14 +750,14 @@ def test_the_answer_to_the_oldest_open_call_is_kept(bench: MasterBench) -> None:
     for name in "ab":
         bench.finish(name, 5)
         bench.finish(name, 6, FIRST_ATTEMPT + 1)
-    assert bench.begin("a", 6, spec(2), oldest=6) == [("a1", Decision(6, FIRST_ATTEMPT + 1, True, 2))]
+    assert bench.begin("a", 6, spec(2), oldest=6) == [("a1", Decision(6, 0, 2, attempt_id=FIRST_ATTEMPT + 1))]
     assert list(bench.peer("a").answers) == [6]
 
 
 def test_withdraw_of_a_call_whose_vote_was_lost(bench: MasterBench) -> None:
     bench.members("a", "b")
-    assert bench.withdraw("a", 5) == [("a1", Answer(5, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
-    assert bench.withdraw("a", 5) == [("a1", Answer(5, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    assert bench.withdraw("a", 5) == [("a1", Decision(5, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    assert bench.withdraw("a", 5) == [("a1", Decision(5, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
     bench.begin("a", 6, oldest=6)
     assert bench.withdraw("a", 5) == []
 

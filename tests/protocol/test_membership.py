@@ -7,7 +7,7 @@ import pytest
 from zpccl import limits
 from zpccl.protocol.effects import Broadcast, Level, Log
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Answer, Neighbour, Welcome
+from zpccl.protocol.messages import Decision, Neighbour, Welcome
 
 from .harness import RUN_ID, member_list, pid, pids, token
 
@@ -109,9 +109,9 @@ def test_answers_are_kept_for_who_is_away() -> None:
     outbox, a = Outbox(), peer("a")
     a.connection = None
     a.open_calls[5] = "what"
-    outbox.answer(a, Answer(5, 0))
+    outbox.answer(a, Decision(5, 0))
     assert outbox.take() == []
-    assert (a.answers, a.open_calls) == ({5: Answer(5, 0)}, {})
+    assert (a.answers, a.open_calls) == ({5: Decision(5, 0)}, {})
 
 
 def test_the_latest_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_the_latest_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ANSWERS_KEPT_MAX", 2)
     outbox, a = Outbox(), peer("a")
     for call_id in (9, 3, 6, 1):
-        outbox.answer(a, Answer(call_id, 0))
+        outbox.answer(a, Decision(call_id, 0))
     assert list(a.answers) == [6, 1]
 
 

@@ -10,12 +10,10 @@ from zpccl.errors import Result
 from zpccl.protocol.calls import Call, Phase, ReduceCall
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
-    Answer,
     Decision,
     Hello,
     Lane,
     Member,
-    Outcome,
     Plan,
     RunningSync,
     decode_peer_message,
@@ -39,13 +37,13 @@ def memory_of(names: str, **groups: int) -> Memory:
     return memory
 
 
-def outcomes(memory: Memory) -> tuple[Outcome, ...]:
+def outcomes(memory: Memory) -> tuple[Decision, ...]:
     return memory.report(HELLO, 0, 1, (), (), 0, ()).outcomes
 
 
-def refusal(call_id: int, attempt_id: int, ids: tuple[bytes, ...], reason: str = "no") -> Answer:
+def refusal(call_id: int, attempt_id: int, ids: tuple[bytes, ...], reason: str = "no") -> Decision:
     calls = (call_id,) * len(ids)
-    return Answer(call_id, Result.INVALID_USAGE, 0, reason, "", (), 0, attempt_id, ids, calls)
+    return Decision(call_id, Result.INVALID_USAGE, 0, reason, "", (), 0, attempt_id, ids, calls)
 
 
 @pytest.mark.parametrize("group_size", [2, 16, 64, 100, 128, 256, 512, 1024, 2048])
@@ -64,11 +62,11 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     field, reason = "quantized_datatype", "\U0001f600" * limits.TEXT_CHARS_MAX
     everybody = member_ids(limits.PEERS_MAX)
     for number in range(2 * limits.PARTIAL_REFUSALS_KEPT_MAX):  # Of rounds, in which all groups have part.
-        memory.on_answer(refusal(LONG, LONG - 9999 + number, everybody, reason))
+        memory.on_decision(refusal(LONG, LONG - 9999 + number, everybody, reason), None, ())
     for number in range(calls_max):
         answer = refusal(LONG, LONG - number, ids, reason)
         facts = (answer.result, 0, reason, field, values, 0, answer.attempt_id, answer.order, (LONG,) * group_size)
-        memory.on_answer(Answer(LONG, *facts))
+        memory.on_decision(Decision(LONG, *facts), None, ())
     plan = Plan(LONG, (Lane(ids, 2),), (LONG,) * group_size, limits.FRAME_BYTES_MAX)
     widest = spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX, datatype=255, op=255, quantization=255)
     calls: list[Call] = [ReduceCall(LONG, Phase.RUNNING, LONG, spec=widest, plan=plan) for _ in range(calls_max)]
@@ -76,7 +74,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     hello = Hello(ids[0], ids[0], True, limits.PEER_GROUP_MAX, listed[0].name, addresses, LONG)
     report = memory.report(hello, LONG, limits.EPOCH_MAX, listed, everybody, limits.EPOCH_MAX, calls)
     sync = RunningSync(LONG, LONG, ids, ids, (LONG,) * group_size, True)
-    last = Outcome(LONG, True, LONG, 0, "", ids, (LONG,) * group_size)
+    last = Decision(0, 0, LONG, attempt_id=LONG, order=ids, calls=(LONG,) * group_size)
     report = replace(report, sync=sync, last_sync=last)
     kept = {outcome.attempt_id for outcome in report.outcomes}
     assert {LONG - number for number in range(calls_max)} <= kept
@@ -92,13 +90,13 @@ def test_a_report_fits_after_the_group_has_shrunk() -> None:
     memory.on_members([Member(peer_id, 0, "n" * 128) for peer_id in before], 0, is_committed=True)
     first = limits.calls_in_flight_max(len(before))
     for number in range(first):
-        memory.on_answer(refusal(1, number, before))
+        memory.on_decision(refusal(1, 1 + number, before), None, ())
     memory.on_members(member_list(2, "").members, 0, is_committed=False)
     assert len(outcomes(memory)[0].order) == len(before)
     memory.on_members([Member(peer_id, 0, "n") for peer_id in after], 0, is_committed=True)
     second = limits.calls_in_flight_max(len(after)) - first
     for number in range(first, first + second):
-        memory.on_answer(refusal(1, number, after))
+        memory.on_decision(refusal(1, 1 + number, after), None, ())
     assert [outcome.order for outcome in outcomes(memory)] == [after] * (first + second)
     plans = [Plan(9, (Lane(ids),), (2**32 - 1,) * len(ids), 1) for ids in [before] * first + [after] * second]
     calls = [ReduceCall(1, Phase.RUNNING, 9, spec=spec(1), plan=plan) for plan in plans]
@@ -111,14 +109,14 @@ def test_the_ends_of_as_many_calls_as_another_may_have_in_flight_are_kept() -> N
     memory.on_members([Member(peer_id, 0, "n") for peer_id in ids], 0, is_committed=True)
     in_flight = limits.calls_in_flight_max(256)
     for number in range(in_flight):
-        plan = Plan(number, (Lane(ids),), (1,) * 256, 1)
-        call = ReduceCall(number, Phase.REPORTED, number, spec=spec(number), plan=plan)
-        memory.on_decision(Decision(number, number, True, 256), call, frozenset(ids))
+        plan = Plan(1 + number, (Lane(ids),), (1,) * 256, 1)
+        call = ReduceCall(number, Phase.REPORTED, 1 + number, spec=spec(number), plan=plan)
+        memory.on_decision(Decision(number, 0, 256, attempt_id=1 + number), call, frozenset(ids))
     for number in range(limits.PARTIAL_REFUSALS_KEPT_MAX):  # The others had no part in these.
-        memory.on_answer(refusal(1, 10_000 + number, ids[:2]))
+        memory.on_decision(refusal(1, 10_000 + number, ids[:2]), None, ())
     kept = {outcome.attempt_id: len(outcome.calls) for outcome in outcomes(memory)}
-    assert all(kept[number] == 256 for number in range(in_flight))
-    memory.on_answer(refusal(1, 20_000, ids))
+    assert all(kept[1 + number] == 256 for number in range(in_flight))
+    memory.on_decision(refusal(1, 20_000, ids), None, ())
     assert len(outcomes(memory)) == in_flight + limits.PARTIAL_REFUSALS_KEPT_MAX
 
 
@@ -129,8 +127,8 @@ def test_other_groups_do_not_count() -> None:
 
 def test_who_is_gone_makes_room_once_the_others_agree() -> None:
     memory = memory_of("abc")
-    memory.on_answer(refusal(5, 1, pids("abc")))
-    memory.on_answer(refusal(6, 2, pids("ab")))
+    memory.on_decision(refusal(5, 1, pids("abc")), None, ())
+    memory.on_decision(refusal(6, 2, pids("ab")), None, ())
     memory.on_members(member_list(2, "ab").members, 0, is_committed=False)
     assert [outcome.order for outcome in outcomes(memory)] == [pids("abc"), pids("ab")]
     memory.on_members(member_list(2, "ab").members, 0, is_committed=True)
@@ -144,7 +142,7 @@ def test_who_is_gone_makes_room_once_the_others_agree() -> None:
 @pytest.mark.parametrize("text", ["\U0001f600" * 400, "ab" + "\U0001f600" * 400, "x" * 5000])
 def test_a_reason_is_cut_to_its_bytes(text: str) -> None:
     memory = memory_of("ab")
-    memory.on_answer(refusal(5, 1, pids("ab"), text))
+    memory.on_decision(refusal(5, 1, pids("ab"), text), None, ())
     (kept,) = outcomes(memory)
     assert limits.OUTCOME_TEXT_CHARS_MAX - 3 <= len(kept.reason.encode()) <= limits.OUTCOME_TEXT_CHARS_MAX
     assert text.startswith(kept.reason)

@@ -71,7 +71,9 @@ hellos = st.builds(
 )
 members = tuples(st.builds(m.Member, ids, groups, names))
 outcomes = st.builds(
-    m.Outcome, naturals, st.booleans(), naturals, st.integers(0, 12), texts, tuples(ids), tuples(naturals)
+    m.Decision,
+    *(naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts), naturals, naturals),
+    *(tuples(ids), tuples(naturals), tuples(names)),
 )
 attempts = st.builds(m.RunningAttempt, naturals, tuples(ids), tuples(naturals), specs, algorithms)
 syncs = st.builds(m.RunningSync, naturals, naturals, tuples(ids), tuples(ids), tuples(naturals), st.booleans())
@@ -126,12 +128,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
         tuples(naturals),
         st.integers(1, 2**24),
     ),
-    m.Decision: st.builds(
-        m.Decision, naturals, naturals, st.booleans(), naturals, st.integers(0, 12), texts, tuples(names)
-    ),
-    m.Answer: st.builds(
-        m.Answer, naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts)
-    ),
+    m.Decision: outcomes,
     m.SyncPlan: st.builds(
         m.SyncPlan,
         *(naturals, naturals, naturals, tuples(ids), tuples(st.builds(m.FetchEntry, keys, digests))),
@@ -360,7 +357,7 @@ def test_bounds_of_peer_messages(data: bytes) -> None:
         m.Kick(1, "r" * 4097),
         m.Welcome(b"", 1),
         m.Decision(1, -1, True),
-        m.Answer(1, 0, values=("v" * 4097,)),
+        m.Decision(1, 0, values=("v" * 4097,)),
     ],
 )
 def test_bounds_of_master_messages(message: Any) -> None:

@@ -42,7 +42,6 @@ from zpccl.protocol.effects import (
     UseMaster,
 )
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
     CollectiveCall,
     Decision,
@@ -103,11 +102,12 @@ def done(attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> events.ReduceDone:
 
 
 def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, value: int = 2) -> Decision:
-    return Decision(call_id, attempt_id, True, value)
+    return Decision(call_id, 0, value, attempt_id=attempt_id)
 
 
 def aborted(call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> Decision:
-    return Decision(call_id, attempt_id, False, 2, **{"result": LOST, "reason": "lost b", "peers": ("b",), **changes})
+    facts = {"result": LOST, "value": 2, "reason": "lost b", "attempt_id": attempt_id, "peers": ("b",), **changes}
+    return Decision(call_id, **facts)
 
 
 # --- Connecting -----------------------------------------------------------------------------------------------------
@@ -406,11 +406,11 @@ def test_results_that_differ() -> None:
 def test_answers_without_an_attempt() -> None:
     peer = PeerBench().member()
     peer.reduce(10, spec(1), spec(2), spec(3))
-    error = peer.error(peer.hear(Answer(10, Result.INVALID_USAGE, 0, "differ", "count", ("8 from a", "9 from b"))))
+    error = peer.error(peer.hear(Decision(10, Result.INVALID_USAGE, 0, "differ", "count", ("8 from a", "9 from b"))))
     assert isinstance(error, CollectiveMismatch)
     assert (error.tag, error.field, error.values) == (1, "count", ("8 from a", "9 from b"))
-    assert type(peer.error(peer.hear(Answer(11, Result.TOO_FEW_PEERS)))) is TooFewPeers
-    assert type(peer.error(peer.hear(Answer(12, LOST, reason="no data connection")))) is PeerLost
+    assert type(peer.error(peer.hear(Decision(11, Result.TOO_FEW_PEERS)))) is TooFewPeers
+    assert type(peer.error(peer.hear(Decision(12, LOST, reason="no data connection")))) is PeerLost
 
 
 def test_an_answer_to_a_running_call_gives_the_buffer_back() -> None:
@@ -418,7 +418,7 @@ def test_an_answer_to_a_running_call_gives_the_buffer_back() -> None:
     peer = PeerBench().member()
     peer.reduce(10)
     peer.plan(10)
-    effects = peer.hear(Answer(10, LOST))
+    effects = peer.hear(Decision(10, LOST))
     assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
     assert isinstance(effects[1], Reject)
 
@@ -430,8 +430,8 @@ def test_decisions_may_come_twice() -> None:
     peer.handle(done())
     peer.hear(committed(10))
     assert peer.hear(committed(10)) == []
-    peer.hear(Answer(11, LOST))
-    assert peer.hear(Answer(11, LOST)) == []
+    peer.hear(Decision(11, LOST))
+    assert peer.hear(Decision(11, LOST)) == []
 
 
 def test_plans_may_come_twice() -> None:
@@ -480,7 +480,7 @@ def test_reports_of_the_data_plane_count_once() -> None:
 def test_topology_calls(kind: Any) -> None:
     peer = PeerBench().member()
     assert peer.topology(10, kind) == [Send(TopologyVote(10, 10, kind))]
-    assert peer.hear(Answer(10, OK, 1)) == [Resolve(10, 1)]
+    assert peer.hear(Decision(10, OK, 1)) == [Resolve(10, 1)]
 
 
 def test_topology_calls_of_who_is_alone() -> None:
@@ -491,7 +491,7 @@ def test_topology_calls_of_who_is_alone() -> None:
 def test_a_failed_update_can_be_tried_again() -> None:
     peer = PeerBench().member()
     peer.topology(10)
-    assert type(peer.error(peer.hear(Answer(10, Result.UPDATE_TOPOLOGY_FAILED)))) is UpdateTopologyFailed
+    assert type(peer.error(peer.hear(Decision(10, Result.UPDATE_TOPOLOGY_FAILED)))) is UpdateTopologyFailed
     assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE))]
 
 
@@ -612,7 +612,7 @@ def test_a_master_that_takes_over_waits_for_who_has_lost_what_it_held() -> None:
 def test_a_sync_that_refuses_us() -> None:
     peer = PeerBench().member()
     peer.sync(10)
-    error = peer.error(peer.hear(Answer(10, Result.INVALID_USAGE, reason="ahead")))
+    error = peer.error(peer.hear(Decision(10, Result.INVALID_USAGE, reason="ahead")))
     assert (type(error), error.message) == (InvalidUsage, "ahead")
 
 
@@ -725,7 +725,7 @@ def test_the_same_tag_twice() -> None:
     assert "same tag" in error.message
     effects = peer.reduce(12, spec(2), spec(3), spec(2))
     assert [type(e.error) for e in effects] == [InvalidUsage] * 3
-    peer.hear(Answer(10, LOST))
+    peer.hear(Decision(10, LOST))
     assert peer.reduce(15, spec(1)) == [begin(15, spec(1))]
 
 
@@ -747,7 +747,7 @@ def test_the_bound_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     peer.reduce(10, spec(1), spec(2))
     peer.topology(12, PENDING)
     assert type(peer.error(peer.reduce(13, spec(3)))) is InvalidUsage
-    peer.hear(Answer(12, OK))
+    peer.hear(Decision(12, OK))
     peer.reduce(14, spec(3))
     assert type(peer.error(peer.topology(15, PENDING))) is InvalidUsage
     assert len(peer.machine.calls) == 3
@@ -804,7 +804,7 @@ def test_everything_is_said_again() -> None:
         begin(13, spec(4), oldest=10),
         Send(TopologyVote(10, 14, PENDING)),
     ]
-    peer.hear(Answer(10, LOST))
+    peer.hear(Decision(10, LOST))
     assert peer.reconnect()[2] == begin(11, spec(2))
 
 
@@ -1010,7 +1010,7 @@ def test_a_call_that_is_given_up(phase: str, timed_out: bool, kind: type[PCCLErr
     if phase == "running":
         peer.plan(10)
     assert peer.handle(events.CallWithdrawn(10, timed_out)) == [Send(Withdraw(10))]
-    effects = peer.hear(aborted(10) if phase == "running" else Answer(10, LOST, reason="withdrawn"))
+    effects = peer.hear(aborted(10) if phase == "running" else Decision(10, LOST, reason="withdrawn"))
     assert type(peer.error(effects)) is kind
 
 
@@ -1030,7 +1030,7 @@ def test_other_errors_of_a_call_that_was_given_up() -> None:
     peer.reduce(10, spec(1), spec(2))
     peer.handle(events.CallWithdrawn(10, timed_out=True))
     peer.handle(events.CallWithdrawn(11, timed_out=True))
-    assert type(peer.error(peer.hear(Answer(10, Result.TOO_FEW_PEERS)))) is TooFewPeers
+    assert type(peer.error(peer.hear(Decision(10, Result.TOO_FEW_PEERS)))) is TooFewPeers
     assert type(peer.error(peer.hear(aborted(11, result=Result.INTERNAL_ERROR)))) is ResultMismatch
 
 
@@ -1082,7 +1082,7 @@ def test_without_a_master_a_call_ends_at_once(call: str) -> None:
         "sync": Send(SyncOffer(10, 10, 0, 0, ENTRIES)),
     }
     assert led_again(peer) == [Send(Withdraw(10)), votes[call]]
-    assert peer.hear(Answer(10, LOST, reason="withdrawn")) == []
+    assert peer.hear(Decision(10, LOST, reason="withdrawn")) == []
     assert peer.machine.calls == {}
 
 
@@ -1112,7 +1112,7 @@ def test_an_answer_in_time_ends_the_wait() -> None:
     peer = PeerBench().member("ab")
     peer.reduce(10)
     give_up(peer)
-    assert type(peer.error(peer.hear(Answer(10, LOST)))) is OperationTimeout
+    assert type(peer.error(peer.hear(Decision(10, LOST)))) is OperationTimeout
     assert peer.machine.deadline_ns() is None
 
 
@@ -1213,7 +1213,7 @@ def test_the_same_tag_again_after_the_release() -> None:
     assert peer.reduce(11, spec(0), spec(1)) == [begin(12, spec(1), oldest=10)]
     assert type(peer.error(peer.reduce(13, spec(0)))) is InvalidUsage
     assert led_again(peer) == [Send(Withdraw(10)), begin(10), begin(12, spec(1), oldest=10)]
-    assert peer.hear(Answer(10, LOST)) == [begin(11, spec(0))]
+    assert peer.hear(Decision(10, LOST)) == [begin(11, spec(0))]
     assert peer.plan(11) == [start(11)]
 
 
@@ -1222,7 +1222,7 @@ def test_a_call_that_is_held_back_is_given_up() -> None:
     peer.reduce(11)
     (effect,) = give_up(peer, 11)
     assert isinstance(effect, Reject)
-    assert peer.hear(Answer(10, LOST)) == []
+    assert peer.hear(Decision(10, LOST)) == []
 
 
 @pytest.mark.parametrize(
@@ -1249,7 +1249,7 @@ def test_calls_that_may_not_run_beside_a_released_one(first: str, second: str, w
     assert bool(calls[second](11)) is not waits
     assert peer.machine.calls[11].is_held is waits
     led_again(peer)
-    said = peer.hear(Answer(10, LOST))
+    said = peer.hear(Decision(10, LOST))
     assert bool(said) is waits
     assert not peer.machine.calls[11].is_held
 
@@ -1271,7 +1271,7 @@ def test_a_round_that_ends_after_the_release() -> None:
     """The next vote is for the round after it."""
     peer = released("topology")
     led_again(peer)
-    assert peer.hear(Answer(10, OK, round=3)) == []
+    assert peer.hear(Decision(10, OK, round=3)) == []
     assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE, 3))]
 
 
@@ -1371,4 +1371,4 @@ def test_before_connect_nothing_has_any_effect() -> None:
 def test_an_unknown_result_of_a_later_master() -> None:
     peer = PeerBench().member()
     peer.topology(10)
-    assert type(peer.error(peer.hear(Answer(10, 99)))) is InternalError
+    assert type(peer.error(peer.hear(Decision(10, 99)))) is InternalError

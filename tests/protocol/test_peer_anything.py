@@ -11,7 +11,6 @@ from zpccl import limits
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, EndSync, Reject, Resolve, Send, StartReduce, StartSync
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
     Decision,
     Finished,
@@ -98,10 +97,10 @@ class Watch:
             "plan": lambda: plan_of(call_id, self.attempt_id, "abc"),
             "late": lambda: plan_of(call_id, max(FIRST_ATTEMPT, self.attempt_id - number), "abc"),
             "sync_plan": lambda: sync_plan(call_id, 1, "b", ("w", "2"), attempt_id=self.attempt_id),
-            "commit": lambda: Decision(call_id, attempt_id, True, 3),
-            "abort": lambda: Decision(call_id, attempt_id, False, 3, 8, "lost b"),
-            "answer": lambda: Answer(call_id, 0, 1),
-            "refuse": lambda: Answer(call_id, 4, reason="no"),
+            "commit": lambda: Decision(call_id, 0, 3, attempt_id=attempt_id),
+            "abort": lambda: Decision(call_id, 8, 3, "lost b", attempt_id=attempt_id),
+            "answer": lambda: Decision(call_id, 0, 1),
+            "refuse": lambda: Decision(call_id, 4, reason="no"),
             "members": lambda: member_list(number, "abc"),
             "alone": lambda: member_list(number, "a"),
             "neighbours": lambda: Neighbours(tuple(neighbour(name) for name in "bcd"[number:])),

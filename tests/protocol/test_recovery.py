@@ -16,12 +16,10 @@ from zpccl.protocol import events
 from zpccl.protocol.leadership import choose_run
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
-    Answer,
     Decision,
     Hello,
     Kick,
     Members,
-    Outcome,
     Plan,
     Refusal,
     Refused,
@@ -68,8 +66,8 @@ def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> R
     return replace(blank, **facts)
 
 
-def outcome(attempt_id: int, committed: bool, names: str, *calls: int, value: int = 2) -> Outcome:
-    return Outcome(attempt_id, committed, value, 0 if committed else 6, "", pids(names), calls)
+def outcome(attempt_id: int, committed: bool, names: str, *calls: int, value: int = 2) -> Decision:
+    return Decision(0, 0 if committed else 6, value, attempt_id=attempt_id, order=pids(names), calls=calls)
 
 
 class TakeOver(MasterBench):
@@ -359,15 +357,15 @@ def test_one_participant_knows_for_all(bench: TakeOver) -> None:
     assert ("b1", plan_of(0, 7, calls=(3, 4))) in told
     bench.finish("a", 3, 7)
     bench.finish("b", 4, 7)
-    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
-    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+    assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
+    assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
 
 
 def test_a_decision_that_one_has_heard_is_that_of_all(bench: TakeOver) -> None:
     """S1: committed, though b has only its result."""
     bench.report("a", outcomes=(outcome(7, True, "ab", 3, 4),), oldest_call_id=5)
     bench.report("b", attempts=(RUNNING,), oldest_call_id=4)
-    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+    assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
     assert bench.verdict("a", 3) is None
 
 
@@ -411,7 +409,7 @@ def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
     assert bench.verdict("a", 3) is None
     told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
     assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
-    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+    assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
 
 
 def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
@@ -422,7 +420,7 @@ def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: T
     bench.tick_at_deadline()
     told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
     assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
-    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+    assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
 
 
 def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
@@ -432,14 +430,14 @@ def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
     bench.tick_at_deadline()
     assert bench.withdraw("a", 3) == []
     bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5, value=3),), oldest_call_id=6)
-    assert bench.verdict("a", 3) == Decision(3, 7, True, 3)
+    assert bench.verdict("a", 3) == Decision(3, 0, 3, attempt_id=7)
 
 
 def test_a_round_that_one_has_heard_of_is_complete(bench: TakeOver) -> None:
     """L3: a went on to its next call; b must not wait for it."""
     bench.report("a", round=4, round_value=1)
     bench.report("b", round=3)
-    assert bench.say("b", TopologyVote(1, 1, PENDING, 3)) == [("b1", Answer(1, Result.SUCCESS, 1))]
+    assert bench.say("b", TopologyVote(1, 1, PENDING, 3)) == [("b1", Decision(1, Result.SUCCESS, 1))]
     assert bench.say("b", TopologyVote(2, 2, UPDATE, 4)) == []
 
 
@@ -453,7 +451,7 @@ def test_a_running_sync_goes_on(bench: TakeOver) -> None:
     (plan,) = [message for c, message in told if c == "b1" and isinstance(message, SyncPlan)]
     assert (plan.attempt_id, plan.revision, [e.key for e in plan.fetch]) == (7, 2, ["w"])
     bench.fetched("b", 4, 7)
-    assert bench.verdict("a", 3) == Decision(3, 7, True, 2)
+    assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
 
 
 def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> None:
@@ -469,7 +467,7 @@ def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> Non
     (plan,) = [message for message in bench.said["c1"] if isinstance(message, SyncPlan)]
     assert (plan.attempt_id, plan.sources, [e.key for e in plan.fetch]) == (7, pids("b"), ["w"])
     bench.fetched("c", 5, 7)
-    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+    assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
 
 
 def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver) -> None:
@@ -496,7 +494,7 @@ def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: T
     told = bench.say("a", offer(3, 2, entry("w", "new")))
     assert [message.attempt_id for c, message in told if c == "b1" and isinstance(message, SyncPlan)] == [7]
     bench.fetched("b", 4, 7)
-    assert bench.verdict("b", 4) == Decision(4, 7, True, 2)
+    assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
     bench.say("b", offer(5, 3, entry("w", "next"), oldest=5))  # It counts once: the next sync is another one.
     bench.say("a", offer(4, 3, entry("w", "next"), oldest=4))
     verdict = bench.verdict("b", 5)
@@ -546,12 +544,14 @@ def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: Take
     ended = bench.peer("a").answers[4]
     assert isinstance(ended, Decision)
     assert (ended.committed, ended.result, ended.attempt_id) == (False, Result.RANK_CONNECTION_LOST, 1)
-    assert isinstance(bench.peer("b").answers[5], Answer)
+    assert isinstance(bench.peer("b").answers[5], Decision)
 
 
 def test_a_refusal_of_all_is_the_same_for_who_has_not_heard_it(bench: TakeOver) -> None:
     """Headless, seed 375: nobody could send; one had heard that, the other waited in its sync for ever."""
-    refused = Outcome(7, False, 0, Result.NO_SHARED_STATE_AVAILABLE, "all receive", pids("ab"), (3, 4))
+    refused = Decision(
+        0, Result.NO_SHARED_STATE_AVAILABLE, 0, "all receive", attempt_id=7, order=pids("ab"), calls=(3, 4)
+    )
     bench.report("a", outcomes=(refused,), oldest_call_id=4)
     bench.report("b", oldest_call_id=4)
     verdict = bench.verdict("b", 4)
@@ -580,15 +580,15 @@ def test_a_peer_remembers_ends_of_attempts() -> None:
     peer.reduce(10)
     peer.plan(10, 7)
     peer.handle(events.ReduceDone(7, digest=9))
-    peer.hear(Decision(10, 7, True, 2))
+    peer.hear(Decision(10, 0, 2, attempt_id=7))
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=5))
     assert said.message.outcomes == (outcome(7, True, "ab", 10, 10),)
 
 
 def test_a_peer_remembers_whom_an_outcome_concerns() -> None:
     """L3: b can be told of it by another master only if a knows that it took part."""
-    told = Decision(10, 7, True, 2, order=pids("ab"), calls=(10, 11))
-    for first, second in ((told, Decision(10, 7, True, 2)), (Decision(10, 7, True, 2), told)):
+    told = Decision(10, 0, 2, attempt_id=7, order=pids("ab"), calls=(10, 11))
+    for first, second in ((told, Decision(10, 0, 2, attempt_id=7)), (Decision(10, 0, 2, attempt_id=7), told)):
         peer = PeerBench().member()
         peer.hear(first)
         peer.hear(second)
@@ -600,7 +600,7 @@ def test_a_peer_remembers_the_round_that_answered_it() -> None:
     """L3: another master may hear of it from this peer only, and the next vote is for a later one."""
     peer = PeerBench().member()
     peer.topology(10)
-    peer.hear(Answer(10, Result.SUCCESS, value=1, round=4))
+    peer.hear(Decision(10, Result.SUCCESS, value=1, round=4))
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=5))
     assert (said.message.round, said.message.round_value) == (4, 1)
     assert [effect.message for effect in peer.topology(11)] == [TopologyVote(11, 11, UPDATE, 4)]
@@ -614,7 +614,7 @@ def test_a_sync_that_failed_is_not_the_last_one() -> None:
         peer.sync(call_id, revision)
         peer.hear(sync_plan(call_id, revision, "b", ("w", "2"), attempt_id=attempt_id))
         peer.handle(events.FetchDone(attempt_id))
-        peer.hear(Decision(call_id, attempt_id, is_committed, revision))
+        peer.hear(Decision(call_id, 0 if is_committed else 6, revision, attempt_id=attempt_id))
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=5))
     assert said.message.last_sync == outcome(7, True, "ab", 10, 10, value=4)
 
@@ -639,11 +639,11 @@ def test_a_commit_without_a_result_ends_the_membership(phase: str) -> None:
         peer.plan(10, 7)
     if phase == "failed":
         peer.handle(events.ReduceDone(7, error="the link broke"))
-    effects = peer.hear(Decision(10, 7, True, 2))
+    effects = peer.hear(Decision(10, 0, 2, attempt_id=7))
     assert "without this peer" in str(peer.error(effects))
 
 
-MISMATCH = Answer(
+MISMATCH = Decision(
     10, Result.INVALID_USAGE, 0, "peers differ", "count", ("8 from a", "9 from b"), 0, 7, pids("ab"), (10, 20)
 )
 
@@ -654,15 +654,13 @@ def test_a_mismatch_is_remembered_for_another_master() -> None:
     peer.reduce(10)
     peer.hear(MISMATCH)
     (said,) = peer.hear(Refused(Refusal.REPORT, ""))
-    values = ("8 from a", "9 from b")
-    facts = (7, False, 0, Result.INVALID_USAGE, "peers differ", pids("ab"), (10, 20), "count", values)
-    assert said.message.outcomes == (Outcome(*facts),)
+    assert said.message.outcomes == (replace(MISMATCH, call_id=0),)
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_mismatch_that_one_has_heard_of_is_one_for_the_other(bench: TakeOver, late: bool) -> None:
     """L1: the former master died between two sends; b would wait for a, which goes on, for ever."""
-    outcome = Outcome(7, False, 0, MISMATCH.result, MISMATCH.reason, pids("ab"), (10, 20), "count", MISMATCH.values)
+    outcome = replace(MISMATCH, call_id=0)
     if late:  # b votes again before anybody knows that it was refused.
         bench.report("b", oldest_call_id=20)
         bench.tick_at_deadline()
@@ -686,8 +684,8 @@ def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOve
     bench.begin("b", 20)
     assert bench.verdict("a", 10) is None
     bench.report("c", "abc")
-    assert isinstance(bench.verdict("a", 10), Answer)
-    assert isinstance(bench.verdict("b", 20), Answer)
+    assert isinstance(bench.verdict("a", 10), Decision)
+    assert isinstance(bench.verdict("b", 20), Decision)
 
 
 def test_a_knot_is_ended_only_when_all_are_heard() -> None:
@@ -703,23 +701,16 @@ def test_a_knot_is_ended_only_when_all_are_heard() -> None:
     bench.report("x", "abx", groups={"x": 1})
     bench.tick(2 * SECOND)
     for name, call_id in (("a", 10), ("b", 20)):
-        assert isinstance(bench.verdict(name, call_id), Answer)
+        assert isinstance(bench.verdict(name, call_id), Decision)
 
 
 def test_a_refusal_ends_a_topology_call_too(bench: TakeOver) -> None:
-    refused = Outcome(7, False, 0, Result.INVALID_USAGE, "in different calls", pids("ab"), (10, 20))
+    refused = Decision(0, Result.INVALID_USAGE, 0, "in different calls", attempt_id=7, order=pids("ab"), calls=(10, 20))
     bench.report("a", outcomes=(refused,), oldest_call_id=11)
     bench.report("b", oldest_call_id=20)
     bench.vote("b", UPDATE, 20)
-    assert bench.verdict("b", 20) == Answer(20, Result.INVALID_USAGE, reason="in different calls")
+    assert bench.verdict("b", 20) == Decision(20, Result.INVALID_USAGE, reason="in different calls")
     assert not bench.machine.operations.pending
-
-
-def test_an_end_that_is_no_refusal_is_no_answer(bench: TakeOver) -> None:
-    """S1: an Answer of success would end a collective without its result."""
-    bench.report("a", outcomes=(Outcome(7, False, 0, Result.SUCCESS, "", pids("ab"), (10, 20)),), oldest_call_id=11)
-    bench.report("b", oldest_call_id=20)
-    assert isinstance(bench.verdict("b", 20), Decision)
 
 
 def test_a_gathering_master_does_not_hold_more_than_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

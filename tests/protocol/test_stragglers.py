@@ -10,7 +10,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.master import MasterOptions
-from zpccl.protocol.messages import Answer, Kick, Linked, Plan
+from zpccl.protocol.messages import Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import SYNC, Key
 
 from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, offer, pids, spec
@@ -234,7 +234,7 @@ def test_a_timeout_shorter_than_the_warning() -> None:
     bench.tick_at_deadline()
     assert bench.names() == "a"
     assert bench.now_ns < WARNING
-    assert bench.verdict("a", 1) == Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
+    assert bench.verdict("a", 1) == Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
 
 
 def test_a_straggler_in_two_operations_is_removed_once() -> None:
@@ -268,7 +268,7 @@ def test_many_operations_are_counted() -> None:
 def refused(bench: MasterBench, name: str, call_id: int) -> str:
     """Why a call was refused."""
     answer = bench.verdict(name, call_id)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_USAGE
     return answer.reason
 
@@ -382,7 +382,7 @@ def test_are_peers_pending_is_no_excuse() -> None:
     assert "are_peers_pending" not in refused(bench, "a", 2)
     assert refused(bench, "b", 2)
     bench.vote("b", PENDING, 3)
-    assert bench.verdict("x", 1) == Answer(1, Result.SUCCESS)
+    assert bench.verdict("x", 1) == Decision(1, Result.SUCCESS)
 
 
 def test_a_knot_is_looked_for_though_nobody_votes_any_more() -> None:
@@ -444,4 +444,4 @@ def test_an_operation_in_a_knot_of_rounds_can_be_ended() -> None:
     bench = bench_of("a", "b")
     bench.say("a", offer(1, 0))
     bench.machine.operations.refuse(Key(SYNC, 0), Result.INVALID_USAGE, "why")
-    assert bench.peer("a").answers[1] == Answer(1, Result.INVALID_USAGE, reason="why")
+    assert bench.peer("a").answers[1] == Decision(1, Result.INVALID_USAGE, reason="why")

@@ -7,7 +7,7 @@ import pytest
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.messages import Answer, Decision, Dropped, Kick, Linked, StateEntry, SyncPlan
+from zpccl.protocol.messages import Decision, Dropped, Kick, Linked, StateEntry, SyncPlan
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, spec, sync_plan
 
@@ -25,14 +25,14 @@ def w(contents: str) -> StateEntry:
 
 
 def committed(call_id: int, revision: int, attempt_id: int = FIRST_ATTEMPT) -> Decision:
-    return Decision(call_id, attempt_id, True, revision)
+    return Decision(call_id, 0, revision, attempt_id=attempt_id)
 
 
 ALONE = ", and nobody is left to fetch from"
 
 
 def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
-    return Decision(call_id, FIRST_ATTEMPT, False, revision, LOST, reason, blamed)
+    return Decision(call_id, LOST, revision, reason, attempt_id=FIRST_ATTEMPT, peers=blamed)
 
 
 def running(revision: int = 1) -> MasterBench:
@@ -91,7 +91,7 @@ def test_revisions_go_on_from_sync_to_sync() -> None:
     bench.say("a", offer(9, 3))
     bench.say("b", offer(9, 4))
     answer = bench.verdict("b", 9)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Decision)
     assert (answer.result, "revision 4 is ahead of the run's 3" in answer.reason) == (Result.INVALID_USAGE, True)
     assert bench.verdict("a", 9) == committed(9, 3, FIRST_ATTEMPT + 3)
 
@@ -106,7 +106,7 @@ def test_members_in_step_may_skip_revisions() -> None:
         bench.say(name, offer(2, revision))
     assert bench.verdict("a", 2) == committed(2, 8, FIRST_ATTEMPT + 1)
     answer = bench.verdict("c", 2)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_USAGE
 
 
@@ -129,7 +129,7 @@ def test_alone() -> None:
     bench = bench_of("a")
     bench.members("x", "y", group=1)
     assert bench.say("a", offer(1, 0)) == [
-        ("a1", Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))
+        ("a1", Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))
     ]
 
 
@@ -152,9 +152,9 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
     bench.say("a", offer(1, 1, w("x")))
     bench.say("b", offer(1, 1, entry("v", "x")))
     sent = bench.say("c", offer(1, 0, w("y")))
-    assert [(c, type(m)) for c, m in sent] == [("b1", Answer), ("a1", SyncPlan), ("c1", SyncPlan)]
+    assert [(c, type(m)) for c, m in sent] == [("b1", Decision), ("a1", SyncPlan), ("c1", SyncPlan)]
     answer = bench.verdict("b", 1)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_ARGUMENT
     bench.fetched("c", 1)
     assert bench.verdict("a", 1) == bench.verdict("c", 1) == committed(1, 1)
@@ -164,7 +164,7 @@ def test_nobody_to_elect() -> None:
     bench = bench_of("a", "b")
     for name in "ab":
         bench.say(name, offer(1, 0, strategy=1))
-    answer = Answer(1, Result.NO_SHARED_STATE_AVAILABLE, reason="all peers are RECEIVE_ONLY")
+    answer = Decision(1, Result.NO_SHARED_STATE_AVAILABLE, reason="all peers are RECEIVE_ONLY")
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == answer
     assert bench.machine.syncs.last_revision == {}
 
@@ -172,7 +172,7 @@ def test_nobody_to_elect() -> None:
 def test_offers_out_of_order_are_refused() -> None:
     bench = bench_of("a", "b")
     problem = "keys 'w' and 'v' are not in order"
-    answer = ("a1", Answer(1, Result.INVALID_ARGUMENT, reason=problem))
+    answer = ("a1", Decision(1, Result.INVALID_ARGUMENT, reason=problem))
     for _ in range(2):
         assert bench.say("a", offer(1, 0, w("1"), entry("v", "1"))) == [answer]
     bench.say("b", offer(1, 0))
@@ -340,13 +340,13 @@ def test_the_loss_of_all_others_while_voting() -> None:
     bench = bench_of("a", "b")
     bench.say("a", offer(1, 0))
     bench.lose("b")
-    assert bench.verdict("a", 1) == Answer(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
+    assert bench.verdict("a", 1) == Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
 
 
 def test_withdraw_while_voting() -> None:
     bench = bench_of("a", "b")
     bench.say("a", offer(1, 0))
-    assert bench.withdraw("a", 1) == [("a1", Answer(1, LOST, reason="withdrawn"))]
+    assert bench.withdraw("a", 1) == [("a1", Decision(1, LOST, reason="withdrawn"))]
     bench.say("b", offer(1, 0))
     assert bench.verdict("b", 1) is None
 

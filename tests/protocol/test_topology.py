@@ -8,7 +8,7 @@ import pytest
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.messages import Answer, Kick, Linked, Plan, Ready, TopologyKind
+from zpccl.protocol.messages import Decision, Kick, Linked, Plan, Ready, TopologyKind
 
 from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, offer, pids, spec
 
@@ -38,9 +38,9 @@ def test_a_round_takes_all_members_of_all_groups(bench: MasterBench, kind: Topol
     assert bench.vote("a", kind, 1) == []
     assert bench.vote("b", kind, 2) == []
     assert bench.vote("x", kind, 3) == [
-        ("a1", Answer(1, OK)),
-        ("b1", Answer(2, OK)),
-        ("x1", Answer(3, OK)),
+        ("a1", Decision(1, OK)),
+        ("b1", Decision(2, OK)),
+        ("x1", Decision(3, OK)),
     ]
 
 
@@ -49,11 +49,11 @@ def test_are_peers_pending_gives_all_the_same_answer(bench: MasterBench, group: 
     bench.vote("a", PENDING, 1)
     bench.register("j", group=group)
     bench.vote("b", PENDING, 1)
-    assert bench.verdict("a", 1) == bench.verdict("b", 1) == Answer(1, OK, value=1)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == Decision(1, OK, value=1)
     bench.leave("j")
     for name in "ab":
         bench.vote(name, PENDING, 2)
-    assert bench.verdict("a", 2) == bench.verdict("b", 2) == Answer(2, OK, value=0)
+    assert bench.verdict("a", 2) == bench.verdict("b", 2) == Decision(2, OK, value=0)
     assert bench.names() == "ab"
 
 
@@ -66,7 +66,7 @@ def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterB
         for name in "ab":
             bench.vote(name, kind, call_id)
     for name in "ab":
-        assert (bench.verdict(name, 1), bench.verdict(name, 2)) == (Answer(1, OK, value=0), Answer(2, OK, value=0))
+        assert (bench.verdict(name, 1), bench.verdict(name, 2)) == (Decision(1, OK, value=0), Decision(2, OK, value=0))
     assert bench.names() == "ab"
     bench.vote("a", UPDATE, 3)
     if again:
@@ -77,7 +77,7 @@ def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterB
         bench.say("j", Ready())
     bench.vote("b", UPDATE, 3)
     assert bench.names() == "abj"
-    assert bench.verdict("a", 3) == Answer(3, OK, value=1)
+    assert bench.verdict("a", 3) == Decision(3, OK, value=1)
 
 
 def test_a_peer_is_ready_once_and_for_all(bench: MasterBench) -> None:
@@ -113,7 +113,7 @@ def test_a_lost_member_is_not_waited_for(bench: MasterBench, how: str) -> None:
     """L1."""
     bench.vote("a", PENDING, 1)
     getattr(bench, how)("b")
-    assert bench.verdict("a", 1) == Answer(1, OK)
+    assert bench.verdict("a", 1) == Decision(1, OK)
 
 
 def test_the_vote_of_a_lost_member_does_not_count(bench: MasterBench) -> None:
@@ -123,7 +123,7 @@ def test_the_vote_of_a_lost_member_does_not_count(bench: MasterBench) -> None:
     bench.leave("c")
     assert bench.verdict("a", 1) is None
     bench.vote("b", UPDATE, 1)
-    assert bench.verdict("a", 1) == Answer(1, OK)
+    assert bench.verdict("a", 1) == Decision(1, OK)
 
 
 def test_a_joiner_that_is_admitted_has_no_vote_in_that_round(bench: MasterBench) -> None:
@@ -136,16 +136,16 @@ def test_a_joiner_that_is_admitted_has_no_vote_in_that_round(bench: MasterBench)
         bench.vote(name, UPDATE, 2)
     assert bench.verdict("a", 2) is None
     bench.vote("j", UPDATE, 1)
-    assert bench.verdict("a", 2) == Answer(2, OK)
+    assert bench.verdict("a", 2) == Decision(2, OK)
 
 
 def test_withdraw_from_a_round(bench: MasterBench) -> None:
     bench.vote("a", UPDATE, 1)
-    assert bench.withdraw("a", 1) == [("a1", Answer(1, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    assert bench.withdraw("a", 1) == [("a1", Decision(1, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
     bench.vote("b", UPDATE, 1)
     assert bench.verdict("b", 1) is None
     bench.vote("a", UPDATE, 2)
-    assert bench.verdict("b", 1) == Answer(1, OK)
+    assert bench.verdict("b", 1) == Decision(1, OK)
 
 
 def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
@@ -164,10 +164,10 @@ def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
 def test_only_one_call_at_a_time(bench: MasterBench) -> None:
     bench.vote("a", PENDING, 1)
     assert bench.vote("a", UPDATE, 2) == [
-        ("a1", Answer(2, Result.INVALID_USAGE, reason="this peer waits in are_peers_pending already"))
+        ("a1", Decision(2, Result.INVALID_USAGE, reason="this peer waits in are_peers_pending already"))
     ]
     bench.vote("b", PENDING, 1)
-    assert bench.verdict("a", 1) == Answer(1, OK)
+    assert bench.verdict("a", 1) == Decision(1, OK)
 
 
 # --- Joiners that lack links ----------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> No
     update(bench)
     assert bench.verdict("a", 1) is None
     bench.tick(limits.ADMISSION_WAIT_NS)
-    assert bench.verdict("a", 1) == Answer(1, OK, value=1)
+    assert bench.verdict("a", 1) == Decision(1, OK, value=1)
     assert bench.names() == "abcj"
     for name in "abcj":
         bench.begin(name, 2)
@@ -212,7 +212,7 @@ def test_a_joiner_that_no_ring_takes_in_is_not_admitted(links: str) -> None:
         bench.say(name, Linked(pids({*"abcj"} - {name})))
     update(bench)
     bench.tick(limits.ADMISSION_WAIT_NS)
-    assert bench.verdict("a", 1) == Answer(1, OK)
+    assert bench.verdict("a", 1) == Decision(1, OK)
     assert (bench.names(), bench.pending()) == ("abc", "j")
     kick = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0][1]
     assert isinstance(kick, Kick)
@@ -263,7 +263,7 @@ def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
         return
     for name in "ab":
         answer = bench.verdict(name, 1)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Decision)
         assert answer.result == Result.INVALID_USAGE
         for voter, its_function in (("a", first), ("b", second)):
             shown = {"update": "update_topology", "optimize": "optimize_topology", "pending": "are_peers_pending"}
@@ -273,7 +273,7 @@ def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
     assert not bench.snapshot()["pending"]
     for name in "ab":  # And all goes on.
         ask(bench, name, "pending", 2)
-    assert bench.verdict("a", 2) == Answer(2, OK)
+    assert bench.verdict("a", 2) == Decision(2, OK)
 
 
 @pytest.mark.parametrize("first, second", list(itertools.permutations(["update", "optimize", "pending"], 2)))
@@ -284,7 +284,7 @@ def test_topology_calls_of_other_groups_conflict(bench: MasterBench, first: str,
     ask(bench, "x", second)
     for name in "ax":
         answer = bench.verdict(name, 1)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Decision)
         assert answer.result == Result.INVALID_USAGE
     assert not bench.snapshot()["pending"]
 
@@ -295,8 +295,8 @@ def test_three_different_calls() -> None:
     bench.begin("a", 1)
     bench.vote("b", PENDING, 1)
     assert bench.vote("c", UPDATE, 1) != []
-    assert isinstance(bench.verdict("b", 1), Answer)
-    assert isinstance(bench.verdict("c", 1), Answer)
+    assert isinstance(bench.verdict("b", 1), Decision)
+    assert isinstance(bench.verdict("c", 1), Decision)
     assert bench.verdict("a", 1) is None  # The others are free to vote for it now.
     bench.begin("b", 2)
     assert isinstance(bench.begin("c", 2)[0][1], Plan)
@@ -328,7 +328,7 @@ def test_collectives_of_other_groups_are_no_conflict(bench: MasterBench) -> None
     bench.vote("y", UPDATE, 1)  # Now x waits for y and y for x.
     for name in "axy":
         answer = bench.verdict(name, 1)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Decision)
         assert answer.result == Result.INVALID_USAGE
 
 
@@ -349,7 +349,7 @@ def test_a_conflict_in_one_group_leaves_the_sync_of_another_alone(bench: MasterB
     bench.say("b", offer(1, 0))
     for name in "ab":
         answer = bench.verdict(name, 1)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Decision)
         assert answer.result == Result.INVALID_USAGE
         assert "x" not in answer.reason.split("by ", 1)[1]
     assert bench.verdict("x", 1) is None
@@ -363,14 +363,14 @@ def test_a_loss_may_end_a_conflict(bench: MasterBench) -> None:
     bench.vote("x", UPDATE, 1)
     bench.leave("a")
     bench.vote("b", UPDATE, 1)
-    assert bench.verdict("b", 1) == Answer(1, OK)
+    assert bench.verdict("b", 1) == Decision(1, OK)
 
 
 def test_a_conflict_at_several_tags(bench: MasterBench) -> None:
     bench.begin("a", 1, spec(1), spec(2))
     bench.vote("b", UPDATE, 1)
     refused = [bench.verdict("b", 1), bench.verdict("a", 1)]
-    assert all(isinstance(answer, Answer) and answer.result == Result.INVALID_USAGE for answer in refused)
+    assert all(isinstance(answer, Decision) and answer.result == Result.INVALID_USAGE for answer in refused)
     # Nobody waits for the second tag any more but a; b is free to vote on it.
     bench.begin("b", 2, spec(2))
     assert len(bench.plans) == 1

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.errors import CollectiveMismatch, InvalidUsage, Kicked, PCCLError, TooFewPeers
+from zpccl.errors import CollectiveMismatch, InvalidUsage, Kicked, PCCLError, Result, TooFewPeers
 from zpccl.limits import SECOND
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import Decision, Lane, MasterMessage, Member, Members, Plan, Report, encode
@@ -137,7 +137,7 @@ def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool)
             lane = Lane(ids, message.lanes[0].algorithm)
             return replace(message, lanes=(lane,), calls=message.calls + (2**31,) * (size - 2))
         if isinstance(message, Decision) and not is_committed:
-            return replace(message, committed=False, reason="x" * limits.TEXT_CHARS_MAX)
+            return replace(message, result=Result.RANK_CONNECTION_LOST, reason="x" * limits.TEXT_CHARS_MAX)
         return message
 
     world.filter = enlarge

@@ -2,9 +2,9 @@
 
     collective:  VOTING --Plan--> RUNNING --data plane done--> REPORTED --Decision--> answered
                    |                 |                            |
-                   +-------- Answer or Decision(aborted) ---------+--> answered
+                   +-------- Decision or Decision(aborted) ---------+--> answered
     barrier:     VOTING --Decision--> answered
-    topology:    VOTING --Answer--> answered
+    topology:    VOTING --Decision--> answered
     sync:        VOTING --SyncPlan--> RUNNING --fetched--> REPORTED --Decision--> answered
                                                             ^   | own state found changed
                                                             `---'
@@ -41,7 +41,6 @@ from zpccl.errors import (
     UpdateTopologyFailed,
 )
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
     CollectiveCall,
     CollectiveSpec,
@@ -222,22 +221,19 @@ _ERRORS: dict[int, type[PCCLError]] = {
 }
 
 
-def error_of_answer(call: Call, answer: Answer) -> PCCLError:
-    """The error that an answer other than SUCCESS stands for."""
-    if answer.field and isinstance(call, ReduceCall) and call.spec is not None:
-        return CollectiveMismatch(answer.reason, tag=call.spec.tag, field=answer.field, values=answer.values)
-    if answer.result == Result.RANK_CONNECTION_LOST:
-        return call.withdrawn or PeerLost(answer.reason)
-    return _ERRORS.get(answer.result, InternalError)(answer.reason)
-
-
-def error_of_decision(call: Call, decision: Decision) -> PCCLError:
-    """The error that an aborted attempt stands for."""
-    if decision.result == Result.INTERNAL_ERROR:
+def error_of(call: Call, decision: Decision) -> PCCLError:
+    """The error that a decision other than SUCCESS stands for."""
+    if decision.field and isinstance(call, ReduceCall) and call.spec is not None:
+        return CollectiveMismatch(decision.reason, tag=call.spec.tag, field=decision.field, values=decision.values)
+    if decision.is_refusal:
+        return _ERRORS.get(decision.result, InternalError)(decision.reason)
+    if decision.attempt_id and decision.result == Result.INTERNAL_ERROR:
         return ResultMismatch(decision.reason)
     if isinstance(call, SyncCall) and call.is_at_fault:
         return call.withdrawn or InvalidUsage(decision.reason)
-    return call.withdrawn or PeerLost(decision.reason, peers=decision.peers)
+    if decision.result == Result.RANK_CONNECTION_LOST:
+        return call.withdrawn or PeerLost(decision.reason, peers=decision.peers)
+    return _ERRORS.get(decision.result, InternalError)(decision.reason)
 
 
 def error_of_kick(result: int, reason: str, *, was_member: bool) -> PCCLError:

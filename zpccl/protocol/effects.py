@@ -127,7 +127,7 @@ class FetchAhead:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Answer a call of the user with a value."""
+    """Decision a call of the user with a value."""
 
     call_id: int
     value: int
@@ -135,7 +135,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer a call of the user with an error."""
+    """Decision a call of the user with an error."""
 
     call_id: int
     error: PCCLError

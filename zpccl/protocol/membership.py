@@ -19,7 +19,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.counts import Counts
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
-from zpccl.protocol.messages import Answer, Decision, MasterMessage, Member, Members, Neighbour
+from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Neighbour
 
 
 class Standing(enum.Enum):
@@ -69,7 +69,7 @@ class Peer:
     """Members that lost the link to this peer since it last said which links it has, this one among them."""
     open_calls: dict[int, Hashable] = field(default_factory=dict)
     """Calls that wait for their answer: what each one is, by call id."""
-    answers: dict[int, Answer | Decision] = field(default_factory=dict)
+    answers: dict[int, Decision] = field(default_factory=dict)
     """Answers that the peer may not have got, by call id, the oldest answer first."""
 
 
@@ -261,7 +261,7 @@ class Outbox:
         if connections:
             self._effects.append(Broadcast(connections, message))
 
-    def answer(self, peer: Peer, message: Answer | Decision, kept: Decision | None = None) -> None:
+    def answer(self, peer: Peer, message: Decision, kept: Decision | None = None) -> None:
         """Sends the one answer to a call, and keeps it, or `kept`, in case it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
@@ -291,7 +291,7 @@ class Outbox:
             number = (next_attempt_id(), order, tuple(call_id for _, call_id in calls))
         text = reason[: limits.TEXT_CHARS_MAX]
         for peer, call_id in calls:
-            self.answer(peer, Answer(call_id, result, 0, text, name, values, 0, *number))
+            self.answer(peer, Decision(call_id, result, 0, text, name, values, 0, *number))
 
     def log(self, level: Level, text: str, *, of_stranger: bool = False) -> None:
         """Writes a line to the log."""

@@ -20,11 +20,9 @@ from msgspec.structs import replace
 from zpccl import limits
 from zpccl.protocol.calls import Call, Phase, ReduceCall, SyncCall, TopologyCall
 from zpccl.protocol.messages import (
-    Answer,
     Decision,
     Hello,
     Member,
-    Outcome,
     Report,
     RunningAttempt,
     RunningSync,
@@ -44,11 +42,11 @@ class Memory:
         self.round_answered = 0
         self._round = 0
         self._round_value = 0
-        self._outcomes: dict[int, Outcome] = {}  # By attempt, the oldest first.
+        self._outcomes: dict[int, Decision] = {}  # By attempt, the oldest first.
         self._call_count = 0
         self._group_size = 0
         self._member_ids: frozenset[bytes] = frozenset()
-        self._last_sync: Outcome | None = None
+        self._last_sync: Decision | None = None
 
     def on_round_heard(self, number: int, value: int) -> None:
         """A round of topology votes is complete."""
@@ -73,36 +71,24 @@ class Memory:
             self._call_count = sum(len(outcome.calls) for outcome in self._outcomes.values())
 
     def on_decision(self, decision: Decision, call: Call | None, member_ids: Collection[bytes]) -> None:
-        """An attempt has ended, for `call` where it had no answer yet.
+        """Calls have ended, `call` among them where it had no answer yet. Others may wait for the same answer.
 
         Who takes part is known from the plan, where this peer got it; the lost are no members any more.
         """
+        if decision.attempt_id == 0:
+            return
         order, calls = decision.order, decision.calls
         if not order and isinstance(call, (ReduceCall, SyncCall)):
             pairs = [pair for pair in call.participants(decision.attempt_id) if pair[0] in member_ids]
             order, calls = tuple(peer_id for peer_id, _ in pairs), tuple(call_id for _, call_id in pairs)
-        outcome = Outcome(
-            decision.attempt_id,
-            decision.committed,
-            decision.value,
-            decision.result,
-            cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX),
-            order,
-            calls,
-        )
+        reason = cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX)
+        outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())
         self._keep(outcome)
         is_newer = self._last_sync is None or outcome.attempt_id > self._last_sync.attempt_id
         if isinstance(call, SyncCall) and outcome.committed and is_newer:
             self._last_sync = outcome
 
-    def on_answer(self, answer: Answer) -> None:
-        """A call has ended without an attempt; others may wait for the same answer."""
-        if answer.order:
-            reason = cut(answer.reason, limits.OUTCOME_TEXT_CHARS_MAX)
-            facts = (answer.attempt_id, False, 0, answer.result, reason, answer.order, answer.calls)
-            self._keep(Outcome(*facts, answer.field, answer.values))
-
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: Decision) -> None:
         known = self._outcomes.pop(outcome.attempt_id, None)
         if known is not None:
             self._call_count -= len(known.calls)
@@ -163,7 +149,7 @@ class Memory:
         )
 
 
-def _without(gone: Collection[bytes], outcome: Outcome) -> Outcome:
+def _without(gone: Collection[bytes], outcome: Decision) -> Decision:
     if not any(peer_id in gone for peer_id in outcome.order):
         return outcome
     pairs = [pair for pair in zip(outcome.order, outcome.calls, strict=False) if pair[0] not in gone]

@@ -233,23 +233,6 @@ class Leave(_Message, tag="leave", frozen=True):
     """The sender leaves the run."""
 
 
-class Outcome(_Message, frozen=True):
-    """What a peer knows of the end of an attempt."""
-
-    attempt_id: Natural
-    committed: bool
-    value: Natural
-    result: int
-    reason: Annotated[str, Meta(max_length=limits.OUTCOME_TEXT_CHARS_MAX)]
-    order: PeerIds
-    """Who gets this outcome, as far as the sender knows."""
-    calls: CallIds
-    """The call of each that it ends."""
-    field: Name = ""
-    """Of a refusal, as in Answer."""
-    values: Values = ()
-
-
 class RunningAttempt(_Message, frozen=True):
     """An attempt of a collective that its sender began, and of which it does not know the end."""
 
@@ -286,9 +269,10 @@ class Report(_Message, tag="report", frozen=True):
     round: Annotated[int, Meta(ge=0, le=limits.ROUND_MAX)]
     """The last round of topology votes of which the sender knows, and its value."""
     round_value: int
-    last_sync: Outcome | None
+    last_sync: Decision | None
     """The last sync of the sender's group that was committed."""
-    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
+    outcomes: Annotated[tuple[Decision, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
+    """The ends of attempts, and refusals of several calls, that the sender knows of."""
     attempts: Annotated[tuple[RunningAttempt, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     sync: RunningSync | None
     old_members: PeerIds = ()
@@ -418,27 +402,12 @@ class Plan(_Message, tag="plan", frozen=True):
 
 
 class Decision(_Message, tag="decision", frozen=True):
-    """Ends an attempt: committed, or aborted with the result and reason that every caller gets."""
-
-    call_id: Natural
-    attempt_id: Natural
-    committed: bool
-    value: Natural = 0
-    """Of a collective: the peers that took part. Of a sync: the revision that all have now."""
-    result: int = 0
-    reason: Text = ""
-    peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
-    order: PeerIds = ()
-    """Who gets this outcome, and for which call each: said where the receiver may not have got the plan."""
-    calls: CallIds = ()
-
-
-class Answer(_Message, tag="answer", frozen=True):
-    """Ends a call that has no attempt, or whose attempt never began."""
+    """Ends a call, and says how. That of an attempt, and of a refusal of several calls, is the same for all."""
 
     call_id: Natural
     result: int
     value: int = 0
+    """Of a collective: the peers that took part. Of a sync: the revision that all have now."""
     reason: Text = ""
     field: Name = ""
     """The argument that differs, for calls whose arguments do."""
@@ -446,15 +415,33 @@ class Answer(_Message, tag="answer", frozen=True):
     round: Natural = 0
     """The number of the round of topology votes that is complete with this."""
     attempt_id: Natural = 0
-    """Of a refusal that ends calls of several peers: its number among the attempts, who they are, the call of each."""
+    """Of the attempt, or the number among attempts of a refusal of several calls. 0: this concerns one call alone."""
     order: PeerIds = ()
+    """Who gets this outcome, and for which call each: said where the receiver may not know it from a plan."""
     calls: CallIds = ()
+    peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    """The names of those at whom an attempt failed."""
+
+    @property
+    def committed(self) -> bool:
+        """True for an attempt that counts."""
+        return self.result == Result.SUCCESS and self.attempt_id > 0
+
+    @property
+    def is_of_attempt(self) -> bool:
+        """True for the end of an attempt. A refusal of several calls has no more than a number among these."""
+        return self.attempt_id > 0 and not self.is_refusal
+
+    @property
+    def is_refusal(self) -> bool:
+        """True for calls that end without an attempt."""
+        return self.result in REFUSALS
 
 
 REFUSALS = frozenset(
     {Result.INVALID_ARGUMENT, Result.INVALID_USAGE, Result.TOO_FEW_PEERS, Result.NO_SHARED_STATE_AVAILABLE}
 )
-"""Results of calls that end without an attempt: by an Answer, whichever master gives it."""
+"""Results of calls that end without an attempt."""
 
 
 class FetchEntry(_Message, frozen=True):
@@ -496,17 +483,7 @@ PeerMessage: TypeAlias = (
     | Report
 )
 MasterMessage: TypeAlias = (
-    Welcome
-    | Refused
-    | Kick
-    | Members
-    | MembersCommitted
-    | Neighbours
-    | NeighboursChanged
-    | Plan
-    | Decision
-    | Answer
-    | SyncPlan
+    Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision | SyncPlan
 )
 Message: TypeAlias = PeerMessage | MasterMessage
 

@@ -28,12 +28,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
-    Answer,
     CollectiveSpec,
     Decision,
     Finished,
@@ -203,7 +204,7 @@ class Operations:
         known = earlier.votes.get(peer) if earlier is not None else None
         if known is not None:
             if known.call_id != call_id:
-                self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=busy))
+                self._outbox.answer(peer, Decision(call_id, Result.INVALID_USAGE, reason=busy))
             return False
         operation = self.pending.setdefault(key, Operation(key, now_ns, now_ns))
         operation.voted_ns = self.voted_ns = now_ns
@@ -232,7 +233,7 @@ class Operations:
     def withdraw(self, peer: Peer, call_id: int) -> None:
         """A member takes a vote back, or gives up an attempt, which aborts it for all."""
         if self.forget(peer, call_id) is not None:
-            answer = Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn")
+            answer = Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn")
             return self._outbox.answer(peer, answer)
         attempt = self.attempt_of(peer, call_id)
         assert attempt is not None, "an open call that is in no operation"
@@ -332,11 +333,12 @@ class Operations:
             self._outbox.log(Level.ERROR if verdict.result is Result.INTERNAL_ERROR else Level.WARNING, text)
         kind.on_ended(attempt, verdict, survivors)
         order, calls = tuple(peer.peer_id for peer in survivors), tuple(attempt.calls[peer] for peer in survivors)
-        how = (kind.value_of(attempt), verdict.result, verdict.reason[: limits.TEXT_CHARS_MAX], blamed)
+        text, number = verdict.reason[: limits.TEXT_CHARS_MAX], attempt.attempt_id
+        brief = Decision(0, verdict.result, kind.value_of(attempt), text, attempt_id=number, peers=blamed)
+        whole = replace(brief, order=order, calls=calls)
         for peer, call_id in zip(survivors, calls, strict=True):
-            facts = (call_id, attempt.attempt_id, verdict.is_commit, *how)
-            whole = Decision(*facts, order, calls)
-            self._outbox.answer(peer, Decision(*facts) if attempt.has_plan_everywhere else whole, whole)
+            said = brief if attempt.has_plan_everywhere else whole
+            self._outbox.answer(peer, replace(said, call_id=call_id), replace(whole, call_id=call_id))
 
     def _forget_attempt(self, attempt: Attempt) -> None:
         del self.running[attempt.attempt_id]

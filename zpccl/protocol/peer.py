@@ -52,8 +52,7 @@ from zpccl.protocol.calls import (
     Released,
     SyncCall,
     TopologyCall,
-    error_of_answer,
-    error_of_decision,
+    error_of,
     error_of_kick,
     is_barrier,
     tag_of,
@@ -80,7 +79,6 @@ from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
-    Answer,
     Begin,
     CollectiveCall,
     Decision,
@@ -477,8 +475,6 @@ class PeerMachine:
             self._on_plan(message, now_ns)
         elif isinstance(message, Decision):
             self._on_decision(message)
-        elif isinstance(message, Answer):
-            self._on_answer(message)
         elif isinstance(message, SyncPlan):
             self._on_sync_plan(message)
         elif isinstance(message, Members):
@@ -895,40 +891,28 @@ class PeerMachine:
     def _on_decision(self, decision: Decision) -> None:
         call = self.calls.get(decision.call_id)
         self._memory.on_decision(decision, call, {member.peer_id for member in self.members})
+        if decision.round:
+            self._memory.on_round_answered(decision.round, decision.value)
         if call is None:
             return  # Sent again; it is settled here.
         lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
         self._settle(call)
-        if not is_barrier(call):  # Of those the data plane does not hear.
-            self._seen_attempt_id = max(self._seen_attempt_id, decision.attempt_id)
+        attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None
+        if attempt_id is not None:  # The data plane hears of it.
+            self._seen_attempt_id = max(self._seen_attempt_id, attempt_id)
         if call.is_released:
-            if call.attempt_id is None and not is_barrier(call):  # Its plan got lost; frames may wait for it.
-                self._effects.append(EndReduce(decision.attempt_id, commit=False))
+            if call.attempt_id is None and attempt_id is not None:  # Its plan got lost; frames may wait for it.
+                self._effects.append(EndReduce(attempt_id, commit=False))
             return
-        self._end(call, decision.attempt_id, decision.committed)
-        if decision.committed:
+        attempt_id = call.attempt_id if attempt_id is None else attempt_id
+        if attempt_id is not None:
+            self._end(call, attempt_id, decision.committed)
+        if decision.result == Result.SUCCESS:
             self._effects.append(Resolve(call.call_id, decision.value))
         else:
-            self._effects.append(Reject(call.call_id, error_of_decision(call, decision)))
-
-    def _on_answer(self, answer: Answer) -> None:
-        call = self.calls.get(answer.call_id)
-        self._memory.on_answer(answer)
-        if call is None:
-            return
-        if answer.result == Result.SUCCESS and isinstance(call, TopologyCall):
-            self._memory.on_round_answered(answer.round, answer.value)
-        self._settle(call)
-        if call.is_released:
-            return
-        if call.attempt_id is not None:
-            self._end(call, call.attempt_id, commit=False)
-        if answer.result == Result.SUCCESS:
-            self._effects.append(Resolve(call.call_id, answer.value))
-        else:
-            self._effects.append(Reject(call.call_id, error_of_answer(call, answer)))
+            self._effects.append(Reject(call.call_id, error_of(call, decision)))
 
     def _end(self, call: Call, attempt_id: int, commit: bool) -> None:
         if isinstance(call, SyncCall):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from zpccl.protocol.leadership import MemberList, descend
-from zpccl.protocol.messages import Member, Outcome, Report, RunningAttempt, RunningSync
+from zpccl.protocol.messages import Decision, Member, Report, RunningAttempt, RunningSync
 
 RunningT = TypeVar("RunningT", RunningAttempt, RunningSync)
 
@@ -50,12 +50,12 @@ class History:
         self.round = 0
         self.round_value = 0
         self._rounds: dict[bytes, int] = {}  # By member: the last of which it knows.
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, Decision] = {}
         self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
         self._attempts: list[Reported[RunningAttempt]] = []
         self._syncs: list[Reported[RunningSync]] = []
-        self._last_syncs: dict[int, Outcome] = {}  # By group.
-        self._newer_syncs: dict[int, Outcome] = {}  # Those of them that nobody has taken yet.
+        self._last_syncs: dict[int, Decision] = {}  # By group.
+        self._newer_syncs: dict[int, Decision] = {}  # Those of them that nobody has taken yet.
 
         for report in of_run:
             self.add(report)
@@ -82,7 +82,7 @@ class History:
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
             self._last_syncs[group] = self._newer_syncs[group] = last
 
-    def calls_of(self, outcome: Outcome) -> dict[bytes, int]:
+    def calls_of(self, outcome: Decision) -> dict[bytes, int]:
         """Whom an outcome concerns: by its own word, else by that of those for whom the attempt still runs."""
         if outcome.order:
             return dict(zip(outcome.order, outcome.calls, strict=False))
@@ -107,7 +107,7 @@ class History:
         """
         return [peer_id for peer_id, number in self._rounds.items() if number < self.round - 1 and peer_id in present]
 
-    def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Outcome]]:
+    def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Decision]]:
         """Who reports that an attempt runs which has ended for others, without it: who, its call, and the end."""
         items: list[tuple[bytes, RunningAttempt | RunningSync]] = [(i.reporter, i.running) for i in self._attempts]
         items += [(i.reporter, i.running) for i in self._syncs]
@@ -132,7 +132,7 @@ class History:
         taken, self._syncs = self._syncs, []
         return [s for s in taken if s.running.attempt_id not in self.outcomes and s.reporter in present]
 
-    def take_last_syncs(self) -> dict[int, Outcome]:
+    def take_last_syncs(self) -> dict[int, Decision]:
         """The last committed sync of each group, where it is news."""
         taken, self._newer_syncs = self._newer_syncs, {}
         return taken

@@ -16,8 +16,8 @@ from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.membership import Outbox, Peer, Registry
 from zpccl.protocol.messages import (
-    Answer,
     Begin,
+    Decision,
     Finished,
     PeerMessage,
     SyncFinished,
@@ -94,7 +94,7 @@ class Requests:
             return
         if problem:
             self._operations.forget(peer, offer.call_id)  # It may have been offered well before.
-            answer = Answer(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
+            answer = Decision(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
             return self._outbox.answer(peer, answer)
         self._operations.vote(peer, offer.call_id, offer, now_ns)
         return None
@@ -111,7 +111,7 @@ class Requests:
         elif call_id in peer.open_calls:
             self._operations.withdraw(peer, call_id)
         elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
-            self._outbox.answer(peer, Answer(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
+            self._outbox.answer(peer, Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 
     def _accept_call(self, peer: Peer, call_id: int, call: Hashable, now_ns: int) -> bool:
         """False for calls that were answered, which is said again, and for peers that break their bounds."""

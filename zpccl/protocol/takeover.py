@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from zpccl.errors import Result
 from zpccl.protocol.kinds.collective import Collectives
 from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.membership import Outbox, Peer, Registry
-from zpccl.protocol.messages import REFUSALS, Answer, Decision, Outcome
+from zpccl.protocol.messages import Decision
 from zpccl.protocol.operation import Operations
 from zpccl.protocol.recovery import History
 
@@ -79,7 +81,7 @@ class TakeOver:
                 reason = "the others finished an operation without it, as the former master had removed it"
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
-    def _settle(self, outcome: Outcome, calls: dict[bytes, int]) -> list[Peer]:
+    def _settle(self, outcome: Decision, calls: dict[bytes, int]) -> list[Peer]:
         """A former master has decided an attempt: all who take part get that decision.
 
         Returns:
@@ -93,13 +95,8 @@ class TakeOver:
             if peer is None or not peer.has_reported or call_id in peer.answers or call_id < peer.oldest_call_id:
                 continue
             self._operations.forget(peer, call_id)
-            order = tuple(calls), tuple(calls.values())
-            if not outcome.committed and outcome.result in REFUSALS:
-                why = (outcome.reason, outcome.field, outcome.values)
-                self._outbox.answer(peer, Answer(call_id, outcome.result, 0, *why, 0, outcome.attempt_id, *order))
-                continue
-            facts = (outcome.attempt_id, outcome.committed, outcome.value, outcome.result, outcome.reason)
-            self._outbox.answer(peer, Decision(call_id, *facts, (), *order))
+            order, its_calls = tuple(calls), tuple(calls.values())
+            self._outbox.answer(peer, replace(outcome, call_id=call_id, order=order, calls=its_calls))
         return [peer for peer in running if peer.peer_id not in calls]
 
 

@@ -37,7 +37,7 @@ from zpccl.errors import Result
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import Answer, CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
+from zpccl.protocol.messages import CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, Vote, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import mesh_edges, ring_edges
@@ -122,7 +122,7 @@ class Collectives:
             return self._send_plan(running, (peer,))
         if running is not None and peer in running.calls:
             reason = f"tag {spec.tag} is in use by a running collective of this peer"
-            return self._outbox.answer(peer, Answer(call_id, Result.INVALID_USAGE, reason=reason))
+            return self._outbox.answer(peer, Decision(call_id, Result.INVALID_USAGE, reason=reason))
         if self._operations.vote(peer, call_id, spec, now_ns):
             self._evaluate(self._operations.pending[key], now_ns)
 
@@ -208,7 +208,7 @@ class Collectives:
         attempt_id = self._next_attempt_id()
         for peer, call_id in zip(members, calls, strict=True):
             self._outbox.answer(
-                peer, Decision(call_id, attempt_id, True, len(members), Result.SUCCESS, order=order, calls=calls)
+                peer, Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)
             )
 
     def _plan(self, operation: Operation, now_ns: int) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Answer, TopologyVote
+from zpccl.protocol.messages import Decision, TopologyVote
 from zpccl.protocol.operation import PENDING, TOPOLOGY, UPDATE, Key, Operation, Operations, Vote
 from zpccl.protocol.paths import Paths
 
@@ -51,7 +51,7 @@ class Rounds:
                 assert isinstance(vote.call, TopologyVote)
                 if vote.call.after_round == number - 1:
                     self._operations.forget(peer, vote.call_id)
-                    self._outbox.answer(peer, Answer(vote.call_id, Result.SUCCESS, value=value, round=number))
+                    self._outbox.answer(peer, Decision(vote.call_id, Result.SUCCESS, value=value, round=number))
 
     def evaluate(self, now_ns: int) -> None:
         """Answers the round that is complete."""
@@ -123,4 +123,4 @@ class Rounds:
     def _succeed(self, votes: dict[Peer, Vote]) -> None:
         number, value = self._registry.round, self._registry.round_value
         for peer, vote in votes.items():
-            self._outbox.answer(peer, Answer(vote.call_id, Result.SUCCESS, value=value, round=number))
+            self._outbox.answer(peer, Decision(vote.call_id, Result.SUCCESS, value=value, round=number))
