@@ -40,7 +40,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zpccl import limits
 from zpccl.dataplane.engine import (
     Engine,
     EngineError,
@@ -77,7 +76,7 @@ def peer() -> Iterator[HandMadePeer]:
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 1), (7, 1), (8, 2), (15, 3), (16, 4), (256, 4)])
 def test_default_threads(cpus: int, threads: int) -> None:
-    assert default_threads(cpus) == threads <= limits.ENGINE_THREADS_MAX
+    assert default_threads(cpus) == threads
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -418,10 +418,10 @@ def crowd_size(text: str) -> int:
     """A number of peers from the command line.
 
     Raises:
-        argparse.ArgumentTypeError: fewer than 2, or more than a ring can have.
+        argparse.ArgumentTypeError: fewer than 2, or more than a run can have.
     """
-    if not text.isdigit() or not 2 <= int(text) <= limits.WORLD_SIZE_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of peers from 2 to {limits.WORLD_SIZE_MAX}")
+    if not text.isdigit() or not 2 <= int(text) <= limits.PEERS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of peers from 2 to {limits.PEERS_MAX}")
     return int(text)
 
 

@@ -158,8 +158,6 @@ STRAGGLER_LINES_MAX = 8
 STRAGGLER_TIMEOUT_MIN_NS = 1 * SECOND
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that went away."""
-LEAVE_TIMEOUT_NS = 2 * SECOND
-"""How long close() waits for the master to take note."""
 WITHDRAW_TIMEOUT_NS = 2 * SECOND
 """How long an interrupted or timed-out call waits for the master's word on it. Then it ends without."""
 PEER_LOOP_TIMEOUT_NS = 60 * SECOND
@@ -259,7 +257,6 @@ HANDSHAKES_MAX = 256
 LISTEN_BACKLOG = 512
 
 # --- Data plane -----------------------------------------------------------------------------------------------------
-ENGINE_THREADS_MAX = 16
 ENGINE_THREADS_DEFAULT_MAX = 4
 """I/O threads where there are CPUs enough for them; one of them moves some 28 Gbit/s."""
 ENGINE_THREAD_CPUS = 4
@@ -285,7 +282,6 @@ DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB
 QUANTIZATION_BLOCK_ELEMENTS = 256
 QUANTIZATION_BLOCK_ELEMENTS_MAX = 4096
 """The parameters of a block are 0.2% of it then; the engine accepts no larger ones (ZP__BLOCK_ELEMENTS_MAX)."""
-WORLD_SIZE_MAX = 1024
 ELEMENTS_MAX = 2**40
 
 # --- Shared state ---------------------------------------------------------------------------------------------------

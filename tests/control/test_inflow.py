@@ -86,7 +86,7 @@ def test_a_stranger_may_say_hello_and_not_much_more(bench: Bench, caplog: pytest
     assert not pair.is_cut()
     pair.say(1)
     bench.look()
-    assert pair.is_cut() and bench.inflow.cut_count == 1
+    assert pair.is_cut()
     assert [r.getMessage() for r in caplog.records] == [
         f"refused 127.0.0.1:{pair.theirs.getsockname()[1]}: "
         f"{limits.STRANGER_BYTES_MAX + 1} bytes that are no message for a stranger"

@@ -21,7 +21,7 @@ from zpccl.types import DataType, DigestKind
 def test_memory_of_the_host_is_read_and_written_in_place() -> None:
     array = np.arange(100, dtype=np.float32).reshape(10, 10)
     found = region(array, "x")
-    assert (found.datatype, found.count, found.nbytes, found.is_host) == (DataType.FLOAT, 100, 400, True)
+    assert (found.datatype, found.count, found.nbytes) == (DataType.FLOAT, 100, 400)
     piece = found.read(4, 8)
     assert np.frombuffer(piece, np.float32).tolist() == [1.0, 2.0]
     found.write(4, np.array([7.0, 8.0], np.float32).tobytes())
@@ -77,7 +77,7 @@ def on_device(nbytes: int) -> tuple[FakeDevice, FakeTensor, DeviceRegion]:
 
 def test_memory_of_a_device_is_read_by_a_copy() -> None:
     device, tensor, found = on_device(100)
-    assert (found.nbytes, found.count, found.is_host) == (100, 100, False)
+    assert (found.nbytes, found.count) == (100, 100)
     piece = found.read(10, 20)
     tensor.secret[:] = 0
     assert bytes(piece) == bytes(range(10, 30)) and device.under_way == 0

@@ -13,7 +13,7 @@ from .harness import RUN_ID, member_list, pid, pids, token
 
 
 def peer(name: str, group: int = 0) -> Peer:
-    return Peer(pid(name), group, name, (f"{name}:1",), token(name), 0, name)
+    return Peer(pid(name), group, name, (f"{name}:1",), token(name), name)
 
 
 def registry_of(*peers: Peer) -> Registry:

@@ -32,7 +32,7 @@ offers_strategy = st.lists(
 
 
 def peers_of(count: int) -> list[Peer]:
-    return [Peer(name.encode(), 0, name, (), b"", 0, None) for name in NAMES[:count]]
+    return [Peer(name.encode(), 0, name, (), b"", None) for name in NAMES[:count]]
 
 
 def find(peers: list[Peer], offers: dict[Peer, SyncOffer], down: frozenset[str]) -> Sources:

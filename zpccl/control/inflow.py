@@ -103,9 +103,6 @@ class Inflow:
         is_secure: messages come in CURVE.
         standing_of: who a connection, by its routing id, is to the run.
         refusals: where connections that are shut down are logged.
-
-    Attributes:
-        cut_count: connections that it has shut down.
     """
 
     def __init__(
@@ -121,7 +118,6 @@ class Inflow:
         self._unregistered: dict[_Connection, None] = {}  # In order of `since_ns`.
         self._drains = 0
         self._due_ns = 0
-        self.cut_count = 0
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         half = limits.STRANGERS_MAX if descriptors == resource.RLIM_INFINITY else descriptors // 2
         self._strangers_max = min(limits.STRANGERS_MAX, half)
@@ -287,7 +283,6 @@ class Inflow:
             return
         connection.is_cut = True  # libzmq tells of its end.
         self._unregistered.pop(connection, None)
-        self.cut_count += 1
         if connection.routing_id is not None:
             self._cut_ids.add(connection.routing_id)
         with contextlib.suppress(OSError), _duplicate(connection.descriptor) as pinned:

@@ -142,8 +142,6 @@ class LentRegion(Region):
         pool: where the memory of the copy comes from.
     """
 
-    is_host = False
-
     def __init__(self, region: Region, pool: CopyPool) -> None:
         super().__init__(region.name, region.datatype, region.count)
         self._region = region

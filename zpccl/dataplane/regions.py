@@ -35,10 +35,7 @@ class Region(ABC):
         datatype: of its elements.
         count: of its elements, at least 1.
         nbytes: its size.
-        is_host: the memory is on the host, and `read` gives it without a copy.
     """
-
-    is_host: bool
 
     def __init__(self, name: str, datatype: DataType, count: int) -> None:
         self.name = name
@@ -73,8 +70,6 @@ class HostRegion(Region):
         memory: where it is.
         name: for error messages.
     """
-
-    is_host = True
 
     def __init__(self, memory: TensorView, name: str) -> None:
         super().__init__(name, memory.datatype, memory.count)
@@ -111,8 +106,6 @@ class DeviceRegion(Region):
         name: for error messages.
         datatype: of its elements.
     """
-
-    is_host = False
 
     def __init__(self, device: Device, tensor: Any, name: str, datatype: DataType) -> None:
         super().__init__(name, datatype, tensor.numel())

@@ -326,7 +326,7 @@ class MasterMachine:
             return None
         if len(self.registry.pending()) >= limits.PENDING_PEERS_MAX or len(self.registry.peers) >= limits.PEERS_MAX:
             return self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
-        peer = self._register(connection, hello, event.host, now_ns)
+        peer = self._register(connection, hello, event.host)
         ahead = "" if peer.is_ready else ", and fetches state ahead"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{ahead}")
         self._welcome(peer)
@@ -383,7 +383,7 @@ class MasterMachine:
             self._masters = _MasterList(hello.masters, hello.master_index)
             self._leader.needs_quorum = self._masters.count > 1
 
-    def _register(self, connection: Hashable, hello: Hello, host: str, now_ns: int) -> Peer:
+    def _register(self, connection: Hashable, hello: Hello, host: str) -> Peer:
         self._note_masters(hello)
         peer = Peer(
             peer_id=hello.peer_id,
@@ -391,7 +391,6 @@ class MasterMachine:
             name=hello.name,
             addresses=with_seen_address(hello.addresses, host),
             token=hello.token,
-            registered_ns=now_ns,
             connection=connection,
             connection_count=hello.connection,
             is_ready=hello.is_ready,
@@ -856,7 +855,7 @@ class MasterMachine:
         self._note_masters(next(report.hello for report in reports if report.hello.run_id == run_id))
         self.counts.takeovers += 1
         for member in history.members:
-            absent = Peer(member.peer_id, member.group, member.name, (), b"", now_ns, None)
+            absent = Peer(member.peer_id, member.group, member.name, (), b"", None)
             absent.has_reported, absent.disconnected_ns = False, now_ns
             self.registry.add(absent)
             self.registry.admit([absent])
@@ -958,7 +957,7 @@ class MasterMachine:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
             return None
         elif not report.members or history.would_admit(report, self.registry.round):
-            peer = self._register(connection, hello, event.host, now_ns)
+            peer = self._register(connection, hello, event.host)
             if report.members:  # The last word of the former master, which nobody else has heard.
                 self.registry.admit([peer])
         elif connection is not None and hello.peer_id in self.registry.old_members:

@@ -41,7 +41,6 @@ class Peer:
     name: str
     addresses: tuple[str, ...]
     token: bytes
-    registered_ns: int
     connection: Hashable | None
     connection_count: int = 0
     """The number of its latest connection, as the peer counts them."""

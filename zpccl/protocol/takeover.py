@@ -102,4 +102,4 @@ class TakeOver:
 
 def _absent(peer_id: bytes) -> Peer:
     """Stands for a participant of an attempt who is gone."""
-    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", 0, None)
+    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", None)
