@@ -255,9 +255,7 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 	int rc = attempt_new(engine, plan, &attempt);
 	pthread_mutex_lock(&engine->mutex);
 	if (rc == 0) {
-		if (engine->shut_down)
-			rc = -ESHUTDOWN;
-		else if (zp__attempt_find(engine, plan->attempt))
+		if (zp__attempt_find(engine, plan->attempt))
 			rc = -EEXIST;
 		else
 			rc = attempt_link(engine, attempt, plan);
@@ -269,7 +267,7 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 		attempt->algorithm->start(attempt);
 		zp__thread_wake(&engine->threads[0]); /* It watches for stalls. */
 	}
-	if (rc != -EINVAL && rc != -ESHUTDOWN)
+	if (rc != -EINVAL)
 		zp__id_told(engine, plan->attempt);
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0 && attempt)
@@ -497,7 +495,6 @@ static void attempt_end(zp_engine *engine, zp__attempt *attempt, bool restore)
 int zp_reduce_end(zp_engine *engine, uint64_t id, int commit)
 {
 	pthread_mutex_lock(&engine->mutex);
-	engine->waiting++;
 	zp__attempt *attempt = zp__attempt_find(engine, id);
 	int rc = 0;
 	if (commit && (!attempt || !attempt->done || attempt->ending)) {
@@ -516,8 +513,6 @@ int zp_reduce_end(zp_engine *engine, uint64_t id, int commit)
 	}
 	if (rc == 0)
 		zp__id_told(engine, id);
-	if (--engine->waiting == 0)
-		pthread_cond_broadcast(&engine->room);
 	pthread_mutex_unlock(&engine->mutex);
 	return rc;
 }

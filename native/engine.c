@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "digest.h"
@@ -99,11 +98,6 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 		zp__list_init(&engine->attempts[i]);
 	pthread_mutex_init(&engine->mutex, NULL);
 	pthread_cond_init(&engine->unpinned, NULL);
-	pthread_condattr_t attributes;
-	pthread_condattr_init(&attributes);
-	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-	pthread_cond_init(&engine->room, &attributes);
-	pthread_condattr_destroy(&attributes);
 	engine->event_fd = zp__eventfd_open();
 	*result = engine;
 	return engine->event_fd < 0 ? engine->event_fd : 0;
@@ -131,19 +125,10 @@ int zp_engine_open(const zp_engine_config *config, zp_engine **result)
 	return 0;
 }
 
-void zp_engine_shutdown(zp_engine *engine)
-{
-	pthread_mutex_lock(&engine->mutex);
-	engine->shut_down = true;
-	pthread_cond_broadcast(&engine->room);
-	pthread_mutex_unlock(&engine->mutex);
-}
-
 static void threads_stop(zp_engine *engine)
 {
 	pthread_mutex_lock(&engine->mutex);
-	engine->shut_down = engine->stopping = true;
-	pthread_cond_broadcast(&engine->room);
+	engine->stopping = true;
 	for (uint32_t i = 0; i < engine->thread_count; i++)
 		if (engine->threads[i].started)
 			zp__thread_wake(&engine->threads[i]);
@@ -151,10 +136,6 @@ static void threads_stop(zp_engine *engine)
 	for (uint32_t i = 0; i < engine->thread_count; i++)
 		if (engine->threads[i].started)
 			pthread_join(engine->threads[i].pthread, NULL);
-	pthread_mutex_lock(&engine->mutex);
-	while (engine->waiting)
-		pthread_cond_wait(&engine->room, &engine->mutex);
-	pthread_mutex_unlock(&engine->mutex);
 }
 
 /* The threads have ended: all connections get closed here. */
@@ -206,7 +187,6 @@ static void engine_free(zp_engine *engine)
 	}
 	if (engine->event_fd >= 0)
 		close(engine->event_fd);
-	pthread_cond_destroy(&engine->room);
 	pthread_cond_destroy(&engine->unpinned);
 	pthread_mutex_destroy(&engine->mutex);
 	free(engine);

@@ -171,9 +171,7 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 		return -ENOMEM;
 	rc = link_seal(link, seals);
 	pthread_mutex_lock(&engine->mutex);
-	if (rc == 0 && engine->shut_down)
-		rc = -ESHUTDOWN;
-	else if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
+	if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
 	if (rc == 0) {
 		link->id = *id = ++engine->link_id_last;
@@ -223,9 +221,7 @@ int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t i
 		return rc;
 	pthread_mutex_lock(&engine->mutex);
 	zp__link *link = zp__link_find(engine, peer);
-	if (engine->shut_down)
-		rc = -ESHUTDOWN;
-	else if (!link || link->id != id)
+	if (!link || link->id != id)
 		rc = -ENOTCONN;
 	else if (fds_taken(engine, &fd, 1))
 		rc = -EEXIST;
@@ -308,7 +304,6 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 	zp__attempts_fail(link, status);
 	zp__settle_discard(link);
 	zp__message_flow_clear(link);
-	pthread_cond_broadcast(&engine->room);
 	if (tell) {
 		link->event.event = (zp_event){.kind = ZP_EVENT_LINK_LOST, .status = status, .id = link->id};
 		memcpy(link->event.event.peer, link->peer, ZP_PEER_ID_BYTES);

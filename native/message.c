@@ -2,13 +2,11 @@
  *
  * Bounds. What was received (or is being received) and not released counts against messages_queued_bytes_max of the
  * engine; at the bound connections whose next frame is a message wait, and TCP pushes back. What is queued for sending,
- * or sent and not yet confirmed by the other end, counts against the same number for each link; at the bound
- * zp_message_send() waits. zp_message_post() has a bound of its caller's, and tells of room by an event. One message may
- * always pass. */
+ * or sent and not yet confirmed by the other end, counts against the same number for each link, or a lower one of the
+ * caller's; at the bound zp_message_post() fails, and an event tells of room. One message may always pass. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "digest.h"
 #include "zp_internal.h"
@@ -38,7 +36,7 @@ static void *buffer_new(uint64_t bytes)
 /* Lock held. */
 static void buffer_give(zp_engine *engine, void *memory, uint64_t bytes)
 {
-	if (!is_pooled(bytes) || engine->buffer_count == ZP__BUFFERS_SPARE_MAX || engine->shut_down) {
+	if (!is_pooled(bytes) || engine->buffer_count == ZP__BUFFERS_SPARE_MAX || engine->stopping) {
 		free(memory);
 		return;
 	}
@@ -88,9 +86,7 @@ int zp_channel_open(zp_engine *engine, uint64_t id)
 	channel->id = id;
 	int rc = 0;
 	pthread_mutex_lock(&engine->mutex);
-	if (engine->shut_down)
-		rc = -ESHUTDOWN;
-	else if (channel_find(engine, id))
+	if (channel_find(engine, id))
 		rc = -EEXIST;
 	if (rc == 0) {
 		zp__list_append(&engine->channels, &channel->node);
@@ -205,7 +201,6 @@ void zp__message_sent(zp__link *link, zp__message_out *message)
 {
 	link->message_bytes -= message->bytes;
 	buffer_give(link->engine, message, sizeof *message + message->bytes);
-	pthread_cond_broadcast(&link->engine->room);
 	room_tell(link);
 }
 
@@ -217,38 +212,6 @@ void zp__message_flow_clear(zp__link *link)
 		zp__message_sent(link, ZP__ELEMENT(node, zp__message_out, node));
 	}
 	zp__list_remove(&link->messages.node);
-}
-
-static struct timespec deadline_in(uint32_t timeout_ms)
-{
-	struct timespec deadline;
-	clock_gettime(CLOCK_MONOTONIC, &deadline);
-	deadline.tv_sec += timeout_ms / 1000;
-	deadline.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-	if (deadline.tv_nsec >= 1000000000) {
-		deadline.tv_sec++;
-		deadline.tv_nsec -= 1000000000;
-	}
-	return deadline;
-}
-
-/* Lock held. Waits for room for `bytes` in the queue of `link`, of which the caller holds a reference. */
-static int room_wait(zp__link *link, uint64_t bytes, uint32_t timeout_ms)
-{
-	zp_engine *engine = link->engine;
-	struct timespec deadline = deadline_in(timeout_ms);
-	int error = 0;
-	for (;;) {
-		if (engine->shut_down)
-			return -ESHUTDOWN;
-		if (!link->open)
-			return -ENOTCONN;
-		if (!link->message_bytes || link->message_bytes + bytes <= engine->config.messages_queued_bytes_max)
-			return 0;
-		if (error == ETIMEDOUT)
-			return -ETIMEDOUT;
-		error = pthread_cond_timedwait(&engine->room, &engine->mutex, &deadline);
-	}
 }
 
 /* A message with room for a body of so many bytes, or NULL; in `memory`, of buffer_take(), unless that is NULL. */
@@ -271,43 +234,10 @@ static void message_offer(zp__link *link, zp__message_out *message)
 	zp__link_offer(link, &link->messages, &message->node);
 }
 
-int zp_message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, uint64_t body_bytes,
-		    uint32_t timeout_ms)
-{
-	if (body_bytes > engine->config.message_bytes_max)
-		return -EMSGSIZE;
-	zp__message_out *message = message_new(NULL, channel, body_bytes);
-	if (!message)
-		return -ENOMEM;
-	if (body_bytes)
-		memcpy(message->body, body, body_bytes);
-	message->crc = zp__crc32c(0, message->body, body_bytes);
-
-	pthread_mutex_lock(&engine->mutex);
-	engine->waiting++;
-	int rc = -ENOTCONN;
-	zp__link *link = zp__link_find(engine, peer);
-	if (link) {
-		link->references++;
-		rc = room_wait(link, body_bytes, timeout_ms);
-		if (rc == 0)
-			message_offer(link, message);
-		zp__link_release(link);
-	}
-	if (--engine->waiting == 0)
-		pthread_cond_broadcast(&engine->room);
-	pthread_mutex_unlock(&engine->mutex);
-	if (rc < 0)
-		free(message);
-	return rc;
-}
-
 /* Lock held. 0: `*link` is the link to `peer`, and has room for `bytes`. -EAGAIN: it has none, and will tell when it has. */
 static int room_find(zp_engine *engine, const uint8_t peer[], uint64_t bytes, uint64_t bytes_max, zp__link **link)
 {
 	*link = zp__link_find(engine, peer);
-	if (engine->shut_down)
-		return -ESHUTDOWN;
 	if (!*link)
 		return -ENOTCONN;
 	uint64_t beside = bytes < bytes_max ? bytes_max - bytes : 0; /* Bytes that may be there beside this message. */

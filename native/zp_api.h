@@ -168,12 +168,8 @@ typedef struct {
 int zp_engine_open(const zp_engine_config *config, zp_engine **engine);
 
 /* Stops the threads, closes every connection, forgets every attempt (running ones are ended as by
- * zp_reduce_end(commit=0)) and frees the engine. NULL is legal. */
+ * zp_reduce_end(commit=0)) and frees the engine. No other call may be in progress. NULL is legal. */
 void zp_engine_close(zp_engine *engine);
-
-/* Makes calls that wait return -ESHUTDOWN now, and later ones that would start something fail so. Legal beside other
- * calls; what is left to do before zp_engine_close() is to let them return. */
-void zp_engine_shutdown(zp_engine *engine);
 
 /* The eventfd that is readable while events wait. It belongs to the engine. */
 int zp_engine_fd(zp_engine *engine);
@@ -226,14 +222,9 @@ int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
 int zp_channel_open(zp_engine *engine, uint64_t channel);
 int zp_channel_close(zp_engine *engine, uint64_t channel);
 
-/* Queues a message; the body is copied. Waits up to `timeout_ms` for room in the queue of the link. -ETIMEDOUT: no
- * room in that time; -ENOTCONN: no link; -EMSGSIZE. The frames of one message may overtake those of another. */
-int zp_message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, uint64_t body_bytes,
-		    uint32_t timeout_ms);
-
 /* Queues a message whose body is `head` and then `body`, which are copied. Never waits: -EAGAIN, there are messages in the
  * queue of the link, and with this one they would have more than `queue_bytes_max`; once they have no more than half of
- * that, a ROOM event follows. */
+ * that, a ROOM event follows. -ENOTCONN: no link; -EMSGSIZE. One message may overtake another. */
 int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *head, uint64_t head_bytes,
 		    const void *body, uint64_t body_bytes, uint64_t queue_bytes_max);
 

@@ -320,10 +320,7 @@ struct zp_engine {
 	uint32_t thread_count;
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
-	pthread_cond_t room;	 /* a message left a send queue, a link was lost, or the engine shuts down */
 	bool stopping;		 /* threads must end */
-	bool shut_down;		 /* waiting calls must return */
-	uint32_t waiting;	 /* calls in pthread_cond_wait */
 	uint64_t id_known_max;
 	uint64_t link_id_last;
 	uint64_t links_check_ns; /* when the links are looked at next */

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zpccl import limits
 from zpccl.dataplane.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
@@ -47,6 +48,11 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         select.select([], [], [], 0.001)
+
+
+def send(engine: Engine, peer: bytes, channel_id: int, body: bytes | memoryview) -> None:
+    """Queues a message, for which there must be room."""
+    assert engine.post_message(peer, channel_id, b"", body, limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
 
 
 def wait_events(engine: Engine, count: int) -> list[EngineEvent]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from engine_mesh import peer_id, socket_pair, until, wait_events
+from engine_mesh import peer_id, send, socket_pair, until, wait_events
 
 from zpccl.dataplane.engine import ConnectionLost, Engine, EngineError, LinkLost
 
@@ -137,7 +137,7 @@ def test_messages_survive(pair: Pair) -> None:
     for engine in pair.engines:
         engine.open_channel(1)
     for number in range(50):
-        pair.engines[0].send_message(peer_id(1), 1, bytes([number]) * 100_000, 1000)
+        send(pair.engines[0], peer_id(1), 1, bytes([number]) * 100_000)
         if number in (10, 30):
             pair.copies[number // 20].shutdown(socket.SHUT_RDWR)
     bodies: list[bytes] = []

@@ -6,7 +6,7 @@ import errno
 import threading
 
 import pytest
-from engine_mesh import WAIT_S, Mesh, peer_id, wait_events
+from engine_mesh import WAIT_S, Mesh, peer_id, send, wait_events
 
 from zpccl.dataplane.engine import EngineError, MessageReceived, RoomFound
 
@@ -37,7 +37,7 @@ def test_a_body_is_lent_until_it_is_released_or_the_engine_closed() -> None:
     a, b = mesh.engines
     b.open_channel(3)
     for text in (b"one", b"two", b"three"):
-        a.send_message(peer_id(1), 3, text, 1000)
+        send(a, peer_id(1), 3, text)
     one, two, three = (event.body for event in wait_events(b, 3) if isinstance(event, MessageReceived))
     with one.open() as view:
         assert bytes(view) == b"one" and len(one) == 3 and view.readonly

@@ -21,6 +21,7 @@ from engine_mesh import (
     peer_id,
     random_inputs,
     run,
+    send,
     socket_pair,
     until,
     wait_done,
@@ -151,7 +152,7 @@ def wire_of(seal: Seal, *bodies: bytes) -> list[bytes]:
     with Engine() as engine, far:
         engine.open_link(peer_id(0), [near.detach()], [seal])
         for body in bodies:
-            engine.send_message(peer_id(0), CHANNEL, body, 1000)
+            send(engine, peer_id(0), CHANNEL, body)
             record = b""
             while len(record) < PREFIX_BYTES + HEADER_BYTES + len(body) + tag_bytes:
                 record += far.recv(1 << 16)

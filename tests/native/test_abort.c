@@ -336,7 +336,7 @@ static int message_round_trip(void)
 	for (int side = 0; side < 2; side++) {
 		uint8_t other[ZP_PEER_ID_BYTES];
 		pair_id(!side, other);
-		int rc = zp_message_send(both.engines[side], other, PAIR_CHANNEL, "hello", 5, PAIR_WAIT_MS);
+		int rc = zp_message_post(both.engines[side], other, PAIR_CHANNEL, "hello", 5, NULL, 0, UINT64_MAX);
 		zp_event event = {.kind = 0};
 		while (rc == 0 && event.kind != ZP_EVENT_MESSAGE && event.kind != ZP_EVENT_LINK_LOST) {
 			event_await(both.engines[!side]);

@@ -124,7 +124,7 @@ static void round_run(peer_state *self, int round, int32_t *buffers[AT_A_TIME][2
 		CHECK(zp_reduce_start(self->engine, &plan) == 0);
 		memset(body, round, sizeof body);
 		id_of((self->rank + 1) % PEERS, to);
-		CHECK(zp_message_send(self->engine, to, CHANNEL, body, sizeof body, WAIT_MS) == 0);
+		CHECK(zp_message_post(self->engine, to, CHANNEL, body, sizeof body, NULL, 0, UINT64_MAX) == 0);
 	}
 	if (!cancel)
 		events_wait(self, first, AT_A_TIME, status);

@@ -91,7 +91,7 @@ static int messages_send(pair *both)
 		uint8_t other[ZP_PEER_ID_BYTES];
 		pair_id(!side, other);
 		for (int i = 0; rc == 0 && i < MESSAGES; i++)
-			rc = zp_message_send(both->engines[side], other, PAIR_CHANNEL, body, message_bytes[i], PAIR_WAIT_MS);
+			rc = zp_message_post(both->engines[side], other, PAIR_CHANNEL, body, message_bytes[i], NULL, 0, UINT64_MAX);
 	}
 	return rc;
 }

@@ -1,7 +1,7 @@
 """The C engine as Python sees it; the only user of `ffi` and `lib`.
 
 Threads: `poll` is called by one thread at a time; everything else by any. All calls release the GIL. `close` may come
-at any moment: it waits for the calls in progress, which it wakes, and later ones raise. The engine does not survive a
+at any moment: it waits for the calls in progress, and later ones raise. The engine does not survive a
 fork: its threads stay in the parent, and every call in the child raises.
 
 Memory: `start_reduce` takes addresses, not objects. Whoever calls it keeps the tensors alive, and leaves them alone,
@@ -28,7 +28,6 @@ from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorit
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
 _NOBODY = bytes(PEER_ID_BYTES)
-_MS_MAX = 2**32 - 1
 
 
 class EngineError(OSError):
@@ -328,7 +327,6 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            lib.zp_engine_shutdown(self._engine)
             self._idle.wait_for(lambda: self._calls == 0)
         lib.zp_engine_close(self._engine)
 
@@ -541,17 +539,6 @@ class Engine:
         """From now on messages on `channel_id` are dropped, those that wait included."""
         with self._call() as engine:
             check_rc(lib.zp_channel_close(engine, channel_id), "zp_channel_close")
-
-    def send_message(self, peer: bytes, channel_id: int, body: bytes | bytearray | memoryview, timeout_ms: int) -> None:
-        """Queues a copy of `body` for `peer`, waiting up to `timeout_ms` for room.
-
-        Raises:
-            EngineError: ETIMEDOUT, no room in that time; ENOTCONN, no link; EMSGSIZE, longer than allowed.
-        """
-        data = ffi.from_buffer(body)
-        with self._call() as engine:
-            rc = lib.zp_message_send(engine, _peer(peer), channel_id, data, len(data), min(timeout_ms, _MS_MAX))
-            check_rc(rc, "zp_message_send")
 
     def post_message(
         self,
