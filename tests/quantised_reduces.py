@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from engine_mesh import storage, to_float64
+from quantiser import Quantiser
 
-from zpccl.dataplane.engine import Quantiser
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 QUANTISERS = tuple(

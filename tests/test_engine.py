@@ -47,7 +47,6 @@ from zpccl.dataplane.engine import (
     MessageReceived,
     ReduceDone,
     default_threads,
-    instruction_set,
 )
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
@@ -725,7 +724,3 @@ def test_a_forked_child_gets_an_error_and_not_the_sockets() -> None:
     check_result(case, inputs, run(mesh, case, inputs)[0])
     mesh.close()
     far.close()
-
-
-def test_instruction_set() -> None:
-    assert instruction_set() in ("avx512", "avx2", "baseline")

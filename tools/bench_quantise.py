@@ -24,9 +24,9 @@ from dataclasses import replace
 
 import numpy as np
 from common import QUANTIZATIONS, Array, Row, add_output_arguments, positive, print_table, run_tool, write_json
+from quantiser import INSTRUCTION_SETS, Quantiser, instruction_set
 
 import zpccl
-from zpccl.dataplane.engine import INSTRUCTION_SETS, Quantiser, instruction_set
 
 PARTS = ("kernels", "blocks", "reduces")
 FORMATS = tuple(name for name in QUANTIZATIONS if name != "none")

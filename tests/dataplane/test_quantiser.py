@@ -22,8 +22,9 @@ from quantised_reduces import (
     step_error,
     storing,
 )
+from quantiser import INSTRUCTION_SETS, Quantiser, instruction_set
 
-from zpccl.dataplane.engine import INSTRUCTION_SETS, EngineError, Quantiser, instruction_set
+from zpccl.dataplane.engine import EngineError
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 AVAILABLE = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(instruction_set()) + 1]
