@@ -29,8 +29,8 @@ from mutants import MUTANTS, SIMULATOR, TESTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOCOL = Path("zpccl", "protocol")
-COPIED = (Path("zpccl"), Path("tests", "protocol"), Path("tests", "conftest.py"), Path("setup.cfg"))
-"""What a copy has: the package, the tests of the protocol, and the settings of pytest."""
+COPIED = tuple(map(Path, ("zpccl", "tests/protocol", "tests/conftest.py", "docs/shared_state.md", "setup.cfg")))
+"""What a copy has: the package, the tests of the protocol with a table that they read, and the settings of pytest."""
 TEST_FOLDER = "tests/protocol"
 OUTPUT = "output.txt"
 SURVIVED = "SURVIVED"

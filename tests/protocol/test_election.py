@@ -1,6 +1,6 @@
-"""The election, as a table of decisions and as properties of any outcome.
+"""The election of key sets and of contents that may differ, and properties of any outcome.
 
-A peer in a table is written "NAME REVISION CONTENTS [STRATEGY]", in ring order.
+Revisions, strategies and contents: test_election_table.py.
 """
 
 from __future__ import annotations
@@ -25,19 +25,6 @@ from zpccl.types import SharedStateSyncStrategy
 
 from .harness import digest, entry, offer
 
-STRATEGIES = {"popular": 0, "receive": 1, "send": 2}
-
-
-def offers_of(*lines: str) -> dict[str, SyncOffer]:
-    """The offers that the lines describe."""
-    offers = {}
-    for line in lines:
-        name, revision, contents, *strategy = line.split()
-        offers[name] = offer(
-            1, int(revision), entry("w", contents), strategy=STRATEGIES[strategy[0] if strategy else "popular"]
-        )
-    return offers
-
 
 def outcome(election: Election[str]) -> tuple[int, str, str, str]:
     """Revision; holders; who fetches something; who is refused."""
@@ -47,105 +34,6 @@ def outcome(election: Election[str]) -> tuple[int, str, str, str]:
         "".join(peer for peer, entries in election.fetch.items() if entries),
         "".join(election.refused),
     )
-
-
-# Title: (revision of the last sync, who completed it, offers, (revision, holders, fetchers, refused)).
-TABLE: dict[str, tuple[int | None, str, list[str], tuple[int, str, str, str]]] = {
-    # Rule 1, revisions. E is the last one plus one.
-    "first sync, equal": (None, "", ["a 0 x", "b 0 x"], (0, "ab", "", "")),
-    "first sync, the highest": (None, "", ["a 0 x", "b 5 y"], (5, "b", "a", "")),
-    "first sync, the highest of four": (None, "", ["a 2 x", "b 5 y", "c 5 y", "d 4 z"], (5, "bc", "ad", "")),
-    "E offered by all": (3, "ab", ["a 4 x", "b 4 x"], (4, "ab", "", "")),
-    "E offered by one of three": (3, "abc", ["a 3 x", "b 4 y", "c 3 x"], (4, "b", "ac", "")),
-    "E offered, one ahead": (3, "abc", ["a 4 x", "b 4 x", "c 5 y"], (4, "ab", "", "c")),
-    "E offered by one, the rest ahead": (3, "abc", ["a 4 x", "b 9 y", "c 9 y"], (4, "a", "", "bc")),
-    "E offered by a joiner, members ahead": (3, "ab", ["a 6 x", "b 6 x", "c 4 y"], (4, "c", "", "ab")),
-    "above E, all in step": (3, "ab", ["a 7 x", "b 7 x", "c 0 y"], (7, "ab", "c", "")),
-    "above E, most of those who completed": (3, "abc", ["a 7 x", "b 7 x", "c 8 y"], (7, "ab", "", "c")),
-    "above E, a joiner has no vote": (3, "ab", ["a 7 x", "b 7 x", "c 9 y", "d 9 y"], (7, "ab", "", "cd")),
-    "above E, a tie goes to the higher": (3, "ab", ["a 7 x", "b 8 y"], (8, "b", "a", "")),
-    "above E, one member who completed decides": (3, "a", ["a 7 x", "b 8 y", "c 8 y"], (7, "a", "", "bc")),
-    "behind receives": (3, "abc", ["a 4 x", "b 3 y", "c 0 z"], (4, "a", "bc", "")),
-    "all behind E": (3, "ab", ["a 3 x", "b 2 y"], (3, "a", "b", "")),
-    "only checkpoints left": (9, "xy", ["a 5 x", "b 3 y"], (5, "a", "b", "")),
-    "only checkpoints left, above E": (9, "xy", ["a 50 x", "b 3 y"], (50, "a", "b", "")),
-    # Rule 3, contents.
-    "popular wins": (None, "", ["a 1 x", "b 1 y", "c 1 y"], (1, "bc", "a", "")),
-    "a tie goes to the first in the ring": (None, "", ["a 1 x", "b 1 y", "c 1 y", "d 1 x"], (1, "ad", "bc", "")),
-    "the other way around": (None, "", ["b 1 y", "a 1 x", "c 1 y", "d 1 x"], (1, "bc", "ad", "")),
-    "popular only among those at the revision": (3, "abc", ["a 4 x", "b 3 y", "c 3 y"], (4, "a", "bc", "")),
-    # Strategies.
-    "RECEIVE_ONLY does not vote": (None, "", ["a 1 x", "b 1 y receive", "c 1 y receive"], (1, "a", "bc", "")),
-    "RECEIVE_ONLY that holds it is no holder": (None, "", ["a 1 x", "b 1 x receive"], (1, "a", "", "")),
-    "RECEIVE_ONLY does not choose the revision": (None, "", ["a 1 x", "b 9 y receive"], (1, "a", "b", "")),
-    "RECEIVE_ONLY does not offer E": (3, "ab", ["a 3 x", "b 4 y receive"], (3, "a", "b", "")),
-    "RECEIVE_ONLY is never ahead": (3, "ab", ["a 4 x", "b 9 y receive"], (4, "a", "b", "")),
-    "all RECEIVE_ONLY": (None, "", ["a 1 x receive", "b 1 x receive"], (0, "", "", "ab")),
-    "SEND_ONLY wins over the popular": (None, "", ["a 1 x send", "b 1 y", "c 1 y"], (1, "a", "bc", "")),
-    "SEND_ONLY, two that agree": (None, "", ["a 1 x send", "b 1 y", "c 1 x send"], (1, "ac", "b", "")),
-    "SEND_ONLY, two that differ": (None, "", ["a 1 x send", "b 1 y send", "c 1 z"], (1, "c", "", "ab")),
-    "SEND_ONLY, two that differ and nobody else": (None, "", ["a 1 x send", "b 1 y send"], (1, "", "", "ab")),
-    "SEND_ONLY, two that differ and a receiver": (
-        None,
-        "",
-        ["a 1 x send", "b 1 y send", "c 1 z receive"],
-        (1, "", "", "abc"),
-    ),
-    "SEND_ONLY behind": (3, "abc", ["a 3 x send", "b 4 y", "c 4 y"], (4, "bc", "", "a")),
-    "SEND_ONLY ahead": (3, "abc", ["a 5 x send", "b 4 y", "c 4 y"], (4, "bc", "", "a")),
-    "SEND_ONLY sends to who is behind": (3, "abc", ["a 4 x send", "b 3 y", "c 1 z receive"], (4, "a", "bc", "")),
-    "SEND_ONLY never receives": (None, "", ["a 1 x", "b 1 x", "c 1 y send"], (1, "c", "ab", "")),
-}
-
-
-@pytest.mark.parametrize("title", TABLE)
-def test_decisions(title: str) -> None:
-    last_revision, completed, lines, expected = TABLE[title]
-    assert outcome(elect(offers_of(*lines), last_revision, frozenset(completed))) == expected
-
-
-@pytest.mark.parametrize(
-    "title, result, words",
-    [
-        ("E offered, one ahead", Result.INVALID_USAGE, "revision 5 is ahead of the run's 4"),
-        ("SEND_ONLY ahead", Result.INVALID_USAGE, "revision 5 is ahead"),
-        ("SEND_ONLY behind", Result.INVALID_USAGE, "SEND_ONLY at revision 3, but the run is at 4"),
-        ("SEND_ONLY, two that differ", Result.INVALID_USAGE, "SEND_ONLY peers hold different contents"),
-        ("all RECEIVE_ONLY", Result.NO_SHARED_STATE_AVAILABLE, "all peers are RECEIVE_ONLY"),
-    ],
-)
-def test_refusals_say_why(title: str, result: Result, words: str) -> None:
-    last_revision, completed, lines, _ = TABLE[title]
-    election = elect(offers_of(*lines), last_revision, frozenset(completed))
-    for found, reason in election.refused.values():
-        assert found is result
-        assert words in reason
-
-
-def test_a_receiver_without_a_sender() -> None:
-    election = elect(offers_of("a 1 x send", "b 1 y send", "c 1 z receive"), None, frozenset())
-    assert {peer: result for peer, (result, _) in election.refused.items()} == {
-        "a": Result.INVALID_USAGE,
-        "b": Result.INVALID_USAGE,
-        "c": Result.NO_SHARED_STATE_AVAILABLE,
-    }
-    assert election.fetch == {}
-
-
-@pytest.mark.parametrize(
-    "title, restarted",
-    [
-        ("first sync, the highest", False),
-        ("E offered by one of three", False),
-        ("above E, all in step", False),
-        ("only checkpoints left", True),
-        ("only checkpoints left, above E", True),
-        ("all behind E", False),  # Those of the last sync sync again.
-    ],
-)
-def test_warning_when_nobody_goes_on(title: str, restarted: bool) -> None:
-    last_revision, completed, lines, _ = TABLE[title]
-    assert elect(offers_of(*lines), last_revision, frozenset(completed)).restarted is restarted
 
 
 def test_a_run_may_begin_at_revision_zero_and_repeat_nothing() -> None:

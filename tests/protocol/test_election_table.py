@@ -1,8 +1,8 @@
 """The decision table of the election: who ends with what, in every case of two to four peers.
 
-Two tables. ROWS is written by hand, for readers: it stands in docs/shared_state.md as well, word for word. The other
-one is all combinations of strategy, revision and contents, and what the rules of the public API say of each: `expect`
-states these rules as conditions that the outcome must meet, without the steps by which the election finds it.
+Two tables. The one of docs/shared_state.md is written by hand, for readers. The other one is all combinations of
+strategy, revision and contents, and what the rules of the public API say of each: `expect` states these rules as
+conditions that the outcome must meet, without the steps by which the election finds it.
 
 A peer is written "REVISION CONTENTS [STRATEGY]", in ring order, peers are called a, b, c, d. What becomes of each:
 
@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, product, takewhile
+from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -53,47 +55,21 @@ class Offer:
         return Offer(int(revision), contents, *strategy)
 
 
-# Case; revision of the last sync and who completed it ("" is the first sync); offers; what becomes of each.
-ROWS: list[tuple[str, str, str, str]] = [
-    # Revisions. After revision 3 the next one, E, is 4.
-    ("first sync, all equal", "", "0 x, 0 x", "holds, holds"),
-    ("first sync: the highest", "", "0 x, 5 y", "gets y, holds"),
-    ("E, by all", "3 ab", "4 x, 4 x", "holds, holds"),
-    ("E, by one: the others are behind", "3 abc", "3 x, 4 y, 3 x", "gets y, holds, gets y"),
-    ("E, and one is ahead", "3 abc", "4 x, 4 x, 5 y", "holds, holds, refused"),
-    ("E by one, even if most are ahead", "3 abc", "4 x, 9 y, 9 y", "holds, refused, refused"),
-    ("above E, all in step", "3 ab", "7 x, 7 x, 0 y", "holds, holds, gets x"),
-    ("above E: most of those who completed 3", "3 abc", "7 x, 7 x, 8 y", "holds, holds, refused"),
-    ("above E: a joiner has no say", "3 ab", "7 x, 7 x, 9 y, 9 y", "holds, holds, refused, refused"),
-    ("above E, a tie: the higher", "3 ab", "7 x, 8 y", "gets y, holds"),
-    ("revision 3 again", "3 ab", "3 x, 2 y", "holds, gets x"),
-    ("all who completed 3 are gone: the highest", "3 -", "2 x, 1 y", "holds, gets x"),
-    # Contents, at the revision of the sync.
-    ("contents of most", "", "1 x, 1 y, 1 y", "gets y, holds, holds"),
-    ("a tie: of the first in ring order", "", "1 x, 1 y, 1 y, 1 x", "holds, gets x, gets x, holds"),
-    ("only those at the revision count", "3 abc", "4 x, 3 y, 3 y", "holds, gets x, gets x"),
-    ("who is behind with the same contents has them", "3 ab", "4 x, 3 x", "holds, has it"),
-    # RECEIVE_ONLY.
-    ("RECEIVE_ONLY has no vote", "", "1 x, 1 y RECEIVE_ONLY, 1 y RECEIVE_ONLY", "holds, gets x, gets x"),
-    ("RECEIVE_ONLY that has it does not send", "", "1 x, 1 x RECEIVE_ONLY", "holds, has it"),
-    ("RECEIVE_ONLY offers no revision", "3 ab", "3 x, 4 y RECEIVE_ONLY", "holds, gets x"),
-    ("RECEIVE_ONLY is never ahead", "3 ab", "4 x, 9 y RECEIVE_ONLY", "holds, gets x"),
-    ("all RECEIVE_ONLY", "", "1 x RECEIVE_ONLY, 1 x RECEIVE_ONLY", "nobody, nobody"),
-    # SEND_ONLY.
-    ("SEND_ONLY wins over most", "", "1 x SEND_ONLY, 1 y, 1 y", "holds, gets x, gets x"),
-    ("two SEND_ONLY that agree", "", "1 x SEND_ONLY, 1 y, 1 x SEND_ONLY", "holds, gets x, holds"),
-    ("beside SEND_ONLY only that one sends", "", "1 x SEND_ONLY, 1 x, 1 y", "holds, has it, gets x"),
-    ("two SEND_ONLY that differ", "", "1 x SEND_ONLY, 1 y SEND_ONLY, 1 z", "refused, refused, holds"),
-    (
-        "the same, and nobody else sends",
-        "",
-        "1 x SEND_ONLY, 1 y SEND_ONLY, 1 z RECEIVE_ONLY",
-        "refused, refused, nobody",
-    ),
-    ("SEND_ONLY behind would have to receive", "3 abc", "3 x SEND_ONLY, 4 y, 4 y", "refused, holds, holds"),
-    ("SEND_ONLY ahead", "3 abc", "5 x SEND_ONLY, 4 y, 4 y", "refused, holds, holds"),
-    ("SEND_ONLY sends to who is behind", "3 abc", "4 x SEND_ONLY, 3 y, 1 z RECEIVE_ONLY", "holds, gets x, gets x"),
-]
+Row: TypeAlias = tuple[str, ...]
+"""Revision of the last sync and who completed it ("" is the first sync); offers; what becomes of each."""
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "shared_state.md"
+
+
+def rows_of(text: str) -> dict[str, Row]:
+    """The rows of the first table of a document, by their cases."""
+    _, _, table = text.partition("|---|---|---|---|\n")
+    lines = takewhile(lambda line: line.startswith("|"), table.splitlines())
+    cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    return {case: tuple(rest) for case, *rest in cells}
+
+
+ROWS = rows_of(DOCUMENT.read_text())
 
 
 def found_in(election: Election[str], offers: dict[str, Offer]) -> list[str]:
@@ -186,24 +162,57 @@ def is_popular(contents: str, electing: list[Offer]) -> bool:
 # --- Tests ------------------------------------------------------------------------------------------------------------
 
 
-def case_of(row: tuple[str, str, str, str]) -> tuple[dict[str, Offer], int | None, str, list[str]]:
-    _, past, offered, outcome = row
+def case_of(row: Row) -> tuple[dict[str, Offer], int | None, str, list[str]]:
+    past, offered, outcome = row
     offers = dict(zip("abcd", map(Offer.parse, offered.split(", ")), strict=False))
     last, completed = past.split() if past else (None, "")
     return offers, None if last is None else int(last), completed, outcome.split(", ")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_rows_by_hand(row: tuple[str, str, str, str]) -> None:
-    offers, last, completed, outcome = case_of(row)
+def test_the_table_is_read() -> None:
+    assert len(ROWS) >= 30
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_by_hand(case: str) -> None:
+    offers, last, completed, outcome = case_of(ROWS[case])
     assert len(outcome) == len(offers)
     assert found_in(run(offers, last, completed), offers) == outcome
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_the_rules_say_the_same_as_the_rows_by_hand(row: tuple[str, str, str, str]) -> None:
-    offers, last, completed, outcome = case_of(row)
+@pytest.mark.parametrize("case", ROWS)
+def test_the_rules_say_the_same_as_the_rows_by_hand(case: str) -> None:
+    offers, last, completed, outcome = case_of(ROWS[case])
     assert expect(offers, last, completed) == outcome
+
+
+@pytest.mark.parametrize(
+    "case, result, words",
+    [
+        ("E, and one is ahead", Result.INVALID_USAGE, "revision 5 is ahead of the run's 4"),
+        ("SEND_ONLY ahead", Result.INVALID_USAGE, "revision 5 is ahead"),
+        (
+            "SEND_ONLY behind would have to receive",
+            Result.INVALID_USAGE,
+            "SEND_ONLY at revision 3, but the run is at 4",
+        ),
+        ("two SEND_ONLY that differ", Result.INVALID_USAGE, "SEND_ONLY peers hold different contents"),
+        ("all RECEIVE_ONLY", Result.NO_SHARED_STATE_AVAILABLE, "all peers are RECEIVE_ONLY"),
+    ],
+)
+def test_refusals_say_why(case: str, result: Result, words: str) -> None:
+    offers, last, completed, _ = case_of(ROWS[case])
+    refused = run(offers, last, completed).refused
+    assert refused
+    for found, reason in refused.values():
+        assert found is result
+        assert words in reason
+
+
+def test_warning_when_nobody_goes_on() -> None:
+    """Of a run that there was before; not of those of the last sync who sync again."""
+    restarted = [case for case, row in ROWS.items() if run(*case_of(row)[:3]).restarted]
+    assert restarted == ["all who completed 3 are gone: the highest", "the same, above E"]
 
 
 KINDS = [
