@@ -465,13 +465,11 @@ def test_gloo_is_measured_beside(tmp_path: Path) -> None:
 
 def test_bench_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    options = ["--bytes", "1MiB", "--contents", "zeros", "random", "--repeats", "1", "--directory", str(tmp_path)]
+    options = ["--bytes", "1MiB", "--repeats", "2", "--directory", str(tmp_path)]
     ended = run_tool("bench_checkpoint.py", *options, "--json", str(path))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = json.loads(path.read_text())
-    assert [row["system"] for row in rows] == ["zpccl", "numpy", "blosc2"] * 2
-    zeros, random = rows[0]["ratio"], rows[3]["ratio"]
-    assert zeros < 0.01 < random < 1 < rows[1]["ratio"] < 1.01
+    assert [(row["system"], row["repeats"]) for row in rows] == [("zpccl", 2), ("safetensors", 2), ("numpy", 2)]
     assert all(row["save_seconds_median"] > 0 and row["load_seconds_median"] > 0 for row in rows)
     assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
 

@@ -1,11 +1,11 @@
-"""Measures checkpoints: seconds to save and to load, and the size of the file, beside numpy.save and blosc2.
+"""Measures checkpoints: seconds to save and to load, by the clock and of the CPUs, beside safetensors and numpy.
 
-All write to the same directory and wait until what they wrote is on the disk (fsync); all load from the page cache,
-into memory that is there already. What is loaded is compared.
+All write random float32 to the same directory and wait until it is on the disk (fsync); all load from the page cache,
+into memory that is there already. What is loaded is compared. They take turns.
 
-  zpccl    SharedState.save_state and load_state: compressed by blosc2, digested, and the old file or the new one
-  numpy    numpy.save and numpy.load: neither
-  blosc2   blosc2.pack_tensor of the whole array, with the same codec, filter and number of threads, and a plain write
+  zpccl        SharedState.save_state and load_state: with digests, and the old file or the new one
+  safetensors  save_file and load_file of the package: neither
+  numpy        numpy.save and numpy.load: neither
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-import blosc2
 import numpy as np
+import safetensors.numpy
 from common import (
     Array,
     Row,
@@ -33,117 +32,98 @@ from common import (
     spread,
     write_json,
 )
-from state_contents import RANDOM, TRAINED, ZEROS, fill, make_stale, trained_weights
+from state_contents import RANDOM, fill, make_stale
 
 import zpccl
 
-COLUMNS = ["system", "contents", "bytes", "of it in the file", "save s", "save GB/s", "load s", "load GB/s"]
+COLUMNS = ["system", "bytes", "save s", "GB/s", "CPU s", "load s", "GB/s", "CPU s"]
 
 
-class System(Protocol):
-    """A way to keep an array in a file."""
-
-    def save(self, array: Array, path: Path) -> None:
-        """Writes it, to the disk."""
-
-    def load(self, array: Array, path: Path) -> None:
-        """Reads it back, into an array of the same size."""
+def _state(array: Array) -> zpccl.SharedState:
+    return zpccl.SharedState([zpccl.TensorInfo.from_numpy(array, "x")])
 
 
-class Zpccl:
-    """This package."""
-
-    def save(self, array: Array, path: Path) -> None:
-        """As users do."""
-        self._state(array).save_state(path)
-
-    def load(self, array: Array, path: Path) -> None:
-        """As users do."""
-        self._state(array).load_state(path)
-
-    def _state(self, array: Array) -> zpccl.SharedState:
-        return zpccl.SharedState([zpccl.TensorInfo.from_numpy(array, "x")])
+def _save_safetensors(array: Array, path: Path) -> None:
+    safetensors.numpy.save_file({"x": array}, path)
+    _sync(path)
 
 
-class Numpy:
-    """The plain bytes."""
-
-    def save(self, array: Array, path: Path) -> None:
-        """numpy.save."""
-        with path.open("wb") as file:
-            np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def load(self, array: Array, path: Path) -> None:
-        """numpy.load."""
-        array[:] = np.load(path)
+def _load_safetensors(array: Array, path: Path) -> None:
+    array[:] = safetensors.numpy.load_file(path)["x"]
 
 
-class Blosc2:
-    """The whole array compressed at once."""
-
-    def save(self, array: Array, path: Path) -> None:
-        """blosc2.pack_tensor."""
-        threads = len(os.sched_getaffinity(0))
-        options = {"codec": blosc2.Codec.ZSTD, "clevel": 1, "nthreads": threads, "typesize": array.itemsize}
-        with path.open("wb") as file:
-            file.write(blosc2.pack_tensor(array, cparams=options))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def load(self, array: Array, path: Path) -> None:
-        """blosc2.unpack_tensor."""
-        array[:] = blosc2.unpack_tensor(path.read_bytes())
+def _save_numpy(array: Array, path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, array)
+    _sync(path)
 
 
-SYSTEMS: dict[str, Callable[[], System]] = {"zpccl": Zpccl, "numpy": Numpy, "blosc2": Blosc2}
+def _load_numpy(array: Array, path: Path) -> None:
+    array[:] = np.load(path)
 
 
-def measure(name: str, contents: str, array: Array, path: Path, repeats: int) -> Row:
-    """Some saves and loads of one array.
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
-    Raises:
-        WorkerFailed: what was loaded is not what was saved.
-    """
-    system = SYSTEMS[name]()
-    loaded = np.empty_like(array)
-    saves, loads = [], []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        system.save(array, path)
-        saves.append(time.perf_counter() - begin)
-        make_stale(loaded)
-        begin = time.perf_counter()
-        system.load(loaded, path)
-        loads.append(time.perf_counter() - begin)
-        if not np.array_equal(loaded, array):
-            raise WorkerFailed(f"{name} loads something else than it saved")
-    size = path.stat().st_size
-    path.unlink()
-    row = {"system": name, "contents": contents, "bytes": array.nbytes, "file_bytes": size, "repeats": repeats}
-    return {**row, "ratio": size / array.nbytes, **spread(saves, "save_seconds"), **spread(loads, "load_seconds")}
+
+Action = Callable[[Array, Path], None]
+SYSTEMS: dict[str, tuple[Action, Action]] = {
+    "zpccl": (lambda array, path: _state(array).save_state(path), lambda array, path: _state(array).load_state(path)),
+    "safetensors": (_save_safetensors, _load_safetensors),
+    "numpy": (_save_numpy, _load_numpy),
+}
+"""How each saves an array, and loads it into one of the same size."""
+
+
+def measure(action: Action, array: Array, path: Path) -> tuple[float, float]:
+    """Seconds by the clock, and of the CPUs."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    action(array, path)
+    return time.perf_counter() - began, time.process_time() - began_cpu
+
+
+def row_of(name: str, size: int, saves: list[tuple[float, float]], loads: list[tuple[float, float]]) -> Row:
+    """What was measured of a system."""
+    row: Row = {"system": name, "bytes": size, "repeats": len(saves)}
+    for action, measured in (("save", saves), ("load", loads)):
+        seconds, cpu_seconds = zip(*measured, strict=True)
+        row |= spread(seconds, f"{action}_seconds") | spread(cpu_seconds, f"{action}_cpu_seconds")
+    return row
 
 
 def format_row(row: Row) -> list[str]:
     """Of the table."""
-    cells = [row["system"], row["contents"], format_bytes(row["bytes"]), f"{row['ratio']:.4f}"]
-    for name in ("save_seconds_median", "load_seconds_median"):
-        cells += [f"{row[name]:.3f}", f"{row['bytes'] / row[name] / 1e9:.2f}"]
+    cells = [row["system"], format_bytes(row["bytes"])]
+    for action in ("save", "load"):
+        seconds = row[f"{action}_seconds_median"]
+        cells += [f"{seconds:.3f}", f"{row['bytes'] / seconds / 1e9:.2f}", f"{row[f'{action}_cpu_seconds_median']:.3f}"]
     return cells
 
 
 def play(options: argparse.Namespace) -> int:
-    """Measures everything; returns the exit status."""
-    rows = []
-    weights = trained_weights(options.bytes // 4) if TRAINED in options.contents else None
+    """Measures everything; returns the exit status.
+
+    Raises:
+        WorkerFailed: what was loaded is not what was saved.
+    """
     array = np.empty(options.bytes // 4, np.float32)
+    fill(array, RANDOM, None)
+    loaded = np.empty_like(array)
+    saves: dict[str, list[tuple[float, float]]] = {name: [] for name in options.systems}
+    loads: dict[str, list[tuple[float, float]]] = {name: [] for name in options.systems}
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        for contents in options.contents:
-            fill(array, contents, weights)
-            rows += [
-                measure(name, contents, array, Path(directory) / "file", options.repeats) for name in options.systems
-            ]
+        for _ in range(options.repeats):
+            for name in options.systems:
+                path = Path(directory) / name
+                save, load = SYSTEMS[name]
+                saves[name].append(measure(save, array, path))
+                make_stale(loaded)
+                loads[name].append(measure(load, loaded, path))
+                if not np.array_equal(loaded, array):
+                    raise WorkerFailed(f"{name} loads something else than it saved")
+                path.unlink()
+    rows = [row_of(name, array.nbytes, saves[name], loads[name]) for name in options.systems]
     print_table("checkpoints", COLUMNS, [format_row(row) for row in rows])
     write_json(options.json, rows)
     return 0
@@ -152,9 +132,7 @@ def play(options: argparse.Namespace) -> int:
 def main() -> int:
     """Runs the tool; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = (ZEROS, RANDOM, TRAINED)
     parser.add_argument("--bytes", type=parse_bytes, default=256 * 2**20, help="of the array (default 256MiB)")
-    parser.add_argument("--contents", nargs="+", choices=kinds, default=list(kinds), help="default: all")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), help="default: all")
     parser.add_argument("--directory", type=Path, help="on which disk (default: that of temporary files)")
     parser.add_argument("--repeats", type=int, default=5, help="saves and loads of each (default 5)")

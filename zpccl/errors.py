@@ -195,19 +195,21 @@ class CheckpointFailed(PCCLError, OSError):
 
 
 class CheckpointDamaged(PCCLError):
-    """A file that is no checkpoint, or a damaged one, or one of a newer version. Nothing was loaded from it.
+    """A file that is no checkpoint, or a damaged one. Nothing was loaded from it.
 
     Attributes:
         path: of the file.
         reason: what is wrong with it.
+        tensor: the first one found whose bytes are wrong; "" where it is the rest of the file.
     """
 
     default_result = Result.INVALID_ARGUMENT
 
-    def __init__(self, message: str = "", *, path: str = "", reason: str = "") -> None:
+    def __init__(self, message: str = "", *, path: str = "", reason: str = "", tensor: str = "") -> None:
         super().__init__(message or reason)
         self.path = path
         self.reason = reason or message
+        self.tensor = tensor
 
 
 class UpdateTopologyFailed(PCCLError):

@@ -290,7 +290,7 @@ STATE_BLOCK_BYTES = 1 * MIB
 STATE_TENSOR_BYTES_MAX = DATA_MESSAGE_BYTES_MAX // 64 * STATE_BLOCK_BYTES
 """The digests of all blocks of a tensor fit into half a message."""
 STATE_WORKERS_MAX = 16
-"""Threads of one peer that digest state at a time, or compress a checkpoint."""
+"""Threads of one peer that digest state at a time."""
 STATE_WORKER_BYTES = 2 * MIB
 """Work that is worth a thread: digested in the time that two threads take to start."""
 STATE_RUN_BYTES_MAX = 32 * MIB
@@ -354,9 +354,8 @@ STATE_SOURCE_TIMEOUT_NS = 8 * SECOND
 waits itself for its source then knows of it first."""
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------
-CHECKPOINT_VERSION = 1
-CHECKPOINT_BLOCK_BYTES = 1 * MIB
-"""Of a tensor; what is compressed and checked as one. A part of the format: another size is another version."""
+CHECKPOINT_PIECE_BYTES = 1 * MIB
+"""Of a tensor; what is read or written and digested at a time, while it is in the cache of a CPU."""
 
 # --- Progress -------------------------------------------------------------------------------------------------------
 PROGRESS_INTERVAL_NS = 100 * MS

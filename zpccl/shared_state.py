@@ -145,10 +145,11 @@ class SharedState:
 
     @public
     def save_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
-        """Writes tensors and revision to a file, compressed and with digests.
+        """Writes tensors and revision to a safetensors file, with digests.
 
         The file is at any time the old one or the new one, also when the disk is full or the machine dies: what is
-        written goes to `PATH.partial` in the same directory first. Nobody may write the tensors meanwhile.
+        written goes to `PATH.partial` in the same directory first. Nobody may write the tensors meanwhile,
+        else the file may be refused when it is loaded.
 
         Args:
             path: of the file; where it is a symbolic link, of what this points to.
@@ -157,17 +158,18 @@ class SharedState:
         Raises:
             CheckpointFailed: the system refused it; `errno` says why.
             InvalidUsage: another thread or process is writing this file.
-            InvalidArgument: not a path, or a tensor that cannot be read.
+            InvalidArgument: not a path, a tensor that cannot be read, or one named `__metadata__`.
         """
         check_callback(on_progress)
         reporter = ProgressReporter("save", on_progress)
         regions = self.regions()
-        checkpoint.save(regions, self._revision, path, reporter.update)
+        shapes = {info.name: info.tensor.shape for info in self.tensor_infos}
+        checkpoint.save(regions, shapes, self._revision, path, reporter.update)
         reporter.end(sum(memory.nbytes for memory in regions.values()))
 
     @public
     def load_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
-        """Takes tensors and revision from a file that `save_state` wrote.
+        """Takes tensors and revision from a file that `save_state` wrote, or a copy of it by another program.
 
         All of it is read and checked before the first byte is written, which takes as much memory as the tensors. A
         call that raises has changed nothing, but for Ctrl-C that came late: then all is loaded.
@@ -177,7 +179,7 @@ class SharedState:
             on_progress: is called at times, by this thread.
 
         Raises:
-            CheckpointDamaged: not a checkpoint, a damaged one, or one of a newer version.
+            CheckpointDamaged: not a checkpoint, or a damaged one.
             CheckpointFailed: the system refused it; `errno` says why.
             InvalidArgument: not a path, or a checkpoint of other tensors.
         """

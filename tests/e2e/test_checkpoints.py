@@ -16,7 +16,7 @@ from e2e.harness import Cluster, Peer, close, cluster
 pytestmark = pytest.mark.e2e
 
 ELEMENTS = 400_000
-"""More than a block."""
+"""More than a piece."""
 
 
 @pytest.fixture
