@@ -11,6 +11,7 @@ import signal
 import stat
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -498,6 +499,13 @@ def test_an_interrupt_while_tensors_are_written_comes_too_late(path: Path, monke
     assert state.revision == 41
 
 
+def test_what_a_killed_process_left_is_written_over(path: Path) -> None:
+    path.with_name(path.name + ".partial").write_bytes(os.urandom(100_000))
+    state_of(small(), 1).save_state(path)
+    assert files(path) == [path.name]
+    assert_loads(path, small(), 1)
+
+
 def test_two_at_a_time_are_refused(path: Path) -> None:
     """Ours is as it should be, whatever the other does."""
     arrays = small()
@@ -541,7 +549,8 @@ def test_a_partial_file_that_is_a_link_is_not_followed(path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_progress_of_both(path: Path) -> None:
+def test_progress_of_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # Every callback is due.
     arrays = large()
     total = sum(array.nbytes for array in arrays.values())
     for call in ("save", "load"):
@@ -549,6 +558,8 @@ def test_progress_of_both(path: Path) -> None:
         getattr(state_of(arrays), f"{call}_state")(path, on_progress=seen.append)
         assert {progress.operation for progress in seen} == {call}
         assert (seen[0].bytes_done, seen[-1].bytes_done, seen[-1].bytes_expected) == (0, total, total)
+        steps = [after.bytes_done - before.bytes_done for before, after in pairwise(seen)]
+        assert max(steps) == limits.CHECKPOINT_PIECE_BYTES
         with pytest.raises(zpccl.InvalidArgument, match="called"):
             getattr(state_of(arrays), f"{call}_state")(path, on_progress=5)
 
