@@ -16,10 +16,8 @@ import pytest
 from e2e.harness import until
 from wan.settings import PathSettings
 
-from zpccl import limits
-from zpccl.control.connection_count import connections_for
-
 TOOL = Path(bench_wan.__file__)
+CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 def options_of(*arguments: str) -> argparse.Namespace:
@@ -127,16 +125,19 @@ def test_it_measures_systems_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_the_own_choice_follows_the_round_trip(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("congestion", "count"), [("bbr", 16), ("reno", 64)])
+def test_the_own_choice_far_away_follows_the_congestion_control(tmp_path: Path, congestion: str, count: int) -> None:
+    if congestion not in CONGESTION_CONTROLS.read_text(encoding="ascii").split():
+        pytest.skip(f"the kernel has no {congestion}")
     path = tmp_path / "wan.json"
     options = ["--rtt", "50", "--loss", "0", "--rate", "200", "--connections", "0", "--seconds", "0.1", "--reps", "1"]
-    ended = run_tool(*options, "--systems", "zpccl", "raw_tcp", "--json", str(path))
+    systems = ["--systems", "zpccl", "raw_tcp", "--congestion", congestion]
+    ended = run_tool(*options, *systems, "--json", str(path))
     if "cannot make network namespaces" in ended.stderr:
         pytest.skip(ended.stderr)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (found,) = json.loads(path.read_text())
-    assert found["own_choice"] is True
-    assert connections_for(50 * limits.MS) <= found["connections"] <= limits.LINK_CONNECTIONS_FAR_MAX
+    assert (found["own_choice"], found["connections"]) == (True, count)
 
 
 @pytest.mark.e2e

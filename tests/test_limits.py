@@ -51,7 +51,8 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.LINK_FAILING_MAX_NS < limits.LINK_SUSPECT_NS
     assert limits.UNEXPLAINED_STALL_MIN_NS < limits.STALL_TIMEOUT_NS  # And doubts of several rings live together.
     assert 3 * limits.LINK_DOUBTS_MAX * limits.STALL_TIMEOUT_NS <= limits.LINK_SUSPECT_NS
-    assert limits.LINK_CONNECTIONS_DEFAULT <= limits.LINK_CONNECTIONS_MAX
+    assert limits.LINK_CONNECTIONS_DEFAULT <= limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT
+    assert limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT <= limits.LINK_CONNECTIONS_FAR_DEFAULT <= limits.LINK_CONNECTIONS_MAX
     assert limits.FRAME_BYTES_DEFAULT <= limits.FRAME_BYTES_MAX
     assert limits.PENDING_PEERS_MAX <= limits.PEERS_MAX
     assert limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT <= 65536

@@ -177,12 +177,6 @@ class ZpcclBench(Bench):
         assert loop is not None
         return max(loop._engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
 
-    def is_settled(self) -> bool:
-        """No link of this peer looks for a better number of connections."""
-        loop = self.peer.comm._loop
-        assert loop is not None
-        return loop._growing.is_settled
-
     def reset(self) -> None:
         """The input, for in place."""
         if self.place != "out":

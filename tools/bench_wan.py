@@ -4,8 +4,7 @@ Each peer, and the master, is on a host of its own, in a wide-area network made 
 kernel has it, else by an emulator in user space. All paths between peers have the same delay, rate and loss, in either
 direction; those to the master have the delay only. What is measured:
 
-  zpccl    `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice,
-           after it has found out in a few all-reduces
+  zpccl    `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice
   sealed   the same in a run with a secret, everything encrypted; needs PyNaCl, measured only where asked for
   raw_tcp  the same bytes over as many sockets, both ways at once, and nothing else: no vote, no reducing
   gloo     torch.distributed.all_reduce, which has one connection a pair; where torch is there
@@ -70,8 +69,6 @@ UNIT_BYTES = 1 << 20
 PART, PROBES = 8, 2
 """Where each of so many probes with this part of the tensor takes longer than the whole should, the part is used."""
 TENSOR_BYTES_MAX = 4 << 30
-GROWTH_S = 20.0
-"""Links that are not the bottleneck look for no better number of connections."""
 
 
 @dataclass(frozen=True)
@@ -189,14 +186,6 @@ def choose_bytes(system: System, options: argparse.Namespace) -> tuple[int, floa
     return part if is_slow else int(whole / UNIT_BYTES) * UNIT_BYTES, latency_s
 
 
-def let_links_grow(system: System) -> None:
-    """Reduces until each peer has found out how many connections are best, or for GROWTH_S: some never need to."""
-    began = time.monotonic()
-    while time.monotonic() - began < GROWTH_S and not all(call_all(system.workers, "is_settled")):
-        system.iterations = 1
-        system.repeat()
-
-
 def rate_bytes(options: argparse.Namespace) -> float:
     """What a path carries in a second."""
     return float(options.rate) * 1e6 / 8
@@ -217,7 +206,6 @@ def measure(network: WideNetwork, name: str, cell: Cell, options: argparse.Names
         size_bytes, latency_s = choose_bytes(system, options)
         call_all(system.workers, "allocate", size_bytes, "float32", "none")
         if connections == 0:
-            let_links_grow(system)
             connections = max(call_all(system.workers, "connection_count"))
         system.seconds, system.cpu_seconds = [], []
         if isinstance(network, EmulatedNetwork):

@@ -185,34 +185,13 @@ REFUSALS_LOGGED_INTERVAL_NS = 60 * SECOND
 # --- Links ----------------------------------------------------------------------------------------------------------
 LINK_CONNECTIONS_DEFAULT = 4
 """Where the user names no number, and the path is short."""
-LINK_CONNECTIONS_FAR_MAX = 32
-"""The same, however long the path."""
+LINK_FAR_ROUND_TRIP_NS = 25 * MS
+"""A path is far from here on. Four connections with 1.5 MB under way each carry 2 Gbit/s over a shorter one."""
+LINK_CONNECTIONS_FAR_BBR_DEFAULT = 16
+"""The same over a far path, where the dialling host has BBR."""
+LINK_CONNECTIONS_FAR_DEFAULT = 64
+"""The same with a congestion control that takes losses for a full path, such as CUBIC: docs/adr/0017."""
 LINK_CONNECTIONS_MAX = 64
-LINK_WANTED_BITS_PER_SECOND = 2 * 10**9
-"""What the connections of a link shall carry together, where the user names no number."""
-CONNECTION_UNDER_WAY_BYTES = 1_500_000
-"""What one connection keeps under way on a long path, with 0.1 % of the packets lost: docs/benchmarks.md."""
-LINK_CONNECTIONS_GROWN_MAX = 64
-"""So many connections a link grows to at most, by what its transfers measure (control/link_growth.py)."""
-LINK_GROWTH_LOOK_NS = 100 * MS
-"""How often a link that may grow is looked at, while something is moved."""
-LINK_GROWTH_WINDOW_NS = 1 * SECOND
-"""What is compared is what a link carries in this time."""
-LINK_GROWTH_WINDOW_COUNT = 2
-"""Windows in which the connections were the bottleneck, before more are tried. The best of them counts."""
-LINK_GROWTH_TRIES_MAX = 3
-"""Windows in which more connections may show that they help: the other links of a ring may grow later."""
-LINK_GROWTH_WARM_ROUND_TRIPS_MAX = 8
-"""From when a connection is open to when TCP has found out what it can carry: from 10 segments to 1.5 MB."""
-LINK_GROWTH_WARM_MAX_NS = 4 * SECOND
-LINK_GROWTH_WAIT_NS = 10 * SECOND
-"""Connections that were asked for and are not open after so long a time of transfers are not waited for."""
-LINK_GROWTH_BUSY_PERCENT = 50
-"""Of the connections that must be at work where they are the bottleneck."""
-LINK_GROWTH_GAIN_PERCENT = 25
-"""Of what more connections would add if each carried as much as those that were there; less is no help."""
-LINK_GROWTH_STEP_PERCENT = 12
-"""Fewer connections, in percent of those that are there, cannot show whether they help."""
 LINK_SETUP_TIMEOUT_NS = 5 * SECOND
 """One try to set up all connections of a link, all candidate addresses together."""
 LINK_RETRY_INTERVAL_NS = 200 * MS

@@ -7,18 +7,19 @@ import socket
 import pytest
 
 from zpccl import limits
-from zpccl.control.connection_count import connections_for, far_round_trip_ns, round_trip_ns
+from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns
 
 
-@pytest.mark.parametrize(("round_trip_ms", "count"), [(0, 4), (0.05, 4), (10, 4), (50, 9), (100, 17), (200, 32)])
-def test_more_the_longer_the_path(round_trip_ms: float, count: int) -> None:
-    assert connections_for(int(round_trip_ms * limits.MS)) == count
+@pytest.mark.parametrize("round_trip_ms", [0, 0.05, 10, 24])
+@pytest.mark.parametrize("name", ["bbr", "cubic", ""])
+def test_few_near_by(round_trip_ms: float, name: str) -> None:
+    assert connections_for(int(round_trip_ms * limits.MS), name) == 4
 
 
-def test_it_grows_with_the_path_and_has_bounds() -> None:
-    counts = [connections_for(round_trip_ms * limits.MS) for round_trip_ms in range(5000)]
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (limits.LINK_CONNECTIONS_DEFAULT, limits.LINK_CONNECTIONS_FAR_MAX)
+@pytest.mark.parametrize("round_trip_ms", [25, 100, 5000])
+@pytest.mark.parametrize(("name", "count"), [("bbr", 16), ("bbr2", 16), ("cubic", 64), ("reno", 64), ("", 64)])
+def test_by_the_congestion_control_far_away(round_trip_ms: int, name: str, count: int) -> None:
+    assert connections_for(round_trip_ms * limits.MS, name) == count
 
 
 def test_tcp_knows_the_round_trip_of_a_new_connection() -> None:
@@ -37,12 +38,10 @@ def test_what_is_no_tcp_connection_has_none() -> None:
         assert round_trip_ns(one) == 0
 
 
-@pytest.mark.parametrize(("address", "is_far"), [("127.0.0.1", False), ("127.0.0.2", True)])
-def test_the_same_address_at_both_ends_is_not_far(address: str, is_far: bool) -> None:
-    with (
-        socket.create_server((address, 0)) as listener,
-        socket.create_connection(listener.getsockname(), source_address=("127.0.0.1", 0)) as connection,
-    ):
-        assert (far_round_trip_ns(connection) > 0) is is_far
-    with socket.socket() as unconnected:
-        assert far_round_trip_ns(unconnected) == 0
+def test_the_congestion_control_is_that_of_the_socket() -> None:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")  # Any process may choose it.
+        assert congestion_control(connection) == "reno"
+    one, other = socket.socketpair()
+    with one, other:
+        assert congestion_control(one) == ""

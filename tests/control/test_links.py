@@ -79,11 +79,15 @@ def test_a_link_has_the_connections_that_the_dialler_wants(pair: tuple[Broker, B
     talk(theirs, ours)
 
 
-@pytest.mark.parametrize(("round_trip_ms", "count"), [(0, 4), (100, 17)])
-def test_a_link_has_as_many_connections_as_its_round_trip_asks_for(
-    monkeypatch: pytest.MonkeyPatch, round_trip_ms: int, count: int
+@pytest.mark.parametrize(
+    ("round_trip_ms", "name", "count"), [(0, "cubic", 4), (100, "cubic", 64), (0, "bbr", 4), (100, "bbr", 16)]
+)
+def test_the_dialler_chooses_by_round_trip_and_congestion_control(
+    monkeypatch: pytest.MonkeyPatch, round_trip_ms: int, name: str, count: int
 ) -> None:
+    """Both ends get the same number, where the dialler's user named none; what the acceptor's named is not asked."""
     monkeypatch.setattr("zpccl.control.links.round_trip_ns", lambda _: round_trip_ms * limits.MS)
+    monkeypatch.setattr("zpccl.control.links.congestion_control", lambda _: name)
     one, other = Broker("one", 0), Broker("other", 5)
     try:
         other.broker.open(one.neighbour(dial=False))

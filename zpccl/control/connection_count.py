@@ -1,30 +1,33 @@
-"""How many connections a link begins with where the user names no number: by the round trip of its first one.
+"""How many connections a link gets where the user names no number: chosen once, when the first one is connected.
 
 A connection has so many bytes under way at most, by the kernel's limits and by what losses leave of its window. So
 what it carries falls as the round trip grows, and only more connections make up for it; near by, more bring nothing.
-Whether still more help is found out by what transfers measure (link_growth.py).
+How many more follows from what a lost packet does to the window: a loss-based congestion control (CUBIC, Reno) takes
+each for a full path and halves it or nearly so; BBR does not, and more connections only fill the queue of its path.
 """
 
 from __future__ import annotations
 
-import math
 import socket
 import struct
 
 from zpccl import limits
 
 _ROUND_TRIP = struct.Struct("=68xI")  # tcp_info.tcpi_rtt of linux/tcp.h, in microseconds.
+_NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX of net/tcp.h.
 
 
-def connections_for(round_trip_ns: int) -> int:
-    """Connections that carry LINK_WANTED_BITS_PER_SECOND over a path, within the bounds for a choice of our own.
+def connections_for(round_trip_ns: int, congestion_control: str) -> int:
+    """Connections of a link.
 
     Args:
         round_trip_ns: of the path, unloaded; 0 if it is not known.
+        congestion_control: the kernel's name for it; "" if it is not known.
     """
-    under_way_bytes = limits.LINK_WANTED_BITS_PER_SECOND / 8 * round_trip_ns / limits.SECOND
-    wanted = math.ceil(under_way_bytes / limits.CONNECTION_UNDER_WAY_BYTES)
-    return min(max(wanted, limits.LINK_CONNECTIONS_DEFAULT), limits.LINK_CONNECTIONS_FAR_MAX)
+    if round_trip_ns < limits.LINK_FAR_ROUND_TRIP_NS:
+        return limits.LINK_CONNECTIONS_DEFAULT
+    is_bbr = congestion_control.startswith("bbr")  # Later versions may be called bbr2, bbr3.
+    return limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_bbr else limits.LINK_CONNECTIONS_FAR_DEFAULT
 
 
 def round_trip_ns(connection: socket.socket) -> int:
@@ -39,10 +42,10 @@ def round_trip_ns(connection: socket.socket) -> int:
     return int(microseconds) * 1000
 
 
-def far_round_trip_ns(connection: socket.socket) -> int:
-    """The same of a path to another host; 0 if no network lies between both ends, which have the same address then."""
+def congestion_control(connection: socket.socket) -> str:
+    """The kernel's name for what a connection uses, such as "cubic" or "bbr": the host's default, or its route's."""
     try:
-        is_near = connection.getsockname()[0] == connection.getpeername()[0]
+        name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES_MAX)
     except OSError:
-        return 0
-    return 0 if is_near else round_trip_ns(connection)
+        return ""
+    return name.partition(b"\0")[0].decode("ascii", "replace")

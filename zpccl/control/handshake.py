@@ -8,10 +8,10 @@
       COMMIT proof                        ->   once the dialler has ACCEPT on all connections of the link
              <-  READY proof                   once the acceptor has COMMIT on all of them
 
-All connections of a link carry the same link nonce. One that is added to an open link, in place of one that was lost,
-carries the nonce of that link too, its place in it, and a generation above 0; it stands alone, and READY goes out when
-the acceptor's data plane has taken it. After READY both sides hand their descriptors to the data plane;
-the first frame may follow at once, so neither side reads a byte more than a message has.
+All connections of a link carry the same link nonce. One that comes in place of one that an open link lost carries the
+nonce of that link too, its place in it, and a generation above 0; it stands alone, and READY goes out when the
+acceptor's data plane has taken it. After READY both sides hand their descriptors to the data plane; the first frame may
+follow at once, so neither side reads a byte more than a message has.
 
 A proof is a keyed hash of the kind of the message, the whole HELLO (so: run, both peers, link and place in it) and what
 the acceptor said: its nonce, the cipher and its share. Its key is known to the two peers and to the master that gave it
@@ -80,13 +80,13 @@ class LinkHello:
     """16 random bytes that name this try to set up the link."""
     index: int
     count: int
-    """Connections that make up the link; LINK_CONNECTIONS_MAX where one is added."""
+    """Connections that make up the link; LINK_CONNECTIONS_MAX where one comes in place of a lost one."""
     offers: int = 1 << Cipher.PLAIN
     """Bit n stands for cipher n; those that are not known here stand for ciphers of the future."""
     share: bytes = NO_SHARE
     """Public X25519 key of the sender, for this link only."""
     generation: int = 0
-    """0: of a new link. Greater: added to an open one; each dial to this place of the link has a greater one."""
+    """0: of a new link. Greater: of an open one; each dial to this place of the link has a greater one."""
 
     @property
     def ciphers(self) -> list[Cipher]:

@@ -5,8 +5,8 @@ One thread runs an asyncio loop; it owns the listener and every socket until the
 only pass on. All public methods may be called from any thread.
 
 A connection of an open link that was lost is dialled again by the side that dialled the link, until the link is lost or
-there is one; it goes to `on_connection`, at the acceptor's side first. So are connections that are added to a link.
-Links with a neighbour are counted here and by who takes them, so that both know which one they speak of.
+there is one; it goes to `on_connection`, at the acceptor's side first. Links with a neighbour are counted here and by
+who takes them, so that both know which one they speak of.
 
 An incoming connection is bounded in time by LINK_SETUP_TIMEOUT and in number by HANDSHAKES_MAX; it may come before this
 peer has heard of its sender, and then waits for that within its time.
@@ -28,7 +28,7 @@ from typing import Any
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address, reachable_at
-from zpccl.control.connection_count import connections_for, far_round_trip_ns, round_trip_ns
+from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns
 from zpccl.control.greeting import mechanism_of
 from zpccl.control.handshake import (
     HELLO_BYTES,
@@ -76,19 +76,17 @@ class NewLink:
         number: of this link among those of the broker.
         sockets: all its connections.
         seals: how each of them is sealed; None where none is.
-        round_trip_ns: of its path, where this side chose the number of connections and may dial more; else 0.
     """
 
     peer_id: bytes
     number: int
     sockets: list[socket.socket]
     seals: list[Seal] | None = field(repr=False)
-    round_trip_ns: int = 0
 
 
 @dataclass(frozen=True)
 class NewConnection:
-    """A connection for an open link. Its socket belongs to whoever takes this.
+    """A connection in place of one that an open link lost. Its socket belongs to whoever takes this.
 
     Attributes:
         peer_id: of the other end.
@@ -147,7 +145,7 @@ class LinkBroker:
     Args:
         peer_id: of this peer.
         listener: a listening, non-blocking socket; the broker owns it from now on.
-        connection_count: TCP connections of each link that this peer dials; 0: as many as its round trip asks for.
+        connection_count: TCP connections of each link that this peer dials; 0: chosen by connection_count.py.
         advertise: an address at which others reach this peer, beside those of its interfaces.
         on_link: called with each link that is complete.
         on_failed: called with the neighbour's id and the reason when a link cannot be set up.
@@ -205,19 +203,15 @@ class LinkBroker:
         self._call(self._forget, peer_id)
 
     def redial(self, peer_id: bytes, number: int, index: int, generation: int) -> None:
-        """Dials a connection, if this side dialled the link and it is still the last with this neighbour.
+        """Dials a lost connection, if this side dialled the link and it is still the last with this neighbour.
 
         Args:
             peer_id: of the other end.
             number: of the link; see `NewConnection`.
-            index: its place in the link: one whose connection was lost, or one that nothing was in before.
-            generation: the last one that was there, or 0.
+            index: its place in the link.
+            generation: the last one that was there.
         """
         self._call(self._redial, peer_id, number, index, generation)
-
-    def stop_dialling(self, peer_id: bytes, number: int, indexes: Sequence[int]) -> None:
-        """Dials connections of a link no more; see `redial`."""
-        self._call(self._stop_dialling, peer_id, number, tuple(indexes))
 
     def lose_link(self, peer_id: bytes, number: int) -> None:
         """Takes note that a link is lost: no connection is added to it any more."""
@@ -369,7 +363,7 @@ class LinkBroker:
                 self._incoming.pop(key, None)
 
     def _join(self, hello: LinkHello, connection: socket.socket, transcript: Transcript, seal: Seal | None) -> None:
-        """A connection of a link that is open. Only who dialled the link may add to it: it counts the generations."""
+        """A connection of a link that is open. Only who dialled the link may dial it: it counts the generations."""
         link = self._links.get(hello.sender)
         if self._on_connection is None or link is None or link.nonce != hello.nonce or link.neighbour is not None:
             raise HandshakeError("it is for a link that is not open")
@@ -393,16 +387,14 @@ class LinkBroker:
         self._note_link(hello.sender, hello.nonce, link.cipher, None)
         self._tell_link(hello.sender, sockets, seals)
 
-    def _tell_link(
-        self, peer_id: bytes, sockets: list[socket.socket], seals: list[Seal | None], round_trip_ns: int = 0
-    ) -> None:
+    def _tell_link(self, peer_id: bytes, sockets: list[socket.socket], seals: list[Seal | None]) -> None:
         """Hands a link over: all its connections are sealed, or none is."""
         sealed = [seal for seal in seals if seal is not None]
         if not sealed and self._requires_keys and self._ciphers != (Cipher.PLAIN,):
             text = "data to and from peer %s is not encrypted: it lacks PyNaCl, or has encrypt=False"
             logger.warning(text, peer_id.hex())
         number = self._links[peer_id].number
-        self._on_link(NewLink(peer_id, number, sockets, sealed or None, round_trip_ns))
+        self._on_link(NewLink(peer_id, number, sockets, sealed or None))
 
     # --- Dialling ---------------------------------------------------------------------------------------------------
 
@@ -417,9 +409,7 @@ class LinkBroker:
             return
         self._dials.pop(neighbour.peer_id, None)
         self._note_link(neighbour.peer_id, nonce, dialled[0].transcript.cipher, neighbour)
-        sockets, seals = [one.connection for one in dialled], [one.seal for one in dialled]
-        round_trip_ns = 0 if self._connection_count else far_round_trip_ns(sockets[0])
-        self._tell_link(neighbour.peer_id, sockets, seals, round_trip_ns)
+        self._tell_link(neighbour.peer_id, [one.connection for one in dialled], [one.seal for one in dialled])
 
     async def _set_up(self, neighbour: Neighbour, nonce: bytes) -> list[_Dialled]:
         private, share = _new_share(self._ciphers != (Cipher.PLAIN,))
@@ -470,12 +460,6 @@ class LinkBroker:
         if self._loop.time() - link.joined_s.get(index, 0.0) > _RETRY_MAX_S:
             link.delays_s[index] = 0.0  # Else the last one was lost at once.
         link.dials[index] = self._loop.create_task(self._dial_again(link, link.neighbour, index, self._on_connection))
-
-    def _stop_dialling(self, peer_id: bytes, number: int, indexes: tuple[int, ...]) -> None:
-        link = self._links.get(peer_id)
-        if link is not None and link.number == number:
-            for task in [link.dials.pop(index) for index in indexes if index in link.dials]:
-                task.cancel()
 
     async def _dial_again(
         self, link: _OpenLink, neighbour: Neighbour, index: int, on_connection: Callable[[NewConnection], None]
@@ -545,7 +529,8 @@ class LinkBroker:
             connection.setblocking(False)
             await self._loop.sock_connect(connection, target)
             if hello.count == 0:
-                hello = dataclasses.replace(hello, count=connections_for(round_trip_ns(connection)))
+                count = connections_for(round_trip_ns(connection), congestion_control(connection))
+                hello = dataclasses.replace(hello, count=count)
             await self._loop.sock_sendall(connection, hello.encode())
             transcript = accepted(hello, await self._receive(connection, SIGNAL_BYTES), secrets.link_key)
             return _Dialled(connection, transcript, transcript.seal(secrets.private, is_dialler=True), hello)

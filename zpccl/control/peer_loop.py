@@ -32,7 +32,6 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.buffers import Buffers
-from zpccl.control.growing_links import GrowingLinks
 from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
@@ -172,7 +171,6 @@ class PeerLoop:
             ciphers=ciphers,
             on_connection=self._on_new_connection,
         )
-        self._growing = GrowingLinks(self._engine, self._broker, self._name_of)
         self.options = options(self._broker.addresses)
         self._machine = PeerMachine(self.options)
         self._run_id = b""
@@ -314,7 +312,6 @@ class PeerLoop:
                 ready = self._waiter.wait(poll_timeout_ms(deadline_ns, time.monotonic_ns()))
                 now_ns = time.monotonic_ns()
                 self._run_once(ready, now_ns)
-                self._growing.attend(now_ns, is_moving=bool(self._attempts))
                 if deadline_ns is not None and now_ns >= deadline_ns:
                     self._on_deadline(now_ns)
         except BaseException as error:
@@ -458,8 +455,7 @@ class PeerLoop:
             self._handle(events.ConnectionFailed(answer.reason or _NO_ZMQ), now_ns)
 
     def _deadline_ns(self) -> int | None:
-        growth_ns = self._growing.deadline_ns
-        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns, self._connect_again_ns, growth_ns)
+        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns, self._connect_again_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_data(self, data: bytes, now_ns: int) -> None:
@@ -492,14 +488,13 @@ class PeerLoop:
                     call.transfer.find_room(event.peer)
             self.offers.find_room(event.peer)
         elif isinstance(event, ConnectionLost):
-            if self._link_ids.get(event.peer) == event.link_id and event.status != -errno.ECANCELED:
+            if self._link_ids.get(event.peer) == event.link_id:
                 why = os.strerror(-event.status)
                 logger.info("connection %d to peer %s is lost, others are left: %s", event.index, event.peer.hex(), why)
                 self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
         elif self._link_ids.get(event.peer) == event.link_id:
             del self._link_ids[event.peer]
             self._broker.lose_link(event.peer, self._link_numbers.pop(event.peer))
-            self._growing.close(event.peer)
             self._tell_transfers(event.peer)
             self._handle(events.LinkFailed(event.peer, os.strerror(-event.status)), now_ns)
 
@@ -599,7 +594,6 @@ class PeerLoop:
             fds = [connection.fileno() for connection in sockets]
             self._link_ids[peer_id] = self._engine.open_link(peer_id, fds, link.seals)
             self._link_numbers[peer_id] = link.number
-            self._growing.open(link)
         except OSError as error:
             for connection in sockets:
                 connection.close()
@@ -610,7 +604,7 @@ class PeerLoop:
         self._handle(events.LinkUp(peer_id), now_ns)
 
     def _add_connection(self, new: NewConnection) -> None:
-        """A connection has come from the broker: in place of one that was lost, or one more."""
+        """A connection has come from the broker, in place of one that was lost."""
         link_id = self._link_ids.get(new.peer_id)
         try:
             if link_id is None or self._link_numbers[new.peer_id] != new.number:
@@ -626,14 +620,9 @@ class PeerLoop:
         new.connection.detach()
         logger.info("connection %d to peer %s is open", new.index, new.peer_id.hex())
 
-    def _name_of(self, peer_id: bytes) -> str:
-        names = (member.name for member in self._machine.members if member.peer_id == peer_id)
-        return next(names, peer_id.hex()[:8])
-
     def _close_link(self, peer_id: bytes) -> None:
         if self._link_ids.pop(peer_id, None) is not None:
             del self._link_numbers[peer_id]
-            self._growing.close(peer_id)
             with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.
                 self._engine.close_link(peer_id)
             self._tell_transfers(peer_id)
