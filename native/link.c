@@ -59,7 +59,7 @@ void zp__flow_open(zp__flow *flow, zp__link *link, zp__attempt *attempt)
 {
 	zp__list_init(&flow->node);
 	zp__list_init(&flow->frames);
-	for (uint32_t i = 0; i < ZP_LINK_CONNECTIONS_MAX; i++)
+	for (uint32_t i = 0; i < link->connection_count; i++)
 		zp__list_init(&flow->sent[i]);
 	flow->attempt = attempt;
 	zp__list_append(&link->open_flows, &flow->open_node);
@@ -90,11 +90,11 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	zp__list_init(&link->room.node);
 	link->room_bytes = UINT64_MAX;
 	zp__flow_open(&link->messages, link, NULL);
-	for (uint32_t i = 0; i < ZP_LINK_CONNECTIONS_MAX; i++) {
+	for (uint32_t i = 0; i < count; i++) {
 		zp__connection *c = &link->connections[i];
 		c->link = link;
 		c->index = i;
-		c->fd = i < count ? fds[i] : -1;
+		c->fd = fds[i];
 		zp__settle_init(c);
 		zp__list_init(&c->run_node);
 		zp__list_init(&c->attention_node);
@@ -183,12 +183,14 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 	return rc;
 }
 
-/* Lock held. Adds a connection, if all that forbids it is not the case. */
+/* Lock held. Puts a connection into its place, if all that forbids it is not the case. */
 static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd, zp__seal *seal, const void *first,
 		    uint32_t first_bytes)
 {
+	if (index >= link->connection_count || link->sealed != (seal != NULL))
+		return -EINVAL;
 	zp__connection *c = &link->connections[index];
-	int rc = link->sealed == (seal != NULL) ? zp__settle_may_add(c, generation) : -EINVAL;
+	int rc = zp__settle_may_add(c, generation);
 	if (rc < 0)
 		return rc;
 	if (first_bytes) { /* It fits into the buffer of a socket over which nothing is sent yet. */
@@ -201,8 +203,6 @@ static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd,
 	c->seal = seal;
 	c->watched = c->readable = c->writable = c->hung_up = c->closing = false;
 	c->silent_ns = 0;
-	if (index >= link->connection_count)
-		link->connection_count = index + 1;
 	zp__settle_added(c, generation);
 	connection_adopt(c);
 	return 0;
@@ -212,7 +212,7 @@ int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t i
 		const zp_seal *how, const void *first, uint32_t first_bytes)
 {
 	zp__seal *seal = NULL;
-	if (index >= ZP_LINK_CONNECTIONS_MAX || first_bytes > ZP_FIRST_BYTES_MAX || (first_bytes && !first))
+	if (first_bytes > ZP_FIRST_BYTES_MAX || (first_bytes && !first))
 		return -EINVAL;
 	int rc = zp__sock_prepare(fd, engine->config.path_timeout_ms);
 	if (rc == 0 && how)
@@ -230,24 +230,6 @@ int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t i
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
 		zp__seal_close(seal);
-	return rc;
-}
-
-int zp_link_remove(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t index)
-{
-	int rc = 0;
-	uint32_t open_count = 0;
-	pthread_mutex_lock(&engine->mutex);
-	zp__link *link = zp__link_find(engine, peer);
-	for (uint32_t i = 0; link && i < link->connection_count; i++)
-		open_count += is_live(&link->connections[i]);
-	if (!link || link->id != id || index >= link->connection_count || !is_live(&link->connections[index]))
-		rc = -ENOTCONN;
-	else if (open_count == 1)
-		rc = -EBUSY;
-	else
-		zp__connection_lose(&link->connections[index], -ECANCELED);
-	pthread_mutex_unlock(&engine->mutex);
 	return rc;
 }
 
@@ -275,7 +257,6 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 		for (uint32_t i = 0; i < link->connection_count; i++) {
 			const zp__connection *c = &link->connections[i];
 			stats->open_count += is_live(c);
-			stats->sending_count += is_live(c) && c->tx.active;
 			stats->tx_bytes[i] = c->tx_bytes;
 			stats->rx_bytes[i] = c->rx_bytes;
 			stats->generation[i] = c->settling.generation;

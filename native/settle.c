@@ -45,7 +45,6 @@ void zp__settle_init(zp__connection *c)
 	control_init(&s->confirm, c, ZP__CONFIRM);
 	zp__list_init(&s->carried);
 	zp__list_init(&s->event.node);
-	s->told = c->fd < 0; /* There is nothing to settle in a place that was never taken. */
 }
 
 /* Wherever it is, in the queue, being sent or sent: it is not to be sent again. */
@@ -288,7 +287,7 @@ static enum zp__verdict settle_admit(zp__connection *c, uint32_t generation, uin
 enum zp__verdict zp__settle_admit(zp__connection *c)
 {
 	const zp__frame *frame = &c->rx.frame;
-	if (frame->lane || frame->length || frame->chunk >= ZP_LINK_CONNECTIONS_MAX || frame->id > UINT32_MAX)
+	if (frame->lane || frame->length || frame->chunk >= c->link->connection_count || frame->id > UINT32_MAX)
 		return ZP__VIOLATION;
 	zp__connection *about = &c->link->connections[frame->chunk];
 	if (!c->link->open)

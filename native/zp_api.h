@@ -134,9 +134,8 @@ typedef struct {
 
 typedef struct {
 	uint64_t link;		   /* its id */
-	uint32_t connection_count; /* places that have been taken, from 0 on; the arrays have so many elements */
+	uint32_t connection_count; /* that it was opened with; the arrays have so many elements */
 	uint32_t open_count;	   /* connections that are open now */
-	uint32_t sending_count;	   /* of those: connections with a frame that is not wholly sent */
 	uint32_t lost_count;	   /* connections that were lost and settled */
 	uint64_t resent_frames;	   /* sent again because their connection was lost */
 	uint64_t message_bytes;	   /* of messages: queued, being sent, or sent and not confirmed by the other end */
@@ -184,8 +183,7 @@ int zp_engine_poll(zp_engine *engine, zp_event *event);
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_seal *seals, uint32_t count,
 		 uint64_t *link);
 
-/* Adds a connection to the link `link` to `peer`, in the place `connection`, which never was taken or whose connection
- * is lost and settled. Both ends must use the same place and the same generation, which must be greater than any that
+/* Puts a connection into the place `connection` of the link `link` to `peer`, where one is lost and settled. Both ends must use the same place and the same generation, which must be greater than any that
  * was there before (0 is that of the connections given to zp_link_open()).
  *
  * `seal` is NULL if, and only if, the connections of the link are not sealed.
@@ -197,10 +195,6 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
  * greater; -EEXIST: the socket is the engine's already; -EINVAL. */
 int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t link, uint32_t connection, uint32_t generation, int fd,
 		const zp_seal *seal, const void *first, uint32_t first_bytes);
-
-/* Closes a connection of the link `link` to `peer`; it goes as one that is lost, with status -ECANCELED. -ENOTCONN: there
- * is none; -EBUSY: it is the last one that is open. */
-int zp_link_remove(zp_engine *engine, const uint8_t peer[], uint64_t link, uint32_t connection);
 
 /* Closes the link to `peer`: attempts that use it fail, no LINK_LOST follows. -ENOTCONN: there is none. */
 int zp_link_close(zp_engine *engine, const uint8_t peer[]);

@@ -257,7 +257,7 @@ struct zp__connection {
 	zp__link *link;	    /* constant */
 	zp__thread *thread; /* constant while it is open */
 	uint32_t index;	    /* in the link; constant */
-	int fd;		    /* -1: closed, or never opened */
+	int fd;		    /* -1: closed */
 	zp__seal *seal;	    /* NULL: not sealed. What it holds is of the thread */
 	/* Of its thread. */
 	zp__list run_node;
@@ -298,7 +298,7 @@ struct zp__link {
 	uint32_t lost_count;
 	uint32_t senders_max;	/* so many connections, the first that are open, take frames; constant */
 	zp__event event;
-	uint32_t connection_count; /* places that were ever taken; the others have no fd */
+	uint32_t connection_count; /* places; constant */
 	zp__connection connections[ZP_LINK_CONNECTIONS_MAX];
 };
 

@@ -68,32 +68,6 @@ def test_a_lost_connection_is_told_and_replaced(pair: Pair) -> None:
     assert [state.generations for state in states] == [[0, 4, 0]] * 2
 
 
-def test_a_connection_is_removed_while_another_is_left(pair: Pair) -> None:
-    for index in range(COUNT - 1):
-        pair.engines[0].remove_connection(peer_id(1), pair.links[0], index)
-        ours, theirs = (wait_events(engine, 1)[0] for engine in pair.engines)
-        assert isinstance(ours, ConnectionLost) and isinstance(theirs, ConnectionLost)
-        assert (ours.index, theirs.index) == (index, index)
-        assert ours.status == -errno.ECANCELED != theirs.status
-        with pytest.raises(EngineError, match="zp_link_remove") as raised:
-            pair.engines[0].remove_connection(peer_id(1), pair.links[0], index)
-        assert raised.value.errno == errno.ENOTCONN
-    with pytest.raises(EngineError) as raised:
-        pair.engines[0].remove_connection(peer_id(1), pair.links[0], COUNT - 1)
-    assert raised.value.errno == errno.EBUSY
-    with pytest.raises(EngineError) as raised:
-        pair.engines[0].remove_connection(peer_id(1), pair.links[0] + 1, COUNT - 1)
-    assert raised.value.errno == errno.ENOTCONN
-    assert pair.open_counts() == [1, 1]
-
-
-def test_a_link_grows(pair: Pair) -> None:
-    near, far = socket_pair()
-    pair.engines[1].add_connection(peer_id(0), pair.links[1], 9, 1, far.detach())
-    pair.engines[0].add_connection(peer_id(1), pair.links[0], 9, 1, near.detach())
-    assert pair.open_counts() == [COUNT + 1] * 2
-
-
 def test_what_is_not_taken_stays_the_callers(pair: Pair) -> None:
     pair.lose(0)
     near, far = socket_pair()
@@ -102,7 +76,7 @@ def test_what_is_not_taken_stays_the_callers(pair: Pair) -> None:
         (errno.ENOTCONN, (peer_id(0), pair.links[1] + 1, 0, 1, far.fileno())),
         (errno.EBUSY, (peer_id(0), pair.links[1], 1, 1, far.fileno())),
         (errno.ESTALE, (peer_id(0), pair.links[1], 0, 0, far.fileno())),
-        (errno.EINVAL, (peer_id(0), pair.links[1], 64, 1, far.fileno())),
+        (errno.EINVAL, (peer_id(0), pair.links[1], COUNT, 1, far.fileno())),
         (errno.EINVAL, (peer_id(0), pair.links[1], 0, 1, far.fileno(), bytes(2000))),
     ]
     for number, arguments in bad:

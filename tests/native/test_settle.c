@@ -597,10 +597,10 @@ static void test_lies(void)
 		uint64_t generation, frames;
 	} lies[] = {
 		{ZP__SETTLE, 1, 0, 1},	     /* nothing was sent on it */
-		{ZP__SETTLE, 64, 0, 0},	     /* no such place */
+		{ZP__SETTLE, HAND_CONNECTIONS, 0, 0}, /* no such place */
 		{ZP__SETTLE, 1, 1, 0},	     /* of a generation to come, in a place that is taken */
 		{ZP__SETTLE, 1, 1ull << 32, 0},
-		{ZP__CONFIRM, 64, 0, 0},
+		{ZP__CONFIRM, HAND_CONNECTIONS, 0, 0},
 	};
 	for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
 		hand h;
@@ -659,9 +659,9 @@ static void test_by_hand(void)
 	CHECK(zp_link_add(h.engine, id, h.link, place, 7, pair[1], NULL, NULL, 0) == -ESTALE);
 	CHECK(zp_link_add(h.engine, id, h.link, other, 8, pair[1], NULL, NULL, 0) == -EBUSY);
 	CHECK(zp_link_add(h.engine, id, h.link + 1, place, 8, pair[1], NULL, NULL, 0) == -ENOTCONN);
-	CHECK(zp_link_add(h.engine, id, h.link, 64, 8, pair[1], NULL, NULL, 0) == -EINVAL);
+	CHECK(zp_link_add(h.engine, id, h.link, HAND_CONNECTIONS, 8, pair[1], NULL, NULL, 0) == -EINVAL);
 	CHECK(zp_link_add(h.engine, id, h.link, place, 8, pair[1], NULL, NULL, 0) == 0);
-	CHECK(zp_link_add(h.engine, id, h.link, 40, 1, pair[1], NULL, NULL, 0) == -EEXIST);
+	CHECK(zp_link_add(h.engine, id, h.link, other, 8, pair[1], NULL, NULL, 0) == -EEXIST);
 	h.fds[place] = pair[0];
 	hand_say(h.fds[other], ZP__SETTLE, place, 7, 0); /* Of a generation that is over: it changes nothing. */
 	hand_say(h.fds[other], ZP__SETTLE, place, 8, 0);

@@ -152,7 +152,6 @@ class LinkStats:
     Attributes:
         link_id: what `open_link` returned.
         open_count: connections that are open now.
-        sending_count: those of them that have a frame which is not wholly sent.
         lost_count: connections that were lost while others were left.
         resent_frames: sent again because their connection was lost.
         message_bytes: of messages that are queued, being sent, or sent and not confirmed by the other end.
@@ -163,7 +162,6 @@ class LinkStats:
 
     link_id: int
     open_count: int
-    sending_count: int
     lost_count: int
     resent_frames: int
     message_bytes: int
@@ -400,12 +398,12 @@ class Engine:
         first: bytes = b"",
         seal: ciphers.Seal | None = None,
     ) -> None:
-        """Gives the engine one more connected stream socket of an open link, which it owns from then on.
+        """Gives the engine a connected stream socket in place of one that an open link lost; it owns it from then on.
 
         Args:
             peer: id of the other end.
             link_id: what `open_link` returned.
-            index: place in the link, the same at both ends: one never taken, or that of a `ConnectionLost`.
+            index: place in the link, the same at both ends: that of a `ConnectionLost`.
             generation: the same at both ends, and greater than any that was in this place.
             fd: of the socket.
             first: sent before the first frame, if the connection is taken. The end that was dialled must have taken
@@ -420,15 +418,6 @@ class Engine:
         with self._call() as engine:
             rc = lib.zp_link_add(engine, _peer(peer), link_id, index, generation, fd, native, first, len(first))
             check_rc(rc, "zp_link_add")
-
-    def remove_connection(self, peer: bytes, link_id: int, index: int) -> None:
-        """Closes one of several connections of a link. A `ConnectionLost` of status -ECANCELED follows.
-
-        Raises:
-            EngineError: ENOTCONN, it is not open; EBUSY, no other one is.
-        """
-        with self._call() as engine:
-            check_rc(lib.zp_link_remove(engine, _peer(peer), link_id, index), "zp_link_remove")
 
     def close_link(self, peer: bytes) -> bool:
         """Closes the link to `peer`; attempts that use it fail. False if there was none."""
@@ -458,7 +447,6 @@ class Engine:
         return LinkStats(
             link_id=stats.link,
             open_count=stats.open_count,
-            sending_count=stats.sending_count,
             lost_count=stats.lost_count,
             resent_frames=stats.resent_frames,
             message_bytes=stats.message_bytes,

@@ -22,7 +22,7 @@
 #include "frame.h"
 #include "fuzz.h"
 
-enum { CONNECTIONS = 2, PLACES = 3, ATTEMPTS = 4, COUNT_MAX = 300, BODY_BYTES_MAX = 4096, OPERATIONS_MAX = 300, HELD_MAX = 16 };
+enum { CONNECTIONS = 3, ATTEMPTS = 4, COUNT_MAX = 300, BODY_BYTES_MAX = 4096, OPERATIONS_MAX = 300, HELD_MAX = 16 };
 enum { RECORD_BYTES_MAX = ZP__RECORD_PREFIX_BYTES + ZP__HEADER_BYTES + BODY_BYTES_MAX + CIPHER_TAG_BYTES };
 enum { MESSAGE_BYTES_MAX = 1500, QUEUED_BYTES_MAX = 4000, LONELY_CHANNEL = 100 };
 
@@ -37,8 +37,8 @@ typedef struct {
 	const uint8_t *next, *end;
 	zp_engine *engine;
 	uint64_t link;
-	int ends[PLACES];	  /* the peer's, or -1 */
-	uint64_t records[PLACES]; /* sealed, so many */
+	int ends[CONNECTIONS];	       /* the peer's, or -1 */
+	uint64_t records[CONNECTIONS]; /* sealed, so many */
 	attempt attempts[ATTEMPTS];
 	uint8_t *held[HELD_MAX]; /* messages that were polled and not released */
 	uint64_t held_bytes[HELD_MAX];
@@ -71,7 +71,7 @@ static size_t output_bytes_of(const attempt *a)
 /* What the socket has no room for is lost: the stream then goes on with other bytes, which is hostile enough. */
 static void send_unsealed(state *s, uint32_t connection, const void *from, size_t bytes)
 {
-	int fd = s->ends[connection % PLACES];
+	int fd = s->ends[connection % CONNECTIONS];
 	if (fd >= 0)
 		(void)!send(fd, from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -109,7 +109,7 @@ static void send_record(state *s, uint32_t connection, const uint8_t *text, size
 
 static void send_bytes(state *s, uint32_t connection, const uint8_t *from, size_t bytes, uint8_t odd)
 {
-	connection %= PLACES;
+	connection %= CONNECTIONS;
 	if (!FUZZ_SEALED) {
 		send_unsealed(s, connection, from, bytes);
 		return;
@@ -187,7 +187,7 @@ static void operation_frame(state *s)
 static void operation_tell(state *s)
 {
 	uint8_t bytes[ZP__HEADER_BYTES], connection = argument(s), how = argument(s);
-	zp__frame frame = {.kind = how & 1 ? ZP__CONFIRM : ZP__SETTLE, .chunk = how / 2 % PLACES};
+	zp__frame frame = {.kind = how & 1 ? ZP__CONFIRM : ZP__SETTLE, .chunk = how / 2 % CONNECTIONS};
 	frame.id = argument(s);
 	frame.offset = argument(s);
 	zp__frame_encode(bytes, &frame);
@@ -197,14 +197,14 @@ static void operation_tell(state *s)
 static void operation_read(state *s)
 {
 	uint8_t sink[4096];
-	int fd = s->ends[argument(s) % PLACES];
+	int fd = s->ends[argument(s) % CONNECTIONS];
 	if (fd >= 0)
 		(void)!recv(fd, sink, sizeof sink, MSG_DONTWAIT);
 }
 
 static void operation_hang_up(state *s)
 {
-	int *fd = &s->ends[argument(s) % PLACES];
+	int *fd = &s->ends[argument(s) % CONNECTIONS];
 	if (*fd >= 0)
 		close(*fd);
 	*fd = -1;
@@ -279,7 +279,7 @@ static void connection_make(int ends[2])
 
 static void operation_add(state *s)
 {
-	uint8_t peer[ZP_PEER_ID_BYTES], place = argument(s) % PLACES, generation = argument(s), first_bytes = argument(s) % 8;
+	uint8_t peer[ZP_PEER_ID_BYTES], place = argument(s) % CONNECTIONS, generation = argument(s), first_bytes = argument(s) % 8;
 	zp_seal seal = seal_of(place, false);
 	int ends[2];
 	connection_make(ends);
@@ -328,7 +328,7 @@ static void event_take(state *s, const zp_event *event)
 		CHECK(!s->link_lost && event->status < 0);
 		s->link_lost = true;
 	} else if (event->kind == ZP_EVENT_CONNECTION_LOST) {
-		CHECK(event->status < 0 && event->connection < PLACES);
+		CHECK(event->status < 0 && event->connection < CONNECTIONS);
 	} else if (event->kind == ZP_EVENT_MESSAGE) {
 		uint64_t queued = event->body_bytes;
 		for (int i = 0; i < s->held_count; i++)
@@ -383,14 +383,12 @@ static void begin(state *s)
 	pair_id(1, peers);
 	pair_id(1, peers + ZP_PEER_ID_BYTES);
 	CHECK(zp_link_open(s->engine, peer, fds, FUZZ_SEALED ? seals : NULL, CONNECTIONS, &s->link) == 0);
-	for (int i = CONNECTIONS; i < PLACES; i++)
-		s->ends[i] = -1;
 }
 
 /* The peer goes; that must be noticed, whatever it has sent. */
 static void finish(state *s)
 {
-	for (int i = 0; i < PLACES; i++)
+	for (int i = 0; i < CONNECTIONS; i++)
 		if (s->ends[i] >= 0)
 			close(s->ends[i]);
 	while (!s->link_lost) {
