@@ -231,8 +231,8 @@ ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
 ADDRESS_STAGGER_NS = 50 * MS
 """Head start of each candidate address over the next."""
-HANDSHAKES_MAX = 256
-"""Incoming data connections that have not said who they are."""
+HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_MAX
+"""Incoming data connections whose handshake is not over: those of eight links of the largest kind, set up at once."""
 LISTEN_BACKLOG = 512
 
 # --- Data plane -----------------------------------------------------------------------------------------------------
