@@ -3,7 +3,7 @@
 A connection has so many bytes under way at most, by the kernel's limits and by what losses leave of its window. So
 what it carries falls as the round trip grows, and only more connections make up for it; near by, more bring nothing.
 How many more follows from what a lost packet does to the window: a loss-based congestion control (CUBIC, Reno) takes
-each for a full path and halves it or nearly so; BBR does not, and more connections only fill the queue of its path.
+each for a full path and cuts its window; BBR does not, and more connections only fill the queue of its path.
 """
 
 from __future__ import annotations
