@@ -161,10 +161,15 @@ class Operation:
 
 
 class Operations:
-    """All operations for which votes are missing, or that wait for links or joiners.
+    """All operations of the run.
 
     Args:
         next_attempt_id: gives ids that grow and never repeat.
+
+    Attributes:
+        pending: those that lack votes, or wait for links or joiners.
+        running: the attempts, by their ids.
+        voted_ns: when the last vote came.
     """
 
     def __init__(self, registry: Registry, outbox: Outbox, next_attempt_id: Callable[[], int]) -> None:
@@ -176,7 +181,6 @@ class Operations:
         self._running_at: dict[Key, Attempt] = {}
         self._kinds: dict[str, Kind[Any]] = {}
         self.voted_ns = -1
-        """When the last vote came."""
         self._exclusive: dict[Peer, Operation] = {}  # In which a peer waits: those that it may be in one at a time.
 
     def of(self, function: str) -> list[Operation]:
