@@ -519,6 +519,14 @@ def test_ready_while_a_master_takes_over() -> None:
     assert Send(Ready()) in peer.hear(Welcome(RUN_ID, 2))
 
 
+def test_ready_while_a_master_waits_for_an_earlier_run() -> None:
+    """L2, headless, seed 2009988: a restarted master held it, and then began another run of the same term."""
+    peer = PeerBench(is_ready=False).pending()
+    peer.reconnect()
+    peer.handle(events.ReadyCalled())
+    assert Send(Ready()) in peer.hear(Welcome(b"another run's id", 0))
+
+
 def test_fetching_ahead_where_there_is_nobody() -> None:
     peer = PeerBench(is_ready=False).pending()
     assert peer.hear(Neighbours(())) == [FetchAhead(())]

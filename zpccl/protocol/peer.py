@@ -498,22 +498,23 @@ class PeerMachine:
         if not self._is_connected:
             return  # Read late, of a connection that is gone: the wait for the master goes on.
         leader = Promise(message.term, message.leader)
+        is_other_run, is_other_term = message.run_id != self.run_id, message.term != self.term
         if self.state is State.MEMBER:
-            if message.run_id != self.run_id or not self._acceptor.obey(leader):
+            if is_other_run or not self._acceptor.obey(leader):
                 return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
-        elif message.run_id != self.run_id:
+        elif is_other_run:
             self._register(message.run_id, leader)
         else:
             self._acceptor.register(leader)
         self._deadline_ns = None
         self._masters.on_led()
-        is_other, self.term = message.term != self.term, message.term
+        self.term = message.term
         if self.state is State.CONNECTING:
             self.state = State.PENDING
             self._say_ready()
             return self._log(Level.INFO, "registered; waiting to be admitted")
-        if is_other:
-            self._log(Level.INFO, "another master has taken the run over")
+        if is_other_run or is_other_term:  # While this master did not lead, it heard nothing of what stands.
+            self._log(Level.INFO, "registered with another run" if is_other_run else "another master leads the run")
             self._say_standing()
         return None
 
