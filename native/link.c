@@ -136,10 +136,11 @@ static void connection_adopt(zp__connection *c)
 static void link_adopt(zp__link *link)
 {
 	zp_engine *engine = link->engine;
-	bool local = true;
+	link->local = true;
 	for (uint32_t i = 0; i < link->connection_count; i++)
-		local = local && zp__sock_is_local(link->connections[i].fd);
-	link->senders_max = local && engine->config.local_senders_max ? engine->config.local_senders_max : UINT32_MAX;
+		link->local = link->local && zp__sock_is_local(link->connections[i].fd);
+	link->senders_max =
+		link->local && engine->config.local_senders_max ? engine->config.local_senders_max : UINT32_MAX;
 	link->open = true;
 	zp__list_append(&engine->links, &link->node);
 	zp__thread_wake(&engine->threads[0]); /* It watches for paths that are broken. */
@@ -252,6 +253,7 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 		stats->link = link->id;
 		stats->connection_count = link->connection_count;
 		stats->lost_count = link->lost_count;
+		stats->local = link->local;
 		stats->resent_frames = link->resent_frames;
 		stats->message_bytes = link->message_bytes;
 		for (uint32_t i = 0; i < link->connection_count; i++) {

@@ -137,6 +137,7 @@ typedef struct {
 	uint32_t connection_count; /* that it was opened with; the arrays have so many elements */
 	uint32_t open_count;	   /* connections that are open now */
 	uint32_t lost_count;	   /* connections that were lost and settled */
+	uint32_t local;		   /* 1: both ends are on this host */
 	uint64_t resent_frames;	   /* sent again because their connection was lost */
 	uint64_t message_bytes;	   /* of messages: queued, being sent, or sent and not confirmed by the other end */
 	uint64_t tx_bytes[ZP_LINK_CONNECTIONS_MAX]; /* of all connections that were in a place */

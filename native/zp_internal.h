@@ -296,6 +296,7 @@ struct zp__link {
 	zp__event room;		/* holds a reference of the link while it waits */
 	uint64_t resent_frames;
 	uint32_t lost_count;
+	bool local;		/* within this host; constant */
 	uint32_t senders_max;	/* so many connections, the first that are open, take frames; constant */
 	zp__event event;
 	uint32_t connection_count; /* places; constant */

@@ -27,14 +27,15 @@ def peer_id(rank: int) -> bytes:
     return bytes([rank + 1]) * 16
 
 
-def socket_pair(buffer_bytes: int = 0) -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection over loopback."""
+def socket_pair(buffer_bytes: int = 0, near_host: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection over loopback; that of the far one is 127.0.0.1."""
     with socket.socket() as listener:
         if buffer_bytes:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         near = socket.socket()
+        near.bind((near_host, 0))
         if buffer_bytes:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         near.connect(listener.getsockname())

@@ -233,6 +233,18 @@ def test_within_a_host_some_connections_stand_by(senders: int) -> None:
     mesh.close()
 
 
+def test_a_peer_with_the_same_address_is_local() -> None:
+    with Engine() as engine:
+        ends = []
+        for rank, host in ((1, "127.0.0.1"), (2, "127.0.0.2")):
+            near, far = socket_pair(near_host=host)
+            engine.open_link(peer_id(rank), [near.detach()])
+            ends.append(far)
+        assert [engine.is_local(peer_id(rank)) for rank in (1, 2, 3)] == [True, False, False]
+    for end in ends:
+        end.close()
+
+
 def test_a_blocked_connection_holds_up_only_its_own_frame() -> None:
     """Nobody reads one of the two connections: all frames but those in it go over the other."""
     peer = HandMadePeer(connections=2, buffer_bytes=4096)

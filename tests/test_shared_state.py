@@ -57,6 +57,14 @@ def test_the_most_popular_contents_win(trio: Run) -> None:
     assert [state.revision for state in states] == [1, 1, 1]
 
 
+def test_within_a_host_blocks_travel_as_they_are(trio: Run) -> None:
+    """What would shrink a lot, too: compressing would take longer than sending."""
+    numbers = np.arange(10**6, dtype=np.float32)
+    states = [state_of(1, a=numbers), state_of(1, a=numbers), state_of(0, a=np.zeros(10**6))]
+    infos = sync(trio, states)
+    assert infos[2].rx_bytes > numbers.nbytes and np.array_equal(states[2].tensor_infos[0].tensor, numbers)
+
+
 def test_who_is_behind_receives_and_who_is_ahead_is_refused(trio: Run) -> None:
     """S5: the rule of revisions; a refusal changes nothing."""
     sync(trio, [state_of(5, a=1) for _ in range(3)])

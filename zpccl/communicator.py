@@ -401,7 +401,7 @@ class Communicator(Collectives):
             kind,
             loop.options.peer_id,
             upload=self._upload,
-            backlog=loop.state_backlog,
+            is_local=loop.is_local,
             on_moved=reporter.update,
         )
         entries = tuple(

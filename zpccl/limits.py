@@ -276,18 +276,6 @@ STATE_RUN_BYTES_MAX = 32 * MIB
 """Work that a thread takes at a time."""
 STATE_STAGING_BYTES = 4 * MIB
 """Page-locked memory that state of a device is copied by, twice for each thread that reads or writes."""
-STATE_SAMPLE_BYTES = 256 * KIB
-"""Piece of a block on which a coding is tried."""
-STATE_SAMPLE_INTERVAL_BYTES = 64 * MIB
-"""State of one kind after which codings are tried again."""
-STATE_SAMPLE_PERCENT_MAX = 1
-"""Of what the rest of a transfer takes: no more is spent on trying a coding."""
-STATE_CODING_GAIN_PERCENT = 5
-"""Blocks go as they are unless a coding is expected to save so much."""
-STATE_PROBE_INTERVAL_NS = 500 * MS
-"""Without a sign of how fast a link is, until blocks go over it as they are, to measure it; then twice as long."""
-STATE_PROBE_BYTES = 128 * MIB
-"""And without a sign for so many bytes: blocks of a slow link wait in queues for long."""
 STATE_WINDOW_FIRST_BYTES = 4 * MIB
 """Asked of a source whose speed is not known yet."""
 STATE_WINDOW_MIN_BYTES = 2 * MIB
@@ -307,9 +295,6 @@ STATE_BATCH_BYTES = 256 * KIB
 """Small blocks travel together, up to this."""
 STATE_SEND_QUEUE_BYTES_MAX = 32 * MIB
 """Blocks that wait in the link to one fetcher, or are on the way to it; more are not prepared."""
-STATE_RATE_INTERVAL_NS = 50 * MS
-STATE_RATE_BYTES = 2 * MIB
-"""The rate of a link is measured over no less than these: messages of several connections arrive together."""
 STATE_ANNOUNCE_INTERVAL_NS = 5 * MS
 """How often a fetcher tells its fellows what it has got, at most."""
 STATE_STEAL_INTERVAL_NS = 20 * MS

@@ -99,7 +99,7 @@ def told(net: Net, peer: bytes) -> list[tuple[Kind, int]]:
 
 def test_who_asks_is_told_and_hears_of_the_end() -> None:
     net = Net()
-    offers = Offers(net.post, lambda peer: 0, 6)
+    offers = Offers(net.post, lambda peer: False, 6)
     ask = Message(Kind.ASK, 0)
     offers.on_message(A, ask)
     assert (told(net, A), ask.releases) == ([(Kind.TOLD, 0)], 1)
@@ -121,7 +121,7 @@ def test_who_asks_is_told_and_hears_of_the_end() -> None:
 def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody may think that there is nothing because one offer takes the place of another."""
     net = Net()
-    offers = Offers(net.post, lambda peer: 0, 6)
+    offers = Offers(net.post, lambda peer: False, 6)
     first, detach = offer(offers, tensor(1)), LentRegion.detach
 
     def ask_first(self: LentRegion) -> None:
@@ -141,7 +141,7 @@ def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.Monke
 def test_parts_of_what_is_offered_no_more() -> None:
     """The sender is told, and the memory of the message is given back."""
     net = Net()
-    offers = Offers(net.post, lambda peer: 0, 6)
+    offers = Offers(net.post, lambda peer: False, 6)
     part = Message(Kind.PART, 77, b"anything")
     offers.on_message(A, part)
     assert (told(net, A), part.releases) == ([(Kind.GONE, 77)], 1)
@@ -177,7 +177,7 @@ def test_a_prefetch_that_is_stopped_or_too_late() -> None:
 def test_what_is_here_already_is_not_fetched() -> None:
     """The same contents as are offered: the revision is taken, and nobody is asked for anything."""
     net, array = Net(), tensor(1)
-    offers = Offers(net.post, lambda peer: 0, 6)
+    offers = Offers(net.post, lambda peer: False, 6)
     one = offer(offers, array)
     while one.transfer() is None:
         assert one._thread.is_alive()

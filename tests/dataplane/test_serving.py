@@ -6,22 +6,23 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from zpccl import limits
 from zpccl.dataplane import state_messages
-from zpccl.dataplane.coding_choice import Group
 from zpccl.dataplane.serving import MemoryChanged, Served, Server, TokenBucket
 from zpccl.dataplane.swarm import LIST, Place
 from zpccl.limits import MIB, MS, SECOND
-from zpccl.types import DataType
 
 A, B = b"a" * 16, b"b" * 16
 
 
 class Contents:
-    """Blocks of a given size, of one key."""
+    """Blocks of a given size, of one key: random bytes, or one of numbers that shrink a lot."""
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.numbers: memoryview | None = None
         self.changed: set[Place] = set()
         self.missing: set[Place] = set()
 
@@ -31,13 +32,12 @@ class Contents:
     def list_of(self, key: int) -> bytes | None:
         return bytes(320) if key == 0 else None
 
-    def group_of(self, key: int) -> Group:
-        return Group(DataType.UINT8, key)
-
     def block_of(self, place: Place) -> tuple[memoryview, int] | None:
         if place in self.changed:
             raise MemoryChanged("changed")
-        return None if place in self.missing else (memoryview(random.Random(place[1]).randbytes(self.size)), 4)
+        if place in self.missing:
+            return None
+        return self.numbers or memoryview(random.Random(place[1]).randbytes(self.size)), 4
 
 
 class Bench:
@@ -50,8 +50,9 @@ class Bench:
         self.sent: list[tuple[bytes, bytes]] = []
         self.room: dict[bytes, int] = {}
         self.gone: set[bytes] = set()
+        self.local: set[bytes] = set()
         self.server = Server(
-            self.contents, self.post, lambda peer: 0, self.jobs.append, self.results.append, bucket, jobs_max
+            self.contents, self.post, self.local.__contains__, self.jobs.append, self.results.append, bucket, jobs_max
         )
 
     def post(self, peer: bytes, head: Any, body: Any) -> bool:
@@ -103,6 +104,18 @@ def test_what_was_asked_for_is_sent_in_order() -> None:
     bench.run()
     assert bench.blocks() == [(A, 0), (A, 1), (A, 2)]
     assert [len(data) for _, data in bench.sent] == [4 + 12 + 1 + MIB] * 3
+
+
+def test_blocks_shrink_on_their_way_to_another_host() -> None:
+    bench = Bench()
+    bench.contents.numbers = memoryview(np.arange(MIB // 4, dtype=np.int32).tobytes())
+    bench.local.add(A)
+    bench.server.on_request(A, places([0]))
+    bench.server.on_request(B, places([0]))
+    bench.run()
+    near, far = bench.sent
+    assert near[0] == A and len(near[1]) > MIB
+    assert far[0] == B and len(far[1]) < MIB // 2
 
 
 def test_fetchers_take_turns() -> None:

@@ -159,7 +159,7 @@ class PeerLoop:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._engine = Engine()
         self._engine.open_channel(CHANNEL)
-        self.offers = Offers(self._post_on_channel, self.state_backlog, int.from_bytes(os.urandom(7), "big"))
+        self.offers = Offers(self._post_on_channel, self.is_local, int.from_bytes(os.urandom(7), "big"))
         self._broker = LinkBroker(
             options(()).peer_id,
             listener,
@@ -652,11 +652,11 @@ class PeerLoop:
             raise OSError(errno.ECANCELED, "the sync is over")
         return self._engine.post_message(peer_id, channel_id, head, body, queue_bytes_max)
 
-    def state_backlog(self, peer_id: bytes) -> int:
-        """Bytes of messages that wait in the link to a peer or are on their way, from any thread."""
+    def is_local(self, peer_id: bytes) -> bool:
+        """True if there is a link to this peer within this host, from any thread."""
         with contextlib.suppress(OSError):  # The engine is closed.
-            return self._engine.message_backlog(peer_id)
-        return 0
+            return self._engine.is_local(peer_id)
+        return False
 
     def report_fetch(
         self, attempt_id: int, error: str, fault: bytes | None, dropped: tuple[tuple[bytes, str], ...]

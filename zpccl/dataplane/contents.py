@@ -16,7 +16,6 @@ from functools import partial
 from typing import TypeAlias
 
 from zpccl import limits
-from zpccl.dataplane.coding_choice import Group, group_of
 from zpccl.dataplane.digests import (
     DIGEST_BYTES,
     block_bytes,
@@ -170,10 +169,6 @@ class Contents:
     def list_of(self, key: int) -> bytes | None:
         """The digests of all blocks of the elected contents, end to end; None if they are not here."""
         return self._lists.get(key) if key in self.wanted else b"".join(self._own[key])
-
-    def group_of(self, key: int) -> Group:
-        """The group of the blocks of a key, for the choice of their coding."""
-        return group_of(key, self._regions[key].datatype, self._regions[key].nbytes)
 
     def block_of(self, place: Place) -> tuple[memoryview, int] | None:
         """A block of the elected contents, checked, and the size of its elements; None if it is not here.

@@ -455,12 +455,12 @@ class Engine:
             generations=list(stats.generation)[:count],
         )
 
-    def message_backlog(self, peer: bytes) -> int:
-        """Bytes of messages for `peer` that are queued, being sent, or sent and not confirmed; 0 without a link."""
+    def is_local(self, peer: bytes) -> bool:
+        """True if `peer` is on this host, by the addresses of the link to it; False without a link."""
         stats = ffi.new("zp_link_stats *")
         with self._call() as engine:
-            rc = lib.zp_link_get_stats(engine, _peer(peer), stats)
-        return 0 if rc == -errno.ENOTCONN else int(stats.message_bytes)
+            lib.zp_link_get_stats(engine, _peer(peer), stats)
+        return bool(stats.local)
 
     # --- Reduces ------------------------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class Offer:
         may_differ: Collection[str],
         kind: DigestKind,
         post: Post,
-        backlog: Callable[[bytes], int],
+        is_local: Callable[[bytes], bool],
         upload: TokenBucket | None,
     ) -> None:
         self.number = number
@@ -216,7 +216,7 @@ class Offer:
         self._may_differ = may_differ
         self._kind = kind
         self._post_message = post
-        self._backlog = backlog
+        self._is_local = is_local
         self._upload = upload
         self._lock = threading.Lock()
         self._transfer: StateTransfer | None = None  # Once everything is digested.
@@ -264,7 +264,7 @@ class Offer:
     def _serve(self) -> None:
         try:
             transfer = StateTransfer(
-                self._regions, self._post, self._report, self._kind, upload=self._upload, backlog=self._backlog
+                self._regions, self._post, self._report, self._kind, upload=self._upload, is_local=self._is_local
             )
             entries = tuple(
                 CatalogEntry(key, region.datatype, region.count, key in self._may_differ, transfer.digests[key])
@@ -579,13 +579,13 @@ class Offers:
 
     Args:
         post: how messages leave.
-        backlog: bytes of messages that wait in the link to a peer.
+        is_local: whether a peer is on this host.
         first_number: of its first offer; random, so that no peer takes those of another for its own.
     """
 
-    def __init__(self, post: Post, backlog: Callable[[bytes], int], first_number: int) -> None:
+    def __init__(self, post: Post, is_local: Callable[[bytes], bool], first_number: int) -> None:
         self._post = post
-        self._backlog = backlog
+        self._is_local = is_local
         self._next_number = first_number
         self._lock = threading.Lock()
         self._calls = threading.Lock()  # One offer is made at a time.
@@ -615,7 +615,7 @@ class Offers:
                 for region in lent.values():
                     region.detach()
             self._next_number = (self._next_number + 1) % 2**63
-            offer = Offer(self._next_number, revision, lent, may_differ, kind, self._post, self._backlog, upload)
+            offer = Offer(self._next_number, revision, lent, may_differ, kind, self._post, self._is_local, upload)
             self._replace(offer)
             offer.start()
             return offer

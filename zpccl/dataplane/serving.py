@@ -2,9 +2,9 @@
 
 A `Server` belongs to one thread, which calls it; its jobs are done by worker threads and come back by that thread's
 mailbox. Every fetcher has a queue of what it asked for, of bounded length; fetchers take turns. A job reads some
-blocks, checks that they still have the digests that were offered (a holder whose memory changed finds it here), and
-posts them. Where the link of a fetcher is full, what could not be posted waits, and its queue with it, until the engine
-tells of room.
+blocks, checks that they still have the digests that were offered (a holder whose memory changed finds it here),
+compresses them for a fetcher on another host, and posts them. Where the link of a fetcher is full, what could not be
+posted waits, and its queue with it, until the engine tells of room.
 
 Nothing is sent while the upload limit is spent: a bucket of tokens, which may be overdrawn by one message.
 """
@@ -18,9 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from zpccl import limits
-from zpccl.dataplane.coder import LinkCoder
-from zpccl.dataplane.coding_choice import Group
-from zpccl.dataplane.link_rate import LinkRate
+from zpccl.dataplane.state_codec import encode as encode_block
 from zpccl.dataplane.state_messages import BLOCKS_PER_MESSAGE_MAX, BlockList, blocks_head
 from zpccl.dataplane.state_messages import encode as encode_message
 from zpccl.dataplane.swarm import LIST, Place
@@ -81,9 +79,6 @@ class Contents(Protocol):
     def list_of(self, key: int) -> bytes | None:
         """The digests of all blocks of a key, end to end; None if they are not here."""
 
-    def group_of(self, key: int) -> Group:
-        """The group of the blocks of a key, for the choice of their coding."""
-
     def block_of(self, place: Place) -> tuple[memoryview, int] | None:
         """A block, checked, and the size of its elements; None if it is not here.
 
@@ -113,13 +108,11 @@ class Served:
 @dataclass
 class _Fetcher:
     peer: bytes
-    coder: LinkCoder
+    is_local: bool
     queue: deque[Place] = field(default_factory=deque)
     parcels: deque[tuple[Any, Any]] = field(default_factory=deque)  # Ready, and there was no room for them.
     is_blocked: bool = False
     rooms: int = 0  # How often room was told of.
-    sent_bytes: int = 0
-    rate: LinkRate = field(default_factory=LinkRate)
 
 
 @dataclass(frozen=True)
@@ -130,10 +123,6 @@ class _Job:
     parcels: tuple[tuple[Any, Any], ...]
     places: Sequence[Place]
     rooms: int
-    bytes_left: int
-    rate: float | None
-    is_limit: bool
-    """The rate is that of the upload limit, not of the link."""
 
 
 class Server:
@@ -142,8 +131,8 @@ class Server:
     Args:
         contents: what is served.
         post: how messages leave.
+        is_local: whether a fetcher is on this host.
         submit: has a job done by a worker.
-        backlog: what waits in the link to a fetcher, or is on its way, in bytes.
         done: takes the result of a job, in the worker; the owner then calls on_served().
         bucket: the upload limit, or None.
         jobs_max: that run or wait at a time.
@@ -153,13 +142,13 @@ class Server:
         self,
         contents: Contents,
         post: Post,
-        backlog: Callable[[bytes], int],
+        is_local: Callable[[bytes], bool],
         submit: Callable[[Job], None],
         done: Callable[[Served], None],
         bucket: TokenBucket | None,
         jobs_max: int,
     ) -> None:
-        self._contents, self._post, self._backlog, self._submit, self._done = contents, post, backlog, submit, done
+        self._contents, self._post, self._is_local, self._submit, self._done = contents, post, is_local, submit, done
         self._bucket = bucket
         self._jobs_max = jobs_max
         self._jobs = 0
@@ -170,7 +159,7 @@ class Server:
         """A fetcher asks for something. What is beyond the bound of its queue is not heard."""
         fetcher = self._fetchers.get(peer)
         if fetcher is None:
-            fetcher = self._fetchers[peer] = _Fetcher(peer, LinkCoder(max(1, self._jobs_max // 2)))
+            fetcher = self._fetchers[peer] = _Fetcher(peer, self._is_local(peer))
             self._turns.append(fetcher)
         for place in places:
             if len(fetcher.queue) >= limits.STATE_REQUESTS_QUEUED_MAX:
@@ -198,21 +187,12 @@ class Server:
         fetcher = self._fetchers.get(result.peer)
         if fetcher is None:
             return
-        fetcher.sent_bytes += result.sent_bytes
         if result.left:
             fetcher.parcels.extend(result.left)
             fetcher.is_blocked = fetcher.rooms == result.rooms  # Else there has been room since.
 
     def pump(self, now_ns: int) -> int | None:
         """Starts what jobs it may. When it should be called again though nothing has happened, or None."""
-        ready_ns = self._start_jobs(now_ns)
-        for fetcher in self._turns:
-            on_its_way = self._backlog(fetcher.peer)
-            is_waiting = bool(fetcher.queue) and not fetcher.is_blocked
-            fetcher.rate.note(fetcher.sent_bytes - on_its_way, on_its_way, is_waiting, now_ns)
-        return ready_ns
-
-    def _start_jobs(self, now_ns: int) -> int | None:
         while self._jobs < self._jobs_max:
             fetcher = self._next()
             if fetcher is None:
@@ -242,17 +222,8 @@ class Server:
         if self._bucket is not None:  # What is sent in the end may be less: on_served() sets it right.
             self._bucket.take(charged, now_ns)
         self._jobs += 1
-        # A fetcher that has got so much is likely to want as much again.
-        bytes_left = fetcher.sent_bytes + len(fetcher.queue) * (self._contents.size_of(places[0]) if places else 0)
-        job = _Job(fetcher, parcels, places, fetcher.rooms, bytes_left, *self._rate_to(fetcher))
+        job = _Job(fetcher, parcels, places, fetcher.rooms)
         self._submit(lambda: self._done(replace(self._serve(job), charged_bytes=charged)))
-
-    def _rate_to(self, fetcher: _Fetcher) -> tuple[float | None, bool]:
-        """How fast a fetcher can be served, if that is known, and whether it is the upload limit that says so."""
-        rate = fetcher.rate.bytes_per_second
-        if self._bucket is None or (rate is not None and rate <= self._bucket.bytes_per_second):
-            return rate, False
-        return self._bucket.bytes_per_second, True
 
     def _batch(self, queue: deque[Place]) -> list[Place]:
         """What goes into one message: one block or list, or several small blocks."""
@@ -293,8 +264,7 @@ class Server:
         for place in places:
             found = self._contents.block_of(place)
             if found is not None:
-                group = self._contents.group_of(place[0])
-                payload = job.fetcher.coder.encode(group, *found, job.bytes_left, job.rate, is_limit=job.is_limit)
+                payload = encode_block(*found, compress=not job.fetcher.is_local)
                 entries.append((place, sum(map(len, payload))))
                 pieces += payload
         if not entries:

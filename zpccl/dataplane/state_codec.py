@@ -1,5 +1,6 @@
 """How a block of state travels: as it is, as a pattern that repeats, or compressed with blosc2.
 
+Compressed means ZSTD, level 1, over the shuffled bytes of elements; docs/shared_state.md says what that makes of what.
 A payload begins with a byte that says which of the three follows. Whoever decodes one trusts nothing in it: the result
 has exactly the size of its destination, and of the many features of a blosc2 chunk only those that are made here are
 accepted. Whether the contents are right is for the digest to say.
@@ -10,15 +11,12 @@ blosc2 holds the GIL unless it is told otherwise, for the whole process; this mo
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import blosc2
 import numpy as np
 
-from zpccl import limits
 from zpccl.errors import ProtocolViolation
 
 blosc2.set_releasegil(True)
@@ -39,12 +37,9 @@ parameters of the filters, flags of chunks with parts of other sizes, and of spe
 _EXTENDED_HEADER = 0x05
 _STORED = 0x02
 _DELTA = 0x08
-_FORMATS = {1: int(blosc2.Codec.LZ4.value), 4: int(blosc2.Codec.ZSTD.value)}
-"""How the flags name the format, and the header the codec."""
-_FILTERS = frozenset(
-    bytes([filter_code.value, 0, 0, 0, 0, 0])
-    for filter_code in (blosc2.Filter.NOFILTER, blosc2.Filter.SHUFFLE, blosc2.Filter.BITSHUFFLE)
-)
+_ZSTD_FORMAT = 4
+"""In the flags, what the codec is in the header."""
+_FILTERS = bytes([blosc2.Filter.SHUFFLE.value, 0, 0, 0, 0, 0])
 _ITEM_BYTES_MAX = 16
 
 
@@ -52,64 +47,19 @@ class DamagedBlock(ProtocolViolation):
     """A block that cannot be decoded, or whose contents do not have the digest that they should."""
 
 
-@dataclass(frozen=True)
-class Coding:
-    """A way to make blocks smaller.
-
-    Attributes:
-        name: for logs.
-        codec: of blosc2; None: blocks go as they are.
-        level: of compression, 1 to 9.
-        filter: that sorts the bytes or bits of elements first.
-    """
-
-    name: str
-    codec: Any = None
-    level: int = 0
-    filter: Any = None
-
-
-RAW = Coding("none")
-LZ4_BITS = Coding("LZ4, bits", blosc2.Codec.LZ4, 5, blosc2.Filter.BITSHUFFLE)
-LZ4_BYTES = Coding("LZ4, bytes", blosc2.Codec.LZ4, 1, blosc2.Filter.SHUFFLE)
-ZSTD_FAST = Coding("ZSTD 1", blosc2.Codec.ZSTD, 1, blosc2.Filter.SHUFFLE)
-ZSTD_STRONG = Coding("ZSTD 5", blosc2.Codec.ZSTD, 5, blosc2.Filter.SHUFFLE)
-CODINGS = (LZ4_BITS, LZ4_BYTES, ZSTD_FAST, ZSTD_STRONG)
-"""Those worth a try, the fastest first: docs/shared_state.md."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a coding made of a piece of a block.
-
-    Attributes:
-        coding: that was tried.
-        raw_bytes: size of the piece.
-        packed_bytes: as it would travel.
-        encode_seconds: of one thread.
-        decode_seconds: the same.
-    """
-
-    coding: Coding
-    raw_bytes: int
-    packed_bytes: int
-    encode_seconds: float
-    decode_seconds: float
-
-
-def encode(block: memoryview, itemsize: int, coding: Coding) -> Sequence[Any]:
+def encode(block: memoryview, itemsize: int, *, compress: bool = True) -> Sequence[Any]:
     """A block as it travels: buffers to be sent end to end. One may be the block itself, so send before it changes.
 
     Args:
         block: contiguous bytes, at least one.
         itemsize: bytes of an element.
-        coding: what to try; a pattern is found whatever it is, and what does not get smaller goes as it is.
+        compress: False: only patterns are found. What does not get smaller goes as it is in either case.
     """
     if (pattern := _find_pattern(block)) is not None:
         return (_CONSTANT, pattern)
-    if coding.codec is not None:
+    if compress:
         packed = blosc2.compress2(
-            block, typesize=itemsize, codec=coding.codec, clevel=coding.level, filters=[coding.filter], nthreads=1
+            block, typesize=itemsize, codec=blosc2.Codec.ZSTD, clevel=1, filters=[blosc2.Filter.SHUFFLE], nthreads=1
         )
         if len(packed) < len(block) and _is_ours(packed, len(block)):
             return (_BLOSC2, packed)
@@ -149,25 +99,6 @@ def decode_into(payload: Any, destination: memoryview) -> None:
         raise DamagedBlock("a block in a form that is not known")
 
 
-def measure(
-    block: memoryview, itemsize: int, coding: Coding, clock_ns: Callable[[], int] = time.perf_counter_ns
-) -> Sample:
-    """Tries a coding on the middle of a block."""
-    size = min(len(block), limits.STATE_SAMPLE_BYTES)
-    begin = (len(block) - size) // 2 // itemsize * itemsize
-    piece, destination = block[begin : begin + size], memoryview(bytearray(size))
-    begun_ns = clock_ns()
-    payload = encode(piece, itemsize, coding)
-    encoded_ns = clock_ns()
-    packed = b"".join(payload)
-    joined_ns = clock_ns()
-    decode_into(packed, destination)
-    decoded_ns = clock_ns()
-    return Sample(
-        coding, size, len(packed), (encoded_ns - begun_ns) / limits.SECOND, (decoded_ns - joined_ns) / limits.SECOND
-    )
-
-
 def _is_ours(chunk: Any, size: int) -> bool:
     """True if the header is as `encode` makes them for a block of `size` bytes.
 
@@ -179,13 +110,12 @@ def _is_ours(chunk: Any, size: int) -> bool:
     flags, itemsize, nbytes, part, own, filters, codec, codec_meta, metas, parts, special = _HEADER.unpack_from(chunk)
     return (
         flags & (_EXTENDED_HEADER | _STORED | _DELTA) == _EXTENDED_HEADER
-        and _FORMATS.get(flags >> 5) == codec
+        and (flags >> 5, codec) == (_ZSTD_FORMAT, blosc2.Codec.ZSTD.value)
         and 1 <= itemsize <= _ITEM_BYTES_MAX
         and nbytes == size
         and 0 < part <= size
         and own == len(chunk)
-        and filters in _FILTERS
-        and (codec_meta, metas, parts, special) == (0, bytes(6), 0, 0)
+        and (filters, codec_meta, metas, parts, special) == (_FILTERS, 0, bytes(6), 0, 0)
     )
 
 

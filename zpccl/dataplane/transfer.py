@@ -127,7 +127,7 @@ class StateTransfer:
         kind: of the digests.
         own_id: of this peer.
         upload: the upload limit, or None.
-        backlog: what waits in the link to a peer, or is on its way, in bytes.
+        is_local: whether a peer is on this host.
         on_moved: called in the thread of the user with the bytes that are here and those that are known to differ.
 
     Attributes:
@@ -144,7 +144,7 @@ class StateTransfer:
         kind: DigestKind = DigestKind.BLAKE3,
         own_id: bytes = b"",
         upload: TokenBucket | None = None,
-        backlog: Callable[[bytes], int] = lambda peer: 0,
+        is_local: Callable[[bytes], bool] = lambda peer: False,
         on_moved: Callable[[int, int], None] | None = None,
     ) -> None:
         self._contents = Contents(regions, kind)
@@ -166,7 +166,7 @@ class StateTransfer:
         self._server = Server(
             self._contents,
             self._post,
-            backlog,
+            is_local,
             self._workers.submit,
             self._mailbox.put,
             upload,
