@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-from collections.abc import Iterator
 
 import blake3
 import numpy as np
@@ -13,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zpccl import limits
 from zpccl.dataplane import digests as module
 from zpccl.dataplane.digests import (
     DIGEST_BYTES,
@@ -22,7 +18,6 @@ from zpccl.dataplane.digests import (
     block_digest,
     digest_regions,
     tensor_digest,
-    worker_count,
     zero_digest,
 )
 from zpccl.dataplane.regions import Region, region
@@ -124,48 +119,3 @@ def test_without_the_package_xxh3_says_what_to_install(monkeypatch: pytest.Monke
     with pytest.raises(InvalidArgument, match=r"zpccl\[xxhash\]"):
         digest_regions(regions_of([5]), DigestKind.XXH3)
     assert digest_regions(regions_of([5]), DigestKind.BLAKE3)
-
-
-def test_threads_are_as_many_as_they_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
-    assert worker_count(1) == worker_count(limits.STATE_WORKER_BYTES) == 1
-    assert worker_count(3 * limits.STATE_WORKER_BYTES) == 3
-    assert worker_count(2**40) == limits.STATE_WORKERS_MAX
-
-
-def runs(count: int) -> Iterator[list[tuple[str, int, int]]]:
-    return iter([[("", index, index + 1)] for index in range(count)])
-
-
-def test_a_failure_in_any_thread_is_raised_when_all_have_ended() -> None:
-    """S4: no thread reads memory after the call."""
-    before = threading.active_count()
-    meet = threading.Barrier(3)
-
-    def fail(run: object) -> None:
-        meet.wait(30)
-        raise ValueError("as asked")
-
-    with pytest.raises(ValueError, match="as asked"):
-        module.in_parallel(fail, runs(100), 3)
-    assert threading.active_count() == before
-
-
-def test_an_interrupt_is_raised_when_all_have_ended() -> None:
-    """S4: Ctrl-C in this thread, while another one works."""
-    here = threading.current_thread()
-    helping, interrupted = threading.Event(), threading.Event()
-    done: list[str] = []
-
-    def work(run: object) -> None:
-        if threading.current_thread() is here:
-            assert helping.wait(30)
-            interrupted.set()
-            raise KeyboardInterrupt
-        helping.set()
-        assert interrupted.wait(30)
-        done.append("helper")
-
-    with pytest.raises(KeyboardInterrupt):
-        module.in_parallel(work, runs(2), 2)
-    assert done == ["helper"]

@@ -17,7 +17,6 @@ from zpccl.dataplane import state_messages
 from zpccl.dataplane.regions import region
 from zpccl.dataplane.state_messages import BlockList, Have, Request, Want
 from zpccl.dataplane.transfer import StateTransfer
-from zpccl.dataplane.workers import Workers
 from zpccl.limits import STATE_BLOCK_BYTES
 
 CHANNEL = 7
@@ -541,10 +540,10 @@ def test_ctrl_c_does_not_leave_a_mixture(monkeypatch: pytest.MonkeyPatch) -> Non
     contents = net.transfers["c"]._contents
     write, interrupts = contents.write, [KeyboardInterrupt]
 
-    def interrupted(workers: Workers) -> None:
+    def interrupted() -> None:
         if interrupts:
             raise interrupts.pop()
-        write(workers)
+        write()
 
     monkeypatch.setattr(contents, "write", interrupted)
     raised: list[BaseException] = []

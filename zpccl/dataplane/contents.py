@@ -12,8 +12,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
 
 from zpccl import limits
 from zpccl.dataplane.digests import (
@@ -29,13 +27,11 @@ from zpccl.dataplane.regions import Region
 from zpccl.dataplane.serving import MemoryChanged
 from zpccl.dataplane.state_codec import DamagedBlock, decode_into
 from zpccl.dataplane.swarm import LIST, Place
-from zpccl.dataplane.workers import Workers
+from zpccl.dataplane.workers import in_parallel, worker_count
 from zpccl.types import DigestKind
 
 _WRITE_BYTES = 8 * limits.MIB
 """What one worker writes at a time."""
-
-_Part: TypeAlias = "list[tuple[Place, memoryview | None]]"
 
 
 @dataclass(frozen=True)
@@ -212,38 +208,31 @@ class Contents:
 
     # --- The end ----------------------------------------------------------------------------------------------------
 
-    def write(self, workers: Workers) -> None:
+    def write(self) -> None:
         """Writes what has come to its tensors. May be called again after it raised.
 
         Raises:
-            Exception: the first that was raised by writing to a device. What the tensors hold then nobody knows.
+            Exception: that was raised by writing to a device. What the tensors hold then nobody knows.
         """
-        errors: list[Exception] = []
-        staged = list(self._staged.items())
-        for part in self._parts(staged):
-            if len(part) == len(staged):
-                self._write_part(part, errors)
-            else:
-                workers.submit(partial(self._write_part, part, errors))
-        workers.finish()
-        if errors:
-            raise errors[0]
+        size = sum(self.size_of(place) for place in self._staged)
+        in_parallel(self._write_part, self._parts(), worker_count(size))
 
-    def _parts(self, staged: _Part) -> Iterator[_Part]:
-        begin, size = 0, 0
-        for end, (place, _) in enumerate(staged, 1):
+    def _parts(self) -> Iterator[list[Place]]:
+        part: list[Place] = []
+        size = 0
+        for place in self._staged:
+            part.append(place)
             size += self.size_of(place)
-            if size >= _WRITE_BYTES or end == len(staged):
-                yield staged[begin:end]
-                begin, size = end, 0
+            if size >= _WRITE_BYTES:
+                yield part
+                part, size = [], 0
+        yield part
 
-    def _write_part(self, part: _Part, errors: list[Exception]) -> None:
-        try:
-            for place, block in part:
-                data = bytes(self.size_of(place)) if block is None else block
-                self._regions[place[0]].write(place[1] * limits.STATE_BLOCK_BYTES, data)
-        except Exception as error:  # noqa: BLE001 - raised in the user's thread
-            errors.append(error)
+    def _write_part(self, part: list[Place]) -> None:
+        for place in part:
+            block = self._staged[place]
+            data = bytes(self.size_of(place)) if block is None else block
+            self._regions[place[0]].write(place[1] * limits.STATE_BLOCK_BYTES, data)
 
 
 def _new_chunk(size: int) -> memoryview:

@@ -6,15 +6,11 @@ from whomever they come.
 
 Memory may change between two calls without a trace, so no digest is ever kept for a later sync.
 
-Threads live for one call and are joined before it returns or raises. They take work from one queue, some blocks of one
-tensor or many small tensors at a time; the libraries hash without the GIL.
+Several threads take some blocks of one tensor or many small tensors at a time; the libraries hash without the GIL.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -23,6 +19,7 @@ import blake3
 
 from zpccl import limits
 from zpccl.dataplane.regions import Region
+from zpccl.dataplane.workers import in_parallel, worker_count
 from zpccl.errors import InvalidArgument
 from zpccl.limits import STATE_BLOCK_BYTES
 from zpccl.types import DigestKind
@@ -106,48 +103,6 @@ def digest_regions(
 
     in_parallel(digest_run, _runs(regions, total // (workers * 8)), workers)
     return {key: tuple(digests) for key, digests in found.items()}
-
-
-def worker_count(nbytes: int) -> int:
-    """Threads that are worth their start for work on so many bytes."""
-    by_size = nbytes // limits.STATE_WORKER_BYTES
-    return max(1, min(len(os.sched_getaffinity(0)), by_size, limits.STATE_WORKERS_MAX))
-
-
-def in_parallel(work: Callable[[list[_Piece]], None], runs: Iterator[list[_Piece]], workers: int) -> None:
-    """Does the work of all runs, by this thread and `workers` - 1 others, which have ended when it returns or raises.
-
-    Raises:
-        Exception: the first that was raised by `work`.
-    """
-    waiting = deque(runs)
-    errors: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            while True:
-                try:
-                    run = waiting.popleft()
-                except IndexError:
-                    return
-                work(run)
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-            waiting.clear()
-
-    helpers = [threading.Thread(target=take, name="zpccl-digest") for _ in range(min(workers, len(waiting)) - 1)]
-    for helper in helpers:
-        helper.start()
-    take()
-    for helper in helpers:
-        while helper.is_alive():
-            try:
-                helper.join()
-            except KeyboardInterrupt as interrupt:  # They read the caller's memory: they have to end first.
-                errors.append(interrupt)
-                waiting.clear()
-    if errors:
-        raise errors[0]
 
 
 def _runs(regions: Mapping[str, Region], run_bytes: int) -> Iterator[list[_Piece]]:

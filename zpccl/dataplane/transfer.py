@@ -3,8 +3,8 @@
 A `StateTransfer` belongs to the thread of the user that called sync_shared_state: that thread runs `run()` and decides
 what is asked of whom and what is served next. The peer's loop only puts things into its mailbox: the plan, messages of
 others, room in a link, the end. Workers do what takes time: they check blocks before they are sent, and when they have
-come, and write them at the commit; results go to the mailbox too. They have ended when `run()` returns or raises, so
-nobody touches the tensors after that.
+come; results go to the mailbox too. They have ended when `run()` returns or raises, so nobody touches the tensors after
+that.
 
 A fetcher asks sources for the lists of block digests, checks each list against the elected digest, and asks for the
 blocks that differ from its own; `swarm.py` says whom. What came is checked and kept aside, in memory for what has come
@@ -44,7 +44,7 @@ from zpccl.dataplane.state_messages import (
     ranges_of,
 )
 from zpccl.dataplane.swarm import LIST, Place, Swarm
-from zpccl.dataplane.workers import Workers
+from zpccl.dataplane.workers import Workers, worker_count
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
@@ -162,7 +162,7 @@ class StateTransfer:
         self._followers: set[bytes] = set()  # Fellows who want to know what is here.
         self._news: list[Place] = []  # What they have not been told.
         self._told_ns = 0
-        self._workers = Workers()
+        self._workers = Workers(worker_count())
         self._server = Server(
             self._contents,
             self._post,
@@ -308,7 +308,7 @@ class StateTransfer:
         interrupt: KeyboardInterrupt | None = None
         while not self.is_written:
             try:
-                self._contents.write(self._workers)
+                self._contents.write()
                 self.is_written = True
             except KeyboardInterrupt as error:
                 interrupt = error

@@ -1,4 +1,4 @@
-"""A few threads that do work for one call, and have ended when it returns."""
+"""A few threads that do work for one call, and have ended when it returns: of digests and transfers of state."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from zpccl import limits
 
 Job: TypeAlias = Callable[[], None]
+_PartT = TypeVar("_PartT")
+
+
+def worker_count(nbytes: int | None = None) -> int:
+    """Threads that this process can use at a time, or of these as many as are worth their start for so many bytes."""
+    count = min(len(os.sched_getaffinity(0)), limits.STATE_WORKERS_MAX)
+    return count if nbytes is None else max(1, min(count, nbytes // limits.STATE_WORKER_BYTES))
 
 
 class Workers:
@@ -19,12 +27,12 @@ class Workers:
 
     A job handles its own errors.
 
-    Attributes:
-        count: threads at most.
+    Args:
+        count: threads at most. With none, `finish` does all jobs.
     """
 
-    def __init__(self) -> None:
-        self.count = max(1, min(len(os.sched_getaffinity(0)), limits.STATE_WORKERS_MAX))
+    def __init__(self, count: int) -> None:
+        self.count = count
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -37,7 +45,10 @@ class Workers:
             thread.start()
 
     def finish(self) -> None:
-        """Waits until all jobs are done, and ends the threads."""
+        """Does what jobs are left beside the threads, waits until all are done, and ends the threads."""
+        with contextlib.suppress(queue.Empty):
+            while (job := self._jobs.get_nowait()) is not None:
+                job()
         for _ in self._threads:
             self._jobs.put(None)
         while self._threads:
@@ -71,3 +82,29 @@ class Workers:
                 return
             job()
             del job  # It may hold memory.
+
+
+def in_parallel(function: Callable[[_PartT], None], parts: Iterable[_PartT], count: int) -> None:
+    """Calls a function with each part, in this thread and `count` - 1 others, which have ended when this returns.
+
+    Raises:
+        Exception: the first that the function raised, once the threads have ended. Parts not begun then are left out.
+    """
+    workers = Workers(count - 1)
+    errors: list[BaseException] = []
+
+    def work(part: _PartT) -> None:
+        try:
+            if not errors:
+                function(part)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    try:
+        for part in parts:
+            workers.submit(partial(work, part))
+        workers.finish()
+    finally:
+        workers.close()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,95 @@
+"""Threads that have ended with the call that they work for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from zpccl import limits
+from zpccl.dataplane.workers import Workers, in_parallel, worker_count
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """S4: nobody reads the caller's memory after a call."""
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def test_threads_are_as_many_as_they_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
+    assert worker_count(0) == worker_count(limits.STATE_WORKER_BYTES) == 1
+    assert worker_count(3 * limits.STATE_WORKER_BYTES) == 3
+    assert worker_count(2**40) == worker_count() == limits.STATE_WORKERS_MAX
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_all_parts_are_worked_on(count: int) -> None:
+    done: list[int] = []
+    in_parallel(done.append, range(100), count)
+    assert sorted(done) == list(range(100))
+
+
+def test_this_thread_works_too() -> None:
+    alone: list[threading.Thread] = []
+    in_parallel(lambda part: alone.append(threading.current_thread()), range(3), 1)
+    assert alone == [threading.current_thread()] * 3
+
+
+def test_a_failure_in_any_thread_is_raised_when_all_have_ended() -> None:
+    meet = threading.Barrier(3)
+
+    def fail(part: int) -> None:
+        meet.wait(30)
+        raise ValueError("as asked")
+
+    with pytest.raises(ValueError, match="as asked"):
+        in_parallel(fail, range(100), 3)
+
+
+def test_an_interrupt_is_raised_when_all_have_ended() -> None:
+    """Ctrl-C in this thread, while another one works."""
+    here = threading.current_thread()
+    helping, interrupted = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work(part: int) -> None:
+        if threading.current_thread() is here:
+            assert helping.wait(30)
+            interrupted.set()
+            raise KeyboardInterrupt
+        helping.set()
+        assert interrupted.wait(30)
+        done.append("helper")
+
+    with pytest.raises(KeyboardInterrupt):
+        in_parallel(work, range(2), 2)
+    assert done == ["helper"]
+
+
+def test_jobs_that_are_not_begun_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, begun, closing = Workers(1), threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def first() -> None:
+        begun.set()
+        assert closing.wait(30)
+        done.append(1)
+
+    workers.submit(first)
+    assert begun.wait(30)
+    workers.submit(lambda: done.append(2))
+    (thread,) = workers._threads
+    join = thread.join
+
+    def join_when_the_rest_is_forgotten() -> None:
+        closing.set()
+        join()
+
+    monkeypatch.setattr(thread, "join", join_when_the_rest_is_forgotten)
+    workers.close()
+    assert done == [1]
