@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,17 +20,17 @@ sys.path.insert(0, str(TOOLS))  # As Python does for a script there.
 
 import mutate_protocol  # noqa: E402
 from common import WorkerFailed  # noqa: E402
-from mutants import MUTANTS, SIMULATOR, TESTS, Mutant  # noqa: E402
-from mutate_protocol import changed_lines, judge, problem_of  # noqa: E402
+from mutants import MUTANTS  # noqa: E402
+from mutate_protocol import judge, place  # noqa: E402
+from mutation import SIMULATOR, TESTS, Mutant, NoSuchCode, loaded, mutate  # noqa: E402
 
-KINDS = "kinds/collective kinds/sync kinds/topology"
-FILES = f"election master membership memory operation peer recovery rings {KINDS}".split()
+FILES = "collective election master membership memory operation peer recovery rings sync topology".split()
 FEW = ("--seeds", "75", "--tests", "tests/protocol/test_master.py")
 HARMLESS = Mutant(
     name="harmless",
-    file="rings.py",
-    old='"""The order of peers in a ring',
-    new='"""An order of peers in a ring',
+    function="protocol.rings:ring_edges",
+    old="range(len(order))",
+    new="tuple(range(len(order)))",
     breaks="nothing",
 )
 
@@ -43,40 +45,69 @@ def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_can_be_put_in(mutant: Mutant) -> None:
-    """Its text is there once, the file compiles with it, and it is one line of difference."""
-    assert problem_of(mutant) == ""
-    _, old, new = changed_lines(mutant)
-    assert old == 1
-    assert new == 1
+    """Its function has what it replaces, and is another one then, which may take its place."""
+    function, code = loaded(mutant)
+    before = function.__code__
+    assert (code.co_name, code.co_freevars) == (before.co_name, before.co_freevars)
+    assert (code.co_code, code.co_consts, code.co_names) != (before.co_code, before.co_consts, before.co_names)
     assert mutant.finder in (SIMULATOR, TESTS)
     assert mutant.breaks.partition(": ")[0] in "S1 S2 S3 S4 S5 S6 S7 L1 L2 L3 B1".split()
 
 
 def test_names_are_unique_and_all_machines_have_some() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 20
-    assert {mutant.file for mutant in MUTANTS} >= {f"{name}.py" for name in FILES}
+    assert {mutant.path.stem for mutant in MUTANTS} >= set(FILES)
+
+
+SOURCE = """
+class A:
+    def f(self, x):
+        if (x and  # Any layout.
+                x < 1):
+            self.x = x
+            return g(x)
+
+def f(x):
+    return x + 1, x + 1
+"""
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("old", "new", "line", "mutated"),
     [
-        ({"old": "no such text"}, "0 times in rings.py"),
-        ({"old": "order"}, "times in rings.py, not once"),
-        ({"file": "no_such_file.py"}, "0 times in no_such_file.py"),
-        ({"new": '""'}, "does not compile"),
+        ("x and x < 1", "x < 1", 4, "if x < 1:"),
+        ("x < 1", "x < 2 or y", 5, "if x and (x < 2 or y):"),
+        ("self.x = x", "pass", 6, "pass"),
+        ("self.x = x", "x += 1\ny = x", 6, "x += 1\n            y = x"),
+        ("return g(x)", "g(x)", 7, "g(x)"),
+        ("g(x)", "g(x) + 1", 7, "return g(x) + 1"),
     ],
 )
-def test_tells_what_is_out_of_date(changes: dict[str, str], problem: str) -> None:
-    assert problem_of(HARMLESS) == ""
-    assert problem in problem_of(replace(HARMLESS, **changes))
+def test_replaces_what_a_function_has_once(old: str, new: str, line: int, mutated: str) -> None:
+    mutant = replace(HARMLESS, function="x:A.f", old=old, new=new)
+    tree, found = mutate(mutant, SOURCE)
+    assert found == line
+    assert f" {mutated}\n" in ast.unparse(tree)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "lines"),
-    [("a", "b", (0, 1, 1)), ("a\nb", "a\nc", (1, 1, 1)), ("a\nb\nc", "a\nc", (1, 1, 0)), ("a\nb", "c\nd", (0, 2, 2))],
+    ("function", "old", "problem"),
+    [
+        ("x:f", "x + 1", "'x + 1' is 2 times in x:f, not once"),
+        ("x:A.f", "y", "'y' is 0 times in x:A.f, not once"),
+        ("x:A.g", "x", "there is no x:A.g"),
+        ("x:B.f", "x", "there is no x:B.f"),
+    ],
 )
-def test_counts_changed_lines(old: str, new: str, lines: tuple[int, int, int]) -> None:
-    assert changed_lines(replace(HARMLESS, old=old, new=new)) == lines
+def test_tells_what_is_out_of_date(function: str, old: str, problem: str) -> None:
+    with pytest.raises(NoSuchCode, match=f"harmless: {re.escape(problem)}"):
+        mutate(replace(HARMLESS, function=function, old=old), SOURCE)
+
+
+def test_place() -> None:
+    source = (ROOT / "zpccl" / "protocol" / "rings.py").read_text()
+    line = source[: source.index("for i in range(len(order))")].count("\n") + 1
+    assert place(HARMLESS) == f"rings.py:{line}"
 
 
 # --- What a check says ------------------------------------------------------------------------------------------------
@@ -168,8 +199,7 @@ def test_a_protocol_that_fails_as_it_is_catches_nothing(
 
     def copy_wrong(source: Path, folder: Path) -> None:
         copy(source, folder)
-        path = folder / mutate_protocol.PROTOCOL / wrong.file
-        path.write_text(path.read_text().replace(wrong.old, wrong.new))
+        mutate_protocol.put_in(wrong, folder)
 
     monkeypatch.setattr(mutate_protocol, "make_copy", copy_wrong)
     assert mutate_protocol.main([*FEW, "--only", "token-not-checked"]) == 1

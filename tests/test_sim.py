@@ -1,4 +1,4 @@
-"""The protocol in the fake world, and the fake world itself: what it does, and that it finds what is broken."""
+"""The protocol in the fake world, and the fake world itself. That it finds what is broken: test_sim_mutants.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -15,17 +15,10 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.errors import Result
 from zpccl.limits import MS, SECOND
-from zpccl.protocol import events, paths
-from zpccl.protocol.effects import Broadcast, EndReduce, EndSync, Resolve
-from zpccl.protocol.election import elect
-from zpccl.protocol.kinds import sync
-from zpccl.protocol.kinds.collective import Collectives
-from zpccl.protocol.kinds.sync import StateSyncs
-from zpccl.protocol.kinds.topology import Rounds
+from zpccl.protocol import events
+from zpccl.protocol.effects import Broadcast
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.membership import Outbox, Registry
 from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
@@ -44,11 +37,6 @@ from zpccl.protocol.messages import (
     TopologyKind,
     TopologyVote,
 )
-from zpccl.protocol.operation import COLLECTIVE, Operations, Verdict
-from zpccl.protocol.peer import PeerMachine
-from zpccl.protocol.requests import Requests
-from zpccl.protocol.rings import ring_edges
-from zpccl.protocol.stragglers import Wait
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
 from zpccl.sim.checkers import Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
@@ -63,6 +51,15 @@ SEEDS_PER_TEST = 10
 STILL = Faults("still")
 ATTEMPT = 10**9
 """One that no master gives."""
+SIMPLE = Script(
+    groups=1,
+    tags=(2,),
+    is_batched=False,
+    asks_beside=False,
+    optimizes=False,
+    syncs_always=True,
+    newcomers_receive=False,
+)
 
 
 # --- The protocol -----------------------------------------------------------------------------------------------------
@@ -317,281 +314,6 @@ def test_catches_a_commit_that_another_has_lost() -> None:
         commits._answers[loser, call_id] = value
         with pytest.raises(Violation, match="S1"):
             commits.on_end()
-
-
-# --- The simulator finds what is broken -------------------------------------------------------------------------------
-
-SIMPLE = Script(
-    groups=1,
-    tags=(2,),
-    is_batched=False,
-    asks_beside=False,
-    optimizes=False,
-    syncs_always=True,
-    newcomers_receive=False,
-)
-
-
-def promises_broken(faults: str, seeds: range = range(40), steps: int = 600) -> Iterator[str]:
-    """What the checkers say to seeds, as ids of promises; "" where a machine's own invariants caught it."""
-    for seed in seeds:
-        try:
-            run_seed(seed, faults=faults, steps=steps)
-        except Violation as violation:
-            yield violation.promise
-        except AssertionError:
-            yield ""
-
-
-def first_broken(faults: str) -> str | None:
-    """The first promise that is seen broken."""
-    return next(promises_broken(faults), None)
-
-
-def test_the_unbroken_is_not_accused() -> None:
-    assert list(promises_broken("hostile", range(10))) == []
-
-
-def test_catches_a_commit_without_comparing_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Collectives.finished
-    monkeypatch.setattr(
-        Collectives, "finished", lambda self, peer, report: original(self, peer, replace(report, digest=0))
-    )
-    assert first_broken("hostile") in ("S1", "S2")
-
-
-def test_catches_a_commit_before_all_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Collectives.finished
-
-    def finished(self: Collectives, peer: Any, report: Any) -> None:
-        attempt = self._operations.running.get(report.attempt_id)
-        if attempt is not None and report.ok and len(attempt.order) > 2:
-            self._operations.end(attempt, Verdict())
-        else:
-            original(self, peer, report)
-
-    monkeypatch.setattr(Collectives, "finished", finished)
-    assert "S1" in promises_broken("calm")
-
-
-def test_catches_two_member_lists_of_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Registry.member_list
-    calls: list[None] = []
-
-    def member_list(self: Registry) -> Any:
-        calls.append(None)
-        found = original(self)
-        return replace(found, members=found.members[::-1]) if len(calls) % 2 else found
-
-    monkeypatch.setattr(Registry, "member_list", member_list)
-    assert "S3" in promises_broken("flaky")
-
-
-def test_catches_an_epoch_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Registry.remove
-
-    def remove(self: Registry, peer: Any) -> None:
-        epoch = self.epoch
-        original(self, peer)
-        self.epoch = epoch
-
-    monkeypatch.setattr(Registry, "remove", remove)
-    assert "S3" in promises_broken("churn")
-
-
-def test_catches_two_plans_of_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Outbox.broadcast
-
-    def broadcast(self: Outbox, peers: Any, message: Any) -> None:
-        for peer in peers:
-            if isinstance(message, Plan) and message.lanes[0].order[0] == peer.peer_id:
-                lane = replace(message.lanes[0], order=message.lanes[0].order[::-1])
-                original(self, [peer], replace(message, lanes=(lane,)))
-            else:
-                original(self, [peer], message)
-
-    monkeypatch.setattr(Outbox, "broadcast", broadcast)
-    assert "S3" in promises_broken("calm")
-
-
-def test_catches_attempt_ids_that_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = MasterMachine._next_attempt_id
-    monkeypatch.setattr(MasterMachine, "_next_attempt_id", lambda self: 10**12 - original(self))
-    assert "S3" in promises_broken("calm")
-
-
-def test_catches_a_buffer_that_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DataPlane.end_reduce
-
-    def end_reduce(self: DataPlane, node: Any, attempt_id: int, commit: bool) -> None:
-        transfer = self.transfers.get(node.key(attempt_id))
-        if transfer is not None and node.peer_id in transfer.parts:
-            transfer.parts[node.peer_id].saved = transfer.parts[node.peer_id].buffer.value
-        original(self, node, attempt_id, commit)
-
-    monkeypatch.setattr(DataPlane, "end_reduce", end_reduce)
-    assert "S2" in promises_broken("churn")
-
-
-def test_catches_a_result_of_other_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All peers agree on it, and it is wrong."""
-    original = DataPlane.start_reduce
-
-    def start_reduce(self: DataPlane, *arguments: Any) -> None:
-        original(self, *arguments)
-        transfer = self.transfers[arguments[0].key(arguments[2])]
-        transfer.inputs[transfer.order[0]] = 7
-
-    monkeypatch.setattr(DataPlane, "start_reduce", start_reduce)
-    assert "S2" in promises_broken("calm")
-
-
-def drop_effects(monkeypatch: pytest.MonkeyPatch, unwanted: Callable[[Any], bool]) -> None:
-    """Lets peers forget some of their effects."""
-    original = PeerMachine.handle
-    monkeypatch.setattr(
-        PeerMachine,
-        "handle",
-        lambda self, event, now_ns: [e for e in original(self, event, now_ns) if not unwanted(e)],
-    )
-
-
-def test_catches_an_answer_while_the_data_plane_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop_effects(monkeypatch, lambda effect: isinstance(effect, EndReduce) and not effect.commit)
-    assert first_broken("churn") in ("S2", "S4")
-
-
-def test_catches_a_sync_that_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    drop_effects(monkeypatch, lambda effect: isinstance(effect, EndSync) and not effect.commit)
-    assert "S4" in promises_broken("flaky")
-
-
-def test_catches_a_sync_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DataPlane._copy
-
-    def copy(self: DataPlane, node: Any, fetch: Any, *rest: Any) -> None:
-        original(self, node, fetch, *rest)
-        fetch.values.update({key: node.shared_state.values[key] for key in fetch.values})
-
-    monkeypatch.setattr(DataPlane, "_copy", copy)
-    assert "S5" in promises_broken("calm")
-
-
-def test_catches_a_sync_that_is_given_up_for_one_of_its_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    def can_go_on(self: StateSyncs, transfer: Any, survivors: Any) -> bool:
-        return all(holder in survivors for holder in transfer.holders)
-
-    monkeypatch.setattr(StateSyncs, "_can_go_on", can_go_on)
-    assert "L2" in promises_broken("swarm")
-
-
-def test_catches_a_plan_that_names_who_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def elect_too_many(offers: Any, *rest: Any) -> Any:
-        election = elect(offers, *rest)
-        if election.fetch:
-            election.holders = [peer for peer in offers if peer in election.fetch]
-            election.fetch[election.holders[0]] = ()
-        return election
-
-    monkeypatch.setattr(sync, "elect", elect_too_many)
-    assert "S5" in promises_broken("calm")
-
-
-def test_catches_a_joiner_that_takes_collectives_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = MasterMachine._lose
-
-    def lose(self: MasterMachine, peer: Any, reason: str, now_ns: int, *rest: Any, **more: Any) -> None:
-        if not peer.is_member:
-            for attempt in self.operations.running_of(COLLECTIVE):
-                self.operations.end(attempt, Verdict(Result.RANK_CONNECTION_LOST, "a joiner died", (peer,)))
-        original(self, peer, reason, now_ns, *rest, **more)
-
-    monkeypatch.setattr(MasterMachine, "_lose", lose)
-    assert "S6" in promises_broken("joiners")
-
-
-def test_catches_the_removal_of_a_peer_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = MasterMachine._on_hello
-
-    def on_hello(self: MasterMachine, connection: Any, bound: Any, hello: Hello, *rest: Any) -> None:
-        known = self.registry.peers.get(hello.peer_id)
-        disconnected_ns = known.disconnected_ns if known is not None else None
-        original(self, connection, bound, hello, *rest)
-        if known is not None:
-            known.disconnected_ns = disconnected_ns
-
-    monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
-    assert "S6" in promises_broken("flaky")
-
-
-def test_catches_connections_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What chaos, seed 52, found first: only the number of a connection tells an old Hello from a new one."""
-    original = MasterMachine._on_hello
-
-    def on_hello(self: MasterMachine, connection: Any, bound: Any, hello: Hello, *rest: Any) -> None:
-        original(self, connection, bound, replace(hello, connection=0), *rest)
-
-    monkeypatch.setattr(MasterMachine, "_on_hello", on_hello)
-    assert "S6" in promises_broken("regicide", range(200), steps=1000)
-
-
-def test_catches_rings_in_order_of_admission_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        paths,
-        "find_order",
-        lambda peers, is_usable: list(peers) if all(is_usable(*edge) for edge in ring_edges(peers)) else None,
-    )
-    assert "L2" in promises_broken("paths", range(100), steps=3000)
-
-
-def test_catches_stragglers_that_are_held_up_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wait, "stragglers", lambda self: dict.fromkeys(self.missing, self.since_ns))
-    assert "S6" in promises_broken("paths", range(100), steps=3000)
-
-
-def test_catches_a_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = PeerMachine.handle
-
-    def handle(self: PeerMachine, event: Any, now_ns: int) -> list[Any]:
-        return [
-            e for effect in original(self, event, now_ns) for e in (effect, effect)[: 1 + isinstance(effect, Resolve)]
-        ]
-
-    monkeypatch.setattr(PeerMachine, "handle", handle)
-    assert "L1" in promises_broken("calm")
-
-
-def test_catches_a_call_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decisions that were sent to a broken connection are never said again."""
-    accept_call, reported = Requests._accept_call, Operations.reported
-    monkeypatch.setattr(
-        Requests,
-        "_accept_call",
-        lambda self, peer, call_id, *rest: call_id not in peer.answers and accept_call(self, peer, call_id, *rest),
-    )
-    monkeypatch.setattr(
-        Operations,
-        "reported",
-        lambda self, peer, report: None if report.call_id in peer.answers else reported(self, peer, report),
-    )
-    assert "L2" in promises_broken("flaky")
-
-
-def test_catches_joiners_that_are_never_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rounds, "_linked_joiners", lambda self: [])
-    monkeypatch.setattr(Rounds, "_partly_linked_joiners", lambda self, ready: [])
-    assert "L2" in promises_broken("calm")
-
-
-def test_catches_a_machine_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = MasterMachine.deadline_ns
-    monkeypatch.setattr(MasterMachine, "deadline_ns", lambda self: original(self) and 0)
-    assert "L1" in promises_broken("churn")
-
-
-def test_catches_answers_that_are_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Requests, "_forget_answers", staticmethod(lambda peer, oldest_call_id: None))
-    assert "B1" in promises_broken("calm", steps=3000)
 
 
 # --- The fake world ---------------------------------------------------------------------------------------------------

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from mutants import MUTANTS
+from mutation import Mutant
+from planting import JOINERS_NEVER_ADMITTED, fault, plant
 
-from zpccl.protocol.kinds.collective import Collectives
-from zpccl.protocol.kinds.topology import Rounds
-from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.requests import Requests
 from zpccl.sim import Violation
 from zpccl.sim.__main__ import main
 from zpccl.sim.coverage import Coverage
@@ -46,12 +43,14 @@ def test_a_thousand_short_runs_keep_all_promises() -> None:
     assert done.stdout.startswith("1000 seeds, 0 failed; ")
 
 
-PLANTED = """
+PLANTED = f"""
 import sys
-from zpccl.protocol.kinds.topology import Rounds
+sys.path += {sys.path!r}
+from mutation import loaded
+from planting import JOINERS_NEVER_ADMITTED
 from zpccl.sim.__main__ import main
-Rounds._linked_joiners = lambda self: []
-Rounds._partly_linked_joiners = lambda self, ready: []
+function, code = loaded(JOINERS_NEVER_ADMITTED)
+function.__code__ = code
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -132,42 +131,29 @@ def never() -> bool:
     return False
 
 
-def forget_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault: results are committed without being compared."""
-    original = Collectives.finished
-    monkeypatch.setattr(
-        Collectives, "finished", lambda self, peer, report: original(self, peer, replace(report, digest=0))
-    )
-
-
-def refuse_joiners(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault: nobody is ever admitted."""
-    monkeypatch.setattr(Rounds, "_linked_joiners", lambda self: [])
-    monkeypatch.setattr(Rounds, "_partly_linked_joiners", lambda self, ready: [])
-
-
-def explode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault: a machine crashes when a member withdraws a call."""
-
-    def explode(self: MasterMachine, peer: Any, message: Any) -> None:
-        raise ZeroDivisionError("planted")
-
-    monkeypatch.setattr(Requests, "_on_withdraw", explode)
+def crash(name: str, function: str, old: str) -> Mutant:
+    """A machine crashes there."""
+    return fault(name, function, old, "raise ZeroDivisionError('planted')")
 
 
 @pytest.mark.parametrize(
-    ("plant", "needed", "error"),
+    ("mutant", "needed", "error"),
     [
-        (forget_digests, {"corruption_chance"}, "Violation: S"),
-        (refuse_joiners, set(), "Violation: L2"),
-        (explode, {"withdraw_chance"}, "ZeroDivisionError: planted"),
+        (next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
+        (JOINERS_NEVER_ADMITTED, set(), "Violation: L2"),
+        (
+            crash("crash-at-withdrawal", "protocol.requests:Requests._on_withdraw", "call_id = message.call_id"),
+            {"withdraw_chance"},
+            "ZeroDivisionError: planted",
+        ),
     ],
+    ids=["digests", "joiners", "crash"],
 )
 def test_shrinks_to_what_a_failure_needs(
-    plant: Callable[[pytest.MonkeyPatch], None], needed: set[str], error: str, monkeypatch: pytest.MonkeyPatch
+    mutant: Mutant, needed: set[str], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few peers, few faults of few kinds; and what is left fails in the same way, which its trace shows."""
-    plant(monkeypatch)
+    plant(monkeypatch, mutant)
     whole = Setup(faults="chaos", peers=5)
     seed, found = -1, None
     while found is None or found.setup.peers == whole.peers:  # A failure may need them all, but not every one.
@@ -190,7 +176,7 @@ def test_shrinks_to_what_a_failure_needs(
 
 
 def test_shrinking_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_joiners(monkeypatch)
+    plant(monkeypatch, JOINERS_NEVER_ADMITTED)
     found = shrink(3, Setup(faults="chaos"), lambda: True)
     assert found is not None
     assert found.setup == Setup(faults="chaos").settle(3)
@@ -203,7 +189,7 @@ def test_what_does_not_fail_is_not_shrunk() -> None:
 def test_command_shrinks_and_its_replay_fails_the_same(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refuse_joiners(monkeypatch)
+    plant(monkeypatch, JOINERS_NEVER_ADMITTED)
     assert main(["--seeds", "3:5", "--faults", "chaos"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("shrunken, in ") and ": Violation: L2: " in line for line in lines)
@@ -226,7 +212,7 @@ def test_command_traces(capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_fails_and_says_how_to_replay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refuse_joiners(monkeypatch)
+    plant(monkeypatch, JOINERS_NEVER_ADMITTED)
     assert main(["--seeds", "2:5", "--steps", "200", "--faults", "calm", "--no-shrink"]) == 1
     out = capsys.readouterr().out
     assert "seed 2 (calm) failed: Violation: L2" in out
@@ -238,10 +224,14 @@ def test_command_fails_and_says_how_to_replay(
 def test_command_reports_a_crash_of_a_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def explode(self: Rounds, now_ns: int) -> None:
-        raise ZeroDivisionError("planted")
-
-    monkeypatch.setattr(Rounds, "evaluate", explode)
+    plant(
+        monkeypatch,
+        crash(
+            "crash-at-rounds",
+            "protocol.kinds.topology:Rounds.evaluate",
+            "operation = self._operations.pending.get(Key(function))",
+        ),
+    )
     assert main(["--seed", "1", "--steps", "50", "--no-shrink"]) == 1
     captured = capsys.readouterr()
     assert "ZeroDivisionError: planted" in captured.out

@@ -12,6 +12,7 @@ belongs to one child at a time.
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import contextlib
 import os
@@ -25,10 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import Row, WorkerFailed, add_output_arguments, positive, print_table, run_tool, say, write_json
-from mutants import MUTANTS, SIMULATOR, TESTS, Mutant
+from mutants import MUTANTS
+from mutation import SIMULATOR, TESTS, Mutant, mutate
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOCOL = Path("zpccl", "protocol")
 COPIED = tuple(map(Path, ("zpccl", "tests/protocol", "tests/conftest.py", "docs/shared_state.md", "setup.cfg")))
 """What a copy has: the package, the tests of the protocol with a table that they read, and the settings of pytest."""
 TEST_FOLDER = "tests/protocol"
@@ -105,40 +106,23 @@ class Verdict:
 # --- Faults -----------------------------------------------------------------------------------------------------------
 
 
-def read(mutant: Mutant, root: Path = ROOT) -> str:
-    """The source that a mutant changes; "" if there is no such file."""
-    path = root / PROTOCOL / mutant.file
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+def place(mutant: Mutant, root: Path = ROOT) -> str:
+    """The file and line of the fault.
+
+    Raises:
+        NoSuchCode: the mutant does not go with the source.
+    """
+    return f"{mutant.path.name}:{mutate(mutant, (root / mutant.path).read_text(encoding='utf-8'))[1]}"
 
 
-def place(mutant: Mutant) -> str:
-    """The file and line of the fault."""
-    before, found, _ = read(mutant).partition(mutant.old)
-    return f"{mutant.file}:{before.count(chr(10)) + 1 + changed_lines(mutant)[0]}" if found else f"{mutant.file}:?"
+def put_in(mutant: Mutant, folder: Path) -> None:
+    """Writes the fault into a copy.
 
-
-def changed_lines(mutant: Mutant) -> tuple[int, int, int]:
-    """How many lines its texts begin with in common, and how many of the old and of the new text are left then."""
-    old, new = mutant.old.splitlines(), mutant.new.splitlines()
-    pairs = list(zip(old, new, strict=False))
-    before = next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
-    old, new = old[before:], new[before:]
-    while old and new and old[-1] == new[-1]:
-        del old[-1], new[-1]
-    return before, len(old), len(new)
-
-
-def problem_of(mutant: Mutant, root: Path = ROOT) -> str:
-    """What keeps a mutant from being put in: "" or a text."""
-    source = read(mutant, root)
-    count = source.count(mutant.old)
-    if count != 1:
-        return f"{mutant.name}: its text is {count} times in {mutant.file}, not once: bring mutants.py up to date"
-    try:
-        compile(source.replace(mutant.old, mutant.new), mutant.file, "exec")
-    except SyntaxError as error:
-        return f"{mutant.name}: {mutant.file} does not compile with it: {error}"
-    return ""
+    Raises:
+        NoSuchCode: the mutant does not go with the source.
+    """
+    path = folder / mutant.path
+    path.write_text(ast.unparse(mutate(mutant, path.read_text(encoding="utf-8"))[0]), encoding="utf-8")
 
 
 def make_copy(source: Path, folder: Path) -> None:
@@ -231,8 +215,7 @@ async def try_mutant(mutant: Mutant, pristine: Path, effort: Effort) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="zpccl-mutant-") as name:
         folder = Path(name)
         make_copy(pristine, folder)
-        source = read(mutant, folder)
-        (folder / PROTOCOL / mutant.file).write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+        put_in(mutant, folder)
         for checker in (mutant.finder, SIMULATOR if mutant.finder == TESTS else TESTS):
             if effort.asks_both or not any(finding.by for finding in findings):
                 try:
@@ -249,9 +232,6 @@ async def try_all(mutants: Sequence[Mutant], effort: Effort, jobs: int) -> list[
     with tempfile.TemporaryDirectory(prefix="zpccl-original-") as name:
         pristine = Path(name)
         make_copy(ROOT, pristine)
-        problems = [problem for mutant in mutants if (problem := problem_of(mutant, pristine))]
-        if problems:
-            raise WorkerFailed("; ".join(problems))
         await try_original(pristine, effort)
         turns = asyncio.Semaphore(jobs)
 
@@ -270,7 +250,7 @@ def row_of(verdict: Verdict) -> Row:
     mutant = verdict.mutant
     return {
         "name": mutant.name,
-        "place": place(mutant),
+        "function": mutant.function,
         "old": mutant.old,
         "new": mutant.new,
         "breaks": mutant.breaks,
@@ -285,16 +265,14 @@ def row_of(verdict: Verdict) -> Row:
 def print_list(mutants: Sequence[Mutant]) -> int:
     rows = [(mutant.name, place(mutant), mutant.finder, mutant.breaks) for mutant in mutants]
     print_table(f"{len(rows)} mutants", ("mutant", "place", "expected to catch it", "breaks"), rows)
-    problems = [problem for mutant in mutants if (problem := problem_of(mutant))]
-    for problem in problems:
-        say(problem)
-    return 1 if problems else 0
+    return 0
 
 
 def check_mutants(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
     effort = Effort(options.seeds, tuple(options.tests), options.both)
+    places = {mutant: place(mutant) for mutant in mutants}
     verdicts = asyncio.run(try_all(mutants, effort, options.jobs))
-    rows = [(v.mutant.name, place(v.mutant), v.fate, f"{v.seconds:.1f}") for v in verdicts]
+    rows = [(v.mutant.name, places[v.mutant], v.fate, f"{v.seconds:.1f}") for v in verdicts]
     survivors = [verdict for verdict in verdicts if not verdict.caught_by]
     title = f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants caught, {options.seeds} seeds at most"
     print_table(title, ("mutant", "place", "caught by", "seconds"), rows)
@@ -323,7 +301,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     mutants = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
-    return print_list(mutants) if options.list else run_tool(lambda: check_mutants(mutants, options))
+    return run_tool(lambda: print_list(mutants) if options.list else check_mutants(mutants, options))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""Faults that tests put into functions of their process."""
+
+from __future__ import annotations
+
+import pytest
+from mutation import Mutant, loaded
+
+
+def fault(name: str, function: str, old: str, new: str) -> Mutant:
+    """A fault that is for one test alone: see Mutant."""
+    return Mutant(name, function, old, new, breaks="")
+
+
+JOINERS_NEVER_ADMITTED = fault(
+    "joiners-never-admitted",
+    "protocol.membership:Registry.joiners",
+    "[peer for peer in self._pending.values() if peer.is_ready]",
+    "[]",
+)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    """Lets a function do what it does with the fault, until the test ends."""
+    function, code = loaded(mutant)
+    monkeypatch.setattr(function, "__code__", code)

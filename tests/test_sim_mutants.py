@@ -1,0 +1,247 @@
+"""The simulator finds what is broken, in the machines and in the fake world, and says which promise is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from mutants import MUTANTS
+from mutation import Mutant
+from planting import JOINERS_NEVER_ADMITTED, fault, plant
+
+from zpccl.sim import Violation
+from zpccl.sim.runs import run_seed
+
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, and where it shows.
+
+    Attributes:
+        mutant: the fault.
+        faults: the profile of the runs.
+        promises: one of these is seen broken.
+        seeds: runs at most.
+        steps: of a run.
+    """
+
+    mutant: Mutant
+    faults: str
+    promises: str
+    seeds: int = 40
+    steps: int = 600
+
+
+CASES = (
+    Case(BY_NAME["digests-not-compared"], "hostile", "S1 S2"),
+    Case(BY_NAME["commit-on-a-majority"], "churn", "S1"),
+    Case(BY_NAME["epoch-not-raised-at-a-loss"], "churn", "S3"),
+    Case(BY_NAME["holder-that-dies-ends-a-sync"], "swarm", "L2"),
+    Case(
+        fault(
+            "new-connection-taken-for-old",
+            "protocol.master:MasterMachine._on_hello",
+            "hello.connection < known.connection_count",
+            "hello.connection <= known.connection_count + 1",
+        ),
+        "flaky",
+        "S6",
+    ),
+    Case(
+        fault(
+            "two-member-lists-of-one-epoch",
+            "protocol.membership:Registry.member_list",
+            "self.order",
+            "self.order[:: -1 if self.round % 2 else 1]",
+        ),
+        "flaky",
+        "S3",
+    ),
+    Case(
+        fault(
+            "two-plans-of-one-attempt",
+            "protocol.kinds.collective:Collectives._send_plan",
+            "self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, attempt.frame_bytes))",
+            "for peer in peers:\n"
+            "    order = tuple(other.peer_id for other in attempt.order)\n"
+            "    lane = Lane(order[::-1] if order[0] == peer.peer_id else order, attempt.algorithm)\n"
+            "    self._outbox.broadcast([peer], Plan(attempt.attempt_id, (lane,), calls, attempt.frame_bytes))",
+        ),
+        "calm",
+        "S3",
+    ),
+    Case(
+        fault(
+            "attempt-ids-go-back",
+            "protocol.master:MasterMachine._next_attempt_id",
+            "(self.term << limits.EPOCH_BITS) | self._attempt_count",
+            "10**12 - self._attempt_count",
+        ),
+        "calm",
+        "S3",
+    ),
+    Case(
+        fault(
+            "answer-while-the-data-plane-runs",
+            "protocol.peer:PeerMachine._end",
+            "self._effects.append(EndReduce(attempt_id, commit))",
+            "self._effects += [EndReduce(attempt_id, commit)] * commit",
+        ),
+        "churn",
+        "S2 S4",
+    ),
+    Case(
+        fault(
+            "sync-left-running",
+            "protocol.peer:PeerMachine._end",
+            "self._effects.append(EndSync(call.call_id, attempt_id, commit))",
+            "self._effects += [EndSync(call.call_id, attempt_id, commit)] * commit",
+        ),
+        "flaky",
+        "S4",
+    ),
+    Case(
+        fault(
+            "plan-names-who-has-nothing",
+            "protocol.election:elect",
+            "election.holders = [peer for peer in voters"
+            " if _contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])]",
+            "election.holders = list(standing)[-1:]\nelection.fetch[election.holders[0]] = ()",
+        ),
+        "calm",
+        "S5",
+    ),
+    Case(
+        fault(
+            "joiner-takes-collectives-down",
+            "protocol.master:MasterMachine._lose",
+            "self.registry.remove(peer)",
+            "for attempt in self.operations.running_of('collective') if not peer.is_member else ():\n"
+            "    self.operations.withdraw(*next(iter(attempt.calls.items())))\n"
+            "self.registry.remove(peer)",
+        ),
+        "joiners",
+        "S6",
+    ),
+    Case(
+        fault(
+            "peer-that-came-back-removed",
+            "protocol.master:MasterMachine._on_hello",
+            "known.disconnected_ns = None",
+            "pass",
+        ),
+        "flaky",
+        "S6",
+    ),
+    Case(
+        fault("rings-in-order-of-admission-only", "protocol.rings:find_order", "len(peers) <= 3", "True"),
+        "paths",
+        "L2",
+        seeds=100,
+        steps=3000,
+    ),
+    Case(
+        fault(
+            "stragglers-that-are-held-up-themselves",
+            "protocol.stragglers:Wait.stragglers",
+            "[peer for peer in self.missing if not _calls_that_hold_up(peer)]",
+            "self.missing",
+        ),
+        "paths",
+        "S6",
+        seeds=100,
+        steps=3000,
+    ),
+    Case(
+        fault(
+            "second-answer",
+            "protocol.peer:PeerMachine._on_decision",
+            "self._effects.append(Resolve(call.call_id, decision.value))",
+            "self._effects += [Resolve(call.call_id, decision.value)] * 2",
+        ),
+        "calm",
+        "L1",
+    ),
+    Case(
+        BY_NAME["decision-is-not-said-again"],
+        "flaky",
+        "L2",
+    ),
+    Case(JOINERS_NEVER_ADMITTED, "calm", "L2"),
+    Case(
+        fault(
+            "master-spins",
+            "protocol.master:MasterMachine.deadline_ns",
+            "min((deadline for deadline in deadlines if deadline is not None), default=None)",
+            "min((0 for deadline in deadlines if deadline is not None), default=None)",
+        ),
+        "churn",
+        "L1",
+    ),
+    Case(
+        fault(
+            "answers-kept-for-ever",
+            "protocol.requests:Requests._forget_answers",
+            "del peer.answers[call_id]",
+            "pass",
+        ),
+        "calm",
+        "B1",
+        steps=3000,
+    ),
+    Case(
+        fault(
+            "buffer-not-restored",
+            "sim.dataplane:DataPlane.end_reduce",
+            "part.buffer.value = part.saved",
+            "pass",
+        ),
+        "churn",
+        "S2",
+    ),
+    Case(  # All peers agree on the result, and it is wrong.
+        fault(
+            "result-of-other-inputs",
+            "sim.dataplane:DataPlane.start_reduce",
+            "transfer.inputs[node.peer_id] = buffer.value",
+            "transfer.inputs[node.peer_id] = 7",
+        ),
+        "calm",
+        "S2",
+    ),
+    Case(
+        fault(
+            "sync-that-writes-nothing",
+            "sim.dataplane:DataPlane._copy",
+            "fetch.values[key] = value",
+            "fetch.values[key] = node.shared_state.values[key]",
+        ),
+        "calm",
+        "S5",
+    ),
+)
+
+
+def promises_broken(case: Case) -> Iterator[str]:
+    """What the checkers say to seeds, as ids of promises; "" where a machine's own invariants caught it."""
+    for seed in range(case.seeds):
+        try:
+            run_seed(seed, faults=case.faults, steps=case.steps)
+        except Violation as violation:
+            yield violation.promise
+        except AssertionError:
+            yield ""
+
+
+def test_the_unbroken_is_not_accused() -> None:
+    for seed in range(10):
+        run_seed(seed, faults="hostile", steps=600)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.name)
+def test_catches(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, case.mutant)
+    assert any(promise in case.promises.split() for promise in promises_broken(case))
