@@ -134,7 +134,7 @@ def may_sim(found: Import) -> bool:
 
 
 PUBLIC_API = ("zpccl.communicator", "zpccl.collectives", "zpccl.arguments", "zpccl.caller")
-ABOVE_CONTROL = (*PUBLIC_API, "zpccl.master_node", "zpccl.cli", "zpccl.diloco", "zpccl.torch", "zpccl.sim")
+ABOVE_CONTROL = (*PUBLIC_API, "zpccl.master_node", "zpccl.cli", "zpccl.sim")
 
 
 def may_dataplane(found: Import) -> bool:
@@ -152,7 +152,7 @@ LAYERS: dict[str, Callable[[Import], bool]] = {
     "zpccl.sim": may_sim,
     **dict.fromkeys(VALUES, may_values),
 }
-USERS_OF_COMMUNICATOR = ("zpccl.communicator", "zpccl.cli", "zpccl.diloco", "zpccl.torch")
+USERS_OF_COMMUNICATOR = ("zpccl.communicator", "zpccl.cli")
 
 
 def break_law(found: Import) -> Iterator[str]:
