@@ -86,7 +86,7 @@ class AsyncReduceHandle:
 
 
 class Collectives(Caller):
-    """The collectives."""
+    """What a communicator can do with tensors: the collectives, and a barrier."""
 
     @public
     def all_reduce(
@@ -128,7 +128,7 @@ class Collectives(Caller):
             TooFewPeers: alone in the group.
             CollectiveMismatch: peers gave different arguments.
             OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: see the text.
+            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         timeout = checked_seconds(timeout, "timeout")
         self._connected()
@@ -159,7 +159,7 @@ class Collectives(Caller):
 
         Raises:
             TooFewPeers: alone in the group.
-            InvalidArgument, InvalidUsage: see the text.
+            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         self._accompanied()
         collective = AllReduce(
@@ -193,7 +193,7 @@ class Collectives(Caller):
             TooFewPeers: alone in the group.
             CollectiveMismatch: peers gave different arguments; `field` is "is_root" where not just one is the root.
             OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: see the text.
+            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         timeout = checked_seconds(timeout, "timeout")
         self._connected()
@@ -229,7 +229,7 @@ class Collectives(Caller):
             TooFewPeers: alone in the group.
             CollectiveMismatch: peers gave different arguments.
             OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: see the text.
+            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         timeout = checked_seconds(timeout, "timeout")
         self._connected()
@@ -283,7 +283,7 @@ class Collectives(Caller):
             TooFewPeers: alone in the group.
             CollectiveMismatch: peers gave different arguments.
             OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: see the text.
+            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         timeout = checked_seconds(timeout, "timeout")
         self._connected()
@@ -321,8 +321,8 @@ class Collectives(Caller):
             TooFewPeers: alone in the group.
             CollectiveMismatch: peers made another call with this tag.
             OperationTimeout: `timeout` ran out.
-            PeerLost: see the text; call again.
-            InvalidArgument, InvalidUsage: see the text.
+            PeerLost: a peer was lost before all had come; call again.
+            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         timeout = checked_seconds(timeout, "timeout")
         self._connected()
@@ -352,7 +352,8 @@ class Collectives(Caller):
 
         Raises:
             TooFewPeers: the group is down to one.
-            CollectiveMismatch, InvalidArgument, InvalidUsage: see the text.
+            CollectiveMismatch: peers gave different arguments.
+            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         if not is_int(max_in_flight) or max_in_flight < 1:
             raise InvalidArgument(f"max_in_flight {max_in_flight!r} is not a positive integer")

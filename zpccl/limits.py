@@ -114,7 +114,7 @@ connection broke, the handshake (3 round trips, 4 with a secret), and Hello. Wit
 lost twice, which costs 3 s, and later one segment. Where a handshake takes up to 60 ms it is DISCONNECT_GRACE."""
 RECONNECT_GRACE_MAX_NS = 10 * SECOND
 HANDSHAKE_MS_MAX = 60_000
-"""Of a Hello."""
+"""The longest time to connect that a Hello may claim."""
 REGISTRATION_TIMEOUT_NS = 5 * SECOND
 """From a connection's first byte to the answer of the master."""
 CONNECT_TIMEOUT_NS = 3 * SECOND

@@ -36,7 +36,7 @@ class CollectiveKind(enum.IntEnum):
     ALL_GATHER = 2
     REDUCE_SCATTER = 3
     BARRIER = 4
-    """Votes only."""
+    """Moves no data: it is done when all have called it."""
 
 
 class Attribute(enum.IntEnum):

@@ -14,7 +14,7 @@ from enum import IntEnum
 from types import ModuleType
 
 SHARE_BYTES = 32
-"""Of an X25519 key."""
+"""Length of an X25519 public key, which is what each end sends."""
 
 
 class Cipher(IntEnum):

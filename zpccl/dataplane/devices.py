@@ -71,16 +71,16 @@ class CudaDevice:
         return self._torch.cuda.current_stream(self._device).record_event()
 
     def staging(self, size: int) -> Staging:
-        """A page-locked tensor."""
+        """New page-locked memory, which a GPU copies from and to by itself."""
         tensor = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
         return Staging(memoryview(tensor.numpy()), tensor)
 
     def begin_copy_out(self, source: Any, offset: int, staging: Staging, size: int, mark: Any) -> Wait:
-        """On the stream of copies."""
+        """Begins the copy on the stream that is for copies."""
         return self._copy(staging.owner[:size], source[offset : offset + size], mark)
 
     def begin_copy_in(self, staging: Staging, size: int, target: Any, offset: int, mark: Any) -> Wait:
-        """On the stream of copies."""
+        """Begins the copy on the stream that is for copies."""
         return self._copy(target[offset : offset + size], staging.owner[:size], mark)
 
     def _copy(self, target: Any, source: Any, mark: Any) -> Wait:

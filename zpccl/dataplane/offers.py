@@ -177,7 +177,7 @@ class LentRegion(Region):
             return memoryview(self._copy)[offset : offset + size]
 
     def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """As read() gives them."""
+        """The bytes from `begin` to `end`, at most `size` at a time, as `read` gives them."""
         for offset in range(begin, end, size):
             yield self.read(offset, min(size, end - offset))
 
@@ -186,7 +186,7 @@ class LentRegion(Region):
         raise AssertionError("an offer is not written")
 
     def address_range(self) -> tuple[str, int, int]:
-        """Of the tensor."""
+        """Where the tensor lies, which is not where the copy does."""
         return self._region.address_range()
 
 

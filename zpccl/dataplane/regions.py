@@ -24,7 +24,7 @@ _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 _memory_at.restype = ctypes.py_object
 _WRITABLE = 0x200
-"""PyBUF_WRITE."""
+"""PyBUF_WRITE, of CPython's buffer protocol."""
 
 
 class Region(ABC):
@@ -79,11 +79,11 @@ class HostRegion(Region):
         self._memory: memoryview = _memory_at(memory.address, self.nbytes, _WRITABLE)
 
     def read(self, offset: int, size: int) -> memoryview:
-        """The memory itself."""
+        """The memory itself, not a copy."""
         return self._memory[offset : offset + size]
 
     def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """Of the memory itself."""
+        """Parts of the memory itself, not copies."""
         for offset in range(begin, end, size):
             yield self._memory[offset : min(offset + size, end)]
 
@@ -93,7 +93,7 @@ class HostRegion(Region):
         numpy.copyto(numpy.frombuffer(target, numpy.uint8), numpy.frombuffer(data, numpy.uint8))
 
     def address_range(self) -> tuple[str, int, int]:
-        """Of the memory itself."""
+        """Where the memory of the host is."""
         return "cpu", self._address, self._address + self.nbytes
 
 
@@ -116,7 +116,7 @@ class DeviceRegion(Region):
         self._mark = device.mark()
 
     def read(self, offset: int, size: int) -> memoryview:
-        """A copy."""
+        """A copy in memory of the host."""
         staging = self._device.staging(size)
         self._device.begin_copy_out(self._memory, offset, staging, size, self._mark)()
         return staging.memory
@@ -168,7 +168,7 @@ class DeviceRegion(Region):
                 wait()
 
     def address_range(self) -> tuple[str, int, int]:
-        """On the device."""
+        """Where the memory of the device is."""
         return self._place, self._address, self._address + self.nbytes
 
 

@@ -52,7 +52,7 @@ class _Source:
     moved_ns: int = 0
     """When it delivered something, or was asked while it owed nothing."""
     latency_ns: int | None = None
-    """Of its shortest answer."""
+    """How long its quickest answer took."""
     sample_bytes: float = 0.0  # Delivered of late, and in what time while something was owed.
     sample_ns: float = 0.0
     gap_ns: float = 0.0

@@ -57,7 +57,7 @@ class Body(Protocol):
     """A message in memory that is lent. It is given back when it is dropped, too."""
 
     def __len__(self) -> int:
-        """Its bytes."""
+        """How many bytes it has."""
 
     def open(self) -> AbstractContextManager[memoryview]:
         """The bytes, while the block runs."""
@@ -435,7 +435,7 @@ class StateTransfer:
         return False
 
     def _check_body(self, peer: bytes, body: Body, arrivals: Sequence[Arrival]) -> _Checked:
-        """In a worker."""
+        """Runs in a worker: checks the blocks of a message, which is given back."""
         try:
             with body.open() as view:
                 return self._check(peer, view, arrivals)

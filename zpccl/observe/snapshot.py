@@ -50,7 +50,7 @@ class Snapshot:
     is_recovering: bool
     """It does not know yet which run it leads."""
     members: Mapping[int, int]
-    """How many, by peer group."""
+    """How many there are, by peer group."""
     pending: Mapping[int, int]
     collectives_voting: int
     collectives_running: int

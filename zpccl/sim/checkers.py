@@ -673,7 +673,7 @@ class Bounds(Checker):
     """B1: what the master keeps for a peer is bounded, and does not grow with time."""
 
     def on_master_step(self, master: MasterNode) -> None:
-        """Counts."""
+        """Counts what is kept for each peer."""
         machine = master.machine
         for peer in machine.registry.peers.values():
             if len(peer.answers) > ANSWERS_KEPT_MAX:
@@ -699,7 +699,7 @@ class Progress(Checker):
         self.answered_count = 0
 
     def restart(self) -> None:
-        """From now on."""
+        """Forgets what was done: what counts is done from now on."""
         self._fresh_ns = self.cluster.clock.now_ns
         self.groups_done.clear()
 

@@ -54,7 +54,7 @@ class Faults:
     """That a trainer stops, with all its sockets alive."""
     hang_ns_max: int = 40 * SECOND
     straggler_timeout_ns: int | None = None
-    """Of the master."""
+    """What the master is started with: how long members may be waited for."""
     desertions: float = 0.0
     """That a peer is killed from which others are fetching state."""
     writes: float = 0.0
