@@ -7,6 +7,7 @@ string given to importlib.import_module.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -307,3 +308,14 @@ def test_violation_names_the_line() -> None:
     assert check({**TREE, "zpccl.protocol.master": "import re\n\nimport time\n"}) == [
         "zpccl.protocol.master:3: zpccl.protocol must not import time"
     ]
+
+
+def test_test_modules_import_no_other_one() -> None:
+    """What several need is in a module that has no tests."""
+    found = [
+        f"{path.name}: {line}"
+        for path in Path(__file__).parent.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.match(r"\s*(from \S*\btest_\w+ import|import \S*\btest_)", line)
+    ]
+    assert found == []

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import pytest
-from e2e.test_bad_input import GREETING, READY, is_dropped, raw
+from e2e.strangers import GREETING, READY, is_dropped, raw
 
 import zpccl
 from zpccl import limits

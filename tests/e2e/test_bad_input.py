@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,20 +16,24 @@ import zmq
 import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Peer, cluster, until
+from e2e.strangers import (
+    GARBAGE,
+    GREETING,
+    MIB,
+    READY,
+    data_address,
+    hello_of_nobody,
+    is_dropped,
+    raw,
+    receive,
+    server,
+)
 from zpccl import limits
-from zpccl.control.addresses import parse_address
-from zpccl.control.handshake import LinkHello
 from zpccl.errors import Result
 from zpccl.protocol import messages
-from zpccl.protocol.messages import Refusal, Refused, TopologyKind, TopologyVote, decode_master_message, encode
+from zpccl.protocol.messages import Refusal, Refused, TopologyKind, TopologyVote, encode
 
 pytestmark = pytest.mark.e2e
-
-MIB = 1 << 20
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
-"""ZMTP 3.0, mechanism NULL (rfc.zeromq.org/spec/23)."""
-_METADATA = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-READY = b"\x04" + bytes([len(_METADATA)]) + _METADATA
 
 
 @pytest.fixture(scope="module")
@@ -61,36 +64,7 @@ def dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
         yield stranger
 
 
-def receive(stranger: zmq.Socket[bytes]) -> messages.MasterMessage:
-    assert stranger.poll(int(harness.HANG_SECONDS * 1000)), "no answer"
-    return decode_master_message(stranger.recv())
-
-
-def raw(address: str) -> socket.socket:
-    return socket.create_connection(parse_address(address), harness.HANG_SECONDS)
-
-
-def is_dropped(connection: socket.socket) -> bool:
-    """Waits until the other side closes the connection."""
-    try:
-        while connection.recv(65536):
-            pass
-    except ConnectionError:
-        pass
-    return True
-
-
 # --- To the master ----------------------------------------------------------------------------------------------------
-
-GARBAGE = {
-    "nothing": b"",
-    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "noise": os.urandom(100_000),
-    "zeros": bytes(4096),
-    "messages of ZMTP 1.0": b"\x01\x00" + b"\x05\x00zp\x01\x90" * 100,
-    "half a greeting": GREETING[:20],
-    "a greeting, then noise": GREETING + os.urandom(5000),
-}
 
 
 @pytest.mark.parametrize("what", GARBAGE)
@@ -161,16 +135,6 @@ def test_a_flood_of_garbage_is_said_once(run: Cluster, busy: list[Child]) -> Non
 # --- To a peer --------------------------------------------------------------------------------------------------------
 
 
-def data_address(peer: Peer) -> tuple[str, bytes, bytes]:
-    loop = peer.comm._loop
-    assert loop is not None
-    return loop.options.addresses[0], loop.options.peer_id, loop._run_id
-
-
-def hello_of_nobody(run_id: bytes, receiver: bytes) -> bytes:
-    return LinkHello(run_id, b"?" * 16, receiver, b"n" * 16, 0, 4).encode()
-
-
 def test_garbage_on_the_port_of_a_peer(run: Cluster) -> None:
     """S7 as far as it goes without a secret: whoever is not expected gets no further than the handshake."""
     members = run.children[:2]
@@ -206,32 +170,6 @@ def test_many_silent_connections_to_a_peer_do_not_keep_a_joiner_out(run: Cluster
 
 
 # --- Masters that are none --------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def server(greeting: bytes, *, closes: bool) -> Iterator[str]:
-    """A TCP server that is no master: says something to whoever connects; then closes, or keeps silent."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):  # The listener is shut down.
-                while True:
-                    connection, _ = listener.accept()
-                    with contextlib.suppress(OSError):
-                        connection.sendall(greeting)
-                    if closes:
-                        connection.close()
-                    else:
-                        stack.push(connection)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Peer, cluster, until
-from e2e.test_bad_input import raw
-from e2e.test_security import SECRET, addresses, log_all, reducing, write_private
+from e2e.secured import SECRET, addresses, log_all, reducing, write_private
+from e2e.strangers import raw
 from zpccl.control.addresses import format_address
 
 pytestmark = pytest.mark.e2e

@@ -20,8 +20,8 @@ import zmq
 import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Process, cluster, until
-from e2e.test_bad_input import GARBAGE, GREETING, MIB, READY, data_address, hello_of_nobody, is_dropped, raw, receive
-from e2e.test_security import credentials, dealer_with, log_all, write_private
+from e2e.secured import credentials, dealer_with, log_all, write_private
+from e2e.strangers import GARBAGE, GREETING, MIB, READY, data_address, hello_of_nobody, is_dropped, raw, receive
 from zpccl import limits
 from zpccl.control.keys import new_secret, peer_keys
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id

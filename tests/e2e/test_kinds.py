@@ -11,7 +11,7 @@ import pytest
 
 import zpccl
 from e2e.harness import Child, Peer, cluster
-from e2e.test_master_restart import restart
+from e2e.restarts import restart
 from zpccl.errors import Result
 
 pytestmark = pytest.mark.e2e

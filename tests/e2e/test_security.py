@@ -18,7 +18,8 @@ from zmq.utils.monitor import recv_monitor_message
 import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Peer, cluster, until
-from e2e.test_bad_input import GARBAGE, GREETING, READY, data_address, is_dropped, raw, receive, server
+from e2e.secured import SECRET, addresses, credentials, dealer_with, log_all, reducing, write_private
+from e2e.strangers import GARBAGE, GREETING, READY, data_address, is_dropped, raw, receive, server
 from zpccl import limits
 from zpccl.control import keys, master_loop, zap
 from zpccl.control.addresses import format_address
@@ -26,19 +27,10 @@ from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal
 from zpccl.control.keys import new_private_key, new_secret, peer_keys, public_key_of
 from zpccl.control.links import NewLink
 from zpccl.errors import Result
-from zpccl.observe.logs import log_to_stderr
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.messages import Hello, Kick, Refusal, Refused, Welcome, encode
 
 pytestmark = pytest.mark.e2e
-
-SECRET = new_secret()
-
-
-def write_private(path: Path, text: str) -> str:
-    path.write_text(text)
-    path.chmod(0o600)
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +59,6 @@ def busy(run: Cluster) -> Iterator[list[Child]]:
     """Two members that reduce while the test goes on. No reduce may fail."""
     with reducing(run.children[:2]) as members:
         yield members
-
-
-@contextlib.contextmanager
-def reducing(members: list[Child]) -> Iterator[list[Child]]:
-    for child in members:
-        child.start(harness.reduce_until_told)
-        child.note()
-    yield members
-    members[0].tell()
-    assert len({child.value() for child in members}) == 1
-    size = len(members)
-    assert members[0].call(harness.attributes) == (size, size, 1, size)
-
-
-def log_all(peer: Peer) -> None:
-    log_to_stderr("debug")
 
 
 def sync(peer: Peer, value: float) -> float:
@@ -307,12 +283,6 @@ def test_a_captured_handshake_is_refused(tmp_path: Path) -> None:
         assert first.log.read_text().count("COMMIT without the key of this link") == len(recorder.handshakes)
 
 
-def addresses(peer: Peer) -> tuple[str, ...]:
-    loop = peer.comm._loop
-    assert loop is not None
-    return loop.options.addresses
-
-
 # --- Keys of one's own ------------------------------------------------------------------------------------------------
 
 
@@ -440,19 +410,6 @@ def test_a_removed_key_is_not_heard_on_its_old_connection(tmp_path: Path, monkey
     assert registered == {id_of_bob(3)} and len(set(heard)) == 1
 
 
-@contextlib.contextmanager
-def dealer_with(address: str, options: dict[str, str]) -> Iterator[zmq.Socket[bytes]]:
-    mine = peer_keys(**options)
-    assert mine is not None
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.CURVE_SERVERKEY, mine.master_public)
-        dealer.setsockopt(zmq.CURVE_PUBLICKEY, mine.public)
-        dealer.setsockopt(zmq.CURVE_SECRETKEY, mine.private)
-        dealer.connect(f"tcp://{address}")
-        yield dealer
-
-
 def test_a_link_that_comes_too_late_is_closed() -> None:
     """S7: its other end may have been removed while the handshake ended."""
     with zpccl.MasterNode("127.0.0.1:0") as master, zpccl.Communicator(master.address) as comm:
@@ -475,12 +432,6 @@ def test_a_server_that_breaks_the_protocol_does_not_hang_connect(secret: str | N
         with pytest.raises(zpccl.MasterUnreachable) as caught:
             comm.connect(2)
         assert isinstance(caught.value, zpccl.AuthenticationFailed) == (secret is not None)
-
-
-def credentials(peer: Peer) -> tuple[bytes, bytes]:
-    loop = peer.comm._loop
-    assert loop is not None
-    return loop.options.peer_id, loop.options.token
 
 
 def reduce_in_spite_of_losses(peer: Peer) -> int:

@@ -15,7 +15,7 @@ import pytest
 import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, MasterProcess, cluster, until
-from e2e.test_master_restart import read_notes, train
+from e2e.restarts import read_notes, train
 
 pytestmark = pytest.mark.e2e
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, spec, token
-from protocol.test_hostile import said_together
+from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, said_together, spec, token
 
 from fuzz.choices import Choices
 from zpccl import limits

@@ -18,6 +18,7 @@ from zpccl.protocol.effects import Broadcast, Log, Reject, Resolve, Send
 from zpccl.protocol.kinds.collective import Reduction
 from zpccl.protocol.leadership import Promise
 from zpccl.protocol.master import MasterMachine, MasterOptions
+from zpccl.protocol.membership import Peer
 from zpccl.protocol.messages import (
     NO_ID,
     Begin,
@@ -468,3 +469,43 @@ def sync_plan(
     calls = calls or {"a": call_id, "b": call_id}
     facts = (call_id, attempt_id, revision, pids(holders), entries, pids(calls), tuple(calls.values()))
     return SyncPlan(*facts, pids(sources), pids(fellows))
+
+
+def peer(name: str, group: int = 0) -> Peer:
+    return Peer(pid(name), group, name, (f"{name}:1",), token(name), name)
+
+
+def fail_by(bench: MasterBench, one: str, other: str, call_id: int, count: int = 8) -> tuple[bytes, ...]:
+    """All vote; `one` finds its link to `other` at fault after a while. Returns the order of the attempt."""
+    for name in bench.names():
+        bench.begin(name, call_id, spec(count=count))
+    attempt_id, lanes = list(bench.plans.items())[-1]
+    bench.tick(limits.PATH_TIMEOUT_NS)
+    bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")
+    order: tuple[bytes, ...] = lanes[0].order
+    return order
+
+
+def said_together(machine: MasterMachine, what: str, number: int) -> list[events.MasterEvent]:
+    """What the members, or those concerned, say as honest peers would."""
+    said: list[tuple[Peer, Any]] = []
+    attempts, transfers = machine.operations.running.values(), machine.syncs.transfers()
+    if what == "finish":
+        said = [(p, Finished(c, a.attempt_id, True, number // 3)) for a in attempts for p, c in a.calls.items()]
+    elif what == "fetched":
+        said = [(p, SyncFinished(c, t.attempt_id, True)) for t in transfers for p, c in t.calls.items()]
+    elif what == "hello":
+        said = [(p, Hello(p.peer_id, p.token, True, p.group, p.name, ())) for p in machine.registry.peers.values()]
+    elif what == "link":
+        said = [(p, Linked(tuple(machine.registry.peers))) for p in machine.registry.peers.values()]
+    for peer in machine.registry.order:
+        call_id = max([*peer.open_calls, *peer.answers, 0]) + 1
+        vote = {
+            "begin": Begin(0, (CollectiveCall(call_id, spec(number % 2)),)),
+            "offer": SyncOffer(0, call_id, 0, number, (entry("w", "xy"[peer.peer_id[0] % 2]),)),
+            "update": TopologyVote(0, call_id, TopologyKind.UPDATE),
+        }.get(what)
+        if vote is not None:
+            said.append((peer, vote))
+    # Who has lost its connection comes back on another one.
+    return [events.PeerMessageReceived(p.connection or f"{p.name} again", message) for p, message in said]

@@ -17,7 +17,7 @@ from zpccl.protocol.operation import COLLECTIVE, Key
 from zpccl.protocol.rings import ring_edges
 from zpccl.types import DataType, ReduceOp
 
-from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, plan_of, spec
+from .harness import FIRST_ATTEMPT, MasterBench, entry, fail_by, offer, pid, pids, plan_of, spec
 
 ALONE = "this peer is alone in its group"
 LOST = Result.RANK_CONNECTION_LOST
@@ -332,17 +332,6 @@ def test_groups_are_judged_by_their_own_links() -> None:
 
 
 # --- Links that fail ------------------------------------------------------------------------------------------------
-
-
-def fail_by(bench: MasterBench, one: str, other: str, call_id: int, count: int = 8) -> tuple[bytes, ...]:
-    """All vote; `one` finds its link to `other` at fault after a while. Returns the order of the attempt."""
-    for name in bench.names():
-        bench.begin(name, call_id, spec(count=count))
-    attempt_id, lanes = list(bench.plans.items())[-1]
-    bench.tick(limits.PATH_TIMEOUT_NS)
-    bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")
-    order: tuple[bytes, ...] = lanes[0].order
-    return order
 
 
 def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ import pytest
 from zpccl.protocol.counts import AbortReason, LossReason
 
 from .harness import MasterBench, entry, offer, pid, spec
-from .test_recovery import report_of
+from .takeover import report_of
 
 
 @pytest.fixture

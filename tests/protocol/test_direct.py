@@ -14,7 +14,7 @@ from zpccl.protocol.messages import Decision, Finished, Lane, Linked, Plan, Refu
 from zpccl.types import Algorithm
 
 from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, spec
-from .test_recovery import TakeOver
+from .takeover import TakeOver
 
 NAMES = "abcd"
 

@@ -12,7 +12,6 @@ from zpccl import limits
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.membership import Peer
 from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
@@ -31,7 +30,7 @@ from zpccl.protocol.messages import (
     encode,
 )
 
-from .harness import FIRST_ATTEMPT, MasterBench, entry, pid, pids, spec, token
+from .harness import FIRST_ATTEMPT, MasterBench, entry, pid, pids, said_together, spec, token
 
 NAMES = "abcde"
 call_ids = st.integers(0, 4)
@@ -84,31 +83,6 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
     min_size=10,
     max_size=30,
 )
-
-
-def said_together(machine: MasterMachine, what: str, number: int) -> list[events.MasterEvent]:
-    """What the members, or those concerned, say as honest peers would."""
-    said: list[tuple[Peer, Any]] = []
-    attempts, transfers = machine.operations.running.values(), machine.syncs.transfers()
-    if what == "finish":
-        said = [(p, Finished(c, a.attempt_id, True, number // 3)) for a in attempts for p, c in a.calls.items()]
-    elif what == "fetched":
-        said = [(p, SyncFinished(c, t.attempt_id, True)) for t in transfers for p, c in t.calls.items()]
-    elif what == "hello":
-        said = [(p, Hello(p.peer_id, p.token, True, p.group, p.name, ())) for p in machine.registry.peers.values()]
-    elif what == "link":
-        said = [(p, Linked(tuple(machine.registry.peers))) for p in machine.registry.peers.values()]
-    for peer in machine.registry.order:
-        call_id = max([*peer.open_calls, *peer.answers, 0]) + 1
-        vote = {
-            "begin": Begin(0, (CollectiveCall(call_id, spec(number % 2)),)),
-            "offer": SyncOffer(0, call_id, 0, number, ENTRIES[peer.peer_id[0] % 2]),
-            "update": TopologyVote(0, call_id, TopologyKind.UPDATE),
-        }.get(what)
-        if vote is not None:
-            said.append((peer, vote))
-    # Who has lost its connection comes back on another one.
-    return [events.PeerMessageReceived(p.connection or f"{p.name} again", message) for p, message in said]
 
 
 def play(machine: MasterMachine, steps: list[Step], now_ns: int) -> Iterator[tuple[events.MasterEvent, int]]:

@@ -27,7 +27,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import State
 
 from .harness import RUN_ID, PeerBench, logs, pid, sent, token
-from .test_recovery import report_of
+from .takeover import report_of
 
 SEED = b"s" * 32
 

@@ -25,9 +25,8 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.rings import owners_of
 from zpccl.types import CollectiveKind, ReduceOp
 
-from .harness import FIRST_ATTEMPT, FRAME, MasterBench, PeerBench, pid, pids, plan_of, spec
-from .test_collective import fail_by
-from .test_recovery import TakeOver
+from .harness import FIRST_ATTEMPT, FRAME, MasterBench, PeerBench, fail_by, pid, pids, plan_of, spec
+from .takeover import TakeOver
 
 KINDS = list(CollectiveKind)
 

@@ -9,11 +9,7 @@ from zpccl.protocol.effects import Broadcast, Level, Log
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Decision, Neighbour, Welcome
 
-from .harness import RUN_ID, member_list, pid, pids, token
-
-
-def peer(name: str, group: int = 0) -> Peer:
-    return Peer(pid(name), group, name, (f"{name}:1",), token(name), name)
+from .harness import RUN_ID, member_list, peer, pid, pids
 
 
 def registry_of(*peers: Peer) -> Registry:

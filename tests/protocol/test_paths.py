@@ -9,8 +9,7 @@ from zpccl.protocol.membership import Peer, Registry
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import ring_edges
 
-from .harness import pids
-from .test_membership import peer
+from .harness import peer, pids
 
 NOW = 1_000
 

@@ -17,7 +17,6 @@ from zpccl.protocol.leadership import choose_run
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
     Decision,
-    Hello,
     Kick,
     Members,
     Plan,
@@ -36,10 +35,8 @@ from .harness import (
     PENDING,
     RUN_ID,
     UPDATE,
-    MasterBench,
     PeerBench,
     entry,
-    member_list,
     offer,
     pid,
     pids,
@@ -49,40 +46,11 @@ from .harness import (
     sync_plan,
     token,
 )
-
-OLD_RUN = b"the run of before"[:16]
-
-
-def hello_of(name: str, run_id: bytes = OLD_RUN, connection: int = 1) -> Hello:
-    return Hello(pid(name), token(name), True, 0, name, (f"{name}:1",), connection, run_id)
-
-
-def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> Report:
-    """What a peer knows: by default a member list and nothing else."""
-    hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
-    hello = replace(hello, term=facts.pop("term", hello.term))
-    listed = member_list(epoch, members, **facts.pop("groups", {})).members
-    blank = Report(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
-    return replace(blank, **facts)
+from .takeover import OLD_RUN, TakeOver, hello_of, report_of
 
 
 def outcome(attempt_id: int, committed: bool, names: str, *calls: int, value: int = 2) -> Decision:
     return Decision(0, 0 if committed else 6, value, attempt_id=attempt_id, order=pids(names), calls=calls)
-
-
-class TakeOver(MasterBench):
-    """A master that has been started in place of another one."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.machine.recover(self.now_ns)
-
-    def report(self, name: str, *arguments: Any, **facts: Any) -> list[Any]:
-        """A peer connects and reports; returns what is sent."""
-        self.connections[name] = f"{name}1"
-        report = report_of(name, *arguments, **facts)
-        assert [m.refusal for _, m in self.say(name, report.hello)] in ([Refusal.REPORT], [])
-        return self.say(name, report)
 
 
 @pytest.fixture

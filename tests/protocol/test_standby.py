@@ -30,7 +30,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import State
 
 from .harness import CONNECT, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pid, pids, spec, token
-from .test_recovery import OLD_RUN, hello_of, report_of
+from .takeover import OLD_RUN, hello_of, report_of
 
 TWO: dict[str, Any] = {"masters": ("m:1", "n:2")}
 
