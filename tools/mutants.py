@@ -530,6 +530,7 @@ MUTANTS = (
         old="known is not None and is_itself and hello.connection < known.connection_count",
         new="known is not None and is_itself and hello.connection < 0",
         breaks="L2: an old Hello that comes late takes a peer off its new connection",
+        finder=TESTS,
     ),
     Mutant(
         name="answer-forgotten-one-call-early",
