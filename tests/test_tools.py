@@ -21,6 +21,7 @@ import common  # noqa: E402
 import cut_paths  # noqa: E402
 import kill_peer  # noqa: E402
 from bench_raw_tcp import RawTcpRing  # noqa: E402
+from bench_systems import RESET_PEAK, resident_bytes  # noqa: E402
 
 
 def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -361,6 +362,16 @@ def test_bench_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -
     first, raw = rows[0], rows[1]
     assert first["of_raw_tcp"] == pytest.approx(raw["seconds_median"] / first["seconds_median"])
     assert raw["of_raw_tcp"] == 1 and rows[4]["of_raw_tcp"] is None
+
+
+def test_the_peak_of_a_resident_set_is_never_less_than_what_is_resident() -> None:
+    """While the process grows, as the threads of others may make it."""
+    grown = []
+    for count in range(300):
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        grown.append(np.ones(300 + count))
+        peak, now = resident_bytes()
+        assert peak >= now > 0
 
 
 @pytest.mark.e2e

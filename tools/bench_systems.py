@@ -50,13 +50,16 @@ spread over all of them."""
 ITERATIONS_MAX = 2000
 
 
-def resident_bytes(name: str) -> int:
-    """VmRSS, what is resident now, or VmHWM, the peak, of this process."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    raise KeyError(name)
+def resident_bytes() -> tuple[int, int]:
+    """The peak of this process's resident set, and what is resident now.
+
+    Both are of one reading of the file, so the peak is never the lesser one: to read it a second time takes memory too.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    found = {
+        key: int(value.split()[0]) * 1024 for key, _, value in (line.partition(":") for line in lines) if "Vm" in key
+    }
+    return found["VmHWM"], found["VmRSS"]
 
 
 class Bench:
@@ -112,11 +115,12 @@ class Bench:
     def begin_memory(self) -> None:
         """Resets the peak of the resident set."""
         Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
-        self._resident_bytes = resident_bytes("VmRSS")
+        _, self._resident_bytes = resident_bytes()
 
     def grown_memory(self) -> tuple[int, int]:
         """Bytes resident beyond those at `begin_memory`: at the peak, and now."""
-        return resident_bytes("VmHWM") - self._resident_bytes, resident_bytes("VmRSS") - self._resident_bytes
+        peak, now = resident_bytes()
+        return peak - self._resident_bytes, now - self._resident_bytes
 
     def close(self) -> None:
         """Lets go of everything."""
