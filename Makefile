@@ -72,7 +72,7 @@ model: ## the rules of leadership, searched exhaustively with spin, and each rul
 
 bench: venv ## all-reduce times, a table and out/bench_allreduce.json
 	mkdir -p out
-	$(PY) tools/bench_allreduce.py --peers 2 4 --bytes 4KiB 1MiB 64MiB 256MiB --json out/bench_allreduce.json $(ARGS)
+	$(PY) tools/bench.py allreduce --peers 2 4 --bytes 4KiB 1MiB 64MiB 256MiB --json out/bench_allreduce.json $(ARGS)
 
 # --- Test -------------------------------------------------------------------------------------------------------------
 

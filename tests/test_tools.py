@@ -17,16 +17,28 @@ TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))  # As Python does for a script there; the children need it too.
 
 import algorithm_table  # noqa: E402
+import bench  # noqa: E402
 import common  # noqa: E402
 import cut_paths  # noqa: E402
 import kill_peer  # noqa: E402
-from bench_raw_tcp import RawTcpRing  # noqa: E402
-from bench_systems import RESET_PEAK, resident_bytes  # noqa: E402
+import workers  # noqa: E402
+from benchmarks import pattern, scenario  # noqa: E402
+from benchmarks.raw_tcp import RawTcp  # noqa: E402
+from benchmarks.systems import RESET_PEAK, resident_bytes  # noqa: E402
 
 
 def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / name), *arguments]
     return subprocess.run(command, text=True, capture_output=True, check=False)
+
+
+def run_bench(*arguments: str, json_path: Path | None = None) -> list[dict[str, Any]]:
+    """Runs a scenario, which must succeed; its rows."""
+    output = [] if json_path is None else ["--json", str(json_path)]
+    ended = run_tool("bench.py", *arguments, *output)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows: list[dict[str, Any]] = [] if json_path is None else json.loads(json_path.read_text())
+    return rows
 
 
 # --- Arithmetic -------------------------------------------------------------------------------------------------------
@@ -79,30 +91,30 @@ def test_spread_names_median_and_extremes() -> None:
 
 @pytest.mark.parametrize("dtype", common.DTYPES)
 def test_pattern_of_all_is_the_exact_sum_of_the_patterns_of_each(dtype: str) -> None:
-    total = np.zeros(common.PATTERN_PERIOD_ELEMENTS, dtype)
+    total = np.zeros(pattern.PERIOD_ELEMENTS, dtype)
     for number in range(16):
-        total += common.pattern([number], dtype)
-    assert common.pattern(range(16), dtype).tobytes() == total.tobytes()
+        total += pattern.pattern([number], dtype)
+    assert pattern.pattern(range(16), dtype).tobytes() == total.tobytes()
     if dtype != "int8" and dtype != "uint8":
         assert total.max() == 16 * 96 + 2 * sum(range(8))
 
 
-@pytest.mark.parametrize("count", [1, 96, 97, 98, common.CHECK_ELEMENTS, common.CHECK_ELEMENTS + 1])
+@pytest.mark.parametrize("count", [1, 96, 97, 98, pattern.PIECE_ELEMENTS, pattern.PIECE_ELEMENTS + 1])
 def test_worst_error_sees_a_single_element(count: int) -> None:
-    period = common.pattern([3], "float32")
+    period = pattern.pattern([3], "float32")
     array = np.empty(count, np.float32)
-    common.fill_with(array, period)
-    assert common.worst_error(array, period) == 0.0
+    pattern.fill_with(array, period)
+    assert pattern.worst_error(array, period) == 0.0
     array[-1] += 0.25
-    assert common.worst_error(array, period) == 0.25
+    assert pattern.worst_error(array, period) == 0.25
     array[-1] = np.nan
-    assert common.worst_error(array, period) == np.inf
+    assert pattern.worst_error(array, period) == np.inf
 
 
 def test_error_bound_is_zero_unless_quantised() -> None:
-    assert common.error_bound(4, "none") == 0.0
-    assert common.error_bound(2, "minmax") == pytest.approx(3 * 103 / 255)
-    assert common.error_bound(2, "zps-int4") == pytest.approx(3 * 103 / 15)
+    assert pattern.error_bound(4, "none") == 0.0
+    assert pattern.error_bound(2, "minmax") == pytest.approx(3 * 103 / 255)
+    assert pattern.error_bound(2, "zps-int4") == pytest.approx(3 * 103 / 15)
 
 
 def test_json_is_written_whole_and_folders_are_made(tmp_path: Path) -> None:
@@ -114,9 +126,78 @@ def test_json_is_written_whole_and_folders_are_made(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["file.json"]
 
 
-def test_table_is_plain_text_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
-    common.print_table("Title", ["name", "n"], [["a", "1"], ["longer", "100"]])
-    assert capsys.readouterr().out == "Title\nname      n\na         1\nlonger  100\n"
+def test_a_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    common.print_table("Title", ["name", "n"], [["a", "1"], ["longer", "1000"]])
+    assert capsys.readouterr().out == (
+        "Title\n\n| name   |    n |\n| ------ | ---: |\n| a      |    1 |\n| longer | 1000 |\n"
+    )
+
+
+# --- Arguments and scenarios ------------------------------------------------------------------------------------------
+
+
+def options_of(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    common.add(parser, "--bytes", ["4KiB", "1MB"])
+    common.add(parser, "--reps", 7)
+    common.add(parser, "--share", "10%", "of it", type=str)
+    return parser.parse_args(arguments)
+
+
+def test_defaults_are_parsed_and_may_be_several() -> None:
+    assert vars(options_of()) == {"bytes": [4096, 10**6], "reps": 7, "share": "10%"}
+    assert vars(options_of("--bytes", "1KiB", "--reps", "2")) == {"bytes": [1024], "reps": 2, "share": "10%"}
+
+
+@pytest.mark.parametrize("words", [["--reps", "0"], ["--reps", "1", "2"], ["--bytes", "1", "much"]])
+def test_arguments_out_of_range_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options_of(*words)
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (scenario.Column("", "seconds", ".1f", 1e3), "1500.0"),
+        (scenario.Column("", "size", scenario.BYTES), "4KiB"),
+        (scenario.Column("", "kept"), "no"),
+        (scenario.Column("", "none", ".1f"), "-"),
+        (scenario.Column("", "missing", ".1f"), "-"),
+    ],
+)
+def test_cells_say_values_in_the_form_of_their_column(column: scenario.Column, text: str) -> None:
+    assert column.cell({"seconds": 1.5, "size": 4096, "kept": False, "none": None}) == text
+
+
+def play(*rows: dict[str, Any]) -> int:
+    """Runs a scenario that yields these rows; its exit status."""
+    tables = [scenario.Table("one of {options.json}", part="one"), scenario.Table("all", [scenario.Column("n", "n")])]
+    return bench.play(scenario.Scenario(None, lambda _: None, lambda _: rows, tables), argparse.Namespace(json=None))
+
+
+def test_a_scenario_prints_a_table_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert play({"n": 1}, {"part": "one", "found": 0.5}, {"n": 2}) == 0
+    said = capsys.readouterr()
+    assert (
+        said.out.index("one of None")
+        < said.out.index("| found |  0.50 |")
+        < said.out.index("| n   |\n| --- |\n| 1   |")
+    )
+    assert said.err.splitlines() == ["n 1", "part one  found 0.50", "n 2"]
+
+
+def test_a_broken_promise_is_named_and_the_exit_status_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    assert play({"n": 1, "problems": []}, {"n": 2, "problems": ["lost it"]}) == 1
+    assert "a promise is broken: lost it" in capsys.readouterr().err
+
+
+def test_all_scenarios_can_be_had_and_say_what_they_do() -> None:
+    for name in bench.SCENARIOS:
+        assert bench.load(name).text
+    listed = run_tool("bench.py")
+    assert listed.returncode == 0 and all(name in listed.stdout for name in bench.SCENARIOS)
+    assert run_tool("bench.py", "nonsense").returncode == 2
 
 
 # --- Children ---------------------------------------------------------------------------------------------------------
@@ -138,12 +219,12 @@ class Echo:
 
 
 def test_worker_answers_reports_errors_and_goes_on() -> None:
-    worker = common.Worker("echo", Echo)
+    worker = workers.Worker("echo", Echo)
     try:
         assert worker.call("say", "hello") == "hello"
         with pytest.raises(common.WorkerFailed, match="as told"):
             worker.call("fail")
-        assert common.call_all([worker], "say", "again") == ["again"]
+        assert workers.call_all([worker], "say", "again") == ["again"]
     finally:
         worker.close()
     worker.close()
@@ -152,7 +233,7 @@ def test_worker_answers_reports_errors_and_goes_on() -> None:
 
 
 def test_worker_that_dies_is_noticed() -> None:
-    worker = common.Worker("echo", Echo)
+    worker = workers.Worker("echo", Echo)
     try:
         with pytest.raises(common.WorkerFailed, match="died"):
             worker.call("die")
@@ -164,14 +245,15 @@ def test_worker_that_dies_is_noticed() -> None:
     ("peers", "connections", "size"), [(2, 1, 10), (2, 3, 1_000_003), (3, 4, 1_000_003), (4, 2, 1)]
 )
 def test_raw_tcp_ring_brings_the_neighbours_bytes(peers: int, connections: int, size: int) -> None:
-    rings = [RawTcpRing(rank, peers, connections) for rank in range(peers)]
+    rings = [RawTcp(rank, connections) for rank in range(peers)]
+    addresses = [ring.address for ring in rings]
     out = [np.random.default_rng(rank).integers(0, 256, size, np.uint8) for rank in range(peers)]
     into = [np.zeros(size, np.uint8) for _ in range(peers)]
 
     def take_part(rank: int) -> None:
-        rings[rank].connect(rings[(rank + 1) % peers].address)
+        rings[rank].connect_ring(addresses)
         for _ in range(3):
-            rings[rank].exchange(out[rank].data, into[rank].data, times=2)
+            rings[rank].exchange(peers, out[rank].data, into[rank].data, times=2)
 
     threads = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(peers)]
     for thread in threads:
@@ -336,14 +418,10 @@ def test_bench_quantise_stays_within_its_bounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_bench_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
+def test_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -> None:
     sizes = ["--peers", "2", "--bytes", "4KiB", "100KiB", "--connections", "2", "--reps", "2"]
-    ended = run_tool(
-        "bench_allreduce.py", *sizes, "--quantize", "none", "zps", "--systems", "zpccl", "raw_tcp", "--json", str(path)
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads(path.read_text())
+    systems = ["--quantize", "none", "zps", "--systems", "zpccl", "raw_tcp"]
+    rows = run_bench("allreduce", *sizes, *systems, json_path=tmp_path / "bench.json")
     assert [(row["system"], row["bytes"], row["quantize"]) for row in rows] == [
         ("zpccl", 4096, "none"),
         ("raw_tcp", 4096, "none"),
@@ -390,12 +468,10 @@ def test_bench_memory_sees_the_workspace_of_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_bench_allreduce_compares_algorithms(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
+def test_allreduce_compares_algorithms(tmp_path: Path) -> None:
     options = ["--peers", "3", "--reps", "1", "--bytes", "64KiB", "--connections", "1", "--systems", "zpccl"]
-    ended = run_tool("bench_allreduce.py", *options, "--algorithm", "ring", "direct", "--json", str(path))
-    assert ended.returncode == 0, ended.stderr
-    assert [row["system"] for row in json.loads(path.read_text())] == ["zpccl ring", "zpccl direct"]
+    rows = run_bench("allreduce", *options, "--algorithm", "ring", "direct", json_path=tmp_path / "rows.json")
+    assert [row["system"] for row in rows] == ["zpccl ring", "zpccl direct"]
 
 
 def test_the_table_of_algorithms_is_up_to_date() -> None:
@@ -405,21 +481,9 @@ def test_the_table_of_algorithms_is_up_to_date() -> None:
 
 
 @pytest.mark.e2e
-def test_bench_allreduce_times_a_batch_as_a_whole() -> None:
-    ended = run_tool(
-        "bench_allreduce.py",
-        "--peers",
-        "2",
-        "--bytes",
-        "4KiB",
-        "--batch",
-        "20",
-        "--concurrent",
-        "20",
-        "--reps",
-        "2",
-        "--json",
-    )
+def test_allreduce_times_a_batch_as_a_whole() -> None:
+    options = ["--peers", "2", "--bytes", "4KiB", "--batch", "20", "--concurrent", "20", "--reps", "2", "--json"]
+    ended = run_tool("bench.py", "allreduce", *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (row,), _ = json.JSONDecoder().raw_decode(ended.stdout)
     assert (row["system"], row["bytes"], row["batch"]) == ("zpccl", 4096, 20)
@@ -455,22 +519,8 @@ def test_bench_master_refuses_crowds_that_no_ring_can_hold(count: str) -> None:
 @pytest.mark.e2e
 @pytest.mark.torch
 def test_gloo_is_measured_beside(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    ended = run_tool(
-        "bench_allreduce.py",
-        "--peers",
-        "2",
-        "--bytes",
-        "64KiB",
-        "--reps",
-        "1",
-        "--systems",
-        "gloo",
-        "--json",
-        str(path),
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (row,) = json.loads(path.read_text())
+    options = ["--peers", "2", "--bytes", "64KiB", "--reps", "1", "--systems", "gloo"]
+    (row,) = run_bench("allreduce", *options, json_path=tmp_path / "bench.json")
     assert (row["system"], row["place"], row["connections"]) == ("gloo", "in", 1)
 
 
@@ -485,10 +535,12 @@ def test_bench_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
 
 
-@pytest.mark.parametrize("tool", ["kill_peer.py", "cut_paths.py", "bench_allreduce.py", "bench_memory.py"])
-def test_wrong_arguments_are_said_in_a_line(tool: str) -> None:
-    ended = run_tool(tool, "--bytes", "much")
+@pytest.mark.parametrize(
+    "command", [["kill_peer.py"], ["cut_paths.py"], ["bench.py", "allreduce"], ["bench_memory.py"]]
+)
+def test_wrong_arguments_are_said_in_a_line(command: list[str]) -> None:
+    ended = run_tool(*command, "--bytes", "much")
     assert ended.returncode == 2
     assert "'much' is no size" in ended.stderr and "Traceback" not in ended.stderr
-    helped = run_tool(tool, "--help")
+    helped = run_tool(*command, "--help")
     assert helped.returncode == 0 and "--json" in helped.stdout

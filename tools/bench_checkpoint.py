@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-from common import (
+from measuring import (
     Array,
     Row,
     WorkerFailed,

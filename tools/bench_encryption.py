@@ -19,7 +19,7 @@ import statistics
 import sys
 
 from bench_systems import System, ZpcclBench
-from common import (
+from measuring import (
     Row,
     Worker,
     add_output_arguments,

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from bench_state import StatePeer, settings_of
 from bench_wan import above_zero, on_host, what_the_emulator_says
-from common import (
+from cut_paths import Master
+from measuring import (
     Row,
     Worker,
     WorkerFailed,
@@ -42,7 +43,6 @@ from common import (
     spread,
     write_json,
 )
-from cut_paths import Master
 from state_contents import RANDOM
 from wan.choose import BACKENDS, make_network
 from wan.wide import WideNetwork

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import zmq
-from common import (
+from measuring import (
     Row,
     Worker,
     WorkerFailed,

@@ -21,7 +21,7 @@ import itertools
 import sys
 
 from bench_systems import PLACES, System, start_gloo, start_zpccl
-from common import (
+from measuring import (
     DTYPES,
     QUANTIZATIONS,
     Row,

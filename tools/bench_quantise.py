@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from common import QUANTIZATIONS, Array, Row, add_output_arguments, positive, print_table, run_tool, write_json
+from measuring import QUANTIZATIONS, Array, Row, add_output_arguments, positive, print_table, run_tool, write_json
 from quantiser import INSTRUCTION_SETS, Quantiser, instruction_set
 
 import zpccl

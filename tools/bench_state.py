@@ -38,7 +38,8 @@ import blake3
 import numpy as np
 from bench_raw_tcp import RawTcpCopy
 from bench_wan import above_zero, on_host, what_the_emulator_says
-from common import (
+from cut_paths import Master
+from measuring import (
     MIB,
     Peer,
     Row,
@@ -58,7 +59,6 @@ from common import (
     spread,
     write_json,
 )
-from cut_paths import Master
 from state_contents import CONTENTS, IDENTICAL, RANDOM, TRAINED, fill, make_stale, trained_weights
 from wan.choose import BACKENDS, make_network
 from wan.emulated import EmulatedNetwork

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from bench_raw_tcp import RawTcpRing
-from common import (
+from measuring import (
     Array,
     Peer,
     Worker,

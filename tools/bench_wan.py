@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from bench_systems import SYSTEMS, GlooBench, RawTcpBench, System, ZpcclBench
-from common import (
+from cut_paths import Master
+from measuring import (
     Host,
     Row,
     Worker,
@@ -51,12 +52,11 @@ from common import (
     spread,
     write_json,
 )
-from cut_paths import Master
-from networks import enter
+from networks import DEVICE, enter
 from wan.choose import BACKENDS, make_network
 from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
-from wan.wide import CONGESTION_CONTROLS, DEVICE, WideNetwork
+from wan.wide import CONGESTION_CONTROLS, WideNetwork
 
 import zpccl
 from zpccl.control.keys import new_secret

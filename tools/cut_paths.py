@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 import numpy as np
-from common import (
+from measuring import (
     Peer,
     Row,
     Worker,

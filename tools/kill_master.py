@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import (
+from measuring import (
     END_TIMEOUT_S,
     MASTER_GREETING,
     Peer,

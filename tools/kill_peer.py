@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from common import (
+from measuring import (
     DTYPES,
     Peer,
     Worker,

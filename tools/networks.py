@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOSTS_MAX = 250
+DEVICE = "eth0"
+"""The name of each host's network device."""
 LINK_TIMEOUT_S = 10.0
 """How long a new device may take until it carries packets."""
 _RTMGRP_LINK, _SIOCGIFFLAGS, _IFF_RUNNING = 1, 0x8913, 0x40  # linux/rtnetlink.h, sockios.h, if.h
@@ -198,16 +200,16 @@ class Network(Namespaces):
         for host in range(self.host_count):
             commands = [
                 "link set lo up",
-                f"link add eth0 type veth peer name host{host} netns {self._router}",
-                f"address add {self.address(host)}/30 dev eth0",
-                "link set eth0 up",
+                f"link add {DEVICE} type veth peer name host{host} netns {self._router}",
+                f"address add {self.address(host)}/30 dev {DEVICE}",
+                f"link set {DEVICE} up",
                 f"route add default via 10.0.{host}.1",
             ]
             self._ip(self.namespace(host), commands)
             router += [f"address add 10.0.{host}.1/30 dev host{host}", f"link set host{host} up"]
         self._ip(self._router, router)
         for host in range(self.host_count):  # Until then packets are dropped, and TCP takes it for a slow network.
-            self.run(host, lambda: _wait_for_link("eth0"))
+            self.run(host, lambda: _wait_for_link(DEVICE))
             self._run(self._router, lambda host=host: _wait_for_link(f"host{host}"))  # type: ignore[misc]
 
 

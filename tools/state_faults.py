@@ -34,7 +34,8 @@ from typing import Any
 
 import blake3
 import numpy as np
-from common import (
+from kill_master import MasterProcess
+from measuring import (
     MIB,
     REPLY_TIMEOUT_S,
     Peer,
@@ -52,7 +53,6 @@ from common import (
     start_fork_server,
     write_json,
 )
-from kill_master import MasterProcess
 from state_contents import RANDOM, fill, make_stale
 
 import zpccl

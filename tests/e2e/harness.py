@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import start_fork_server
 from networks import Network, enter
+from workers import start_fork_server
 
 import zpccl
 from zpccl.cli.master import main as master_main

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from networks import NetworkUnavailable
+from networks import DEVICE, NetworkUnavailable
 
 from wan.settings import Settings
-from wan.wide import DEVICE, WideNetwork
+from wan.wide import WideNetwork
 
 HOSTS_MAX = 16
 NETWORK = "10.77"

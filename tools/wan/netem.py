@@ -14,10 +14,10 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
-from networks import Network, NetworkUnavailable
+from networks import DEVICE, Network, NetworkUnavailable
 
 from wan.settings import Settings
-from wan.wide import DEVICE, WideNetwork
+from wan.wide import WideNetwork
 
 UNLIMITED_MBIT = 100_000.0
 """HTB has no "no limit"."""

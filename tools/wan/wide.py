@@ -8,8 +8,6 @@ from networks import Namespaces
 
 from wan.settings import Settings
 
-DEVICE = "eth0"
-"""The name of each host's network device."""
 CONGESTION_CONTROLS = ("bbr", "cubic", "reno")
 
 

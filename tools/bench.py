@@ -1,0 +1,75 @@
+"""Measures zpccl on this machine, one scenario at a time, or does it harm and checks what it promises.
+
+    python tools/bench.py                              lists the scenarios
+    python tools/bench.py allreduce --help            says what one measures
+    python tools/bench.py allreduce --peers 2 --json FILE
+
+Each prints a line for each result as soon as it is there, and a table of all in the end. Exit status: 0; 1 if something
+failed, or a promise was not kept; 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from benchmarks.scenario import Scenario
+from common import STANDARD_OUTPUT, Row, add_output_arguments, run_tool, say, write_json
+
+SCENARIOS = {
+    "allreduce": "How long does an all-reduce take, beside torch's Gloo and beside TCP alone?",
+}
+"""The modules of `benchmarks`, with "_" for "-", and what each of them answers."""
+
+
+def load(name: str) -> Scenario:
+    """The scenario of a name."""
+    scenario: Scenario = importlib.import_module(f"benchmarks.{name.replace('-', '_')}").SCENARIO
+    return scenario
+
+
+def play(scenario: Scenario, options: argparse.Namespace) -> int:
+    """Runs a scenario; returns the exit status."""
+    rows: list[Row] = []
+    for row in scenario.measure(options):
+        rows.append(row)
+        if options.json != STANDARD_OUTPUT:
+            write_json(options.json, rows)  # What is measured stays, however long the rest takes.
+        say(scenario.table_of(row).line_of(row))
+    write_json(options.json, rows)
+    for table in scenario.tables:
+        table.show(options, [row for row in rows if scenario.table_of(row) is table])
+    if scenario.finish is not None:
+        scenario.finish(options, rows)
+    problems = [problem for row in rows for problem in row.get("problems", ())]
+    for problem in problems:
+        say(f"a promise is broken: {problem}")
+    return 1 if problems else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns its exit status."""
+    name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    if name not in SCENARIOS:
+        width = max(map(len, SCENARIOS))
+        listed = "\n".join(f"  {one.ljust(width)}  {question}" for one, question in SCENARIOS.items())
+        print(f"{__doc__}\nScenarios:\n\n{listed}", file=sys.stdout if name in ("-h", "--help") else sys.stderr)
+        return 0 if name in ("-h", "--help") else 2
+    scenario = load(name)
+    parser = argparse.ArgumentParser(
+        prog=f"tools/bench.py {name}",
+        description=f"{SCENARIOS[name]}\n\n{scenario.text}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    scenario.add_arguments(parser)
+    add_output_arguments(parser)
+    options = parser.parse_args(rest)
+    if scenario.check is not None:
+        scenario.check(parser, options)
+    return run_tool(lambda: play(scenario, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

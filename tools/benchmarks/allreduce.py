@@ -1,0 +1,154 @@
+"""Times all-reduces of zpccl between processes of this machine, beside torch's Gloo and beside TCP alone.
+
+The systems take turns, repetition by repetition, in one run, so that what disturbs the machine disturbs them alike.
+Before each repetition all processes are ready and wait; its time is that of the slowest process; its result is checked.
+Small all-reduces are done several times in a row within one repetition, and their time is the mean of these.
+
+  zpccl    all processes call `all_reduce`, SUM, out of place (--place: in place, with or without restore)
+  gloo     torch.distributed.all_reduce, in place (it has no other), one TCP connection a pair; where torch is there
+  raw_tcp  no reducing, no protocol: each process sends 2(N-1)/N times the tensor to its ring neighbour while it
+           receives as much from the other one, from and to warm memory, over --connections sockets; one thread, poll,
+           non-blocking sockets with TCP_NODELAY and the congestion control that zpccl takes within a host; two
+           processes use the same sockets both ways, as zpccl does. Less than 64 KiB a socket goes over fewer of them.
+           It waits for nobody's data, so no all-reduce over TCP that is made like it can be faster.
+
+With --batch all times are of so many tensors together, --concurrent at a time.
+
+`busbw_gbit` is the bus bandwidth, 2(N-1)/N x bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system
+time of one all-reduce, all processes together, zpccl's master included; `cpu_seconds_per_gib` is that for a GiB of
+tensor. `of_raw_tcp` and `of_gloo` are the speed beside that system in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from common import Row, add, bus_bandwidth_gbit, positive, say
+from workers import LOOPBACK
+
+from benchmarks.scenario import BYTES, Column, Scenario, Table, times
+from benchmarks.systems import (
+    ALGORITHMS,
+    PLACES,
+    SYSTEMS,
+    System,
+    add_systems,
+    check_quantize,
+    check_systems,
+    speeds_beside,
+    start_system,
+    take_turns,
+)
+
+GIB = 2**30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--peers", [2, 4], "processes")
+    add(parser, "--bytes", ["4KiB", "1MiB", "64MiB", "256MiB"])
+    add(parser, "--connections", [4])
+    add(parser, "--dtype", "float32")
+    add(parser, "--quantize", ["none"])
+    add(parser, "--reps", 7)
+    add_systems(parser, SYSTEMS)
+    text = "of zpccl; several take turns as systems of their own"
+    add(parser, "--algorithm", ["auto"], text, choices=ALGORITHMS)
+    add(parser, "--place", "out", "where zpccl puts the result", choices=PLACES)
+    text = "tensors of the size in one all_reduce_multiple_with_retry; zpccl only; 1: all_reduce"
+    add(parser, "--batch", 1, text, type=positive)
+    add(parser, "--concurrent", 4, "tensors of a batch that are reduced at a time", type=positive)
+    text = "keep each process on one CPU: less noise, but small all-reduces suffer"
+    parser.add_argument("--pin", action="store_true", help=text)
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.batch > 1:
+        if options.systems not in (None, ["zpccl"]) or options.place == "in_no_restore":
+            parser.error("--batch: only zpccl has batches, and they restore")
+        options.systems = ["zpccl"]
+    check_systems(parser, options, SYSTEMS)
+    check_quantize(parser, options)
+    item_bytes = np.dtype(options.dtype).itemsize
+    if any(size % item_bytes for size in options.bytes):
+        parser.error(f"--bytes: not a multiple of the {item_bytes} bytes of an element")
+
+
+def start_systems(
+    stack: contextlib.ExitStack, options: argparse.Namespace, peers: int, connections: int
+) -> list[System]:
+    """Starts what was asked for. An algorithm that is forced is part of the name."""
+    starts = []
+    for name in options.systems:
+        if name != "zpccl":
+            starts.append(start_system(LOOPBACK, name, peers, connections, pin=options.pin))
+            continue
+        for algorithm in options.algorithm:
+            how = {"place": options.place, "batch": options.batch, "concurrent": options.concurrent}
+            label = "zpccl" if algorithm == "auto" else f"zpccl {algorithm}"
+            start = start_system(
+                LOOPBACK, name, peers, connections, label=label, pin=options.pin, algorithm=algorithm, **how
+            )
+            starts.append(start)
+    return [stack.enter_context(start) for start in starts]
+
+
+def measure_size(
+    systems: Sequence[System], options: argparse.Namespace, peers: int, size_bytes: int, quantize: str
+) -> list[Row]:
+    """All repetitions of one size; a row for each system. Only zpccl quantises."""
+    systems = [system for system in systems if quantize == "none" or system.name.startswith("zpccl")]
+    take_turns(systems, options.reps, size_bytes, options.dtype, quantize)
+    rows: list[Row] = []
+    for system in systems:
+        row: Row = {
+            "system": system.name,
+            "peers": peers,
+            "bytes": size_bytes,
+            "batch": options.batch,
+            "connections": system.connections,
+            "dtype": options.dtype,
+            "quantize": quantize,
+            **system.times(),
+            "place": options.place if system.name.startswith("zpccl") else "in" if system.name == "gloo" else "out",
+            "pinned": options.pin,
+            "reps": options.reps,
+            "iterations": system.iterations,
+        }
+        reduced_bytes = size_bytes * options.batch
+        row["busbw_gbit"] = bus_bandwidth_gbit(peers, reduced_bytes, row["seconds_median"])
+        row["cpu_seconds_per_gib"] = row["cpu_seconds"] / (reduced_bytes / GIB)
+        rows.append(row)
+    for other in ("raw_tcp", "gloo"):
+        for row, speed in zip(rows, speeds_beside(rows, other), strict=True):
+            row[f"of_{other}"] = speed
+    return rows
+
+
+def measure(options: argparse.Namespace) -> Iterator[Row]:
+    for peers in options.peers:
+        for connections in options.connections:
+            with contextlib.ExitStack() as stack:
+                say(f"{peers} peers, {connections} connections")
+                systems = start_systems(stack, options, peers, connections)
+                for quantize in options.quantize:
+                    for size_bytes in options.bytes:
+                        yield from measure_size(systems, options, peers, size_bytes, quantize)
+
+
+COLUMNS = [
+    Column("system", "system"),
+    Column("peers", "peers"),
+    Column("bytes", "bytes", BYTES),
+    Column("conns", "connections"),
+    Column("quantize", "quantize"),
+    *times("seconds"),
+    Column("bus Gbit/s", "busbw_gbit", ".2f"),
+    Column("CPU s/GiB", "cpu_seconds_per_gib", ".3f"),
+    Column("of raw TCP", "of_raw_tcp", ".2f"),
+    Column("of Gloo", "of_gloo", ".2f"),
+]
+
+SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("All-reduce of {options.dtype}", COLUMNS)], check)

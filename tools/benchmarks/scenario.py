@@ -1,0 +1,94 @@
+"""What a scenario says of itself: its arguments, what it measures, and the columns of its tables."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common import Row, format_bytes, print_table
+
+BYTES = "bytes"
+"""The form of a column of sizes."""
+
+
+class Column(NamedTuple):
+    """One column: its title, the key of a row, and the form (a format specification, or BYTES) of value x factor."""
+
+    title: str
+    key: str
+    form: str = ""
+    factor: float = 1
+
+    def cell(self, row: Row) -> str:
+        """The value of a row as text."""
+        value = row.get(self.key)
+        if value is None:
+            return "-"
+        if self.form == BYTES:
+            return format_bytes(value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return format(value if self.factor == 1 else value * self.factor, self.form)
+
+
+def times(name: str, form: str = ".3f") -> list[Column]:
+    """Median, minimum and maximum of `name`, seconds, in ms."""
+    return [Column(f"{what} ms", f"{name}_{what}", form, 1e3) for what in ("median", "min", "max")]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of all rows, or of those whose "part" is `part`. Without columns, each row is a table of its own.
+
+    The title may name options: "{options.peers} peers".
+    """
+
+    title: str
+    columns: Sequence[Column] = ()
+    part: str = ""
+
+    def line_of(self, row: Row) -> str:
+        """A row in a line."""
+        return "  ".join(f"{column.title} {column.cell(row)}" for column in self._columns_of(row))
+
+    def show(self, options: argparse.Namespace, rows: Sequence[Row]) -> None:
+        """Prints it."""
+        title = self.title.format(options=options)
+        if self.columns and rows:
+            cells = [[column.cell(row) for column in self.columns] for row in rows]
+            print_table(title, [column.title for column in self.columns], cells)
+        elif not self.columns:
+            for row in rows:
+                print_table(title, ["what", "value"], [[one.title, one.cell(row)] for one in self._columns_of(row)])
+
+    def _columns_of(self, row: Row) -> Sequence[Column]:
+        return self.columns or [
+            Column(key, key, ".2f" if isinstance(value, float) else "")
+            for key, value in row.items()
+            if not isinstance(value, list)
+        ]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One scenario.
+
+    `measure` yields a row for each result. Where something was promised a row has "problems", texts that say what was
+    not kept.
+    """
+
+    text: str | None
+    """What it measures, and how, for --help."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[argparse.Namespace], Iterable[Row]]
+    tables: Sequence[Table]
+    check: Callable[[argparse.ArgumentParser, argparse.Namespace], None] | None = None
+    """Completes the options, or ends the program with what is wrong."""
+    finish: Callable[[argparse.Namespace, Sequence[Row]], None] | None = None
+    """Does what is left when everything is measured and printed."""
+
+    def table_of(self, row: Row) -> Table:
+        """The table that a row belongs to."""
+        return next(table for table in self.tables if table.part == row.get("part", ""))

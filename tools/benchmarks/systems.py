@@ -1,0 +1,431 @@
+"""The systems that all-reduces are measured of, each in processes of its own: zpccl, torch's Gloo, TCP alone.
+
+Each process is a `Worker` that holds a `Bench`, which has the tensors, does one all-reduce when told, and checks the
+result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import QUANTIZATIONS, Array, Row, WorkerFailed, say, spread
+from workers import Hosts, Master, Peer, Worker, call_all, ended_workers, process_cpu_ns
+
+import zpccl
+from benchmarks.pattern import error_bound, fill_with, pattern, worst_error
+from benchmarks.raw_tcp import RawTcp
+from zpccl.dataplane.ciphers import Cipher
+
+SYSTEMS = ("zpccl", "gloo", "raw_tcp")
+ALGORITHMS = ("auto", "ring", "direct")
+PLACES = ("out", "in", "in_no_restore")
+"""Where zpccl puts the result: in a second buffer, in the input's, in the input's which a failure leaves undefined."""
+RESET_PEAK = "5"
+"""What to write to clear_refs: the peak of the resident set becomes what is resident now."""
+WARM_UPS = 2
+REPETITION_S_MIN = 0.25
+"""Shorter all-reduces are repeated within a repetition to fill this time: by then, processes that woke on one CPU are
+spread over all of them."""
+ITERATIONS_MAX = 2000
+
+
+def resident_bytes() -> tuple[int, int]:
+    """The peak of this process's resident set, and what is resident now.
+
+    Both are of one reading of the file, so the peak is never the lesser one: to read it a second time takes memory too.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    found = {
+        key: int(value.split()[0]) * 1024 for key, _, value in (line.partition(":") for line in lines) if "Vm" in key
+    }
+    return found["VmHWM"], found["VmRSS"]
+
+
+class Bench:
+    """Times the all-reduces of one process. Subclasses say what does them."""
+
+    def __init__(self, rank: int, peers: int) -> None:
+        self.rank, self.peers = rank, peers
+        self.send: Array = np.empty(0)
+        self.recv: Array = np.empty(0)
+        self.quantize = "none"
+        self._resident_bytes = 0
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes the tensors, touched; the old ones are freed first."""
+        self.send = self.recv = np.empty(0)
+        self.send = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize), dtype)
+        fill_with(self.send, pattern([self.rank], dtype))
+        self.recv = np.zeros_like(self.send)
+        self.quantize = quantize
+        self.reset()
+
+    def reset(self) -> None:
+        """Makes ready for the next time, so that a result of the last one cannot pass for a new one."""
+        self.recv.fill(0)
+
+    def address(self) -> Any:
+        """What the others need to reach this process."""
+
+    def join(self, addresses: Sequence[Any]) -> None:
+        """Connects to the others, whose addresses are in order of rank."""
+        raise NotImplementedError
+
+    def once(self) -> None:
+        """One all-reduce."""
+        raise NotImplementedError
+
+    def check(self) -> str:
+        """What is wrong with the result; "" if it is right."""
+        period = pattern(range(self.peers), self.recv.dtype.name)
+        error, bound = worst_error(self.recv, period), error_bound(self.peers, self.quantize)
+        return f"rank {self.rank}: a sum is off by {error}, more than {bound}" if error > bound else ""
+
+    def run(self, iterations: int) -> tuple[float, float]:
+        """Does it so many times; returns the seconds and the CPU seconds of one."""
+        seconds = cpu_seconds = 0.0
+        for iteration in range(iterations):
+            if iteration:
+                self.reset()
+            cpu_began, began = time.process_time(), time.monotonic()
+            self.once()
+            seconds += time.monotonic() - began
+            cpu_seconds += time.process_time() - cpu_began
+        return seconds / iterations, cpu_seconds / iterations
+
+    def pin(self) -> None:
+        """Keeps all threads that this process will have on one CPU, another one for each rank as far as they go."""
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[self.rank % len(cpus)]})
+
+    def begin_memory(self) -> None:
+        """Resets the peak of the resident set."""
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        _, self._resident_bytes = resident_bytes()
+
+    def grown_memory(self) -> tuple[int, int]:
+        """Bytes resident beyond those at `begin_memory`: at the peak, and now."""
+        peak, now = resident_bytes()
+        return peak - self._resident_bytes, now - self._resident_bytes
+
+    def close(self) -> None:
+        """Lets go of everything."""
+
+
+class ZpcclBench(Bench):
+    """An all-reduce of zpccl.
+
+    Args:
+        rank: tells what this process contributes (its rank in the run may be another one).
+        peers: processes.
+        address: of the master.
+        connections: to each other peer.
+        place: of PLACES.
+        batch: tensors of one all_reduce_multiple_with_retry; 1 means all_reduce.
+        concurrent: so many of them at a time.
+        algorithm: of ALGORITHMS.
+        cipher: the only one that this peer offers; "": all that it has.
+        options: more of the communicator's.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        peers: int,
+        address: str,
+        connections: int,
+        place: str = "out",
+        batch: int = 1,
+        concurrent: int = 4,
+        algorithm: str = "auto",
+        cipher: str = "",
+        **options: Any,
+    ) -> None:
+        super().__init__(rank, peers)
+        self.peer = Peer(address, connections, **options)
+        self.place, self.algorithm = place, algorithm
+        self.batch, self.concurrent = batch, concurrent
+        self.descriptors: list[zpccl.ReduceOpDescriptor] = []
+        if cipher:
+            self.peer.comm._ciphers = (Cipher[cipher],)
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes the tensors; those of a batch are pieces of one."""
+        self.descriptors = []
+        super().allocate(size_bytes * self.batch, dtype, quantize)
+        pieces = zip(np.split(self.send, self.batch), np.split(self.recv, self.batch), strict=True)
+        operand = zpccl.ReduceOperandDescriptor(zpccl.DataType.from_numpy_dtype(self.recv.dtype))
+        for tag, (send, recv) in enumerate(pieces):
+            how = zpccl.ReduceDescriptor(recv.size, zpccl.ReduceOp.SUM, tag, operand, QUANTIZATIONS[quantize])
+            source = send if self.place == "out" else recv
+            self.descriptors.append(zpccl.ReduceOpDescriptor.from_numpy(source, recv, how))
+
+    def join(self, addresses: Sequence[Any]) -> None:
+        """Connects and waits for the others."""
+        self.peer.join(self.peers)
+
+    def connection_count(self) -> int:
+        """Connections to the other peers, if they are all to be the same: those of the link that has most."""
+        loop = self.peer.comm._loop
+        assert loop is not None
+        return max(loop._engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
+
+    def reset(self) -> None:
+        """The input, for in place."""
+        if self.place != "out":
+            self.recv[:] = self.send
+        else:
+            super().reset()
+
+    def once(self) -> None:
+        """One all-reduce, or one batch."""
+        if self.batch > 1:
+            self.peer.comm.all_reduce_multiple_with_retry(
+                self.descriptors, max_in_flight=self.concurrent, algorithm=self.algorithm
+            )
+            return
+        self.peer.comm.all_reduce(
+            self.send if self.place == "out" else self.recv,
+            self.recv,
+            quantization_options=QUANTIZATIONS[self.quantize],
+            restore=self.place != "in_no_restore",
+            algorithm=self.algorithm,
+        )
+
+    def close(self) -> None:
+        """Leaves the run."""
+        self.peer.close()
+
+
+class GlooBench(Bench):
+    """An all-reduce of torch.distributed with Gloo.
+
+    Args:
+        rank: of this process.
+        peers: processes.
+        store: a file that all processes meet at.
+        device: the network device to use.
+    """
+
+    def __init__(self, rank: int, peers: int, store: str, device: str) -> None:
+        super().__init__(rank, peers)
+        os.environ["GLOO_SOCKET_IFNAME"] = device
+        import torch
+        import torch.distributed
+
+        self.torch = torch
+        self.store = store
+        self.tensor: Any = None
+
+    def join(self, addresses: Sequence[Any]) -> None:
+        """Connects to the others."""
+        distributed = self.torch.distributed
+        store = distributed.FileStore(self.store, self.peers)
+        distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.peers)
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes the tensors."""
+        self.tensor = None
+        super().allocate(size_bytes, dtype, quantize)
+        self.tensor = self.torch.from_numpy(self.recv)
+
+    def reset(self) -> None:
+        """The input: the result replaces it."""
+        self.recv[:] = self.send
+
+    def once(self) -> None:
+        """One all-reduce."""
+        self.torch.distributed.all_reduce(self.tensor)
+
+    def close(self) -> None:
+        """Leaves."""
+        if self.torch.distributed.is_initialized():
+            self.torch.distributed.destroy_process_group()
+
+
+class RawTcpBench(Bench):
+    """The bytes of an all-reduce over TCP, and nothing else.
+
+    Args:
+        rank: of this process.
+        peers: processes.
+        connections: sockets to each neighbour.
+        host: the address to listen at.
+    """
+
+    def __init__(self, rank: int, peers: int, connections: int, host: str) -> None:
+        super().__init__(rank, peers)
+        self.sockets = RawTcp(rank, connections, host)
+
+    def address(self) -> tuple[str, int]:
+        """Where this process listens."""
+        return self.sockets.address
+
+    def join(self, addresses: Sequence[Any]) -> None:
+        """Connects to the neighbours."""
+        self.sockets.connect_ring(addresses)
+
+    def half_bytes(self) -> int:
+        """What each half of an all-reduce sends."""
+        return self.recv.nbytes * (self.peers - 1) // self.peers
+
+    def once(self) -> None:
+        """Sends and receives (N-1)/N of the tensor, twice."""
+        send, recv = self.send.data.cast("B"), self.recv.data.cast("B")
+        self.sockets.exchange(self.peers, send[: self.half_bytes()], recv[: self.half_bytes()], times=2)
+
+    def check(self) -> str:
+        """What came must be what the neighbour has."""
+        got = self.recv[: self.half_bytes() // self.recv.itemsize]
+        error = worst_error(got, pattern([(self.rank - 1) % self.peers], self.recv.dtype.name))
+        return f"rank {self.rank}: what came is not what was sent" if error else ""
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        self.sockets.close()
+
+
+@dataclass
+class System:
+    """The processes of one system."""
+
+    name: str
+    workers: list[Worker]
+    connections: int
+    master_pid: int | None = None
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    iterations: int = 1
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+        """Makes tensors, warms up, and decides how many all-reduces make a repetition."""
+        call_all(self.workers, "allocate", size_bytes, dtype, quantize)
+        self.iterations = 1
+        for _ in range(WARM_UPS):
+            self.repeat()
+        self.iterations = min(ITERATIONS_MAX, math.ceil(REPETITION_S_MIN / self.seconds[-1]))
+        self.seconds, self.cpu_seconds = [], []
+
+    def repeat(self) -> None:
+        """One repetition, checked.
+
+        Raises:
+            WorkerFailed: a result is wrong.
+        """
+        call_all(self.workers, "reset")  # The barrier: all have answered.
+        master_began_ns = process_cpu_ns(self.master_pid) if self.master_pid else 0
+        results = call_all(self.workers, "run", self.iterations)
+        master_ns = process_cpu_ns(self.master_pid) - master_began_ns if self.master_pid else 0
+        self.check()
+        self.seconds.append(max(seconds for seconds, _ in results))
+        self.cpu_seconds.append(sum(cpu for _, cpu in results) + master_ns / 1e9 / self.iterations)
+
+    def check(self) -> None:
+        """Compares the results with what they should be.
+
+        Raises:
+            WorkerFailed: one is wrong.
+        """
+        problems = [problem for problem in call_all(self.workers, "check") if problem]
+        if problems:
+            raise WorkerFailed(f"{self.name}: {'; '.join(problems)}")
+
+    def times(self) -> dict[str, Any]:
+        """Median, minimum and maximum of the repetitions, and the median of the CPU time."""
+        return {**spread(self.seconds, "seconds"), "cpu_seconds": statistics.median(self.cpu_seconds)}
+
+
+def take_turns(systems: Sequence[System], reps: int, size_bytes: int, dtype: str, quantize: str) -> None:
+    """Measures systems repetition by repetition, so that what disturbs the machine disturbs them alike."""
+    for system in systems:
+        system.allocate(size_bytes, dtype, quantize)
+    for _ in range(reps):
+        for system in systems:
+            system.repeat()
+
+
+def speeds_beside(rows: Sequence[Row], other: str) -> list[float | None]:
+    """The speed of each row beside the one of another system; None where that was not measured."""
+    seconds = {row["system"]: row["seconds_median"] for row in rows}
+    return [seconds[other] / row["seconds_median"] if other in seconds else None for row in rows]
+
+
+@contextlib.contextmanager
+def start_system(
+    hosts: Hosts,
+    name: str,
+    peers: int,
+    connections: int,
+    *,
+    label: str = "",
+    pin: bool = False,
+    secret: str | None = None,
+    **options: Any,
+) -> Iterator[System]:
+    """The processes of a system, all connected: on the first hosts, a master on the one after them.
+
+    Args:
+        hosts: where they run.
+        name: of SYSTEMS.
+        peers: processes.
+        connections: of each pair; Gloo has one.
+        label: of the results; "": the name.
+        pin: whether each process is kept on one CPU.
+        secret: of a run of zpccl.
+        options: more of `ZpcclBench`.
+    """
+    with contextlib.ExitStack() as stack:
+        master: Master | None = None
+        factory: Callable[..., Bench] = RawTcpBench
+        arguments: tuple[Any, ...] = ()
+        if name == "zpccl":
+            master = stack.enter_context(Master(hosts, peers, secret=secret))
+            factory, arguments = ZpcclBench, (master.address, connections)
+            options["secret"] = secret
+        elif name == "gloo":
+            store = Path(stack.enter_context(tempfile.TemporaryDirectory()), "store")
+            factory, arguments, connections = GlooBench, (str(store), hosts.device), 1
+        workers = stack.enter_context(ended_workers())
+        for rank in range(peers):
+            if name == "raw_tcp":
+                arguments = (connections, hosts.address(rank))
+            workers.append(hosts.start(rank, f"{name} {rank}", factory, rank, peers, *arguments, **options))
+        if pin:
+            call_all(workers, "pin")
+        call_all(workers, "join", call_all(workers, "address"))
+        yield System(label or name, workers, connections, master.pid if master is not None else None)
+
+
+def add_systems(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """--systems."""
+    text = "what to measure (default all that can be had)"
+    parser.add_argument("--systems", choices=names, nargs="+", default=None, help=text)
+
+
+def check_systems(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Completes --systems, or ends the program with what is missing."""
+    has_torch = importlib.util.find_spec("torch") is not None
+    if options.systems is None:
+        options.systems = [name for name in names if has_torch or name != "gloo"]
+        if not has_torch:
+            say("torch is not installed: no gloo (`make test-torch` installs it)")
+    elif "gloo" in options.systems and not has_torch:
+        parser.error("--systems gloo needs torch, which `make test-torch` installs")
+
+
+def check_quantize(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program if --quantize and --dtype do not go together."""
+    if options.quantize != ["none"] and not options.dtype.startswith("float"):
+        parser.error(f"--quantize: only floating-point tensors can be quantised, not {options.dtype}")
