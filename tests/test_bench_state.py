@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import bench_state
+import bench
 import numpy as np
 import pytest
 import state_contents
-from bench_raw_tcp import RawTcpCopy
+from benches import rows_of
+from benchmarks import state
+from benchmarks.raw_tcp import RawTcp
 from common import WorkerFailed
 from diloco_text import Model
 from wan.settings import HostSettings
 
-TOOL = Path(bench_state.__file__)
-
-
-def options_of(*arguments: str) -> argparse.Namespace:
-    return bench_state.build_parser().parse_args(list(arguments))
-
 
 def test_all_hosts_have_the_uplink_but_the_masters() -> None:
-    settings = bench_state.settings_of(2, options_of("--uplink", "300", "--rtt", "8"))
+    settings = state.settings_of(2, argparse.Namespace(uplink=300.0, rtt=8.0))
     assert settings.host_count == 3
     assert settings.hosts[0] == settings.hosts[1] == HostSettings(egress_mbit=300)
     assert settings.hosts[2] == HostSettings()
@@ -40,7 +33,7 @@ def row(holders: int, seconds: float, contents: str = "random") -> dict[str, Any
 
 def test_rows_are_compared_with_the_fewest_holders_of_their_kind() -> None:
     rows = [row(3, 2.0), row(1, 5.0), row(3, 1.0, "zeros")]
-    bench_state.add_speedups(rows)
+    state.add_speedups(rows)
     assert [found["speedup"] for found in rows] == [2.5, 1.0, 1.0]
 
 
@@ -59,13 +52,13 @@ class Holding:
 def test_a_state_that_is_not_the_holders_is_no_result() -> None:
     workers: list[Any] = [Holding("holder 0", "right"), Holding("joiner 1", "wrong")]
     with pytest.raises(WorkerFailed, match="joiner 1: the state"):
-        bench_state.check(bench_state.Crowd(workers, 1, None), "right")
+        state.compare(state.Crowd(workers, 1, None), "right")
 
 
 @pytest.mark.parametrize(("connections", "used", "size"), [(1, 1, 10), (3, 3, 1_000_003), (3, 1, 300_000)])
 def test_plain_copies_bring_what_each_sender_has(connections: int, used: int, size: int) -> None:
     senders, receivers = [0, 1], [2, 3]
-    copies = [RawTcpCopy(number, connections) for number in range(4)]
+    copies = [RawTcp(number, connections) for number in range(4)]
     addresses = {number: copies[number].address for number in receivers}
     data = [np.random.default_rng(number).integers(0, 256, size, np.uint8) for number in senders]
     into = {number: np.zeros((2, size), np.uint8) for number in receivers}
@@ -75,9 +68,9 @@ def test_plain_copies_bring_what_each_sender_has(connections: int, used: int, si
         copies[number].accept(senders if number in receivers else [])
         for _ in range(2):
             if number in senders:
-                copies[number].send(dict.fromkeys(receivers, data[number].data), used)
+                copies[number].move(dict.fromkeys(receivers, data[number].data), {}, used)
             else:
-                copies[number].receive({sender: into[number][sender].data for sender in senders}, used)
+                copies[number].move({}, {sender: into[number][sender].data for sender in senders}, used)
 
     threads = [threading.Thread(target=take_part, args=(number,), daemon=True) for number in range(4)]
     for thread in threads:
@@ -102,18 +95,11 @@ def test_trained_weights_are_kept_and_none_is_there_twice(monkeypatch: pytest.Mo
     assert not np.array_equal(weights[one_model : one_model + 1000], weights[:1000])
 
 
-def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(TOOL), *arguments], text=True, capture_output=True, check=False)
-
-
 @pytest.mark.e2e
-def test_it_writes_a_row_for_each_crowd_and_contents(tmp_path: Path) -> None:
+def test_it_writes_a_row_for_each_crowd_and_contents() -> None:
     """S5: each sync and each copy is checked by the tool itself."""
-    path = tmp_path / "state.json"
     options = ["--bytes", "1MiB", "--holders", "2", "--joiners", "2", "--reps", "1", "--tensors", "3"]
-    ended = run_tool(*options, "--contents", "random", "zeros", "identical", "--json", str(path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    random, zeros, identical = json.loads(path.read_text())
+    random, zeros, identical = rows_of("state", *options, "--contents", "random", "zeros", "identical")
     for found in (random, zeros, identical):
         assert (found["holders"], found["joiners"], found["bytes"], found["speedup"]) == (2, 2, 2**20, 1.0)
         assert 0 < found["seconds_min"] <= found["seconds_median"] <= found["seconds_max"]
@@ -127,22 +113,23 @@ def test_it_writes_a_row_for_each_crowd_and_contents(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_uplinks_bound_what_hosts_send(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
+def test_uplinks_bound_what_hosts_send() -> None:
     options = ["--bytes", "1MiB", "--holders", "1", "--uplink", "50", "--rtt", "2", "--reps", "1", "--contents"]
-    ended = run_tool(*options, "random", "--beside", "raw_tcp", "--json", str(path))
-    if "cannot make network namespaces" in ended.stderr:
-        pytest.skip(ended.stderr)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (found,) = json.loads(path.read_text())
+    (found,) = rows_of("state", *options, "random", "--beside", "raw_tcp")
     assert (found["uplink_mbit"], found["rtt_ms"]) == (50.0, 2.0)
     assert found["raw_tcp_seconds_median"] * 50e6 >= 0.8 * 2**20 * 8  # A queue's first burst is not held back.
     assert found["one_stream_seconds_median"] is None
     assert found["out"] > 2 * 2**20 / 1500
 
 
-def test_wrong_arguments_are_said_in_a_line() -> None:
-    ended = run_tool("--holders", "9", "--joiners", "9")
-    assert ended.returncode == 2 and "at most 15 holders and joiners" in ended.stderr
-    ended = run_tool("--bytes", "8", "--tensors", "3")
-    assert ended.returncode == 2 and "an element of 4 bytes for each" in ended.stderr
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--holders", "9", "--joiners", "9"], "at most 15 holders and joiners"),
+        (["--bytes", "8", "--tensors", "3"], "an element of 4 bytes for each"),
+    ],
+)
+def test_wrong_arguments_are_said_in_a_line(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["state", *words])
+    assert text in capsys.readouterr().err

@@ -11,21 +11,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bench_wan
+import bench
 import pytest
+from benches import rows_of
+from benchmarks import wan
 from e2e.harness import until
 from wan.settings import PathSettings
 
-TOOL = Path(bench_wan.__file__)
 CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
-def options_of(*arguments: str) -> argparse.Namespace:
-    return bench_wan.build_parser().parse_args(list(arguments))
-
-
 def test_all_paths_are_alike_but_those_to_the_master() -> None:
-    settings = bench_wan.settings_of(bench_wan.Cell(100, 0.001, 4), options_of("--peers", "3", "--rate", "500"))
+    settings = wan.settings_of(wan.Cell(100, 0.001, 4), argparse.Namespace(peers=3, rate=500.0))
     assert settings.host_count == 4
     assert settings.paths[0, 2] == settings.paths[2, 1] == PathSettings(delay_ms=50, rate_mbit=500, loss=0.001)
     assert settings.paths[0, 3] == settings.paths[3, 0] == PathSettings(delay_ms=50)
@@ -58,9 +55,9 @@ class Line:
 def test_the_tensor_is_what_the_path_carries_or_an_eighth(
     monkeypatch: pytest.MonkeyPatch, line: Line, mib: int
 ) -> None:
-    monkeypatch.setattr(bench_wan, "once", line.once)
+    monkeypatch.setattr(wan, "once", line.once)
     system: Any = None
-    size, latency_s = bench_wan.choose_bytes(system, options_of("--rate", "1000", "--seconds", "5"))
+    size, latency_s = wan.choose_bytes(system, argparse.Namespace(peers=2, rate=1000.0, seconds=5.0))
     assert size == mib * 2**20
     assert latency_s == pytest.approx(line.latency_s + 4096 / line.bytes_per_second)
 
@@ -88,35 +85,26 @@ def test_rows_of_several_files_are_shown_and_drawn_as_one(tmp_path: Path, capsys
         (tmp_path / name).write_text(json.dumps(part), encoding="utf-8")
     plot, whole = tmp_path / "plot.png", tmp_path / "whole.json"
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert bench_wan.main(["--read", *files, "--plot", str(plot), "--json", str(whole)]) == 0
+    assert bench.main(["wan", "--read", *files, "--plot", str(plot), "--json", str(whole)]) == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert len(json.loads(whole.read_text())) == 9
-    assert capsys.readouterr().out.count("\nzpccl") == 8
+    assert capsys.readouterr().out.count("\n| zpccl") == 8
 
 
 @pytest.mark.parametrize("text", ["1", "101%", "-1%", "much"])
 def test_refuses_what_is_no_loss(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no share"):
-        bench_wan.share(text)
-
-
-def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(TOOL), *arguments], text=True, capture_output=True, check=False)
+        wan.share(text)
 
 
 SMALL = ["--rtt", "2", "--loss", "0", "--rate", "200", "--connections", "2", "--seconds", "0.1", "--reps", "1"]
 
 
 @pytest.mark.e2e
-def test_it_measures_systems_side_by_side(tmp_path: Path) -> None:
-    path = tmp_path / "wan.json"
+def test_it_measures_systems_side_by_side() -> None:
     pytest.importorskip("nacl")
     systems = ["zpccl", "raw_tcp", "sealed"]
-    ended = run_tool(*SMALL, "--peers", "3", "--systems", *systems, "--json", str(path))
-    if "cannot make network namespaces" in ended.stderr:
-        pytest.skip(ended.stderr)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads(path.read_text())
+    rows = rows_of("wan", *SMALL, "--peers", "3", "--systems", *systems)
     assert [(row["system"], row["connections"], row["peers"]) for row in rows] == [(name, 2, 3) for name in systems]
     for found in rows:
         assert found["bytes"] >= 2**20
@@ -126,41 +114,31 @@ def test_it_measures_systems_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("congestion", "count"), [("bbr", 16), ("reno", 64)])
-def test_the_own_choice_far_away_follows_the_congestion_control(tmp_path: Path, congestion: str, count: int) -> None:
+def test_the_own_choice_far_away_follows_the_congestion_control(congestion: str, count: int) -> None:
     if congestion not in CONGESTION_CONTROLS.read_text(encoding="ascii").split():
         pytest.skip(f"the kernel has no {congestion}")
-    path = tmp_path / "wan.json"
     options = ["--rtt", "50", "--loss", "0", "--rate", "200", "--connections", "0", "--seconds", "0.1", "--reps", "1"]
-    systems = ["--systems", "zpccl", "raw_tcp", "--congestion", congestion]
-    ended = run_tool(*options, *systems, "--json", str(path))
-    if "cannot make network namespaces" in ended.stderr:
-        pytest.skip(ended.stderr)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (found,) = json.loads(path.read_text())
+    (found,) = rows_of("wan", *options, "--systems", "zpccl", "raw_tcp", "--congestion", congestion)
     assert (found["own_choice"], found["connections"]) == (True, count)
 
 
 @pytest.mark.e2e
 @pytest.mark.torch
-def test_gloo_is_measured_beside(tmp_path: Path) -> None:
+def test_gloo_is_measured_beside() -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "wan.json"
-    ended = run_tool(*SMALL, "--systems", "gloo", "--json", str(path))
-    if "cannot make network namespaces" in ended.stderr:
-        pytest.skip(ended.stderr)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert [(row["system"], row["connections"]) for row in json.loads(path.read_text())] == [("gloo", 1)]
+    rows = rows_of("wan", *SMALL, "--systems", "gloo")
+    assert [(row["system"], row["connections"]) for row in rows] == [("gloo", 1)]
 
 
 @pytest.mark.e2e
 def test_ctrl_c_takes_everything_down() -> None:
-    command = [sys.executable, str(TOOL), *SMALL, "--systems", "raw_tcp", "--reps", "100000"]
+    command = [sys.executable, bench.__file__, "wan", *SMALL, "--systems", "zpccl", "--reps", "100000"]
     with subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         if "cannot make network namespaces" in first:
             pytest.skip(first)
-        until(lambda: len(descendants(process.pid)) >= 3, "the emulator and two processes")
+        until(lambda: len(descendants(process.pid)) >= 4, "the emulator, a master and two peers")
         children = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
@@ -180,8 +158,7 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def test_wrong_arguments_are_said_in_a_line() -> None:
-    ended = run_tool("--rtt", "soon")
-    assert ended.returncode == 2 and "'soon' is not a number above 0" in ended.stderr
-    helped = run_tool("--help")
-    assert helped.returncode == 0 and "--congestion" in helped.stdout
+def test_wrong_arguments_are_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["wan", "--rtt", "soon"])
+    assert "'soon' is not a number above 0" in capsys.readouterr().err

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import algorithm_table
+import bench
+import common
 import numpy as np
 import pytest
+import workers
+from benches import rows_of, run
+from benchmarks import cut_paths, kill_peer, pattern, scenario
+from benchmarks.raw_tcp import RawTcp
+from benchmarks.systems import RESET_PEAK, resident_bytes
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
-sys.path.insert(0, str(TOOLS))  # As Python does for a script there; the children need it too.
-
-import algorithm_table  # noqa: E402
-import bench  # noqa: E402
-import common  # noqa: E402
-import cut_paths  # noqa: E402
-import kill_peer  # noqa: E402
-import workers  # noqa: E402
-from benchmarks import pattern, scenario  # noqa: E402
-from benchmarks.raw_tcp import RawTcp  # noqa: E402
-from benchmarks.systems import RESET_PEAK, resident_bytes  # noqa: E402
-
-
-def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOLS / name), *arguments]
-    return subprocess.run(command, text=True, capture_output=True, check=False)
-
-
-def run_bench(*arguments: str, json_path: Path | None = None) -> list[dict[str, Any]]:
-    """Runs a scenario, which must succeed; its rows."""
-    output = [] if json_path is None else ["--json", str(json_path)]
-    ended = run_tool("bench.py", *arguments, *output)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows: list[dict[str, Any]] = [] if json_path is None else json.loads(json_path.read_text())
-    return rows
-
+from zpccl import limits
 
 # --- Arithmetic -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +153,8 @@ def test_cells_say_values_in_the_form_of_their_column(column: scenario.Column, t
 def play(*rows: dict[str, Any]) -> int:
     """Runs a scenario that yields these rows; its exit status."""
     tables = [scenario.Table("one of {options.json}", part="one"), scenario.Table("all", [scenario.Column("n", "n")])]
-    return bench.play(scenario.Scenario(None, lambda _: None, lambda _: rows, tables), argparse.Namespace(json=None))
+    found = scenario.Scenario(None, lambda _: None, lambda _: (row for row in rows), tables)
+    return bench.play(found, argparse.Namespace(json=None))
 
 
 def test_a_scenario_prints_a_table_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,9 +176,15 @@ def test_a_broken_promise_is_named_and_the_exit_status_tells(capsys: pytest.Capt
 def test_all_scenarios_can_be_had_and_say_what_they_do() -> None:
     for name in bench.SCENARIOS:
         assert bench.load(name).text
-    listed = run_tool("bench.py")
+    listed = run()
     assert listed.returncode == 0 and all(name in listed.stdout for name in bench.SCENARIOS)
-    assert run_tool("bench.py", "nonsense").returncode == 2
+    assert run("nonsense").returncode == 2
+
+
+def test_the_documentation_lists_the_scenarios() -> None:
+    page = Path(bench.__file__).parents[1].joinpath("docs", "benchmarks.md").read_text(encoding="utf-8")
+    rows = [f"| `{name}` | {question} |" for name, question in bench.SCENARIOS.items()]
+    assert "\n".join(rows) in page
 
 
 # --- Children ---------------------------------------------------------------------------------------------------------
@@ -269,7 +256,7 @@ def test_raw_tcp_ring_brings_the_neighbours_bytes(peers: int, connections: int, 
 
 
 def judge(reports: list[dict[str, Any]], finished: bool = False) -> kill_peer.Round | None:
-    options = kill_peer.build_parser().parse_args(["--peers", "3", "--bytes", "3000B"])
+    options = argparse.Namespace(peers=3, bytes=3000, seed=0)
     return kill_peer.Experiment(options, "")._judge(reports, kill_ns=1_000_000, finished=finished)
 
 
@@ -351,12 +338,10 @@ def test_broken_promises_of_cuts_are_named(kind: str, report: dict[str, Any], re
 
 
 @pytest.mark.e2e
-def test_kill_peer_keeps_the_promises(tmp_path: Path) -> None:
+def test_kill_peer_keeps_the_promises() -> None:
     """S1, S2, L1, L2."""
-    path = tmp_path / "kill.json"
-    ended = run_tool("kill_peer.py", "--peers", "3", "--bytes", "16MiB", "--rounds", "1", "--json", str(path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = json.loads(path.read_text())
+    options = ["--peers", "3", "--bytes", "16MiB", "--rounds", "1"]
+    (found,) = rows_of("kill-peer", *options)
     assert (found["rounds"], found["buffers_restored"], found["sums_right"]) == (1, 1, 1)
     assert 0 < found["ms_to_error_median"] <= found["ms_to_error_max"] <= kill_peer.MS_TO_ERROR_MAX
     assert found["ms_to_error_max"] < found["ms_to_retry_median"] <= found["ms_to_retry_max"]
@@ -364,13 +349,10 @@ def test_kill_peer_keeps_the_promises(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_kill_master_keeps_the_promises(tmp_path: Path) -> None:
+def test_kill_master_keeps_the_promises() -> None:
     """L3, S1, S5."""
-    path = tmp_path / "kill.json"
     options = ["--peers", "2", "--bytes", "64KiB", "--kills", "1", "--absence", "0.1"]
-    ended = run_tool("kill_master.py", *options, "--json", str(path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = json.loads(path.read_text())
+    (found,) = rows_of("kill-master", *options)
     assert (found["kills"], found["digests_equal"], found["revision_goes_on"]) == (1, True, True)
     assert found["calls_that_saw_a_kill"] == 2
     assert found["promises_kept"] is True
@@ -382,9 +364,9 @@ def test_a_rolling_restart_keeps_the_promises(tmp_path: Path) -> None:
     """L3, S1, S3, S5, S6."""
     path = tmp_path / "rolling.json"
     options = ["--peers", "3", "--bytes", "64KiB", "--rolling", "3", "--seconds", "6"]
-    ended = run_tool("kill_master.py", *options, "--json", str(path))
+    ended = run("kill-master", *options, "--json", str(path))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = json.loads(path.read_text())
+    (found,) = json.loads(path.read_text())
     assert (found["kills"], found["failed_calls"], found["problems"]) == (2, 0, [])
     assert found["visits"] > 0
     assert "all promises kept" in ended.stdout
@@ -392,25 +374,17 @@ def test_a_rolling_restart_keeps_the_promises(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_cut_paths_keeps_the_promises(tmp_path: Path) -> None:
+def test_cut_paths_keeps_the_promises() -> None:
     """L1, L2, S1, S2."""
-    path = tmp_path / "cut.json"
     options = ["--cut", "host", "path", "--bytes", "16MiB", "--rounds", "1", "--heartbeat-timeout", "2"]
-    ended = run_tool("cut_paths.py", *options, "--json", str(path))
-    if "cannot make network namespaces" in ended.stderr:
-        pytest.skip(ended.stderr.strip())
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads(path.read_text())
+    rows = rows_of("cut-paths", *options)
     assert [(row["cut"], row["rounds"], row["problems"]) for row in rows] == [("host", 1, []), ("path", 1, [])]
     assert 0 < rows[1]["seconds_to_error_median"] < rows[1]["seconds_to_commit_median"]
     assert rows[0]["seconds_to_commit_median"] > 0  # Between two calls, nobody may feel that a host is cut off.
 
 
-def test_bench_quantise_stays_within_its_bounds(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    ended = run_tool("bench_quantise.py", "--parts", "reduces", "--peers", "2", "5", "--json", str(path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads(path.read_text())
+def test_quantise_stays_within_its_bounds() -> None:
+    rows = rows_of("quantise", "--parts", "reduces", "--peers", "2", "5")
     assert len(rows) == 2 * 2 * (len(common.QUANTIZATIONS) - 1)
     for row in rows:
         for way in ("ring", "direct"):
@@ -418,10 +392,10 @@ def test_bench_quantise_stays_within_its_bounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_allreduce_writes_a_row_for_each_system_and_size(tmp_path: Path) -> None:
+def test_allreduce_writes_a_row_for_each_system_and_size() -> None:
     sizes = ["--peers", "2", "--bytes", "4KiB", "100KiB", "--connections", "2", "--reps", "2"]
     systems = ["--quantize", "none", "zps", "--systems", "zpccl", "raw_tcp"]
-    rows = run_bench("allreduce", *sizes, *systems, json_path=tmp_path / "bench.json")
+    rows = rows_of("allreduce", *sizes, *systems)
     assert [(row["system"], row["bytes"], row["quantize"]) for row in rows] == [
         ("zpccl", 4096, "none"),
         ("raw_tcp", 4096, "none"),
@@ -453,14 +427,10 @@ def test_the_peak_of_a_resident_set_is_never_less_than_what_is_resident() -> Non
 
 
 @pytest.mark.e2e
-def test_bench_memory_sees_the_workspace_of_in_place(tmp_path: Path) -> None:
+def test_memory_sees_the_workspace_of_in_place() -> None:
     """B1: out of place no copy, in place one workspace the size of the tensor."""
-    path = tmp_path / "memory.json"
-    ended = run_tool(
-        "bench_memory.py", "--bytes", "32MiB", "--places", "out", "in", "--systems", "zpccl", "--json", str(path)
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    out, in_place = json.loads(path.read_text())
+    options = ["--bytes", "32MiB", "--places", "out", "in", "--systems", "zpccl"]
+    out, in_place = rows_of("memory", *options)
     assert (out["place"], in_place["place"]) == ("out", "in")
     assert out["extra_bytes"] < 2**23
     assert 2**24 < in_place["extra_bytes"] < 2**25 + 2**23
@@ -468,9 +438,18 @@ def test_bench_memory_sees_the_workspace_of_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_allreduce_compares_algorithms(tmp_path: Path) -> None:
+def test_encryption_compares_kinds_with_plain() -> None:
+    pytest.importorskip("nacl")
+    options = ["--kinds", "plain", "CHACHA20_POLY1305", "--bytes", "64KiB", "--reps", "1"]
+    plain, sealed = rows_of("encryption", *options)
+    assert (plain["system"], sealed["system"]) == ("plain", "CHACHA20_POLY1305")
+    assert sealed["ratio"] == pytest.approx(plain["seconds_median"] / sealed["seconds_median"]) and plain["ratio"] == 1
+
+
+@pytest.mark.e2e
+def test_allreduce_compares_algorithms() -> None:
     options = ["--peers", "3", "--reps", "1", "--bytes", "64KiB", "--connections", "1", "--systems", "zpccl"]
-    rows = run_bench("allreduce", *options, "--algorithm", "ring", "direct", json_path=tmp_path / "rows.json")
+    rows = rows_of("allreduce", *options, "--algorithm", "ring", "direct")
     assert [row["system"] for row in rows] == ["zpccl ring", "zpccl direct"]
 
 
@@ -483,7 +462,7 @@ def test_the_table_of_algorithms_is_up_to_date() -> None:
 @pytest.mark.e2e
 def test_allreduce_times_a_batch_as_a_whole() -> None:
     options = ["--peers", "2", "--bytes", "4KiB", "--batch", "20", "--concurrent", "20", "--reps", "2", "--json"]
-    ended = run_tool("bench.py", "allreduce", *options)
+    ended = run("allreduce", *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (row,), _ = json.JSONDecoder().raw_decode(ended.stdout)
     assert (row["system"], row["bytes"], row["batch"]) == ("zpccl", 4096, 20)
@@ -491,13 +470,9 @@ def test_allreduce_times_a_batch_as_a_whole() -> None:
 
 
 @pytest.mark.e2e
-def test_bench_master_writes_a_row_for_each_size(tmp_path: Path) -> None:
-    path = tmp_path / "master.json"
-    ended = run_tool(
-        "bench_master.py", "--peers", "2", "9", "--batch", "1", "3", "--rounds", "2", "--memory", "--json", str(path)
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads(path.read_text())
+def test_master_writes_a_row_for_each_size() -> None:
+    options = ["--peers", "2", "9", "--batch", "1", "3", "--rounds", "2", "--memory"]
+    rows = rows_of("master", *options)
     assert [(row["peers"], row["batch"]) for row in rows] == [(2, 1), (2, 3), (9, 1), (9, 3)]
     for row in rows:
         assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
@@ -509,38 +484,33 @@ def test_bench_master_writes_a_row_for_each_size(tmp_path: Path) -> None:
         assert row["own_kib_per_peer"] == pytest.approx(own)
 
 
-@pytest.mark.parametrize("count", ["1", "0", "1025", "many"])
-def test_bench_master_refuses_crowds_that_no_ring_can_hold(count: str) -> None:
-    ended = run_tool("bench_master.py", "--peers", count)
-    assert ended.returncode == 2
-    assert "is not a number of peers from 2 to 1024" in ended.stderr and "Traceback" not in ended.stderr
+@pytest.mark.parametrize("count", ["1", "0", str(limits.PEERS_MAX + 1), "many"])
+def test_master_refuses_crowds_that_no_run_can_hold(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["master", "--peers", count])
+    assert f"is not a whole number from 2 to {limits.PEERS_MAX}" in capsys.readouterr().err
 
 
 @pytest.mark.e2e
 @pytest.mark.torch
-def test_gloo_is_measured_beside(tmp_path: Path) -> None:
+def test_gloo_is_measured_beside() -> None:
     options = ["--peers", "2", "--bytes", "64KiB", "--reps", "1", "--systems", "gloo"]
-    (row,) = run_bench("allreduce", *options, json_path=tmp_path / "bench.json")
+    (row,) = rows_of("allreduce", *options)
     assert (row["system"], row["place"], row["connections"]) == ("gloo", "in", 1)
 
 
-def test_bench_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    options = ["--bytes", "1MiB", "--repeats", "2", "--directory", str(tmp_path)]
-    ended = run_tool("bench_checkpoint.py", *options, "--json", str(path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads(path.read_text())
-    assert [(row["system"], row["repeats"]) for row in rows] == [("zpccl", 2), ("safetensors", 2), ("numpy", 2)]
+def test_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
+    rows = rows_of("checkpoint", "--bytes", "1MiB", "--reps", "2", "--directory", str(tmp_path))
+    assert [(row["system"], row["reps"]) for row in rows] == [("zpccl", 2), ("safetensors", 2), ("numpy", 2)]
     assert all(row["save_seconds_median"] > 0 and row["load_seconds_median"] > 0 for row in rows)
-    assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "command", [["kill_peer.py"], ["cut_paths.py"], ["bench.py", "allreduce"], ["bench_memory.py"]]
-)
-def test_wrong_arguments_are_said_in_a_line(command: list[str]) -> None:
-    ended = run_tool(*command, "--bytes", "much")
-    assert ended.returncode == 2
-    assert "'much' is no size" in ended.stderr and "Traceback" not in ended.stderr
-    helped = run_tool(*command, "--help")
-    assert helped.returncode == 0 and "--json" in helped.stdout
+@pytest.mark.parametrize("name", ["allreduce", "memory", "kill-peer", "cut-paths", "kill-master", "state-faults"])
+def test_wrong_arguments_are_said_in_a_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main([name, "--bytes", "much"])
+    assert f"tools/bench.py {name}: error: argument --bytes: 'much' is no size" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        bench.main([name, "--help"])
+    assert "--json" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Measures zpccl on this machine, one scenario at a time, or does it harm and checks what it promises.
 
-    python tools/bench.py                              lists the scenarios
-    python tools/bench.py allreduce --help            says what one measures
+    python tools/bench.py                     lists the scenarios
+    python tools/bench.py allreduce --help    says what one measures
     python tools/bench.py allreduce --peers 2 --json FILE
 
 Each prints a line for each result as soon as it is there, and a table of all in the end. Exit status: 0; 1 if something
@@ -11,6 +11,7 @@ failed, or a promise was not kept; 2 for wrong arguments.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,18 @@ from common import STANDARD_OUTPUT, Row, add_output_arguments, run_tool, say, wr
 
 SCENARIOS = {
     "allreduce": "How long does an all-reduce take, beside torch's Gloo and beside TCP alone?",
+    "encryption": "What does encryption of data cost?",
+    "state": "How fast do newcomers get the shared state, and from how many, beside plain copies?",
+    "join": "How long do members stop for a newcomer, with and without fetching the state ahead?",
+    "checkpoint": "What do checkpoints take, beside safetensors and numpy?",
+    "wan": "What does an all-reduce carry over long fat pipes, with how many connections?",
+    "master": "What does one decision cost a master of many peers?",
+    "quantise": "How fast are the kernels of quantisation, and how large its errors?",
+    "memory": "How much memory does an all-reduce take beyond the caller's buffers?",
+    "kill-peer": "What happens to the others when a peer is killed in the middle, and how fast?",
+    "state-faults": "What becomes of a sync of shared state when something happens in the middle of it?",
+    "kill-master": "What does a kill and restart of the master cost the calls that are under way?",
+    "cut-paths": "When do the others notice that a host or a path has fallen silent, and when do they go on?",
 }
 """The modules of `benchmarks`, with "_" for "-", and what each of them answers."""
 
@@ -33,11 +46,12 @@ def load(name: str) -> Scenario:
 def play(scenario: Scenario, options: argparse.Namespace) -> int:
     """Runs a scenario; returns the exit status."""
     rows: list[Row] = []
-    for row in scenario.measure(options):
-        rows.append(row)
-        if options.json != STANDARD_OUTPUT:
-            write_json(options.json, rows)  # What is measured stays, however long the rest takes.
-        say(scenario.table_of(row).line_of(row))
+    with contextlib.closing(scenario.measure(options)) as found:  # Ctrl-C ends what it has started.
+        for row in found:
+            rows.append(row)
+            if options.json != STANDARD_OUTPUT:
+                write_json(options.json, rows)  # What is measured stays, however long the rest takes.
+            say(scenario.table_of(row).line_of(row))
     write_json(options.json, rows)
     for table in scenario.tables:
         table.show(options, [row for row in rows if scenario.table_of(row) is table])

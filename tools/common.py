@@ -9,7 +9,7 @@ import re
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ STANDARD_OUTPUT = Path("-")
 
 Array: TypeAlias = NDArray[Any]
 Row: TypeAlias = dict[str, Any]
+Rows: TypeAlias = Generator[Row, None, None]
 
 
 class WorkerFailed(Exception):

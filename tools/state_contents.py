@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from measuring import Array, say
+from common import Array, say
 
 _ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(_ROOT / "examples"))

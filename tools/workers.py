@@ -286,7 +286,11 @@ class Master:
         self._earlier_bytes = 0  # Of the log: of earlier lives.
 
     def __enter__(self) -> Master:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -309,7 +313,8 @@ class Master:
             WorkerFailed: it did not start.
         """
         self._earlier_bytes = self._log.stat().st_size if self._log is not None and self._log.exists() else 0
-        self._process = self._hosts.run(self._number, self._begin)
+        with without_interrupts():  # Else it may be there, and nobody know it.
+            self._process = self._hosts.run(self._number, self._begin)
         assert self._process.stdout is not None
         greeting = self._process.stdout.readline()
         if MASTER_GREETING not in greeting:

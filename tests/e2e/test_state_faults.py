@@ -1,4 +1,4 @@
-"""What strikes a sync of shared state in the middle, and what becomes of it: tools/state_faults.py, all of it.
+"""What strikes a sync of shared state in the middle, and what becomes of it: `tools/bench.py state-faults`, all of it.
 
 Real processes, real SIGKILL. The tool checks what all hold; the tests look at what it found.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
+import bench
 import pytest
-import state_faults
+from benchmarks import state_faults
 from common import MIB
 
 pytestmark = pytest.mark.e2e
@@ -24,7 +24,7 @@ SIZE_BYTES = 32 * MIB
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the tool found, by fault."""
     path = tmp_path_factory.mktemp("faults") / "rows.json"
-    command = [sys.executable, str(Path(state_faults.__file__)), "--bytes", str(SIZE_BYTES), "--json", str(path)]
+    command = [sys.executable, bench.__file__, "state-faults", "--bytes", str(SIZE_BYTES), "--json", str(path)]
     ended = subprocess.run(command, text=True, capture_output=True, check=False)
     assert ended.returncode in (0, 1) and path.exists(), ended.stdout + ended.stderr
     return {row["fault"]: row for row in json.loads(path.read_text())}

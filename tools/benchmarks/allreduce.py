@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from common import Row, add, bus_bandwidth_gbit, positive, say
+from common import Row, Rows, add, bus_bandwidth_gbit, positive, say
 from workers import LOOPBACK
 
 from benchmarks.scenario import BYTES, Column, Scenario, Table, times
@@ -127,7 +127,7 @@ def measure_size(
     return rows
 
 
-def measure(options: argparse.Namespace) -> Iterator[Row]:
+def measure(options: argparse.Namespace) -> Rows:
     for peers in options.peers:
         for connections in options.connections:
             with contextlib.ExitStack() as stack:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common import Row, format_bytes, print_table
+from common import Row, Rows, format_bytes, print_table
 
 BYTES = "bytes"
 """The form of a column of sizes."""
@@ -82,7 +82,7 @@ class Scenario:
     text: str | None
     """What it measures, and how, for --help."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    measure: Callable[[argparse.Namespace], Iterable[Row]]
+    measure: Callable[[argparse.Namespace], Rows]
     tables: Sequence[Table]
     check: Callable[[argparse.ArgumentParser, argparse.Namespace], None] | None = None
     """Completes the options, or ends the program with what is wrong."""

@@ -21,44 +21,25 @@ at these before you believe a row. It needs Linux and root.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import importlib.util
 import json
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_systems import SYSTEMS, GlooBench, RawTcpBench, System, ZpcclBench
-from cut_paths import Master
-from measuring import (
-    Host,
-    Row,
-    Worker,
-    add_output_arguments,
-    bus_bandwidth_gbit,
-    call_all,
-    close_all,
-    connection_count,
-    format_bytes,
-    positive,
-    print_table,
-    run_tool,
-    say,
-    spread,
-    write_json,
-)
-from networks import DEVICE, enter
+from common import Row, Rows, above_zero, add, bus_bandwidth_gbit, say, whole
+from networks import Namespaces
 from wan.choose import BACKENDS, make_network
 from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
 from wan.wide import CONGESTION_CONTROLS, WideNetwork
+from workers import Hosts, call_all
 
-import zpccl
+from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.systems import SYSTEMS, System, add_systems, check_systems, start_system
+from zpccl import limits
 from zpccl.control.keys import new_secret
 
 WAN_SYSTEMS = (*SYSTEMS, "sealed")
@@ -90,85 +71,6 @@ def settings_of(cell: Cell, options: argparse.Namespace) -> Settings:
     return Settings(options.peers + 1).with_lines(lines)
 
 
-# --- Systems in a network ---------------------------------------------------------------------------------------------
-
-
-def on_host(namespace: str, factory: Callable[..., Host], *arguments: Any) -> Host:
-    """Makes an object of a worker whose process belongs to a host from now on."""
-    enter(namespace)
-    return factory(*arguments)
-
-
-def start_workers(network: WideNetwork, name: str, factories: Sequence[Callable[..., Host]]) -> list[Worker]:
-    """A worker on each of the first hosts."""
-    return [
-        Worker(f"{name} {host}", on_host, network.namespace(host), factory) for host, factory in enumerate(factories)
-    ]
-
-
-@contextlib.contextmanager
-def start_zpccl(network: WideNetwork, peers: int, connections: int, secret: str | None = None) -> Iterator[System]:
-    """A master and its peers."""
-    timeout_s = zpccl.limits.HEARTBEAT_TIMEOUT_NS / 1e9
-    master = Worker("master", Master, network.namespace(peers), network.address(peers), timeout_s, secret)
-    encrypt = None if secret is None else True
-    workers: list[Worker] = []
-    try:
-        address = master.call("address")
-        workers += start_workers(
-            network,
-            "zpccl",
-            [
-                functools.partial(
-                    ZpcclBench, address, connections, "out", rank, peers, listen=None, secret=secret, encrypt=encrypt
-                )
-                for rank in range(peers)
-            ],
-        )
-        call_all(workers, "join")
-        yield System("zpccl" if secret is None else "sealed", workers, connections, master.pid)
-    finally:
-        close_all([*workers, master])
-
-
-def start_sealed(network: WideNetwork, peers: int, connections: int) -> contextlib.AbstractContextManager[System]:
-    """The same with a secret."""
-    return start_zpccl(network, peers, connections, new_secret())
-
-
-@contextlib.contextmanager
-def start_gloo(network: WideNetwork, peers: int, connections: int) -> Iterator[System]:
-    """Processes with torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder, "store"))
-        workers = start_workers(
-            network, "gloo", [functools.partial(GlooBench, store, rank, peers, DEVICE) for rank in range(peers)]
-        )
-        try:
-            call_all(workers, "join")
-            yield System("gloo", workers, connections)
-        finally:
-            close_all(workers)
-
-
-@contextlib.contextmanager
-def start_raw_tcp(network: WideNetwork, peers: int, connections: int) -> Iterator[System]:
-    """Processes with sockets."""
-    workers = start_workers(
-        network,
-        "raw_tcp",
-        [functools.partial(RawTcpBench, connections, rank, peers, network.address(rank)) for rank in range(peers)],
-    )
-    try:
-        addresses = call_all(workers, "address")
-        call_all(workers, "join", addresses)
-        yield System("raw_tcp", workers, connections)
-    finally:
-        close_all(workers)
-
-
-STARTERS = {"zpccl": start_zpccl, "gloo": start_gloo, "raw_tcp": start_raw_tcp, "sealed": start_sealed}
-
 # --- Measuring --------------------------------------------------------------------------------------------------------
 
 
@@ -199,10 +101,12 @@ def once(system: System, size_bytes: int) -> float:
     return system.seconds[-1]
 
 
-def measure(network: WideNetwork, name: str, cell: Cell, options: argparse.Namespace) -> Row:
+def measure_system(network: WideNetwork, name: str, cell: Cell, options: argparse.Namespace) -> Row:
     """All repetitions of one system in one cell."""
     connections = 1 if name == "gloo" else cell.connections
-    with STARTERS[name](network, options.peers, connections) as system:
+    how: dict[str, Any] = {"label": name, "secret": new_secret(), "encrypt": True} if name == "sealed" else {}
+    what = "zpccl" if name == "sealed" else name
+    with start_system(Hosts(network), what, options.peers, connections, **how) as system:
         size_bytes, latency_s = choose_bytes(system, options)
         call_all(system.workers, "allocate", size_bytes, "float32", "none")
         if connections == 0:
@@ -212,7 +116,7 @@ def measure(network: WideNetwork, name: str, cell: Cell, options: argparse.Names
             network.reset_counts()
         for _ in range(options.reps):
             system.repeat()
-        seconds = spread(system.seconds, "seconds")
+        seconds = system.times()
         mbit = bus_bandwidth_gbit(options.peers, size_bytes, seconds["seconds_median"]) * 1e3
         return {
             "system": name,
@@ -233,8 +137,8 @@ def measure(network: WideNetwork, name: str, cell: Cell, options: argparse.Names
         }
 
 
-def what_the_emulator_says(network: WideNetwork) -> Row:
-    """Losses on all paths, and whether the emulator kept up; nothing of netem."""
+def what_the_emulator_says(network: Namespaces | None) -> Row:
+    """Losses on all paths, and whether the emulator kept up; nothing where there is none."""
     if not isinstance(network, EmulatedNetwork):
         return {}
     counts = network.counts()
@@ -246,10 +150,13 @@ def what_the_emulator_says(network: WideNetwork) -> Row:
     return row
 
 
-def measure_all(options: argparse.Namespace) -> list[Row]:
+def measure(options: argparse.Namespace) -> Rows:
     """All cells, in one network that changes from cell to cell. Connections are new in each."""
+    if options.read:
+        for path in options.read:
+            yield from json.loads(path.read_text(encoding="utf-8"))
+        return
     cells = [Cell(rtt, loss, count) for rtt in options.rtt for loss in options.loss for count in options.connections]
-    rows: list[Row] = []
     began = time.monotonic()
     with make_network(settings_of(cells[0], options), options.backend, options.seed) as network:
         kind = "the emulator" if isinstance(network, EmulatedNetwork) else "netem"
@@ -263,45 +170,11 @@ def measure_all(options: argparse.Namespace) -> list[Row]:
                     continue
                 if name == "raw_tcp" and cell.connections == 0:
                     continue
-                rows.append(measure(network, name, cell, options))
-                write_json(options.json, rows)  # What is measured stays, however long the rest takes.
-                minutes = (time.monotonic() - began) / 60
-                say(f"[{number}/{len(cells)}, {minutes:.1f} min] " + "  ".join(cells_of(rows[-1])))
-    return rows
+                yield measure_system(network, name, cell, options)
+            say(f"[{number}/{len(cells)}, {(time.monotonic() - began) / 60:.1f} min]")
 
 
-# --- Output -----------------------------------------------------------------------------------------------------------
-
-COLUMNS = [
-    "system",
-    "peers",
-    "RTT ms",
-    "loss %",
-    "conns",
-    "bytes",
-    "latency s",
-    "median s",
-    "Mbit/s",
-    "share",
-    "late %",
-]
-
-
-def cells_of(row: Row) -> list[str]:
-    """The row as text, in COLUMNS."""
-    return [
-        row["system"],
-        str(row["peers"]),
-        f"{row['rtt_ms']:g}",
-        f"{row['loss'] * 100:g}",
-        f"{row['connections']}*" if row.get("own_choice") else str(row["connections"]),
-        format_bytes(row["bytes"]),
-        f"{row['latency_s']:.3f}",
-        f"{row['seconds_median']:.3f}",
-        f"{row['mbit']:.0f}",
-        f"{row['share']:.3f}",
-        f"{row['late'] * 100:.2f}" if "late" in row else "-",
-    ]
+# --- The plot ---------------------------------------------------------------------------------------------------------
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -348,17 +221,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
-def show(rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """Writes and prints what was asked for."""
-    if options.read:
-        write_json(options.json, list(rows))
+def finish(options: argparse.Namespace, rows: Sequence[Row]) -> None:
     if options.plot:
         draw(rows, options.plot)
-    title = f"All-reduce over paths of {rows[0]['rate_mbit']:g} Mbit/s (*: zpccl's own choice of connections)"
-    print_table(title, COLUMNS, [cells_of(row) for row in rows])
 
 
-# --- Command line -----------------------------------------------------------------------------------------------------
+# --- The scenario -----------------------------------------------------------------------------------------------------
 
 
 def share(text: str) -> float:
@@ -376,95 +244,46 @@ def share(text: str) -> float:
     return value
 
 
-def connections(text: str) -> int:
-    """A number of connections from the command line; 0: zpccl's own choice.
-
-    Raises:
-        argparse.ArgumentTypeError: not from 0 to the maximum.
-    """
-    return 0 if text == "0" else connection_count(text)
-
-
-def above_zero(text: str) -> float:
-    """A number above 0 from the command line.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=int, choices=(2, 3, 4), default=2, help="2 to 4 hosts (default 2)")
-    parser.add_argument(
-        "--rtt", type=above_zero, nargs="+", default=[10.0, 100.0, 200.0], help="round-trip ms (default 10 100 200)"
-    )
-    parser.add_argument(
-        "--loss", type=share, nargs="+", default=[0.0, 0.001, 0.01], help="of segments (default 0 0.1%% 1%%)"
-    )
-    parser.add_argument("--rate", type=above_zero, default=1000.0, help="Mbit/s of each path, one way (default 1000)")
-    parser.add_argument(
-        "--connections",
-        type=connections,
-        nargs="+",
-        default=[1, 4, 16, 64],
-        help="a pair; 0: as many as zpccl chooses (default 1 4 16 64)",
-    )
-    parser.add_argument(
-        "--systems", choices=WAN_SYSTEMS, nargs="+", default=None, help="default: all that can be had, but for sealed"
-    )
-    parser.add_argument("--seconds", type=above_zero, default=5.0, help="at the full rate, of a repetition (default 5)")
-    parser.add_argument("--reps", type=positive, default=3, help="repetitions (default 3)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--peers", 2, "hosts", type=whole(2, 4))
+    add(parser, "--rtt", [10, 100, 200], "round-trip ms", type=above_zero)
+    add(parser, "--loss", ["0", "0.1%", "1%"], "of segments", type=share)
+    add(parser, "--rate", 1000, "Mbit/s of each path, one way", type=above_zero)
+    text = "a pair; 0: as many as zpccl chooses"
+    add(parser, "--connections", [1, 4, 16, 64], text, type=whole(0, limits.LINK_CONNECTIONS_MAX))
+    add_systems(parser, WAN_SYSTEMS)
+    add(parser, "--seconds", 5, "at the full rate, of a repetition", type=above_zero)
+    add(parser, "--reps", 3)
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
-    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default auto: netem if the kernel has it")
-    parser.add_argument("--seed", type=int, default=0, help="of the losses (default 0)")
-    parser.add_argument(
-        "--read", type=Path, nargs="+", metavar="FILE", help="measure nothing: show what these JSON files have"
-    )
+    add(parser, "--backend", "auto", "auto: netem if the kernel has it", choices=BACKENDS)
+    add(parser, "--seed", 0)
+    text = "measure nothing: show what these JSON files have"
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help=text)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there (PNG); needs matplotlib")
-    add_output_arguments(parser)
-    return parser
 
 
-def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Completes the options, or ends the program with what is wrong."""
-    has_torch = importlib.util.find_spec("torch") is not None
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'zpccl[examples]'")
-    if options.systems is None:
-        options.systems = [system for system in SYSTEMS if has_torch or system != "gloo"]
-        if not has_torch and not options.read:
-            say("torch is not installed: no gloo (`make test-torch` installs it)")
-    elif "gloo" in options.systems and not has_torch:
-        parser.error("--systems gloo needs torch, which `make test-torch` installs")
-    if "sealed" in (options.systems or ()) and importlib.util.find_spec("nacl") is None:
+    check_systems(parser, options, SYSTEMS)
+    if "sealed" in options.systems and importlib.util.find_spec("nacl") is None:
         parser.error("--systems sealed needs PyNaCl: pip install 'zpccl[secure]'")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the tool; returns its exit status."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    check_options(parser, options)
+COLUMNS = [
+    Column("system", "system"),
+    Column("peers", "peers"),
+    Column("RTT ms", "rtt_ms", "g"),
+    Column("loss %", "loss", "g", 100),
+    Column("conns", "connections"),
+    Column("own choice", "own_choice"),
+    Column("bytes", "bytes", BYTES),
+    Column("latency s", "latency_s", ".3f"),
+    Column("median s", "seconds_median", ".3f"),
+    Column("Mbit/s", "mbit", ".0f"),
+    Column("share", "share", ".3f"),
+    Column("late %", "late", ".2f", 100),
+]
+TABLES = [Table("All-reduce over long fat pipes", COLUMNS)]
 
-    def play() -> int:
-        if options.read:
-            rows = [row for path in options.read for row in json.loads(path.read_text(encoding="utf-8"))]
-        else:
-            rows = measure_all(options)
-        show(rows, options)
-        return 0
-
-    return run_tool(play)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+SCENARIO = Scenario(__doc__, add_arguments, measure, TABLES, check, finish)

@@ -14,8 +14,7 @@ fault has struck; so it strikes in the middle every time, however fast the trans
   wrong-bytes      a holder sends blocks with a flipped bit, from the beginning: the joiner shall get the others' bytes
                    in the same call, and the log of the master shall name who sent them
 
-Times are of the slowest process that is left, from the fault to the end of its call. Exit status: 0 if every promise
-was kept, 1 if not.
+Times are of the slowest process that is left, from the fault to the end of its call.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,35 +32,26 @@ from typing import Any
 
 import blake3
 import numpy as np
-from kill_master import MasterProcess
-from measuring import (
-    MIB,
+from common import MIB, Row, Rows, WorkerFailed, add, format_bytes
+from state_contents import RANDOM, fill, make_stale
+from workers import (
     REPLY_TIMEOUT_S,
+    Master,
     Peer,
-    Row,
     Worker,
-    WorkerFailed,
-    add_output_arguments,
     call_all,
     close_all,
-    format_bytes,
-    parse_bytes,
-    print_table,
-    run_tool,
-    say,
     start_fork_server,
-    write_json,
 )
-from state_contents import RANDOM, fill, make_stale
 
 import zpccl
+from benchmarks.scenario import BYTES, Column, Scenario, Table
 from zpccl.dataplane.engine import EngineEvent, MessageReceived
 
 CONNECTIONS = 4
 TENSORS = 8
 BLOCK_BYTES_MIN = 4096
 """Shorter messages hold no block."""
-LOG_INTERVAL_S = 0.005
 NS = 1e9
 
 
@@ -149,18 +138,12 @@ class FaultyPeer(Peer):
         return loop._engine
 
 
-class QuickWorker(Worker):
-    """A child that has imported everything already."""
-
-    is_forked = True
-
-
 @dataclass
 class Scene:
     """One run: its master, and the processes by name."""
 
     directory: Path
-    master: MasterProcess
+    master: Master
     size_bytes: int
     gate: Connection
     theirs: Connection
@@ -180,7 +163,7 @@ class Scene:
         path = self.state_of(name)
         with path.open("wb") as file:
             file.truncate(self.size_bytes)
-        worker = QuickWorker(name, FaultyPeer, self.master.address, name, path, self.theirs)
+        worker = Worker(name, FaultyPeer, self.master.address, name, path, self.theirs, is_forked=True)
         worker.begin("ready")
         return worker
 
@@ -202,12 +185,11 @@ class Scene:
 
     def log(self) -> str:
         """What the master has logged."""
-        return self.master.log.read_text(encoding="utf-8")
+        return self.master.log()
 
     def close(self) -> None:
         """Ends all processes."""
         close_all([*self.living.values(), *self.added.values()])
-        self.master.kill()
 
 
 # --- Faults: what strikes while the joiner stands still, and what follows after the sync ------------------------------
@@ -245,11 +227,7 @@ def add_joiners(scene: Scene) -> None:
     for name, worker in scene.added.items():
         worker.result()  # It is ready.
         worker.begin("join", len(scene.living) + len(scene.added))
-        deadline = time.monotonic() + REPLY_TIMEOUT_S
-        while f"{name} registered" not in scene.log():
-            if time.monotonic() > deadline:
-                raise WorkerFailed(f"{name} does not register")
-            time.sleep(LOG_INTERVAL_S)  # Nothing tells of a new line in the log of another process.
+        scene.master.wait_for_log(f"{name} registered", REPLY_TIMEOUT_S)
 
 
 def admit_added(scene: Scene) -> None:
@@ -373,11 +351,11 @@ FAULTS = {
 @contextlib.contextmanager
 def set_up(fault: Fault, size_bytes: int) -> Iterator[Scene]:
     """The run that a fault strikes: all holders and joiners are members."""
-    with tempfile.TemporaryDirectory() as directory:
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        master = stack.enter_context(Master(log=directory / "master.log"))
         gate, theirs = multiprocessing.Pipe()
-        master = MasterProcess(0.1, Path(directory) / "master.log")
-        master.start()
-        scene = Scene(Path(directory), master, size_bytes, gate, theirs)
+        scene = Scene(directory, master, size_bytes, gate, theirs)
         try:
             scene.holders = {name: scene.start(name) for name in (f"holder{n}" for n in range(fault.holders))}
             scene.joiners = {name: scene.start(name) for name in (f"joiner{n}" for n in range(fault.joiners))}
@@ -426,58 +404,39 @@ def play(name: str, size_bytes: int) -> Row:
         "bytes_received": max(found["received"] for found in outcomes.values()),
         "errors": {member: found["error_text"] for member, found in outcomes.items() if found["error"]},
         "problems": judged.problems,
+        "promises_kept": not judged.problems,
     }
 
 
-# --- Command line -----------------------------------------------------------------------------------------------------
-
-COLUMNS = ["fault", "holders", "joiners", "s to end", "s in all", "MiB received", "kept", "outcome"]
+# --- The scenario -----------------------------------------------------------------------------------------------------
 
 
-def cells_of(row: Row) -> list[str]:
-    """The row as text, in COLUMNS."""
-    return [
-        row["fault"],
-        str(row["holders"]),
-        str(row["joiners"]),
-        f"{row['seconds_to_end']:.3f}",
-        f"{row['seconds']:.3f}",
-        f"{row['bytes_received'] / MIB:.1f}",
-        "no" if row["problems"] else "yes",
-        row["outcome"],
-    ]
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--faults", list(FAULTS), "what strikes", choices=FAULTS)
+    add(parser, "--bytes", "64MiB", "of the state")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", choices=FAULTS, nargs="+", default=list(FAULTS), help="default all")
-    parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("64MiB"), help="of the state (default 64MiB)")
-    add_output_arguments(parser)
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the tool; returns its exit status."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.bytes < TENSORS * MIB:
         parser.error(f"--bytes: at least {TENSORS} MiB, so that there is a middle")
-    start_fork_server("state_faults")
-
-    def run() -> int:
-        rows: list[Row] = []
-        for name in options.faults:
-            rows.append(play(name, options.bytes))
-            write_json(options.json, rows)
-            say("  ".join(cells_of(rows[-1])) + "".join(f"\n  {text}" for text in rows[-1]["problems"]))
-        print_table(
-            f"Faults in the middle of syncs of {format_bytes(options.bytes)}", COLUMNS, list(map(cells_of, rows))
-        )
-        return 1 if any(row["problems"] for row in rows) else 0
-
-    return run_tool(run)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(options: argparse.Namespace) -> Rows:
+    start_fork_server(__name__)
+    for name in options.faults:
+        yield play(name, options.bytes)
+
+
+COLUMNS = [
+    Column("fault", "fault"),
+    Column("holders", "holders"),
+    Column("joiners", "joiners"),
+    Column("bytes", "bytes", BYTES),
+    Column("s to end", "seconds_to_end", ".3f"),
+    Column("s in all", "seconds", ".3f"),
+    Column("MiB received", "bytes_received", ".1f", 1 / MIB),
+    Column("kept", "promises_kept"),
+    Column("outcome", "outcome"),
+]
+
+SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Faults in the middle of syncs", COLUMNS)], check)

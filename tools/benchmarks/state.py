@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib.util
 import itertools
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,36 +34,18 @@ from typing import Any
 
 import blake3
 import numpy as np
-from bench_raw_tcp import RawTcpCopy
-from bench_wan import above_zero, on_host, what_the_emulator_says
-from cut_paths import Master
-from measuring import (
-    MIB,
-    Peer,
-    Row,
-    Worker,
-    WorkerFailed,
-    add_output_arguments,
-    call_all,
-    close_all,
-    connection_count,
-    format_bytes,
-    parse_bytes,
-    positive,
-    print_table,
-    run_tool,
-    running_master,
-    say,
-    spread,
-    write_json,
-)
+from common import MIB, Row, Rows, WorkerFailed, above_zero, add, positive, spread
+from networks import Namespaces
 from state_contents import CONTENTS, IDENTICAL, RANDOM, TRAINED, fill, make_stale, trained_weights
 from wan.choose import BACKENDS, make_network
 from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
-from wan.wide import WideNetwork
+from workers import Hosts, Master, Peer, Worker, call_all, ended_workers
 
 import zpccl
+from benchmarks.raw_tcp import RawTcp
+from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.wan import what_the_emulator_says
 
 RAW_TCP, ONE_STREAM, DIGEST = "raw_tcp", "one_stream", "digest"
 SYSTEMS = (RAW_TCP, ONE_STREAM, DIGEST)
@@ -88,7 +68,7 @@ class StatePeer:
     def __init__(self, number: int, address: str, connections: int, host: str, **options: Any) -> None:
         self.number = number
         self.peer = Peer(address, connections, **options)
-        self.copy = RawTcpCopy(number, connections, host)
+        self.copy = RawTcp(number, connections, host)
         self.flat = np.empty(0, np.float32)
         self.state: zpccl.SharedState | None = None
         self.is_behind = False
@@ -150,11 +130,11 @@ class StatePeer:
 
     def send(self, shares: Mapping[int, tuple[float, float]], connections: int) -> float:
         """Sends parts of the state to receivers, by number; returns the seconds."""
-        return self._timed(lambda: self.copy.send(self._parts(shares), connections))
+        return self._timed(lambda: self.copy.move(self._parts(shares), {}, connections))
 
     def receive(self, shares: Mapping[int, tuple[float, float]], connections: int) -> float:
         """Receives parts of the state from senders, by number; returns the seconds."""
-        return self._timed(lambda: self.copy.receive(self._parts(shares), connections))
+        return self._timed(lambda: self.copy.move({}, self._parts(shares), connections))
 
     def digest(self, kind: str) -> float:
         """Digests the state; returns the seconds."""
@@ -216,7 +196,7 @@ class Crowd:
 
     workers: list[Worker]
     holders: int
-    network: WideNetwork | None
+    network: Namespaces | None
 
     @property
     def joiners(self) -> int:
@@ -275,53 +255,26 @@ def settings_of(processes: int, options: argparse.Namespace) -> Settings:
     return Settings(processes + 1).with_lines(lines)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where processes run: their master, and the hosts of a network, or loopback."""
-
-    master: str
-    network: WideNetwork | None
-    connections: int
-    factory: Callable[..., StatePeer]
-
-    def start(self, name: str, number: int) -> Worker:
-        """Starts the process of a number, on the host of this number where there is a network."""
-        if self.network is None:
-            return Worker(name, self.factory, number, self.master, self.connections, "127.0.0.1")
-        factory = functools.partial(self.factory, listen=None)
-        host = self.network.address(number)
-        namespace = self.network.namespace(number)
-        return Worker(name, on_host, namespace, factory, number, self.master, self.connections, host)
-
-
 @contextlib.contextmanager
-def make_place(
-    options: argparse.Namespace, processes: int, factory: Callable[..., StatePeer] = StatePeer
-) -> Iterator[Place]:
-    """A place for so many processes, with a master that runs."""
+def make_hosts(options: argparse.Namespace, processes: int) -> Iterator[tuple[Hosts, Master]]:
+    """Hosts for so many processes, on loopback or in a network, and a master that runs."""
     with contextlib.ExitStack() as stack:
-        if not options.uplink:
-            address, _ = stack.enter_context(running_master())
-            yield Place(address, None, options.connections, factory)
-            return
-        settings = settings_of(processes, options)
-        network = stack.enter_context(make_network(settings, options.backend, options.seed))
-        timeout_s = zpccl.limits.HEARTBEAT_TIMEOUT_NS / 1e9
-        master = Worker("master", Master, network.namespace(processes), network.address(processes), timeout_s)
-        stack.callback(master.close)
-        yield Place(master.call("address"), network, options.connections, factory)
+        hosts = Hosts()
+        if options.uplink:
+            settings = settings_of(processes, options)
+            hosts = Hosts(stack.enter_context(make_network(settings, options.backend, options.seed)))
+        yield hosts, stack.enter_context(Master(hosts, processes))
 
 
 @contextlib.contextmanager
 def start_crowd(options: argparse.Namespace, holders: int, joiners: int) -> Iterator[Crowd]:
     """A master and its peers, all members."""
-    with contextlib.ExitStack() as stack:
-        place = stack.enter_context(make_place(options, holders + joiners))
-        workers: list[Worker] = []
-        stack.callback(close_all, workers)
+    with make_hosts(options, holders + joiners) as (hosts, master), ended_workers() as workers:
         for number in range(holders + joiners):
-            workers.append(place.start(f"{'holder' if number < holders else 'joiner'} {number}", number))
-        crowd = Crowd(workers, holders, place.network)
+            name = f"{'holder' if number < holders else 'joiner'} {number}"
+            settings = (number, master.address, options.connections, hosts.address(number))
+            workers.append(hosts.start(number, name, StatePeer, *settings))
+        crowd = Crowd(workers, holders, hosts.network)
         crowd.connect()
         yield crowd
 
@@ -341,13 +294,13 @@ def sync_once(crowd: Crowd, wanted: str) -> dict[str, float]:
     """
     call_all(crowd.workers, "reset")
     results: list[dict[str, float]] = call_all(crowd.workers, "sync")
-    check(crowd, wanted)
+    compare(crowd, wanted)
     total = {name: sum(result[name] for result in results) for name in ("cpu_seconds", "sent")}
     most = max(result["sent"] for result in results)
     return {"seconds": max(result["seconds"] for result in results), "sent_most": most, **total}
 
 
-def check(crowd: Crowd, wanted: str) -> None:
+def compare(crowd: Crowd, wanted: str) -> None:
     """Compares what all hold with what they should.
 
     Raises:
@@ -370,11 +323,11 @@ def beside(crowd: Crowd, system: str, connections: int, digest: str, wanted: str
         )
     else:
         seconds = crowd.plain_copy(1, lambda holder, joiner: (0.0, float(holder == joiner % crowd.holders)))
-    check(crowd, wanted)
+    compare(crowd, wanted)
     return seconds
 
 
-def measure(crowd: Crowd, options: argparse.Namespace, kind: Kind) -> Row:
+def measure_kind(crowd: Crowd, options: argparse.Namespace, kind: Kind) -> Row:
     """All repetitions of one kind of state."""
     crowd.allocate(kind)
     contents, size_bytes = kind.contents, kind.size_bytes
@@ -411,9 +364,8 @@ def measure(crowd: Crowd, options: argparse.Namespace, kind: Kind) -> Row:
         "gbit": lacking * 8 / 1e9 / median_s if lacking else None,
     }
     for system in SYSTEMS:
-        seconds = others.get(system, [])
-        row |= spread(seconds, f"{system}_seconds") if seconds else {f"{system}_seconds_median": None}
-    return row | (what_the_emulator_says(crowd.network) if crowd.network is not None else {})
+        row |= spread(others.get(system, []), f"{system}_seconds")
+    return row | what_the_emulator_says(crowd.network)
 
 
 def kinds_of(options: argparse.Namespace) -> list[Kind]:
@@ -434,132 +386,73 @@ def add_speedups(rows: Sequence[Row]) -> None:
         row["speedup"] = fewest["seconds_median"] / row["seconds_median"]
 
 
-def measure_all(options: argparse.Namespace) -> list[Row]:
-    """All rows."""
+def measure(options: argparse.Namespace) -> Rows:
     rows: list[Row] = []
     kinds = kinds_of(options)
     for joiners, holders in itertools.product(options.joiners, options.holders):
         with start_crowd(options, holders, joiners) as crowd:
             for kind in kinds:
-                rows.append(measure(crowd, options, kind))
+                rows.append(measure_kind(crowd, options, kind))
                 add_speedups(rows)
-                write_json(options.json, rows)  # What is measured stays, however long the rest takes.
-                say("  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells_of(rows[-1]), strict=True)))
-    return rows
+                yield rows[-1]
 
 
-# --- Output -----------------------------------------------------------------------------------------------------------
-
-COLUMNS = [
-    "contents",
-    "bytes",
-    "by",
-    "holders",
-    "joiners",
-    "median s",
-    "min s",
-    "max s",
-    "speedup",
-    "Gbit/s",
-    "sent MiB",
-    "ratio",
-    "CPU s",
-    "raw TCP s",
-    "one stream s",
-    "digest s",
-    "late %",
-]
+# --- The scenario -----------------------------------------------------------------------------------------------------
 
 
-def cells_of(row: Row) -> list[str]:
-    """The row as text, in COLUMNS."""
-    return [
-        row["contents"],
-        format_bytes(row["bytes"]),
-        row["digest"],
-        str(row["holders"]),
-        str(row["joiners"]),
-        *(_text(row[f"seconds_{name}"], 4) for name in ("median", "min", "max")),
-        _text(row["speedup"]),
-        _text(row["gbit"]),
-        _text(row["bytes_sent"] / MIB, 1),
-        _text(row["ratio"]),
-        _text(row["cpu_seconds"], 3),
-        *(_text(row[f"{system}_seconds_median"], 4) for system in SYSTEMS),
-        _text(100 * row["late"]) if "late" in row else "-",
-    ]
-
-
-def _text(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def place_text(options: argparse.Namespace) -> str:
-    """Where it was measured, for headings."""
-    if options.uplink:
-        return f"from hosts whose uplinks carry {options.uplink:g} Mbit/s, {options.rtt:g} ms round trip"
-    return "over loopback"
-
-
-# --- Command line -----------------------------------------------------------------------------------------------------
-
-
-def add_state_arguments(parser: argparse.ArgumentParser, contents: Sequence[str]) -> None:
+def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of all that measures shared state."""
-    parser.add_argument(
-        "--bytes", type=parse_bytes, nargs="+", default=[parse_bytes("256MiB")], help="of the state (default 256MiB)"
-    )
+    add(parser, "--bytes", ["256MiB"], "of the state")
     parser.add_argument("--uplink", type=above_zero, help="Mbit/s that a host sends, emulated (default: loopback)")
-    parser.add_argument("--rtt", type=above_zero, default=10.0, help="ms between emulated hosts (default 10)")
-    parser.add_argument(
-        "--contents", choices=contents, nargs="+", default=[RANDOM], help="what the holders hold (default random)"
-    )
-    parser.add_argument(
-        "--digest", choices=DIGESTS, nargs="+", default=[DIGESTS[0]], help=f"of contents (default {DIGESTS[0]})"
-    )
-    parser.add_argument("--tensors", type=positive, default=16, help="that the state is made of (default 16)")
-    parser.add_argument("--connections", type=connection_count, default=4, help="to each other process (default 4)")
-    parser.add_argument("--reps", "--repeat", type=positive, default=3, help="repetitions (default 3)")
-    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="default auto: netem if the kernel has it")
-    parser.add_argument("--seed", type=int, default=0, help="of the emulator (default 0)")
-    add_output_arguments(parser)
+    add(parser, "--rtt", 10, "ms between emulated hosts", type=above_zero)
+    add(parser, "--tensors", 16, "that the state is made of", type=positive)
+    add(parser, "--connections", 4)
+    add(parser, "--reps", 3)
+    add(parser, "--backend", "auto", "auto: netem if the kernel has it", choices=BACKENDS)
+    add(parser, "--seed", 0)
 
 
-def check_state_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program with what is wrong with them."""
-    if "xxh3" in options.digest and importlib.util.find_spec("xxhash") is None:
-        parser.error("--digest xxh3 needs the package xxhash: pip install 'zpccl[xxhash]'")
+def check_place(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program with what is wrong with them; `place` is for headings."""
     if min(options.bytes) < 4 * options.tensors:
         parser.error("--bytes: at least an element of 4 bytes for each of --tensors")
+    options.place = "over loopback"
+    if options.uplink:
+        options.place = f"from hosts whose uplinks carry {options.uplink:g} Mbit/s, {options.rtt:g} ms round trip"
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_state_arguments(parser, CONTENTS)
-    parser.add_argument("--holders", type=positive, nargs="+", default=[1, 3], help="who have it (default 1 3)")
-    parser.add_argument("--joiners", type=positive, nargs="+", default=[1], help="who get it (default 1)")
-    parser.add_argument(
-        "--beside", choices=SYSTEMS, nargs="*", default=list(SYSTEMS), help="measured beside zpccl (default all)"
-    )
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_place_arguments(parser)
+    add(parser, "--contents", [RANDOM], "what the holders hold", choices=CONTENTS)
+    add(parser, "--digest", [DIGESTS[0]], "of contents", choices=DIGESTS)
+    add(parser, "--holders", [1, 3], "who have it", type=positive)
+    add(parser, "--joiners", [1], "who get it", type=positive)
+    text = "measured beside zpccl (default all)"
+    parser.add_argument("--beside", choices=SYSTEMS, nargs="*", default=list(SYSTEMS), help=text)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the tool; returns its exit status."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    check_state_arguments(parser, options)
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if "xxh3" in options.digest and importlib.util.find_spec("xxhash") is None:
+        parser.error("--digest xxh3 needs the package xxhash: pip install 'zpccl[xxhash]'")
+    check_place(parser, options)
     if max(options.holders) + max(options.joiners) > PROCESSES_MAX:
         parser.error(f"at most {PROCESSES_MAX} holders and joiners together")
 
-    def play() -> int:
-        rows = measure_all(options)
-        print_table(f"Shared state {place_text(options)}", COLUMNS, [cells_of(row) for row in rows])
-        return 0
 
-    return run_tool(play)
+COLUMNS = [
+    Column("contents", "contents"),
+    Column("bytes", "bytes", BYTES),
+    Column("by", "digest"),
+    Column("holders", "holders"),
+    Column("joiners", "joiners"),
+    *(Column(f"{what} s", f"seconds_{what}", ".4f") for what in ("median", "min", "max")),
+    Column("speedup", "speedup", ".2f"),
+    Column("Gbit/s", "gbit", ".2f"),
+    Column("sent MiB", "bytes_sent", ".1f", 1 / MIB),
+    Column("ratio", "ratio", ".2f"),
+    Column("CPU s", "cpu_seconds", ".3f"),
+    *(Column(f"{system} s", f"{system}_seconds_median", ".4f") for system in SYSTEMS),
+    Column("late %", "late", ".2f", 100),
+]
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Shared state {options.place}", COLUMNS)], check)

@@ -23,29 +23,17 @@ import os
 import resource
 import secrets
 import statistics
-import sys
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
-from measuring import (
-    Row,
-    Worker,
-    WorkerFailed,
-    add_output_arguments,
-    positive,
-    print_table,
-    process_cpu_ns,
-    run_tool,
-    running_master,
-    say,
-    spread,
-    write_json,
-)
+from common import Row, Rows, WorkerFailed, add, positive, spread, whole
+from workers import Master, Worker, ended_workers, process_cpu_ns
 
 import zpccl
+from benchmarks.scenario import Column, Scenario, Table, times
 from zpccl import limits
 from zpccl.control.master_loop import open_router
 from zpccl.protocol.messages import (
@@ -308,60 +296,45 @@ def bare_bytes_per_peer(count: int, taken: Sequence[int], sent: Sequence[int]) -
     Returns:
         After each has said one message; and after all the messages.
     """
-    worker = Worker("bare router", BareRouter)
-    crowd = None
-    try:
-        crowd = Crowd(worker.call("address"), count)
-        empty_bytes = memory_bytes(worker.pid)
-        crowd.connect(count)
-        worker.begin("take", count)
-        crowd.send_all(taken[:1])
-        worker.result()
-        greeted_bytes = memory_bytes(worker.pid)
-        worker.begin("take", count * len(taken[1:]))
-        crowd.send_all(taken[1:])
-        worker.result()
-        worker.begin("send", sent)
-        crowd.receive_all(len(sent))
-        worker.result()
-        return (greeted_bytes - empty_bytes) / count, (memory_bytes(worker.pid) - empty_bytes) / count
-    finally:
-        if crowd is not None:
-            crowd.close()
-        worker.close()
+    with ended_workers() as workers:
+        workers.append(worker := Worker("bare router", BareRouter))
+        with contextlib.closing(Crowd(worker.call("address"), count)) as crowd:
+            empty_bytes = memory_bytes(worker.pid)
+            crowd.connect(count)
+            worker.begin("take", count)
+            crowd.send_all(taken[:1])
+            worker.result()
+            greeted_bytes = memory_bytes(worker.pid)
+            worker.begin("take", count * len(taken[1:]))
+            crowd.send_all(taken[1:])
+            worker.result()
+            worker.begin("send", sent)
+            crowd.receive_all(len(sent))
+            worker.result()
+            return (greeted_bytes - empty_bytes) / count, (memory_bytes(worker.pid) - empty_bytes) / count
 
 
 def python_bytes_per_peer(count: int) -> float:
     """Bytes that a master needs for one of `count` members, after some rounds, beyond what ZeroMQ needs."""
-    worker = Worker("traced master", TracedMaster)
-    try:
+    with ended_workers() as workers:
+        workers.append(worker := Worker("traced master", TracedMaster))
         address, empty_bytes = worker.call("address"), worker.call("live_bytes")
-        with joined_crowd(address, count) as crowd:
+        with contextlib.closing(Crowd(address, count)) as crowd:
+            crowd.join()
             for _ in range(2):
                 crowd.reduce(1)
             return float(worker.call("live_bytes") - empty_bytes) / count
-    finally:
-        worker.close()
 
 
-@contextlib.contextmanager
-def joined_crowd(address: str, count: int) -> Iterator[Crowd]:
-    """A crowd whose peers are all members."""
-    crowd = Crowd(address, count)
-    try:
-        crowd.join()
-        yield crowd
-    finally:
-        crowd.close()
-
-
-def measure(count: int, rounds: int, batch: int, memory: bool) -> Row:
+def measure_crowd(count: int, rounds: int, batch: int, memory: bool) -> Row:
     """All rounds of one size of the crowd."""
     allow_descriptors(DESCRIPTORS_PER_PEER * count + SPARE_DESCRIPTORS)
     python_bytes = python_bytes_per_peer(count) if memory else None
-    with running_master() as (address, pid):
+    with Master() as master:
+        pid = master.pid
         empty_bytes, empty_ns, began = memory_bytes(pid), process_cpu_ns(pid), time.monotonic()
-        with joined_crowd(address, count) as crowd:
+        with contextlib.closing(Crowd(master.address, count)) as crowd:
+            crowd.join()
             join_s, join_cpu_s = time.monotonic() - began, (process_cpu_ns(pid) - empty_ns) / 1e9
             crowd.reduce(batch)  # Not measured: the first round of everything.
             totals, seconds, cpu_seconds = [], [], []
@@ -394,64 +367,38 @@ def measure(count: int, rounds: int, batch: int, memory: bool) -> Row:
     }
 
 
-COLUMNS = ["peers", "batch", "median ms", "min ms", "max ms", "master CPU ms", "messages/s", "CPU us/message"]
-COLUMNS += ["join s", "join CPU s", "objects KiB", "resident KiB", "greeted KiB", "bare KiB", "own KiB"]
-
-
-def cells_of(row: Row) -> list[str]:
-    """The row as text, in COLUMNS."""
-    return [
-        str(row["peers"]),
-        str(row["batch"]),
-        *(f"{row[f'seconds_{name}'] * 1e3:.2f}" for name in ("median", "min", "max")),
-        f"{row['master_cpu_seconds_median'] * 1e3:.2f}",
-        f"{row['messages_per_second']:.0f}",
-        f"{row['master_cpu_us_per_message']:.1f}",
-        f"{row['join_seconds']:.2f}",
-        f"{row['join_master_cpu_seconds']:.2f}",
-        "-" if row["python_kib_per_peer"] is None else f"{row['python_kib_per_peer']:.1f}",
-        *(f"{row[f'{name}_kib_per_peer']:.1f}" for name in ("resident", "greeted", "bare", "own")),
-    ]
-
-
-def crowd_size(text: str) -> int:
-    """A number of peers from the command line.
-
-    Raises:
-        argparse.ArgumentTypeError: fewer than 2, or more than a run can have.
-    """
-    if not text.isdigit() or not 2 <= int(text) <= limits.PEERS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of peers from 2 to {limits.PEERS_MAX}")
-    return int(text)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the tool; returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--peers", type=crowd_size, nargs="+", default=[10, 100, 1000], help="of the run (default 10 100 1000)"
-    )
-    parser.add_argument("--batch", type=positive, nargs="+", default=[1], help="collectives of a round (default 1)")
-    parser.add_argument("--rounds", type=positive, default=11, help="to measure (default 11)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--peers", [10, 100, 1000], type=whole(2, limits.PEERS_MAX))
+    add(parser, "--batch", [1], "collectives of a round", type=positive)
+    add(parser, "--rounds", 11, "to measure", type=positive)
     parser.add_argument("--memory", action="store_true", help="count the master's objects too, which takes longer")
-    add_output_arguments(parser)
-    options = parser.parse_args(arguments)
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     calls_max = limits.calls_in_flight_max(max(options.peers))
-    if any(batch > calls_max for batch in options.batch):
+    if max(options.batch) > calls_max:
         parser.error(f"--batch: more than {calls_max} calls in flight, with {max(options.peers)} peers")
 
-    def play() -> int:
-        rows: list[Row] = []
-        for count in options.peers:
-            for batch in options.batch:
-                rows.append(measure(count, options.rounds, batch, options.memory))
-                say("  ".join(cells_of(rows[-1])))
-        write_json(options.json, rows)
-        print_table("Vote rounds of the master", COLUMNS, [cells_of(row) for row in rows])
-        return 0
 
-    return run_tool(play)
+def measure(options: argparse.Namespace) -> Rows:
+    for count in options.peers:
+        for batch in options.batch:
+            yield measure_crowd(count, options.rounds, batch, options.memory)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = [
+    Column("peers", "peers"),
+    Column("batch", "batch"),
+    *times("seconds", ".2f"),
+    Column("master CPU ms", "master_cpu_seconds_median", ".2f", 1e3),
+    Column("messages/s", "messages_per_second", ".0f"),
+    Column("CPU us/message", "master_cpu_us_per_message", ".1f"),
+    Column("join s", "join_seconds", ".2f"),
+    Column("join CPU s", "join_master_cpu_seconds", ".2f"),
+    *(
+        Column(f"{title} KiB", f"{key}_kib_per_peer", ".1f")
+        for title, key in (("objects", "python"), *((name, name) for name in ("resident", "greeted", "bare", "own")))
+    ),
+]
+
+SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Vote rounds of the master", COLUMNS)], check)

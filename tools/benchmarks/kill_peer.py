@@ -7,8 +7,6 @@ the place of the one that was killed.
 
 A kill counts only if it was in the middle: every survivor's call failed, some survivor had bytes of that all-reduce on
 the wire, and the victim had not finished. A kill that came too late or too early is counted apart and done again.
-
-Exit status: 0 if every promise was kept, 1 if not.
 """
 
 from __future__ import annotations
@@ -16,37 +14,17 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from measuring import (
-    DTYPES,
-    Peer,
-    Worker,
-    WorkerFailed,
-    add_output_arguments,
-    call_all,
-    close_all,
-    connection_count,
-    fill_with,
-    format_bytes,
-    parse_bytes,
-    pattern,
-    peer_count,
-    positive,
-    print_table,
-    run_tool,
-    running_master,
-    say,
-    spread,
-    worst_error,
-    write_json,
-)
+from common import Row, Rows, WorkerFailed, add, format_bytes, positive, say, spread, whole
+from workers import Master, Peer, Worker, call_all, close_all
 
 import zpccl
+from benchmarks.pattern import fill_with, pattern, worst_error
+from benchmarks.scenario import Scenario, Table
 
 MS_TO_ERROR_MAX = 1000.0
 """The promise: the others' call fails within this time."""
@@ -67,10 +45,13 @@ class ReducingPeer(Peer):
         number: tells what it contributes.
         size_bytes: of the tensor.
         dtype: of the tensor.
+        options: more of the communicator's.
     """
 
-    def __init__(self, address: str, connections: int, number: int, size_bytes: int, dtype: str) -> None:
-        super().__init__(address, connections)
+    def __init__(
+        self, address: str, connections: int, number: int, size_bytes: int, dtype: str, **options: Any
+    ) -> None:
+        super().__init__(address, connections, **options)
         self.number, self.dtype = number, dtype
         self.tensor = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize), dtype)
         self.before = np.empty_like(self.tensor)
@@ -91,6 +72,10 @@ class ReducingPeer(Peer):
     def is_sum_of(self, numbers: list[int]) -> bool:
         """Whether the tensor holds the sum of what the peers of these numbers contribute, bit for bit."""
         return worst_error(self.tensor, pattern(numbers, self.dtype)) == 0.0
+
+    def is_restored(self) -> bool:
+        """Whether the tensor holds the contribution, bit for bit."""
+        return bool(np.array_equal(self.tensor.view(np.uint8), self.before.view(np.uint8)))
 
     def launch(self) -> int:
         """Starts an all-reduce; returns when (nanoseconds)."""
@@ -123,7 +108,7 @@ class ReducingPeer(Peer):
             "error": zpccl.Result(status).name,
             "error_ns": error_ns,
             "wire_bytes": info.tx_bytes + info.rx_bytes,
-            "restored": bool(np.array_equal(self.tensor.view(np.uint8), self.before.view(np.uint8))),
+            "restored": self.is_restored(),
         }
         report["error_text"] = str(self.handle.exception())
         try:
@@ -274,26 +259,18 @@ class Experiment:
                     raise WorkerFailed(f"{self.misses} kills missed; use more --bytes")
             else:
                 self.rounds.append(outcome)
-                self._say_round(outcome)
+                say(f"round {len(self.rounds)}: {outcome}")
             self.fill_up()
             self.reduce_ms = self.reduce()
 
-    def _say_round(self, outcome: Round) -> None:
-        say(
-            f"round {len(self.rounds):>3}: killed at {outcome.moved:4.0%} moved, "
-            f"error after {outcome.ms_to_error:6.1f} ms, "
-            f"retry done after {outcome.ms_to_retry:7.1f} ms, buffers {'restored' if outcome.restored else 'DAMAGED'}, "
-            f"sum {'right' if outcome.right else 'WRONG'}" + "".join(f"; {text}" for text in outcome.problems)
-        )
-
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Row:
         """The results as one record."""
         rounds = self.rounds
         errors, retries = [r.ms_to_error for r in rounds], [r.ms_to_retry for r in rounds]
-        restored, right = sum(r.restored for r in rounds), sum(r.right for r in rounds)
-        kept = (
-            restored == right == len(rounds) and max(errors) <= MS_TO_ERROR_MAX and not any(r.problems for r in rounds)
-        )
+        problems = [problem for r in rounds for problem in r.problems]
+        problems += ["a buffer was not restored" for r in rounds if not r.restored]
+        problems += ["a sum was wrong" for r in rounds if not r.right]
+        problems += [f"{ms:.0f} ms to the error" for ms in errors if ms > MS_TO_ERROR_MAX]
         return {
             "peers": self.options.peers,
             "bytes": self.options.bytes,
@@ -301,51 +278,34 @@ class Experiment:
             "dtype": self.options.dtype,
             "rounds": len(rounds),
             "kills_not_in_the_middle": self.misses,
-            "buffers_restored": restored,
-            "sums_right": right,
+            "buffers_restored": sum(r.restored for r in rounds),
+            "sums_right": sum(r.right for r in rounds),
             **spread(errors, "ms_to_error"),
             **spread(retries, "ms_to_retry"),
             **spread([r.moved for r in rounds], "moved_fraction"),
             "ms_of_reduce": self.reduce_ms,
-            "promises_kept": kept and not any(r.problems for r in rounds),
+            "promises_kept": not problems,
+            "problems": problems,
         }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=peer_count, default=4, help="peers of the run, 3 or more (default 4)")
-    parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("64MiB"), help="of the tensor (default 64MiB)")
-    parser.add_argument("--rounds", type=positive, default=20, help="kills in the middle (default 20)")
-    parser.add_argument("--connections", type=connection_count, default=4, help="to each other peer (default 4)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the tensor (default float32)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of victims and moments (default 0)")
-    add_output_arguments(parser)
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--peers", 4, type=whole(3, 64))
+    add(parser, "--bytes", "64MiB")
+    add(parser, "--rounds", 20, "kills in the middle", type=positive)
+    add(parser, "--connections", 4)
+    add(parser, "--dtype", "float32")
+    add(parser, "--seed", 0)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the tool; returns its exit status."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    if options.peers < 3:
-        parser.error("--peers: at least 3, so that two are left to try again")
-
-    def play() -> int:
-        with running_master() as (address, _):
-            experiment = Experiment(options, address)
-            try:
-                experiment.play()
-            finally:
-                close_all(list(experiment.workers.values()))
-        summary = experiment.summary()
-        write_json(options.json, summary)
-        rows = [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in summary.items()]
-        print_table("Peers killed in the middle of an all-reduce", ["what", "value"], rows)
-        return 0 if summary["promises_kept"] else 1
-
-    return run_tool(play)
+def measure(options: argparse.Namespace) -> Rows:
+    with Master() as master:
+        experiment = Experiment(options, master.address)
+        try:
+            experiment.play()
+        finally:
+            close_all(list(experiment.workers.values()))
+    yield experiment.summary()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Peers killed in the middle of an all-reduce")])

@@ -16,8 +16,7 @@ the packets: needs Linux and root (tools/wan). The peers are one host.
 
 Whatever is done, the run must have one history: every member list shares a majority with the one before it, peers that
 know the same epoch know the same list, no two masters lead under one number, and no peer changes its run.
-
-Exit status: 0 if every promise was kept, 1 if not: a call that fails ends the tool.
+A call that fails breaks a promise, and ends the tool.
 """
 
 from __future__ import annotations
@@ -27,47 +26,26 @@ import contextlib
 import hashlib
 import itertools
 import random
-import re
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import (
-    END_TIMEOUT_S,
-    MASTER_GREETING,
-    Peer,
-    Worker,
-    WorkerFailed,
-    add_output_arguments,
-    call_all,
-    close_all,
-    format_bytes,
-    parse_bytes,
-    peer_count,
-    positive,
-    print_table,
-    run_tool,
-    say,
-    write_json,
-)
-from networks import Namespaces, enter
+from common import Row, Rows, WorkerFailed, add, format_bytes, positive, say
 from wan.choose import make_network
 from wan.settings import Settings
+from workers import LOOPBACK, Hosts, Master, Peer, Worker, call_all, ended_workers
 
 import zpccl
+from benchmarks.scenario import Scenario, Table
 
 STEPS_BETWEEN_SYNCS = 4
 PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 1.0
 """How long a new master may work before it is killed."""
 TAKEOVER_TIMEOUT_S = 60
-LOG_INTERVAL_S = 0.005
 END_S = 90.0
 """How long the peers may take to their last step, once no master is killed any more."""
 VISITOR = "visitor"
@@ -75,7 +53,7 @@ VISITOR_END_S = 15.0
 ROLLING_PAUSE_S = 0.02
 VISITOR_PAUSE_S_MAX = 0.5
 VISIT_STEPS_MAX = 20
-TAKE_OVER = b"taking over the run"
+TAKE_OVER = "taking over the run"
 MS_NS, NS = 1e6, 1e9
 
 
@@ -83,16 +61,13 @@ class LoopingPeer(Peer):
     """A peer that runs a training loop until it is told to stop.
 
     Args:
-        namespace: of its host; "": this one.
         address: of the masters.
         number: tells what it contributes.
         size_bytes: of the tensor.
         pause_s: between two steps, for those who need the CPUs: masters that start.
     """
 
-    def __init__(self, namespace: str, address: str, number: int, size_bytes: int, pause_s: float) -> None:
-        if namespace:
-            enter(namespace)
+    def __init__(self, address: str, number: int, size_bytes: int, pause_s: float) -> None:
         self.address = address
         self.options = {"connections": 2, "name": VISITOR if number < 0 else f"peer{number}"}
         super().__init__(address, **self.options)  # type: ignore[arg-type]
@@ -205,72 +180,7 @@ class LoopingPeer(Peer):
         return {"visits": visits, "errors": errors}
 
 
-class MasterProcess:
-    """A zpccl-master on a port of its own, which can be killed and started again.
-
-    Args:
-        grace_s: seconds that it waits for peers.
-        log: file that gets what it logs, of all its lives.
-        place: its host in a network, and that one's address; None: this host.
-    """
-
-    def __init__(self, grace_s: float, log: Path, place: tuple[Namespaces, int] | None = None) -> None:
-        self.log = log
-        self._place = place
-        if place is None:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        else:
-            self.address = f"{place[0].address(place[1])}:{zpccl.limits.MASTER_PORT}"
-        self._command = [sys.executable, "-m", "zpccl.cli.master", "--bind", self.address, "--log-level", "info"]
-        self._command += ["--recovery-grace", str(grace_s)]
-        self._process: subprocess.Popen[str] | None = None
-        self._log_bytes = 0  # Of earlier lives.
-
-    def start(self) -> None:
-        """Starts it, and waits until it listens."""
-        self._log_bytes = self.log.stat().st_size if self.log.exists() else 0
-        self._process = self._begin() if self._place is None else self._place[0].run(self._place[1], self._begin)
-        assert self._process.stdout is not None
-        if MASTER_GREETING not in self._process.stdout.readline():
-            raise WorkerFailed("the master did not start")
-
-    def _begin(self) -> subprocess.Popen[str]:
-        with self.log.open("a") as log:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-
-    def wait_until_it_leads(self) -> None:
-        """Waits until it has taken the run over, by its log."""
-        deadline = time.monotonic() + TAKEOVER_TIMEOUT_S
-        while TAKE_OVER not in self.log.read_bytes()[self._log_bytes :]:
-            if time.monotonic() > deadline:
-                raise WorkerFailed(f"no standby has taken the run over: {self.log.read_text()}")
-            time.sleep(LOG_INTERVAL_S)
-
-    def terms(self) -> list[int]:
-        """The numbers under which it has led, by its log."""
-        return [int(number) for number in re.findall(rb"taking over the run.* in term (\d+)", self.log.read_bytes())]
-
-    def kill(self) -> int:
-        """SIGKILL, which is on its way at the time returned (nanoseconds of `time.monotonic_ns`)."""
-        now_ns = time.monotonic_ns()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(END_TIMEOUT_S)
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-        return now_ns
-
-
-def kill_and_replace(masters: list[MasterProcess], absence_s: float) -> tuple[int, int]:
+def kill_and_replace(masters: list[Master], absence_s: float) -> tuple[int, int]:
     """Kills the first of `masters`, which leads. Returns when, and when another one led, or could (nanoseconds)."""
     leader = masters[0]
     killed_ns = leader.kill()
@@ -278,14 +188,14 @@ def kill_and_replace(masters: list[MasterProcess], absence_s: float) -> tuple[in
         time.sleep(absence_s)
         leader.start()
         return killed_ns, time.monotonic_ns()
-    masters[1].wait_until_it_leads()
+    masters[1].wait_for_log(TAKE_OVER, TAKEOVER_TIMEOUT_S)
     back_ns = time.monotonic_ns()
     leader.start()
     masters.append(masters.pop(0))
     return killed_ns, back_ns
 
 
-def kill_often(masters: list[MasterProcess], options: argparse.Namespace) -> list[tuple[int, int]]:
+def kill_often(masters: list[Master], options: argparse.Namespace) -> list[tuple[int, int]]:
     """Kills masters as the options say. Returns when, and when another one led, or could (nanoseconds)."""
     rng = random.Random(options.seed)
     kills: list[tuple[int, int]] = []
@@ -307,7 +217,7 @@ def kill_often(masters: list[MasterProcess], options: argparse.Namespace) -> lis
     return kills
 
 
-def run_loop(workers: list[Worker], masters: list[MasterProcess], options: argparse.Namespace) -> dict[str, Any]:
+def run_loop(workers: list[Worker], masters: list[Master], options: argparse.Namespace) -> dict[str, Any]:
     """Lets the peers loop, the last one as a visitor if there is one, and kills masters meanwhile."""
     visitor = workers[options.peers] if len(workers) > options.peers else None
     visits: dict[str, Any] = {"visits": 0, "errors": []}
@@ -357,7 +267,7 @@ def summarise(
     results: list[dict[str, Any]],
     visits: dict[str, Any],
     terms: list[list[int]],
-) -> dict[str, Any]:
+) -> Row:
     """The results as one record. A call saw a kill if it was under way between the kill and the next answer."""
     durations = [(ended - began) / MS_NS for result in results for began, ended in result["calls"]]
     usual_ms = statistics.median(durations) if durations else 0.0
@@ -376,6 +286,9 @@ def summarise(
     equal = len({result["digest"] for result in results}) == 1 and len(steps) == 1 and len(revisions) == 1
     goes_on = revisions == {step // STEPS_BETWEEN_SYNCS for step in steps}
     problems = [text for result in results for text in result["failures"]] + broken_history(results, terms)
+    problems += [] if equal else ["the peers' results differ"]
+    problems += [] if goes_on else [f"after {max(steps)} steps the revisions are {sorted(revisions)}"]
+    problems += [] if extra else ["no call was under way while a master was away"]
     return {
         "peers": options.peers,
         "bytes": options.bytes,
@@ -399,28 +312,8 @@ def summarise(
         "digests_equal": equal,
         "revision_goes_on": goes_on,
         "problems": problems,
-        "promises_kept": equal and goes_on and not problems and len(extra) > 0,
+        "promises_kept": not problems,
     }
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=peer_count, default=4, help="peers of the run (default 4)")
-    parser.add_argument("--kills", type=positive, default=20, help="of the master (default 20)")
-    parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("1MiB"), help="of the tensor (default 1MiB)")
-    parser.add_argument("--absence", type=float, default=5.0, help="seconds without a master, at most (default 5)")
-    parser.add_argument("--masters", type=int, choices=(1, 2), help="that peers know (default 1; 2 with --rolling)")
-    parser.add_argument("--standby", dest="masters", action="store_const", const=2, help="the same as --masters 2")
-    parser.add_argument(
-        "--rolling", type=float, default=0.0, metavar="S", help="restart two masters in turn, every S s"
-    )
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a rolling restart (default 60)")
-    parser.add_argument("--wan", type=parse_wan, metavar="MS,PERCENT", help="delay one way and loss to masters")
-    parser.add_argument("--grace", type=float, default=1.0, help="recovery grace of the master, seconds (default 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of moments (default 0)")
-    add_output_arguments(parser)
-    return parser
 
 
 def parse_wan(text: str) -> str:
@@ -432,68 +325,68 @@ def parse_wan(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not a delay in ms, a comma and a loss in percent") from None
 
 
-@contextlib.contextmanager
-def network_of(options: argparse.Namespace) -> Iterator[Namespaces | None]:
-    """A host for each master, and one for all peers; None without --wan."""
-    if options.wan is None:
-        yield None
-        return
-    settings = Settings(options.masters + 1).with_lines([f"link * * {options.wan}"])
-    with make_network(settings, seed=options.seed) as network:
-        yield network
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--peers", 4)
+    add(parser, "--kills", 20, "of the master", type=positive)
+    add(parser, "--bytes", "1MiB")
+    add(parser, "--absence", 5, "seconds without a master, at most", type=float)
+    parser.add_argument("--masters", type=int, choices=(1, 2), help="that peers know (default 1; 2 with --rolling)")
+    parser.add_argument("--standby", dest="masters", action="store_const", const=2, help="the same as --masters 2")
+    add(parser, "--rolling", 0, "restart two masters in turn, every so many seconds", type=float)
+    add(parser, "--seconds", 60, "of a rolling restart", type=float)
+    parser.add_argument("--wan", type=parse_wan, metavar="MS,PERCENT", help="delay one way and loss to masters")
+    add(parser, "--grace", 1, "recovery grace of the master, seconds", type=float)
+    add(parser, "--seed", 0)
 
 
-def play(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs everything once; the record of it."""
-    with tempfile.TemporaryDirectory() as directory, network_of(options) as network:
-        masters = []
-        for number in range(options.masters):
-            place = None if network is None else (network, number)
-            masters.append(MasterProcess(options.grace, Path(directory) / f"master{number}.log", place))
-        address = ",".join(master.address for master in masters)
-        namespace = "" if network is None else network.namespace(options.masters)
-        workers: list[Worker] = []
-        try:
-            for master in masters:
-                master.start()
-            what = options.bytes, ROLLING_PAUSE_S if options.rolling else 0.0
-            for number in range(options.peers):
-                workers.append(Worker(f"peer {number}", LoopingPeer, namespace, address, number, *what))
-            call_all(workers, "join", options.peers)
-            if options.rolling:
-                workers.append(Worker(VISITOR, LoopingPeer, namespace, address, -1, *what))
-                workers[-1].call("ready")
-            say(f"{options.peers} peers all-reduce {format_bytes(options.bytes)} and sync")
-            return run_loop(workers, masters, options)
-        finally:
-            close_all(workers)
-            for master in masters:
-                master.kill()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the tool; returns its exit status."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     options.masters = options.masters or (2 if options.rolling else 1)
     if options.rolling and options.seconds < options.rolling:
         parser.error("--seconds: not one restart has room")
 
-    def show() -> int:
-        summary = play(options)
-        write_json(options.json, summary)
-        rows = [[key, f"{value:.2f}" if isinstance(value, float) else str(value)] for key, value in summary.items()]
-        print_table("The master killed, another in its place", ["what", "value"], rows)
-        verdict = "all promises kept" if summary["promises_kept"] else "A PROMISE IS BROKEN"
-        print(
-            f"{verdict}: {summary['kills']} kills, {summary['takeovers']} take-overs, {summary['calls']} calls, "
-            f"{summary['failed_calls']} failed, {summary['member_lists']} member lists, {summary['visits']} visits; "
-            f"a kill cost {summary['ms_extra_median']:.0f} ms, {summary['ms_extra_max']:.0f} at most"
-        )
-        return 0 if summary["promises_kept"] else 1
 
-    return run_tool(show)
+@contextlib.contextmanager
+def hosts_of(options: argparse.Namespace) -> Iterator[Hosts]:
+    """A host for each master, and one for all peers; loopback without --wan."""
+    if options.wan is None:
+        yield LOOPBACK
+        return
+    settings = Settings(options.masters + 1).with_lines([f"link * * {options.wan}"])
+    with make_network(settings, seed=options.seed) as network:
+        yield Hosts(network)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(options: argparse.Namespace) -> Rows:
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        hosts = stack.enter_context(hosts_of(options))
+        masters = [
+            stack.enter_context(Master(hosts, number, log=directory / f"master{number}.log", grace_s=options.grace))
+            for number in range(options.masters)
+        ]
+        workers = stack.enter_context(ended_workers())
+        address = ",".join(master.address for master in masters)
+        what = options.bytes, ROLLING_PAUSE_S if options.rolling else 0.0
+        for number in range(options.peers):
+            workers.append(hosts.start(options.masters, f"peer {number}", LoopingPeer, address, number, *what))
+        call_all(workers, "join", options.peers)
+        if options.rolling:
+            workers.append(hosts.start(options.masters, VISITOR, LoopingPeer, address, -1, *what))
+            workers[-1].call("ready")
+        say(f"{options.peers} peers all-reduce {format_bytes(options.bytes)} and sync")
+        yield run_loop(workers, masters, options)
+
+
+def finish(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    (summary,) = rows
+    print(
+        f"\n{'all promises kept' if summary['promises_kept'] else 'A PROMISE IS BROKEN'}: "
+        f"{summary['kills']} kills, {summary['takeovers']} take-overs, {summary['calls']} calls, "
+        f"{summary['failed_calls']} failed, {summary['member_lists']} member lists, {summary['visits']} visits; "
+        f"a kill cost {summary['ms_extra_median']:.0f} ms, {summary['ms_extra_max']:.0f} at most"
+    )
+
+
+TABLE = Table("The master killed, another in its place")
+
+SCENARIO = Scenario(__doc__, add_arguments, measure, [TABLE], check, finish)

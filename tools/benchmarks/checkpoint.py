@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,23 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-from measuring import (
-    Array,
-    Row,
-    WorkerFailed,
-    add_output_arguments,
-    format_bytes,
-    parse_bytes,
-    print_table,
-    run_tool,
-    spread,
-    write_json,
-)
+from common import Array, Row, Rows, WorkerFailed, add, spread
 from state_contents import RANDOM, fill, make_stale
 
 import zpccl
-
-COLUMNS = ["system", "bytes", "save s", "GB/s", "CPU s", "load s", "GB/s", "CPU s"]
+from benchmarks.scenario import BYTES, Column, Scenario, Table
 
 
 def _state(array: Array) -> zpccl.SharedState:
@@ -76,7 +63,7 @@ SYSTEMS: dict[str, tuple[Action, Action]] = {
 """How each saves an array, and loads it into one of the same size."""
 
 
-def measure(action: Action, array: Array, path: Path) -> tuple[float, float]:
+def measure_once(action: Action, array: Array, path: Path) -> tuple[float, float]:
     """Seconds by the clock, and of the CPUs."""
     began, began_cpu = time.perf_counter(), time.process_time()
     action(array, path)
@@ -85,63 +72,59 @@ def measure(action: Action, array: Array, path: Path) -> tuple[float, float]:
 
 def row_of(name: str, size: int, saves: list[tuple[float, float]], loads: list[tuple[float, float]]) -> Row:
     """What was measured of a system."""
-    row: Row = {"system": name, "bytes": size, "repeats": len(saves)}
+    row: Row = {"system": name, "bytes": size, "reps": len(saves)}
     for action, measured in (("save", saves), ("load", loads)):
         seconds, cpu_seconds = zip(*measured, strict=True)
         row |= spread(seconds, f"{action}_seconds") | spread(cpu_seconds, f"{action}_cpu_seconds")
+        row[f"{action}_gbps"] = size / row[f"{action}_seconds_median"] / 1e9
     return row
 
 
-def format_row(row: Row) -> list[str]:
-    """Of the table."""
-    cells = [row["system"], format_bytes(row["bytes"])]
-    for action in ("save", "load"):
-        seconds = row[f"{action}_seconds_median"]
-        cells += [f"{seconds:.3f}", f"{row['bytes'] / seconds / 1e9:.2f}", f"{row[f'{action}_cpu_seconds_median']:.3f}"]
-    return cells
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--bytes", "256MiB", "of the array")
+    add(parser, "--systems", list(SYSTEMS), "what to measure", choices=tuple(SYSTEMS))
+    parser.add_argument("--directory", type=Path, help="on which disk (default: that of temporary files)")
+    add(parser, "--reps", 5)
 
 
-def play(options: argparse.Namespace) -> int:
-    """Measures everything; returns the exit status.
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.bytes < 4:
+        parser.error("--bytes: at least 4, one float32")
 
-    Raises:
-        WorkerFailed: what was loaded is not what was saved.
-    """
+
+def measure(options: argparse.Namespace) -> Rows:
     array = np.empty(options.bytes // 4, np.float32)
     fill(array, RANDOM, None)
     loaded = np.empty_like(array)
     saves: dict[str, list[tuple[float, float]]] = {name: [] for name in options.systems}
     loads: dict[str, list[tuple[float, float]]] = {name: [] for name in options.systems}
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        for _ in range(options.repeats):
+        for _ in range(options.reps):
             for name in options.systems:
                 path = Path(directory) / name
                 save, load = SYSTEMS[name]
-                saves[name].append(measure(save, array, path))
+                saves[name].append(measure_once(save, array, path))
                 make_stale(loaded)
-                loads[name].append(measure(load, loaded, path))
+                loads[name].append(measure_once(load, loaded, path))
                 if not np.array_equal(loaded, array):
                     raise WorkerFailed(f"{name} loads something else than it saved")
                 path.unlink()
-    rows = [row_of(name, array.nbytes, saves[name], loads[name]) for name in options.systems]
-    print_table("checkpoints", COLUMNS, [format_row(row) for row in rows])
-    write_json(options.json, rows)
-    return 0
+    for name in options.systems:
+        yield row_of(name, array.nbytes, saves[name], loads[name])
 
 
-def main() -> int:
-    """Runs the tool; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=parse_bytes, default=256 * 2**20, help="of the array (default 256MiB)")
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), help="default: all")
-    parser.add_argument("--directory", type=Path, help="on which disk (default: that of temporary files)")
-    parser.add_argument("--repeats", type=int, default=5, help="saves and loads of each (default 5)")
-    add_output_arguments(parser)
-    options = parser.parse_args()
-    if options.bytes < 4:
-        parser.error("--bytes: at least 4, one float32")
-    return run_tool(lambda: play(options))
+COLUMNS = [
+    Column("system", "system"),
+    Column("bytes", "bytes", BYTES),
+    *(
+        Column(f"{action} {unit}", f"{action}_{key}", form)
+        for action in ("save", "load")
+        for unit, key, form in (
+            ("s", "seconds_median", ".3f"),
+            ("GB/s", "gbps", ".2f"),
+            ("CPU s", "cpu_seconds_median", ".3f"),
+        )
+    ),
+]
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Checkpoints", COLUMNS)], check)

@@ -1,6 +1,6 @@
 """Measures quantisation: how fast the kernels are, and how large the errors of a quantised all-reduce.
 
-Everything happens in this process; what an all-reduce takes over the network is bench_allreduce's (`--quantize`).
+Everything happens in this process; what an all-reduce takes over the network is measured by `allreduce --quantize`.
 
   kernels  GB of tensor a second and core, of one call over a tensor that no cache holds: writing the codes, reading
            them, and the fold of the ring (reads codes, adds the local share, writes codes), for each instruction set
@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from measuring import QUANTIZATIONS, Array, Row, add_output_arguments, positive, print_table, run_tool, write_json
+from common import QUANTIZATIONS, Array, Row, Rows, add, positive
 from quantiser import INSTRUCTION_SETS, Quantiser, instruction_set
 
 import zpccl
+from benchmarks.scenario import Column, Scenario, Table
 
 PARTS = ("kernels", "blocks", "reduces")
 FORMATS = tuple(name for name in QUANTIZATIONS if name != "none")
@@ -85,21 +85,18 @@ def elements_of(datatype: zpccl.DataType, size_bytes: int) -> Array:
     return values.astype(datatype.to_numpy_dtype())
 
 
-def measure_kernels(reps: int) -> list[Row]:
+def measure_kernels(reps: int) -> Rows:
     """All instruction sets with float32, all types with the widest."""
-    copy = np.zeros(KERNEL_BYTES, np.uint8)
-    rows: list[Row] = []
+    copy, plain = np.zeros(KERNEL_BYTES, np.uint8), elements_of(zpccl.DataType.FLOAT, KERNEL_BYTES).view(np.uint8)
+    gbps = rate(lambda: np.copyto(copy, plain), KERNEL_BYTES, reps)
+    yield {"part": "kernels", "dtype": "float32", "isa": "", "format": "memcpy", "dequantise": gbps}
     for name, datatype in DATATYPES.items():
         tensor = elements_of(datatype, KERNEL_BYTES)
         isas = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(instruction_set()) + 1]
         for isa in isas if datatype is zpccl.DataType.FLOAT else isas[-1:]:
             for form in FORMATS:
                 found = rates(quantiser_of(form, datatype, isa), tensor, reps)
-                rows.append({"part": "kernels", "dtype": name, "isa": isa, "format": form, **found})
-        if datatype is zpccl.DataType.FLOAT:
-            gbps = rate(lambda data=tensor: np.copyto(copy, data.view(np.uint8)), KERNEL_BYTES, reps)  # type: ignore[misc]
-            rows.insert(0, {"part": "kernels", "dtype": name, "isa": "", "format": "memcpy", "dequantise": gbps})
-    return rows
+                yield {"part": "kernels", "dtype": name, "isa": isa, "format": form, **found}
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
@@ -179,17 +176,15 @@ def bounds(quantiser: Quantiser, spans: Sequence[float]) -> tuple[float, float]:
     return by_ring, shares + (partial + 2 * shares) / levels / 2
 
 
-def measure_blocks(reps: int) -> list[Row]:
+def measure_blocks(reps: int) -> Rows:
     """What a block size costs and brings."""
     values, tensor = normal(ERROR_ELEMENTS), elements_of(zpccl.DataType.FLOAT, KERNEL_BYTES)
-    rows: list[Row] = []
     for form in FORMATS:
         for block in BLOCK_SIZES:
             quantiser = replace(quantiser_of(form), block_elements=block)
             bits = 8 * quantiser.wire_bytes(values.size) / values.size
             row: Row = {"part": "blocks", "format": form, "block": block, "bits": bits}
-            rows.append({**row, **errors(through(quantiser, values), values), **rates(quantiser, tensor, reps)})
-    return rows
+            yield {**row, **errors(through(quantiser, values), values), **rates(quantiser, tensor, reps)}
 
 
 def contributions(data: str, size: int) -> list[Array]:
@@ -199,9 +194,8 @@ def contributions(data: str, size: int) -> list[Array]:
     return [normal(ERROR_ELEMENTS) * np.float32(rank + 1) for rank in range(size)]
 
 
-def measure_reduces(peers: Sequence[int]) -> list[Row]:
+def measure_reduces(peers: Sequence[int]) -> Rows:
     """Ring and direct exchange beside each other."""
-    rows: list[Row] = []
     for data, size in itertools.product(("own", "same"), peers):
         inputs = contributions(data, size)
         exact: Array = np.add.reduce(inputs, axis=0, dtype=np.float64)
@@ -212,67 +206,44 @@ def measure_reduces(peers: Sequence[int]) -> list[Row]:
             for name, function in (("ring", ring), ("direct", direct)):
                 found = errors(function(quantiser, inputs), exact)
                 row.update({f"{name} {key}": found[key] for key in ("worst", "rms")}, range=found["range"])
-            rows.append(row)
-    return rows
+            yield row
 
 
-# --- Output -----------------------------------------------------------------------------------------------------------
+# --- The scenario -----------------------------------------------------------------------------------------------------
 
-COLUMNS = {
-    "kernels": ("dtype", "isa", "format", "quantise", "fold", "dequantise"),
-    "blocks": ("format", "block", "bits", "worst", "rms", "quantise", "fold", "dequantise"),
-    "reduces": (
-        *("data", "format", "peers", "range", "ring worst", "ring rms", "ring bound"),
-        *("direct worst", "direct rms", "direct bound"),
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--parts", list(PARTS), "what to measure", choices=PARTS)
+    add(parser, "--peers", [2, 4, 8, 16], "of the reduces", type=positive)
+    add(parser, "--reps", 7, "repetitions of each kernel")
+
+
+def measure(options: argparse.Namespace) -> Rows:
+    if "kernels" in options.parts:
+        yield from measure_kernels(options.reps)
+    if "blocks" in options.parts:
+        yield from measure_blocks(options.reps)
+    if "reduces" in options.parts:
+        yield from measure_reduces(options.peers)
+
+
+def columns(*names: str) -> list[Column]:
+    """Numbers in as few digits as say something."""
+    forms = {"range": ".3g", "bits": ".3g", **dict.fromkeys(SPEEDS, ".1f")}
+    return [Column(name, name, ".3g" if name.endswith(ERRORS) else forms.get(name, "")) for name in names]
+
+
+SPEEDS = ("quantise", "fold", "dequantise")
+ERRORS = ("worst", "rms", "bound")
+REDUCES = [f"{way} {error}" for way in ("ring", "direct") for error in ERRORS]
+TABLES = [
+    Table("Kernels, GB of tensor a second and core", columns("dtype", "isa", "format", *SPEEDS), "kernels"),
+    Table(
+        "Block sizes: bits an element on the wire, error, GB/s",
+        columns("format", "block", "bits", "worst", "rms", *SPEEDS),
+        "blocks",
     ),
-}
-TITLES = {
-    "kernels": "Kernels, GB of tensor a second and core",
-    "blocks": "Block sizes: bits an element on the wire, error, GB/s",
-    "reduces": "Error of a SUM",
-}
+    Table("Error of a SUM", columns("data", "format", "peers", "range", *REDUCES), "reduces"),
+]
 
-
-def cell_of(row: Row, column: str) -> str:
-    """A number in as few digits as say something."""
-    value = row.get(column, "")
-    if isinstance(value, float):
-        return f"{value:.1f}" if column in ("quantise", "fold", "dequantise") else f"{value:.3g}"
-    return str(value)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS), help="what to measure (default all)")
-    parser.add_argument(
-        "--peers", type=positive, nargs="+", default=[2, 4, 8, 16], help="of the reduces (default 2 4 8 16)"
-    )
-    parser.add_argument("--reps", type=positive, default=7, help="repetitions of each kernel (default 7)")
-    add_output_arguments(parser)
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the tool; returns its exit status."""
-    options = build_parser().parse_args(arguments)
-
-    def play() -> int:
-        rows: list[Row] = []
-        if "kernels" in options.parts:
-            rows += measure_kernels(options.reps)
-        if "blocks" in options.parts:
-            rows += measure_blocks(options.reps)
-        if "reduces" in options.parts:
-            rows += measure_reduces(options.peers)
-        write_json(options.json, rows)
-        for part in options.parts:
-            cells = [[cell_of(row, column) for column in COLUMNS[part]] for row in rows if row["part"] == part]
-            print_table(TITLES[part], COLUMNS[part], cells)
-        return 0
-
-    return run_tool(play)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+SCENARIO = Scenario(__doc__, add_arguments, measure, TABLES)

@@ -1,0 +1,158 @@
+"""Times how long members stop for a newcomer, with and without fetching the state ahead.
+
+Processes of a run: members have the state and train, which here is all-reduces; a joiner has something else
+everywhere. When members are told that it is pending they admit it and sync, and that is how long they stop. With
+fetching ahead they have offered the state before (`offer_state`), the joiner has connected with `prefetch=`, and they
+are told of it when it has everything. Without --uplink all are on loopback, with it each is on a host of its own in an
+emulated network, as in `state`. What the joiner ends with is checked by BLAKE3.
+
+`stop` is that of the slowest member, admission, digests and votes included; `offer` is the time that offer_state took;
+`joined` is the joiner's, from connect() to the end of the sync; `steps` are the all-reduces meanwhile. --uplink needs
+Linux and root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from common import Row, Rows, WorkerFailed, add, spread, whole
+from state_contents import RANDOM
+from workers import Hosts, Master, Worker, call_all, ended_workers
+
+import zpccl
+from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.state import StatePeer, add_place_arguments, check_place, make_hosts
+from benchmarks.wan import what_the_emulator_says
+
+STEP_ELEMENTS = 1 << 16
+"""Of the all-reduce that stands for a step."""
+
+
+class TrainingPeer(StatePeer):
+    """A member that trains, or the joiner."""
+
+    def offer(self) -> float:
+        """Offers the state to who is pending; returns the seconds."""
+        assert self.state is not None
+        state = self.state
+        return self._timed(lambda: self.peer.comm.offer_state(state))
+
+    def train(self) -> int:
+        """Makes steps until somebody is pending; returns how many."""
+        gradients, steps = np.ones(STEP_ELEMENTS, np.float32), 0
+        while not self.peer.comm.are_peers_pending():
+            self.peer.comm.all_reduce(gradients, op=zpccl.ReduceOp.AVG)
+            steps += 1
+        return steps
+
+    def stop(self) -> float:
+        """Admits who is pending and syncs; returns the seconds."""
+
+        def both() -> None:
+            self.peer.comm.update_topology()
+            self.sync()
+
+        return self._timed(both)
+
+    def come(self, ahead: bool) -> dict[str, float]:
+        """Connects, fetching the state ahead or not, and syncs; returns the seconds, and the bytes of the sync."""
+        began = time.monotonic()
+        self.peer.comm.connect(prefetch=self.state if ahead else None)
+        connected = time.monotonic() - began
+        result = self.sync()
+        return {"seconds": time.monotonic() - began, "connected": connected, "received": result["received"]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: who has the state, and where a joiner is started."""
+
+    hosts: Hosts
+    master: Master
+    members: list[Worker]
+    options: argparse.Namespace
+
+    def start(self, number: int) -> Worker:
+        """Starts the process of a number; the joiner has the highest."""
+        settings = (number, self.master.address, self.options.connections, self.hosts.address(number))
+        return self.hosts.start(number, f"process {number}", TrainingPeer, *settings)
+
+
+def join_once(run: Run, size_bytes: int, *, ahead: bool) -> dict[str, float]:
+    """One newcomer that comes, and goes again.
+
+    Raises:
+        WorkerFailed: it ends with something else than the members have.
+    """
+    members, tensors = run.members, run.options.tensors
+    wanted: str = members[0].call("contents_digest")
+    call_all(members, "reset")
+    offer_s = max(call_all(members, "offer")) if ahead else 0.0
+    joiner = run.start(len(members))
+    try:
+        joiner.call("allocate", size_bytes, tensors, RANDOM, None, True)
+        joiner.call("reset")
+        joiner.begin("come", ahead)
+        steps = max(call_all(members, "train"))
+        stop_s = max(call_all(members, "stop"))
+        result: dict[str, float] = joiner.result()
+        if joiner.call("contents_digest") != wanted:
+            raise WorkerFailed("the joiner does not have the state of the members")
+    finally:
+        joiner.close()
+    return {"stop": stop_s, "offer": offer_s, "joined": result["seconds"], "steps": steps, **result}
+
+
+def measure_size(run: Run, size_bytes: int) -> list[Row]:
+    """Both rows of one size."""
+    options = run.options
+    call_all(run.members, "allocate", size_bytes, options.tensors, RANDOM, None, False)
+    found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    for _ in range(options.reps):
+        for ahead, results in found.items():
+            results.append(join_once(run, size_bytes, ahead=ahead))
+    rows: list[Row] = []
+    for ahead, results in found.items():
+        row: Row = {"ahead": ahead, "members": options.members, "bytes": size_bytes, "uplink_mbit": options.uplink}
+        row |= {"rtt_ms": options.rtt if options.uplink else None, "reps": options.reps}
+        for name in ("stop", "offer", "joined", "steps", "received"):
+            row |= spread([result[name] for result in results], name)
+        rows.append(row | what_the_emulator_says(run.hosts.network))
+    rows[1]["of_plain"] = rows[1]["stop_median"] / rows[0]["stop_median"]
+    return rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_place_arguments(parser)
+    add(parser, "--members", 2, "of the run; all-reduces take two", type=whole(2))
+
+
+def measure(options: argparse.Namespace) -> Rows:
+    with make_hosts(options, options.members + 1) as (hosts, master), ended_workers() as members:
+        run = Run(hosts, master, members, options)
+        for number in range(options.members):
+            members.append(run.start(number))
+        call_all(members, "join", options.members)
+        for size_bytes in options.bytes:
+            yield from measure_size(run, size_bytes)
+
+
+COLUMNS = [
+    Column("bytes", "bytes", BYTES),
+    Column("ahead", "ahead"),
+    *(
+        Column(f"{title} s", f"stop_{what}", ".3f")
+        for title, what in (("stop", "median"), ("min", "min"), ("max", "max"))
+    ),
+    Column("of plain %", "of_plain", ".1f", 100),
+    Column("offer s", "offer_median", ".3f"),
+    Column("joined s", "joined_median", ".2f"),
+    Column("steps", "steps_median", ".0f"),
+    Column("sync MiB", "received_median", ".1f", 2**-20),
+]
+TABLES = [Table("Members stop for a newcomer {options.place}", COLUMNS)]
+
+SCENARIO = Scenario(__doc__, add_arguments, measure, TABLES, check_place)

@@ -1,0 +1,93 @@
+"""Measures what an all-reduce takes in memory beyond the caller's buffers, in each process.
+
+Fresh processes for each row: they all-reduce something small (so that loading and first use do not count), allocate the
+buffers and touch every page, reset the peak of their resident set size, and all-reduce. `extra_bytes` is the peak minus
+what was resident before, of the process that took most; `kept_bytes` is what stays resident afterwards beyond that.
+Memory of the kernel (socket buffers) is no part of a resident set.
+
+  out             the result goes to a second buffer, which is the caller's and does not count
+  in              the result replaces the input, which comes back if the call fails
+  in_no_restore   the same with `restore=False`: a call that fails leaves the buffer undefined
+
+gloo, where torch is installed, works in place only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+from common import Row, Rows, add
+from workers import LOOPBACK, call_all
+
+from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.systems import PLACES, System, add_systems, check_quantize, check_systems, start_system
+
+SYSTEMS = ("zpccl", "gloo")
+WARM_UP_BYTES = 64 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, "--peers", 2, "processes")
+    add(parser, "--bytes", ["256MiB"])
+    add(parser, "--connections", 4)
+    add(parser, "--dtype", "float32")
+    add(parser, "--quantize", ["none"])
+    add(parser, "--places", list(PLACES), "of zpccl", choices=PLACES)
+    add_systems(parser, SYSTEMS)
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    check_quantize(parser, options)
+    check_systems(parser, options, SYSTEMS)
+
+
+def measure(options: argparse.Namespace) -> Rows:
+    for size_bytes, name in itertools.product(options.bytes, options.systems):
+        is_ours = name == "zpccl"
+        for quantize in options.quantize if is_ours else ["none"]:
+            for place in options.places if is_ours else ["in"]:
+                how: dict[str, Any] = {"place": place} if is_ours else {}
+                with start_system(LOOPBACK, name, options.peers, options.connections, **how) as system:
+                    yield measure_once(system, options, size_bytes, quantize, place)
+
+
+def measure_once(system: System, options: argparse.Namespace, size_bytes: int, quantize: str, place: str) -> Row:
+    """One all-reduce, watched and checked."""
+    call_all(system.workers, "allocate", WARM_UP_BYTES, options.dtype, quantize)
+    call_all(system.workers, "run", 1)
+    call_all(system.workers, "allocate", size_bytes, options.dtype, quantize)
+    call_all(system.workers, "begin_memory")
+    call_all(system.workers, "run", 1)
+    grown: list[tuple[int, int]] = call_all(system.workers, "grown_memory")
+    system.check()
+    extra_bytes = max(peak for peak, _ in grown)
+    return {
+        "system": system.name,
+        "peers": options.peers,
+        "bytes": size_bytes,
+        "dtype": options.dtype,
+        "quantize": quantize,
+        "place": place,
+        "extra_bytes": extra_bytes,
+        "extra_bytes_min": min(peak for peak, _ in grown),
+        "extra_fraction": extra_bytes / size_bytes,
+        "kept_bytes": max(kept for _, kept in grown),
+    }
+
+
+COLUMNS = [
+    Column("system", "system"),
+    Column("peers", "peers"),
+    Column("bytes", "bytes", BYTES),
+    Column("dtype", "dtype"),
+    Column("quantize", "quantize"),
+    Column("place", "place"),
+    Column("extra MiB", "extra_bytes", ".2f", 2**-20),
+    Column("of the tensor", "extra_fraction", ".1%"),
+    Column("kept MiB", "kept_bytes", ".2f", 2**-20),
+]
+TITLE = "Memory of an all-reduce beyond the caller's buffers"
+
+SCENARIO = Scenario(__doc__, add_arguments, measure, [Table(TITLE, COLUMNS)], check)
