@@ -1,50 +1,108 @@
-"""The shell of a peer: what it makes of a handshake with the master that failed."""
+"""The shell of a peer: what it does with the sockets of its session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 import zmq
 
 import zpccl
 from zpccl import limits
-from zpccl.control.peer_loop import PeerLoop
+from zpccl.control.peer_loop import PeerLoop, PendingCall
+from zpccl.errors import Kicked
 from zpccl.protocol import events
+from zpccl.protocol.effects import Send, UseMaster
+from zpccl.protocol.messages import Hello, Kick, Leave, decode_peer_message, encode
 from zpccl.protocol.peer import State
+from zpccl.protocol.session import Phase
 
-EARLY_NS = limits.REGISTRATION_TIMEOUT_NS  # So much is left of the time for the handshake.
-LATE_NS = limits.REGISTRATION_TIMEOUT_NS - limits.CONNECT_TIMEOUT_NS
+WAIT_MS = 10_000
+NOW_NS = 10**15
 
 
 @pytest.fixture
-def loop() -> Iterator[PeerLoop]:
+def router() -> Iterator[zmq.Socket[bytes]]:
+    """A socket in place of a master."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, WAIT_MS)
+        router.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        router.bind_to_random_port("tcp://127.0.0.1")
+        yield router
+
+
+@pytest.fixture
+def loop(router: zmq.Socket[bytes]) -> Iterator[PeerLoop]:
     """Of a peer that connects; its thread is not started, so the test takes its place."""
-    loop = zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1")._make_loop()
-    loop._machine.state = State.CONNECTING
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+    loop = zpccl.Communicator(f"{address},127.0.0.1:1", listen="127.0.0.1")._make_loop()
+    loop.call(lambda ids: events.ConnectCalled(ids[0], 1), [PendingCall(Future())])
+    loop._run_once({loop._wakeup}, NOW_NS)
+    loop._waiter.register(loop._wakeup)
+    loop._socket.connect(loop._endpoints[0])
     yield loop
     loop._machine.state = State.NEW
     loop.close()
 
 
-def test_who_closes_at_once_is_asked_why(loop: PeerLoop) -> None:
-    assert loop._on_handshake_failed(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, EARLY_NS, 0) == []
-    assert loop._is_asking, "the answer ends the try"
+def run_until(loop: PeerLoop, condition: Callable[[], bool]) -> None:
+    while not condition():
+        ready = loop._waiter.wait(WAIT_MS)
+        assert ready, "nothing comes"
+        loop._run_once(ready, NOW_NS)
 
 
-def test_who_fails_late_is_not_asked_and_the_try_counts(loop: PeerLoop) -> None:
-    """L1: libzmq says nothing more of it, so nothing else would end connect()."""
-    (event,) = loop._on_handshake_failed(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, LATE_NS, 0)
-    assert isinstance(event, events.ConnectionFailed) and not loop._is_asking
-    assert loop._deadline_ns() == limits.RECONNECT_INTERVAL_MAX_NS, "and it connects again"
+def is_up(loop: PeerLoop) -> Callable[[], bool]:
+    return lambda: loop._session.phase is Phase.UP
 
 
-def test_where_libzmq_tries_again_it_says_so_itself(loop: PeerLoop) -> None:
-    assert loop._on_handshake_failed(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, LATE_NS, 0) == []
-    assert not loop._is_asking and loop._deadline_ns() is None
+def first_message(router: zmq.Socket[bytes]) -> tuple[bytes, object]:
+    sender, data = router.recv_multipart()
+    return sender, decode_peer_message(data)
 
 
-def test_a_key_that_is_not_allowed(loop: PeerLoop) -> None:
-    (event,) = loop._on_handshake_failed(zmq.EVENT_HANDSHAKE_FAILED_AUTH, EARLY_NS, 0)
-    assert isinstance(event, events.AuthenticationRefused) and "allow list" in event.reason
-    assert not loop._is_asking
+def test_nothing_waits_for_a_connection(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    """Hello is the first that comes on each one."""
+    loop._perform([Send(Leave())], NOW_NS)
+    run_until(loop, is_up(loop))
+    assert isinstance(first_message(router)[1], Hello)
+
+
+def test_what_came_before_the_end_is_heard(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    """The master says why, and closes: its last message is not lost with the socket, whichever is noticed first."""
+    run_until(loop, is_up(loop))
+    router.send_multipart([first_message(router)[0], encode(Kick(0, "enough"))])
+    router.close()
+    assert loop._monitor.poll(WAIT_MS)
+    loop._run_once({loop._monitor}, NOW_NS)
+    assert isinstance(loop.error, Kicked) and "enough" in str(loop.error)
+
+
+def test_every_connection_has_a_socket_of_its_own(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    run_until(loop, is_up(loop))
+    first, socket = first_message(router)[0], loop._socket
+    endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    router.unbind(endpoint)
+    loop._on_session(events.SocketBroke(), NOW_NS)
+    router.bind(endpoint)
+    loop._on_session(events.Tick(), NOW_NS + limits.SECOND)
+    assert loop._socket is not socket and socket.closed
+    run_until(loop, is_up(loop))
+    second, hello = first_message(router)
+    assert second != first and isinstance(hello, Hello)
+
+
+def test_an_address_that_libzmq_does_not_take(loop: PeerLoop) -> None:
+    """It fails the try; that of the first master is refused by connect() itself."""
+    loop._endpoints = (loop._endpoints[0], "tcp://no address")
+    loop._on_session(UseMaster(1), NOW_NS)
+    assert loop._session.phase is Phase.PAUSED
+
+
+def test_the_greeting_of_the_server_ends_the_asking(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    """L1: this master has no secret either, so there is no other reason than that it is none."""
+    loop._on_session(events.TcpConnected(), NOW_NS)
+    loop._on_session(events.HandshakeFailed(), NOW_NS)  # Not in truth.
+    assert loop._session.phase is Phase.ASKING
+    run_until(loop, lambda: loop._session.phase is Phase.PAUSED)

@@ -121,7 +121,7 @@ def test_the_only_master_is_replaced_by_mistake() -> None:
                 call = threads.submit(sums, comms)
                 loop = comms[0]._loop
                 assert loop is not None
-                until(lambda: loop._machine._has_complained, "a look")
+                until(lambda: loop._session._has_complained, "a look")
             master = zpccl.MasterNode(master.address, recovery_grace=0.05)
             master.run()
             assert call.result() == {2.0}

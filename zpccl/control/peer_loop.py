@@ -1,8 +1,8 @@
 """The shell of a peer: one thread between the user's calls, the master, the data plane and the link broker.
 
-Each master gets a DEALER socket of its own, one at a time, so that nothing of an old one comes after UseMaster.
+Two machines decide: the session about the DEALER socket, of which there is one at a time, and the peer about the rest.
 
-Ownership. The thread owns the DEALER socket, its monitor, the machine, the table of calls, and the data plane's event
+Ownership. The thread owns the DEALER socket, its monitor, the machines, the table of calls, and the data plane's event
 queue; it alone opens and closes links and starts and ends attempts. Users' threads put calls into the inbox under the
 lock and wait on the `Future` of each; the broker's thread puts links and failures there too. An eventfd wakes the
 thread. The buffers of a call belong to the data plane from StartReduce to EndReduce, else to the user.
@@ -16,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import functools
 import logging
+import operator
 import os
 import socket
 import threading
@@ -42,8 +44,9 @@ from zpccl.dataplane.offers import CHANNEL, Offers
 from zpccl.dataplane.transfer import StateTransfer
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import Malformed, Member, OtherVersion, decode_master_message, encode
+from zpccl.protocol.messages import Member, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
+from zpccl.protocol.session import Phase, Session, SessionEvent
 from zpccl.types import Algorithm, ReduceInfo
 
 logger = logging.getLogger("zpccl.peer")
@@ -109,16 +112,7 @@ class _GivenUp:
     timed_out: bool
 
 
-@dataclass(frozen=True)
-class _Greeted:
-    """What a server answered that closed a connection during the handshake: its mechanism, or "" and why not."""
-
-    endpoint: str
-    mechanism: str
-    reason: str
-
-
-_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | NewLink | NewConnection | _Greeted"
+_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | NewLink | NewConnection | events.MechanismTold"
 
 
 class PeerLoop:
@@ -173,30 +167,24 @@ class PeerLoop:
         )
         self.options = options(self._broker.addresses)
         self._machine = PeerMachine(self.options)
+        self._session = Session(self.options.peer_id, has_keys=keys is not None)
         self._run_id = b""
         self.view = View()
         self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
         self._context = zmq.Context()
         self._waiter = Waiter()
         self._endpoints = endpoints
-        self._endpoint = endpoints[0]
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
-        self._socket, self._monitor = self._open_socket()
-        self._try_ns = time.monotonic_ns()  # When the try to connect began.
-        self._handshake_deadline_ns: int | None = None  # Of a TCP connection that has not become one of ZeroMQ.
-        self._connect_again_ns: int | None = None  # libzmq gives up where a handshake broke the protocol.
-        self._is_asking = False  # Why a handshake failed.
-        self._failure = _REFUSED
+        self._socket, self._monitor = self._make_socket()
         self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
 
-    def _open_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """A socket for one master, and its monitor."""
+    def _make_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """A socket for one connection, and its monitor."""
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, limits.LINGER_MS)
         dealer.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
         dealer.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
-        dealer.setsockopt(zmq.RECONNECT_IVL, limits.RECONNECT_INTERVAL_NS // limits.MS)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, limits.RECONNECT_INTERVAL_MAX_NS // limits.MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
         dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
         dealer.setsockopt(zmq.IPV6, 1)
@@ -205,14 +193,7 @@ class PeerLoop:
             dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.master_public)
             dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
             dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.private)
-        monitor = dealer.get_monitor_socket(
-            zmq.EVENT_CONNECT_DELAYED
-            | zmq.EVENT_CONNECTED
-            | zmq.EVENT_CONNECT_RETRIED
-            | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_DISCONNECTED
-            | _HANDSHAKE_FAILED
-        )
+        monitor = dealer.get_monitor_socket(functools.reduce(operator.or_, _SOCKET_EVENTS))
         self._waiter.register(dealer)
         self._waiter.register(monitor)
         return dealer, monitor
@@ -233,9 +214,9 @@ class PeerLoop:
             InvalidArgument: ZeroMQ does not take the address.
         """
         try:
-            self._socket.connect(self._endpoint)
+            self._socket.connect(self._endpoints[0])
         except zmq.ZMQError as error:
-            self._machine.error = InvalidArgument(f"cannot connect to {self._endpoint}: {error.strerror}")
+            self._machine.error = InvalidArgument(f"cannot connect to {self._endpoints[0]}: {error.strerror}")
             self._shut_down()
             raise self._machine.error from None
         self.call(lambda ids: events.ConnectCalled(ids[0], connect_tries), [call])
@@ -313,7 +294,8 @@ class PeerLoop:
                 now_ns = time.monotonic_ns()
                 self._run_once(ready, now_ns)
                 if deadline_ns is not None and now_ns >= deadline_ns:
-                    self._on_deadline(now_ns)
+                    self._on_session(events.Tick(), now_ns)
+                    self._handle(events.Tick(), now_ns)
         except BaseException as error:
             logger.critical("the peer's loop failed; this is a bug in zpccl", exc_info=True)
             self._machine.error = self._machine.error or InternalError(f"the peer's loop failed: {error!r}")
@@ -328,26 +310,12 @@ class PeerLoop:
             for item in inbox:
                 self._take(item, now_ns)
         if self._monitor in ready:  # After the inbox: connect() comes before the connection it makes.
-            monitor = self._monitor
-            for event in self._take_monitor_events(now_ns):
-                if self._monitor is not monitor:
-                    break  # The rest is about a master that was left.
-                if isinstance(event, events.ConnectionUp):  # What is here now came on an older connection: no master
-                    self._take_messages(now_ns)  # speaks first. It counts before what another master may ask of us.
-                self._handle(event, now_ns)
+            self._take_monitor_events(now_ns)
         if self._socket in ready:
             self._take_messages(now_ns, limits.POLL_EVENTS_MAX)
         if self._engine.fileno() in ready:
             for engine_event in self._engine.poll():
                 self._on_engine_event(engine_event, now_ns)
-
-    def _on_deadline(self, now_ns: int) -> None:
-        if self._connect_again_ns is not None and now_ns >= self._connect_again_ns:
-            self._connect_anew()
-        if self._handshake_deadline_ns is not None and now_ns >= self._handshake_deadline_ns:
-            self._connect_anew()
-            self._handle(events.ConnectionFailed(_NO_ZMQ), now_ns)
-        self._handle(events.Tick(), now_ns)
 
     def _take_messages(self, now_ns: int, count_max: int = limits.CONTROL_QUEUE_MESSAGES_MAX) -> None:
         for _ in range(count_max):
@@ -355,7 +323,7 @@ class PeerLoop:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_data(data, now_ns)
+            self._on_session(events.DataReceived(data), now_ns)
 
     def _take(self, item: _InboxItem, now_ns: int) -> None:
         if isinstance(item, _NewCalls):
@@ -371,101 +339,48 @@ class PeerLoop:
             self._open_link(item, now_ns)
         elif isinstance(item, NewConnection):
             self._add_connection(item)
-        elif isinstance(item, _Greeted):
-            self._on_greeted(item, now_ns)
+        elif isinstance(item, events.MechanismTold):
+            self._on_session(item, now_ns)
         else:
             self._handle(item, now_ns)
 
-    def _take_monitor_events(self, now_ns: int) -> list[events.PeerEvent]:
-        """What has become of connecting. A try without a handshake that fails ends with CONNECT_RETRIED."""
-        found: list[events.PeerEvent] = []
+    def _take_monitor_events(self, now_ns: int) -> None:
+        """What has become of the socket. What came before its end is handed over before that."""
         while True:
             try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                event = _SOCKET_EVENTS[parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]]
             except zmq.Again:
-                return found
-            kind = event["event"]
-            deadline_ns, self._handshake_deadline_ns = self._handshake_deadline_ns, None
-            if kind == zmq.EVENT_CONNECT_DELAYED:
-                self._try_ns = now_ns  # It has sent a SYN.
-            elif kind == zmq.EVENT_CONNECTED:
-                self._handshake_deadline_ns = now_ns + limits.REGISTRATION_TIMEOUT_NS
-            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connect_again_ns = None
-                found.append(events.ConnectionUp(now_ns - self._try_ns))
-            elif kind == zmq.EVENT_DISCONNECTED:
-                found.append(events.ConnectionDown())
-            elif kind == zmq.EVENT_CONNECT_RETRIED:
-                if not self._is_asking:  # Else the answer ends this try.
-                    found.append(events.ConnectionFailed(self._failure))
-                self._failure = _REFUSED
+                return
+            if isinstance(event, events.SocketBroke):
+                self._take_messages(now_ns)
+            self._on_session(event, now_ns)
+
+    def _on_session(self, event: SessionEvent, now_ns: int) -> None:
+        for effect in self._session.handle(event, now_ns):
+            if isinstance(effect, effects.OpenSocket):
+                self._open_socket(self._endpoints[effect.index], now_ns)
+            elif isinstance(effect, effects.AskMechanism):
+                self._ask_mechanism(effect.index)
             else:
-                self._failure = _NO_ZMQ
-                found += self._on_handshake_failed(kind, deadline_ns, now_ns)
+                self._handle(effect, now_ns)
 
-    def _connect_anew(self) -> None:
-        """To libzmq, a server that talks without a greeting is a peer of ZMTP 1.0, for which it waits without end."""
-        self._handshake_deadline_ns = self._connect_again_ns = None
-        self._socket.disconnect(self._endpoint)
-        self._socket.connect(self._endpoint)
-
-    def _use_master(self, index: int) -> None:
-        """Leaves the master for another one."""
+    def _open_socket(self, endpoint: str, now_ns: int) -> None:
         self._close_socket()
-        self._handshake_deadline_ns = self._connect_again_ns = None
-        self._is_asking, self._failure = False, _REFUSED
-        self._endpoint = self._endpoints[index]
-        self._socket, self._monitor = self._open_socket()
+        self._socket, self._monitor = self._make_socket()
         try:
-            self._socket.connect(self._endpoint)
+            self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._post(events.ConnectionFailed(str(error.strerror)))
+            self._on_session(events.DialFailed(str(error.strerror)), now_ns)
 
-    def _on_handshake_failed(self, kind: int, deadline_ns: int | None, now_ns: int) -> list[events.PeerEvent]:
-        """Where there was no detail, libzmq tries again by itself and says so; else it gives up for good."""
-        if kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._connect_again_ns = now_ns + limits.RECONNECT_INTERVAL_MAX_NS
-        if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return [events.AuthenticationRefused(_KEY_REFUSED)]
-        if deadline_ns is None or deadline_ns - now_ns > _HANDSHAKE_LEFT_NS:
-            self._ask_why()
-        if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._is_asking:
-            return [events.ConnectionFailed(_NO_ZMQ)]
-        return []
+    def _ask_mechanism(self, index: int) -> None:
+        def on_answer(mechanism: str, reason: str) -> None:
+            self._post(events.MechanismTold(index, mechanism, reason))
 
-    def _ask_why(self) -> None:
-        """A master with another idea of secrets closes the connection; so does anything that is no master."""
-        if self._machine.state is State.CONNECTING and not self._is_asking:
-            self._is_asking = True
-            endpoint = self._endpoint
-            self._broker.ask_mechanism(
-                endpoint.removeprefix("tcp://"), lambda name, reason: self._post(_Greeted(endpoint, name, reason))
-            )
-
-    def _on_greeted(self, answer: _Greeted, now_ns: int) -> None:
-        if answer.endpoint != self._endpoint:
-            return
-        self._is_asking = False
-        if answer.mechanism == "CURVE":
-            reason = _NEEDS_SECRET if self._keys is None else _OTHER_SECRET
-            self._handle(events.AuthenticationRefused(reason), now_ns)
-        elif answer.mechanism == "NULL" and self._keys is not None:
-            self._handle(events.AuthenticationRefused(_HAS_NO_SECRET), now_ns)
-        else:
-            self._handle(events.ConnectionFailed(answer.reason or _NO_ZMQ), now_ns)
+        self._broker.ask_mechanism(self._endpoints[index].removeprefix("tcp://"), on_answer)
 
     def _deadline_ns(self) -> int | None:
-        deadlines = (self._machine.deadline_ns(), self._handshake_deadline_ns, self._connect_again_ns)
+        deadlines = (self._machine.deadline_ns(), self._session.deadline_ns())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
-
-    def _on_data(self, data: bytes, now_ns: int) -> None:
-        try:
-            message = decode_master_message(data)
-        except OtherVersion as error:
-            return self._handle(events.OtherVersionReceived(error.version), now_ns)
-        except Malformed as error:
-            return self._handle(events.NonsenseReceived(error.message), now_ns)
-        self._handle(events.MasterMessageReceived(message), now_ns)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
         if isinstance(event, ReduceDone):
@@ -513,10 +428,11 @@ class PeerLoop:
     def _perform(self, todo: list[effects.PeerEffect], now_ns: int) -> None:
         for effect in todo:
             if isinstance(effect, effects.Send):
-                with contextlib.suppress(zmq.Again):  # The master is away; all is said again when it is back.
-                    self._socket.send(encode(effect.message), zmq.NOBLOCK)
+                if self._session.phase is Phase.UP:  # Else all is said on the next connection.
+                    with contextlib.suppress(zmq.Again):  # The master has hung, and libzmq is about to find out.
+                        self._socket.send(encode(effect.message), zmq.NOBLOCK)
             elif isinstance(effect, effects.UseMaster):
-                self._use_master(effect.index)
+                self._on_session(effect, now_ns)
             elif isinstance(effect, effects.StartReduce):
                 self._start_reduce(effect)
             elif isinstance(effect, effects.EndReduce):
@@ -698,14 +614,15 @@ class PeerLoop:
         os.close(self._wakeup)
 
 
-_REFUSED = "the connection was refused, timed out or broke"
-_NO_ZMQ = "what answers there does not speak ZeroMQ"
-_KEY_REFUSED = "it does not allow the key of this peer; is its public key in the allow list of the master?"
-_NEEDS_SECRET = "the run has a secret and this peer has none; set ZPCCL_SECRET or secret= to that of the run"
-_HAS_NO_SECRET = "this peer has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
-_OTHER_SECRET = "it has another secret or key than this peer was given; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
-_HANDSHAKE_LEFT_NS = limits.REGISTRATION_TIMEOUT_NS - limits.CONNECT_TIMEOUT_NS // 2
-"""Who closes when more of the time is left has something against the handshake; later libzmq has waited in vain."""
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_NEVER_MS = 2**30
+"""libzmq says that it will try again later, which is how a try without a handshake ends; the session is sooner."""
+_SOCKET_EVENTS: dict[int, SessionEvent] = {
+    zmq.EVENT_CONNECT_DELAYED: events.DialStarted(),
+    zmq.EVENT_CONNECT_RETRIED: events.DialFailed(),
+    zmq.EVENT_CONNECTED: events.TcpConnected(),
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: events.HandshakeDone(),
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: events.HandshakeFailed(),
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: events.HandshakeFailed(),
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: events.HandshakeFailed(is_key_refused=True),
+    zmq.EVENT_DISCONNECTED: events.SocketBroke(),
+}

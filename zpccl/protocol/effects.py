@@ -43,6 +43,23 @@ class Broadcast:
 
 MasterEffect: TypeAlias = Broadcast | Log
 
+# --- Of a session ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSocket:
+    """Close the socket, and open a new one to a master of the list. Nothing more comes of the old one."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskMechanism:
+    """Ask a master of the list, on a connection of its own, which security mechanism it has. MechanismTold follows."""
+
+    index: int
+
+
 # --- Of a peer ------------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +72,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class UseMaster:
-    """Drop the connection to the master, and connect to another one of the list. Nothing more comes of the old one."""
+    """Connect to another master of the list. Nothing more comes of the one before."""
 
     index: int
 

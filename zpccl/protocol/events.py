@@ -48,6 +48,59 @@ class KeysRevoked:
     names: Mapping[str, str]
 
 
+# --- To a session: what becomes of the socket that it opened last ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DialStarted:
+    """The name of the master is resolved, and the first packet is out."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    """There is no TCP connection; why, where that is known."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpConnected:
+    """The TCP connection stands, and the handshake of ZeroMQ begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeDone:
+    """What answers speaks ZeroMQ, with the same secret or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeFailed:
+    """It broke off, broke the protocol, or said nothing in time; or it refuses the key of this peer, and says so."""
+
+    is_key_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MechanismTold:
+    """The answer to AskMechanism: the name of the security mechanism, or "" and why there is none."""
+
+    index: int
+    mechanism: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataReceived:
+    """A message came."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SocketBroke:
+    """The connection broke, or was silent for too long. All that came on it was handed over before."""
+
+
 # --- To a peer ------------------------------------------------------------------------------------------------------
 
 
@@ -78,7 +131,7 @@ class AuthenticationRefused:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDown:
-    """The connection to the master broke. The shell goes on trying to connect."""
+    """The connection to the master broke. The session goes on trying to connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +143,7 @@ class MasterMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class OtherVersionReceived:
-    """The master answered in another protocol version."""
+    """The master answered in another protocol version. A connection brings one of this or NonsenseReceived."""
 
     version: int
 

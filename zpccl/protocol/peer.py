@@ -181,7 +181,6 @@ class PeerMachine:
         self._tries_left = 0
         self._masters = MasterList(options.masters, options.peer_id)
         self._is_connected = False
-        self._has_complained = False  # Of what this connection brought.
         self._other_versions: set[int] = set()  # Masters that spoke another version last.
         self._connection_count = 0
         self._handshake_ns: dict[int, int] = {}  # The shortest one with each master.
@@ -282,7 +281,6 @@ class PeerMachine:
         elif isinstance(event, events.ConnectionUp):
             self._is_connected = True
             self._acceptor.on_disconnected()
-            self._has_complained = False
             self._other_versions.discard(self._masters.index)
             self._masters.on_connected()
             self._connection_count += 1
@@ -315,9 +313,6 @@ class PeerMachine:
 
         A newcomer ends when all are of other versions; a peer of the run waits for its master.
         """
-        if self._has_complained:
-            return
-        self._has_complained = True
         master, is_version = self._masters.address, isinstance(event, events.OtherVersionReceived)
         text = (
             f"what came is no message of a master: {event.reason}"
