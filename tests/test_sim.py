@@ -40,6 +40,7 @@ from zpccl.protocol.messages import (
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
 from zpccl.sim.checkers import Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
+from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import Buffer, DataPlane, Fetch
 from zpccl.sim.faults import TURNS
 from zpccl.sim.node import PeerNode
@@ -220,14 +221,6 @@ def test_half_of_all_seeds_are_hard_on_leadership() -> None:
 
 def test_a_duel_has_all_that_may_befall_masters() -> None:
     """Kinds that the profile has strike in some seed, and masters change several times in each."""
-    struck: set[str] = set()
-    crashes = []
-    for seed in range(20):
-        cluster = Setup(faults="duel").build(seed)
-        with suppress(Violation), tight_limits(cluster):
-            cluster.run(2000, PROFILES["duel"])
-        struck.update(cluster.injector.struck)
-        crashes.append(cluster.master_crash_count)
     kinds = {
         "ambush_chance",
         "first_chance",
@@ -237,7 +230,16 @@ def test_a_duel_has_all_that_may_befall_masters() -> None:
         "revocations",
         "partitions",
     }
-    assert kinds <= struck
+    crashes = []
+    for seed in range(100):  # A few suffice for all but list_chance, which strikes in 5 % of the seeds.
+        cluster = Setup(faults="duel").build(seed)
+        with suppress(Violation), tight_limits(cluster):
+            cluster.run(2000, PROFILES["duel"])
+        kinds -= set(cluster.injector.struck)
+        crashes.append(cluster.master_crash_count)
+        if not kinds and len(crashes) >= 10:
+            break
+    assert not kinds
     assert sum(crashes) > 3 * len(crashes)
 
 
@@ -421,13 +423,32 @@ def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, se
     assert bool(connected) == is_lost
 
 
+def test_connections_fail_in_all_ways_that_shells_tell_of() -> None:
+    """Refused, broken, ended or silent in the handshake; by a master of another version, or one that revoked a key."""
+    coverage = Coverage()
+    for seed, faults in enumerate((JOINERS, FLAKY_NETWORK, PROFILES["split"], PROFILES["duel"])):
+        Cluster(seed, peer_count=5, masters=faults.masters, coverage=coverage).run(1500, faults)
+    reached = {(event, phase) for event, phase in coverage.counts["session"]}
+    assert reached >= {
+        ("DialFailed", "dialling"),
+        ("HandshakeFailed", "handshake"),
+        ("Tick", "handshake"),
+        ("MechanismTold", "asking"),
+        ("DataReceived", "up"),
+        ("SocketBroke", "up"),
+        ("UseMaster", "up"),
+        ("UseMaster", "paused"),
+        ("Tick", "paused"),
+    }
+
+
 def test_a_connection_keeps_order_and_loses_only_its_tail() -> None:
     rng = random.Random(5)
     lost = 0
     for seed in range(50):
         cluster = Cluster(seed, peer_count=1)
         seen: list[int] = []
-        connection = cluster.network.open(None, "x")
+        connection = cluster.network.open(None, "x", cluster.masters[0])
         for number in range(10):
             connection.to_master.send(rng.randrange(100), lambda number=number, seen=seen: seen.append(number))  # type: ignore[misc]
         while len(seen) < 3:
@@ -471,7 +492,7 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
 def test_profiles_do_what_they_say() -> None:
     """Every kind of fault happens."""
     kinds: Counter[str] = Counter()
-    for seed, faults in enumerate((CHURN, FLAKY_NETWORK, HOSTILE, CHAOS, CHAOS, PROFILES["muddled"], PATHS)):
+    for seed, faults in enumerate((CHURN, PATHS, FLAKY_NETWORK, HOSTILE, CHAOS, CHAOS, PROFILES["muddled"])):
         cluster = Cluster(seed, peer_count=5)
         cluster.run(steps=2500, faults=faults)
         kinds.update(incident.kind for incident in cluster.incidents)

@@ -106,6 +106,8 @@ def test_every_message_and_state_has_its_place_in_the_tables() -> None:
     rows, columns = Coverage().axes("master")
     assert {"Hello", "Report", "ConnectionClosed"} <= set(rows)
     assert {"master recovering", "stranger", "member"} <= set(columns)
+    rows, columns = Coverage().axes("session")
+    assert {"SocketBroke", "UseMaster"} <= set(rows) and {"asking", "up"} <= set(columns)
 
 
 def test_faults_can_be_left_out() -> None:

@@ -1076,4 +1076,28 @@ MUTANTS = (
         breaks="L3: a master that was cut off comes back and knows nobody",
         finder=TESTS,
     ),
+    # --- The control connection ---------------------------------------------------------------------------------------
+    Mutant(
+        name="connects-no-more",
+        function="protocol.session:Session._on_tick",
+        old="self.phase is Phase.PAUSED",
+        new="self.phase is Phase.ASKING",
+        breaks="L2: a peer whose connection broke never opens another socket",
+    ),
+    Mutant(
+        name="broken-connection-is-a-failed-try",
+        function="protocol.session:Session.handle",
+        old="self._pause(events.ConnectionDown(), now_ns)",
+        new="self._pause(events.ConnectionFailed(_REFUSED), now_ns)",
+        breaks="L3: a peer leaves a master that lives for a standby",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="answer-of-another-master-counts",
+        function="protocol.session:Session.handle",
+        old="self.phase is Phase.ASKING and event.index == self._index",
+        new="self.phase is Phase.ASKING",
+        breaks="S7: a newcomer gives up for the secret of a master that it has left",
+        finder=TESTS,
+    ),
 )

@@ -17,15 +17,18 @@ from zpccl.protocol.calls import Call, Phase, TopologyCall
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import MasterMessage, PeerMessage, Refusal, Refused, TopologyKind
 from zpccl.protocol.peer import PeerMachine, State
+from zpccl.protocol.session import Phase as SessionPhase
+from zpccl.protocol.session import Session, SessionEvent
 from zpccl.sim.faults import KINDS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
     from zpccl.sim.node import PeerNode
 
-PEER, MASTER, FAULT = "peer", "master", "fault"
+PEER, SESSION, MASTER, FAULT = "peer", "session", "master", "fault"
 TITLES = {
     PEER: "Events of peers, by the state of the peer and the phases of its calls",
+    SESSION: "Events of control connections, by the phase of the session",
     MASTER: "Events of masters, by the state of the master and who speaks",
     FAULT: "Faults, by what ran where they struck",
 }
@@ -134,6 +137,10 @@ class Coverage:
         for state in states_of_peer(machine):
             self.counts[PEER][name, state] += 1
 
+    def on_session_event(self, session: Session, event: SessionEvent) -> None:
+        """A session is about to take an event."""
+        self.counts[SESSION][type(event).__name__, session.phase.value] += 1
+
     def on_master_event(self, machine: MasterMachine, event: events.MasterEvent) -> None:
         """A master is about to take an event."""
         name = name_of(event)
@@ -161,6 +168,8 @@ class Coverage:
         if table == PEER:
             rows = names_of_events(events.PeerEvent, events.MasterMessageReceived, MasterMessage)
             return rows, names_of_peer_states()
+        if table == SESSION:
+            return sorted(kind.__name__ for kind in get_args(SessionEvent)), [phase.value for phase in SessionPhase]
         if table == MASTER:
             rows = names_of_events(events.MasterEvent, events.PeerMessageReceived, PeerMessage)
             return rows, [*names_of_conditions(), *SENDERS, LEADING]

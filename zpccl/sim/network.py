@@ -1,10 +1,9 @@
 """The control network: connections between peers and masters, as ROUTER and DEALER sockets give them.
 
 Messages on one connection come in order, each after a random delay; connections know nothing of each other, so what
-was sent on an old one may come after the first message of a new one. When a connection breaks, the tail of what is in
-flight is lost in each direction, and each end learns of it in its own time. A peer has one socket for all its
-connections: it may read what came on the old one when it knows the new one already, and what it sends in between may
-be lost or go out on the new one, before its Hello.
+was sent on an old one may come to the master after the first message of a new one. When a connection breaks, the tail
+of what is in flight is lost in each direction, and each end learns of it in its own time. A peer has a socket for each
+connection, which its session opens; the network tells the session what becomes of it.
 
 A path may stall in one direction or in both: what is sent there is held. It comes late, in order, or is lost with the
 connection when one end has heard nothing for too long. No new connection is made over a path that stalls.
@@ -17,16 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zpccl.limits import HEARTBEAT_TIMEOUT_NS, MS, RECONNECT_INTERVAL_NS, SECOND
+from zpccl.limits import CONNECT_TIMEOUT_NS, HEARTBEAT_TIMEOUT_NS, MS, SECOND
 from zpccl.protocol import events
 from zpccl.protocol.messages import (
+    MAGIC,
     Hello,
     MasterMessage,
     PeerMessage,
-    decode_master_message,
     decode_peer_message,
     encode,
 )
+from zpccl.protocol.session import SessionEvent
 from zpccl.sim.clock import Timer
 from zpccl.sim.faults import FAR_NS
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zpccl.sim.node import MasterNode, PeerNode
 
 
-OTHER_VERSION = 99
+OTHER_VERSION = MAGIC + bytes([99])
 
 
 class Stream:
@@ -104,59 +104,62 @@ class Network:
         self._cut: dict[tuple[bytes, int], int] = {}  # Paths that are cut, and how many times: peer and master.
         self._revoked: set[tuple[bytes, int]] = set()  # Whose key a master does not allow any more.
 
-    def connect(self, node: PeerNode, pause_ns: int = 0) -> None:
-        """Tries to connect a peer to the master, after a pause: ConnectionUp or ConnectionFailed follows."""
+    def open_socket(self, node: PeerNode, index: int) -> None:
+        """A peer connects to a master of its list, with a socket in place of the one it had."""
+        if node.connection is not None:
+            self.close(node.connection)
+            node.connection = None
+        node.socket_count += 1
+        master = self._cluster.masters[node.list[index]]
+        node.on_session(events.DialStarted())
+        delay_ns = int(10 ** self._rng.uniform(0, 2) * MS)
+        self._later(node, max(delay_ns, 4 * FAR_NS if node.is_far else 0), lambda: self._reach(node, master))
 
-        master, use_count = self._cluster.masters[node.master_index], node.use_count
+    def _reach(self, node: PeerNode, master: MasterNode) -> None:
+        """What a peer finds at the address of a master."""
+        key, faults = (node.peer_id, master.index), self._cluster.faults
+        if key in self._cut or not (master.is_alive or master.is_foreign):
+            return node.on_session(events.DialFailed("refused"))
+        if self._rng.random() < faults.refusal_chance and self._cluster.injector.strikes("refusal_chance", node):
+            return self._refuse(node)
+        node.on_session(events.TcpConnected())
+        if master.is_foreign:
+            node.on_session(events.HandshakeDone())
+            self._tell(node, 20 * MS, events.DataReceived(OTHER_VERSION))
+            return self._tell(node, self._rng.randrange(SECOND, 2 * SECOND), events.SocketBroke())
+        if key in self._revoked:
+            return node.on_session(events.HandshakeFailed(is_key_refused=True))
+        connection = node.connection = self.open(node, f"{node.name}/{self._count}", master)
+        node.on_session(events.HandshakeDone())
+        flaps = self._rng.random() < faults.flap_chance and not self._cluster.spares(node)
+        if flaps and self._cluster.injector.strikes("flap_chance", node):
+            is_silent = self._rng.random() < faults.silent_chance
+            self._cluster.note("connection broken", node, is_silent=is_silent)
+            self.break_connection(connection, is_silent=is_silent)
+        return None
 
-        def happen() -> None:
-            if not node.wants_connection() or node.connection is not None or node.use_count != use_count:
-                return
-            key = (node.peer_id, master.index)
-            if key not in self._cut and master.is_foreign:
-                return self._meet_foreigner(node)
-            if key in self._cut or key in self._revoked or not master.is_alive:
-                is_revoked = master.is_alive and key in self._revoked and key not in self._cut
-                refused = events.AuthenticationRefused("its key is not allowed") if is_revoked else None
-                node.handle(refused or events.ConnectionFailed("refused"))
-                if node.wants_connection():
-                    self.connect(node, RECONNECT_INTERVAL_NS)
-                return
-            is_refused = self._rng.random() < self._cluster.faults.refusal_chance
-            if is_refused and self._cluster.injector.strikes("refusal_chance", node):
-                node.handle(events.ConnectionFailed("refused"))
-                if node.wants_connection():
-                    self.connect(node)
-                return
-            node.connection = self.open(node, f"{node.name}/{self._count}")
-            backlog, node.backlog = node.backlog, []
-            if self._rng.random() < 0.5:
-                for message in backlog:
-                    self.send_to_master(node.connection, message)
-            node.handle(events.ConnectionUp())
-            faults = self._cluster.faults
-            flaps = self._rng.random() < faults.flap_chance and not self._cluster.spares(node)
-            if flaps and self._cluster.injector.strikes("flap_chance", node):
-                is_silent = self._rng.random() < faults.silent_chance
-                self._cluster.note("connection broken", node, is_silent=is_silent)
-                self.break_connection(node.connection, is_silent=is_silent)
+    def _refuse(self, node: PeerNode) -> None:
+        """Nobody listens; or somebody breaks off the handshake, at once or after a silence, or talks without end."""
+        kind = self._rng.choice(("refused", "closed", "silent", "endless"))
+        if kind == "refused":
+            return node.on_session(events.DialFailed("refused"))
+        node.on_session(events.TcpConnected())
+        if kind == "closed":
+            return node.on_session(events.HandshakeFailed())
+        self._cluster.note(f"{kind} handshake", node, is_silent=True)
+        return self._tell(node, CONNECT_TIMEOUT_NS, events.HandshakeFailed()) if kind == "silent" else None
 
-        self._cluster.clock.after(pause_ns + int(10 ** self._rng.uniform(0, 2) * MS), happen)
+    def ask_mechanism(self, node: PeerNode, index: int) -> None:
+        """Who broke off a handshake is gone."""
+        self._tell(node, self._rng.randrange(100 * MS), events.MechanismTold(index, "", "gone"))
 
-    def _meet_foreigner(self, node: PeerNode) -> None:
-        """What answers speaks another version; after a while it closes the connection."""
-        use_count = node.use_count
+    def _tell(self, node: PeerNode, delay_ns: int, event: SessionEvent) -> None:
+        self._later(node, delay_ns, lambda: node.on_session(event))
 
-        def answer(event: events.PeerEvent) -> None:
-            if node.use_count == use_count and node.wants_connection():
-                node.handle(event)
-                if node.use_count == use_count and isinstance(event, events.ConnectionDown):
-                    self.connect(node)
-
-        node.handle(events.ConnectionUp())
-        clock = self._cluster.clock
-        clock.after(20 * MS, lambda: answer(events.OtherVersionReceived(OTHER_VERSION)))
-        clock.after(self._rng.randrange(SECOND, 2 * SECOND), lambda: answer(events.ConnectionDown()))
+    def _later(self, node: PeerNode, delay_ns: int, happen: Callable[[], None]) -> None:
+        """Something becomes of the socket that a peer has now, if it has that one still."""
+        count = node.socket_count
+        self._cluster.clock.after(delay_ns, lambda: happen() if node.socket_count == count else None)
 
     def revoke(self, node: PeerNode, master: MasterNode) -> None:
         """A master allows the key of a peer no more, nor does any that is started in its place."""
@@ -166,16 +169,6 @@ class Network:
         if connection is not None and connection.master is master:  # When what was sent to it has come.
             after_ns = connection.latency_ns + SECOND
             self._cluster.clock.after(after_ns, lambda: self.break_connection(connection, is_silent=False))
-
-    def use_master(self, node: PeerNode, index: int) -> None:
-        """A peer closes its connection, if it has one, and connects to another master, with a new socket."""
-        if node.connection is not None:
-            self.close(node.connection)
-            node.connection = None
-        node.backlog.clear()
-        node.master_index = node.list[index]
-        node.use_count += 1
-        self.connect(node)
 
     def cut(self, nodes: list[PeerNode], master: MasterNode, *, is_silent: bool) -> None:
         """Cuts the paths between peers and a master until `join`; connections break."""
@@ -219,7 +212,7 @@ class Network:
         """No path is cut any more."""
         self._cut.clear()
 
-    def open(self, node: PeerNode | None, name: str) -> Connection:
+    def open(self, node: PeerNode | None, name: str, master: MasterNode) -> Connection:
         """A new connection."""
         self._count += 1
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
@@ -227,7 +220,6 @@ class Network:
         latency_ns = min(latency_ns * (node.slowness if node is not None else 1), 1000 * MS)
         if node is not None and node.is_far:
             latency_ns = max(latency_ns, FAR_NS)
-        master = self._cluster.masters[node.master_index if node is not None else 0]
         connection = Connection(
             name, self._count, node, master, latency_ns, Stream(self._cluster), Stream(self._cluster)
         )
@@ -235,10 +227,8 @@ class Network:
         return connection
 
     def send_to_master(self, connection: Connection, message: PeerMessage) -> None:
-        """Sends what a peer says. If the connection is broken, it may be lost."""
+        """Sends what a peer says. Lost if the connection is broken."""
         if connection.is_broken:
-            if connection.node is not None:
-                connection.node.backlog.append(message)
             return
         data = encode(message)
         copies = self._copies(connection)
@@ -264,9 +254,8 @@ class Network:
 
         def deliver() -> None:
             for _ in range(copies):
-                if connection.number >= node.heard_connection:
-                    node.heard_connection = connection.number
-                    node.handle(events.MasterMessageReceived(decode_master_message(data)))
+                if node.connection is connection:
+                    node.on_session(events.DataReceived(data))
 
         connection.to_peer.send(self._delay_ns(connection), deliver)
 
@@ -302,14 +291,10 @@ class Network:
             connection.master.handle(events.ConnectionClosed(connection.name))
 
     def _peer_learns(self, connection: Connection) -> None:
-        if self._rng.random() < 0.5:
-            connection.to_peer.lose(0)
         node = connection.node
         if node is not None and node.connection is connection:
             node.connection = None
-            node.handle(events.ConnectionDown())
-            if node.wants_connection():
-                self.connect(node)
+            node.on_session(events.SocketBroke())
 
     def _notice_ns(self, is_silent: bool) -> int:
         """How long one end takes to notice; of a silent break one end may learn sooner, by a reset."""

@@ -15,8 +15,9 @@ from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects, events
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.messages import PeerMessage, StateEntry
+from zpccl.protocol.messages import StateEntry
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
+from zpccl.protocol.session import Session, SessionEvent
 from zpccl.sim.clock import LocalClock, Timer
 from zpccl.sim.dataplane import SharedState, digest_of
 from zpccl.sim.faults import Faults
@@ -178,16 +179,13 @@ class PeerNode:
             is_ready=not (cluster.script.fetches_ahead and self.rng.random() < 0.5),
             master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
         )
-        self.master_index, self.use_count = self.list[0], 0
         self.clock = cluster.draw_clock()
         self.is_ready = options.is_ready
         self.machine: PeerMachine = cluster.make_peer(options)
+        self.session = Session(self.peer_id, has_keys=True)
+        self.socket_count = 0
         self.shared_state = state
         self.connection: Connection | None = None
-        self.heard_connection = 0
-        """The number of the newest connection on which something came."""
-        self.backlog: list[PeerMessage] = []
-        """What was sent while there was no connection."""
         self.is_alive = True
         self._is_hung = False
         self._held: list[Callable[[], None]] = []  # What the threads of a hung program would do next.
@@ -198,6 +196,7 @@ class PeerNode:
         self._call_of_attempt: dict[int, int] = {}
         self._call_count = 0
         self._timer: Timer | None = None
+        self._session_timer: Timer | None = None
 
     def _draw_list(self) -> tuple[int, ...]:
         """The same for all, but for newcomers of a run that somebody has given another one."""
@@ -237,11 +236,7 @@ class PeerNode:
         """The process starts: its program runs."""
         self._run(live(self, self._cluster.script), self._on_end)
 
-    def wants_connection(self) -> bool:
-        """True while the shell tries to reach the master."""
-        return self.is_alive and self.machine.state not in (State.NEW, State.CLOSED)
-
-    # --- The machine ------------------------------------------------------------------------------------------------
+    # --- The machines -----------------------------------------------------------------------------------------------
 
     def handle(self, event: events.PeerEvent) -> None:
         """Gives an event to the machine and performs the effects. Nothing happens in a dead process."""
@@ -262,15 +257,34 @@ class PeerNode:
         cluster.check_deadline(self.name, event, deadline_ns)
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
+    def on_session(self, event: SessionEvent) -> None:
+        """Gives an event to the session and performs the effects, until the machine is closed and the process ends."""
+        if not self.is_alive or self.machine.state is State.CLOSED:
+            return
+        cluster = self._cluster
+        if cluster.coverage is not None:
+            cluster.coverage.on_session_event(self.session, event)
+        done = self.session.handle(event, self.clock.now_ns())
+        self.session.validate()
+        deadline_ns = self.clock.world_ns(self.session.deadline_ns())
+        cluster.check_deadline(self.name, event, deadline_ns)
+        tick = events.Tick()
+        self._session_timer = cluster.rearm(self._session_timer, deadline_ns, lambda: self.on_session(tick))
+        for effect in done:
+            if isinstance(effect, effects.OpenSocket):
+                cluster.network.open_socket(self, effect.index)
+            elif isinstance(effect, effects.AskMechanism):
+                cluster.network.ask_mechanism(self, effect.index)
+            else:
+                self.handle(effect)
+
     def _perform(self, effect: effects.PeerEffect) -> None:
         cluster = self._cluster
         if isinstance(effect, effects.Send):
             if self.connection is not None:
                 cluster.network.send_to_master(self.connection, effect.message)
-            else:
-                self.backlog.append(effect.message)
         elif isinstance(effect, effects.UseMaster):
-            cluster.network.use_master(self, effect.index)
+            self.on_session(effect)
         elif isinstance(effect, effects.StartReduce):
             self._start_reduce(effect)
         elif isinstance(effect, effects.EndReduce):
@@ -374,7 +388,7 @@ class PeerNode:
                 is_first = self.machine.state is State.NEW
                 self.handle(events.ConnectCalled(call.call_id, request.attempts))
                 if is_first:
-                    self._cluster.network.connect(self)
+                    self._cluster.network.open_socket(self, 0)
                     if not self.is_ready and self.rng.random() < 0.3:  # It is given up before anything came of it.
                         self._fetch_ahead(100 * MS)
             elif isinstance(request, Topology):
@@ -456,8 +470,9 @@ class PeerNode:
         self.is_alive = False
         self.connection = None
         self.calls.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._session_timer):
+            if timer is not None:
+                timer.cancel()
         self._cluster.dataplane.lose_peer(self)
         self._cluster.links.lose_peer(self.peer_id, is_silent=is_silent)
 

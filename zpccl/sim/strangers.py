@@ -28,7 +28,7 @@ class Strangers:
         """One stranger connects, says something it should not, and goes."""
         cluster = self._cluster
         self._count += 1
-        connection = cluster.network.open(None, f"stranger{self._count}")
+        connection = cluster.network.open(None, f"stranger{self._count}", cluster.masters[0])
         known = [node.peer_id for node in cluster.live_nodes()]
         kind = self._rng.choice(("garbage", "unregistered", "impostor", "ghost", "joiner"))
         if kind == "garbage":
