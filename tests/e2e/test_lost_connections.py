@@ -29,7 +29,7 @@ BREAKS = 8
 def data_sockets(peer: Peer) -> dict[Any, list[socket.socket]]:
     """Copies of the sockets of the links that this process dialled, by address of the other end."""
     found: dict[Any, list[socket.socket]] = defaultdict(list)
-    master = int(peer.comm._loop._endpoint.rpartition(":")[2])  # type: ignore[union-attr]
+    master = int(peer.comm._loop._endpoints[0].rpartition(":")[2])  # type: ignore[union-attr]
     listening = {address.rpartition(":")[2] for address in peer.comm._loop.options.addresses}  # type: ignore[union-attr]
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
