@@ -163,10 +163,8 @@ class Operation:
 class Operations:
     """All operations of the run.
 
-    Args:
-        next_attempt_id: gives ids that grow and never repeat.
-
     Attributes:
+        next_attempt_id: gives ids that grow and never repeat.
         pending: those that lack votes, or wait for links or joiners.
         running: the attempts, by their ids.
         voted_ns: when the last vote came.
@@ -175,7 +173,7 @@ class Operations:
     def __init__(self, registry: Registry, outbox: Outbox, next_attempt_id: Callable[[], int]) -> None:
         self._registry = registry
         self._outbox = outbox
-        self._next_attempt_id = next_attempt_id
+        self.next_attempt_id = next_attempt_id
         self.pending: dict[Key, Operation] = {}
         self.running: dict[int, Attempt] = {}
         self._running_at: dict[Key, Attempt] = {}
@@ -251,7 +249,18 @@ class Operations:
 
     def refuse(self, key: Key, result: Result, reason: str, field: str = "", values: tuple[str, ...] = ()) -> None:
         """Ends the voting, all with the same answer."""
-        self._outbox.refuse(self._take_calls(key), self._next_attempt_id, result, reason, field, values)
+        self.refuse_calls(self._take_calls(key), result, reason, field, values)
+
+    def refuse_calls(
+        self,
+        calls: Sequence[tuple[Peer, int]],
+        result: Result,
+        reason: str,
+        field: str = "",
+        values: tuple[str, ...] = (),
+    ) -> None:
+        """Ends calls that nothing was planned for, all with the same answer."""
+        self._outbox.refuse(calls, self.next_attempt_id, result, reason, field, values)
 
     def _take_calls(self, key: Key) -> list[tuple[Peer, int]]:
         return [(peer, vote.call_id) for peer, vote in self.take(key).items()]
@@ -278,7 +287,7 @@ class Operations:
     def renumber(self, attempt: Attempt) -> None:
         """Gives a later number to an attempt that nobody has been told of."""
         del self.running[attempt.attempt_id]
-        attempt.attempt_id = self._next_attempt_id()
+        attempt.attempt_id = self.next_attempt_id()
         self.running[attempt.attempt_id] = attempt
 
     def running_of(self, function: str) -> list[Attempt]:
@@ -390,7 +399,7 @@ class Operations:
         reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[: limits.TEXT_CHARS_MAX]
         self._outbox.log(Level.WARNING, reason)
         calls = [call for key in keys for call in self._take_calls(key)]
-        self._outbox.refuse(calls, self._next_attempt_id, Result.INVALID_USAGE, reason)
+        self.refuse_calls(calls, Result.INVALID_USAGE, reason)
 
     def validate(self) -> None:
         """States what always holds."""

@@ -27,7 +27,7 @@ Answers are kept per peer until the peer says that it got them (`oldest_call_id`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -92,7 +92,7 @@ class Reduction(Attempt):
 
 
 class Collectives:
-    """All collectives of the run. `next_attempt_id` gives ids that grow and never repeat."""
+    """All collectives of the run."""
 
     def __init__(
         self,
@@ -100,7 +100,6 @@ class Collectives:
         outbox: Outbox,
         paths: Paths,
         operations: Operations,
-        next_attempt_id: Callable[[], int],
         link_wait_ns: int,
     ) -> None:
         self._registry = registry
@@ -108,7 +107,6 @@ class Collectives:
         self._outbox = outbox
         self._operations = operations
         operations.add_kind(COLLECTIVE, self)
-        self._next_attempt_id = next_attempt_id
         self._link_wait_ns = link_wait_ns
         self._aborted: dict[int, Reduction] = {}  # The last that failed by reports, without these.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
@@ -205,7 +203,7 @@ class Collectives:
         members = self._operations.members_of(key)
         order = tuple(peer.peer_id for peer in members)
         calls = tuple(votes[peer].call_id for peer in members)
-        attempt_id = self._next_attempt_id()
+        attempt_id = self._operations.next_attempt_id()
         for peer, call_id in zip(members, calls, strict=True):
             self._outbox.answer(
                 peer, Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)
@@ -226,7 +224,7 @@ class Collectives:
             order = order[place:] + order[:place]
         algorithm = self._algorithm(spec, order, now_ns)
         attempt = Reduction(
-            attempt_id=self._next_attempt_id(),
+            attempt_id=self._operations.next_attempt_id(),
             key=key,
             calls={peer: votes[peer].call_id for peer in order},
             begun_ns=now_ns,

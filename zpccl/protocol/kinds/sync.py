@@ -22,7 +22,7 @@ gone the next. Until all have reported nothing is decided, as with collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -79,7 +79,6 @@ class StateSyncs:
         outbox: Outbox,
         paths: Paths,
         operations: Operations,
-        next_attempt_id: Callable[[], int],
         link_wait_ns: int,
     ) -> None:
         self._registry = registry
@@ -87,7 +86,6 @@ class StateSyncs:
         self._paths = paths
         self._link_wait_ns = link_wait_ns
         self._operations = operations
-        self._next_attempt_id = next_attempt_id
         operations.add_kind(SYNC, self)
         self.last_revision: dict[int, int] = {}  # By group.
         self._completed_last: dict[int, frozenset[Peer]] = {}
@@ -120,7 +118,7 @@ class StateSyncs:
             self._refuse(election.refused, calls)
             if election.fetch:
                 transfer = Transfer(
-                    attempt_id=self._next_attempt_id(),
+                    attempt_id=self._operations.next_attempt_id(),
                     key=operation.key,
                     calls={peer: call_id for peer, call_id in calls.items() if peer in election.fetch},
                     revision=election.revision,
@@ -140,7 +138,7 @@ class StateSyncs:
             alike.setdefault(why, []).append(peer)
         for (result, reason), peers in alike.items():
             self._outbox.log(Level.WARNING, f"refused in the sync: {names(peers)}: {reason}")
-            self._outbox.refuse([(peer, calls[peer]) for peer in peers], self._next_attempt_id, result, reason)
+            self._operations.refuse_calls([(peer, calls[peer]) for peer in peers], result, reason)
 
     def _start(self, transfer: Transfer, now_ns: int, *, has_waited: bool) -> None:
         """Sends the plan, unless there is a peer without a source."""
