@@ -10,10 +10,10 @@ SECONDS ?= 60
 ARGS ?=
 
 # Tests of the data plane that run with an extension that is compiled for a sanitizer, besides those in C.
-ENGINE_TESTS := $(wildcard tests/test_engine*.py)
-ASAN_TESTS ?= $(ENGINE_TESTS) tests/dataplane tests/test_communicator.py tests/e2e/test_loss.py
-TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/test_engine_direct.py::test_more_than_the_window \
-	tests/dataplane/test_transfer.py tests/e2e/test_loss.py::test_many_reduces_end_when_nobody_is_left
+ENGINE_TESTS := $(filter-out tests/engine/test_quantiser.py tests/engine/test_kernels.py, $(wildcard tests/engine/test_*.py))
+ASAN_TESTS ?= tests/engine tests/state tests/test_communicator.py tests/e2e/test_loss.py
+TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_direct.py::test_more_than_the_window \
+	tests/state/test_transfer.py tests/e2e/test_loss.py::test_many_reduces_end_when_nobody_is_left
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -129,7 +129,7 @@ wheel: deps ## sdist and wheel in dist/, the wheel tried in an empty environment
 
 clean: ## remove what was built, but not .venv
 	rm -rf build dist out zpccl.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed
-	rm -f zpccl/dataplane/_native*.so
+	rm -f zpccl/engine/_native*.so
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 

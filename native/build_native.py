@@ -1,4 +1,4 @@
-"""Builds `zpccl.dataplane._native` with cffi from the C files beside this one and zp_api.h.
+"""Builds `zpccl.engine._native` with cffi from the C files beside this one and zp_api.h.
 
 `ZPCCL_CFLAGS` in the environment is appended to the compiler's and the linker's arguments: "-Werror", sanitizers, ...
 """
@@ -46,7 +46,7 @@ def make_builder() -> FFI:
     builder = FFI()
     builder.cdef(declarations())
     builder.set_source(
-        "zpccl.dataplane._native",
+        "zpccl.engine._native",
         '#include "zp_api.h"\n',
         sources=SOURCES,
         depends=HEADERS,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zpccl import limits
-from zpccl.dataplane.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan
+from zpccl.engine.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 WAIT_S = 20.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zpccl.dataplane.devices import Staging, Wait
+from zpccl.engine.devices import Staging, Wait
 
 
 class FakeTensor:

@@ -17,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 VALUES = ("zpccl.errors", "zpccl.limits", "zpccl.types")
-NATIVE = "zpccl.dataplane._native"
-NATIVE_USER = "zpccl.dataplane.engine"
+NATIVE = "zpccl.engine._native"
+NATIVE_USER = "zpccl.engine.engine"
 
 # Standard library without clock, randomness, threads, files or sockets.
 PURE = frozenset(
@@ -138,8 +138,12 @@ PUBLIC_API = ("zpccl.communicator", "zpccl.collectives", "zpccl.arguments", "zpc
 ABOVE_CONTROL = (*PUBLIC_API, "zpccl.master_node", "zpccl.cli", "zpccl.sim")
 
 
-def may_dataplane(found: Import) -> bool:
+def may_state(found: Import) -> bool:
     return not within(found.target, "zpccl.protocol", "zpccl.control", *ABOVE_CONTROL)
+
+
+def may_engine(found: Import) -> bool:
+    return may_state(found) and not within(found.target, "zpccl.state")
 
 
 def may_control(found: Import) -> bool:
@@ -148,7 +152,8 @@ def may_control(found: Import) -> bool:
 
 LAYERS: dict[str, Callable[[Import], bool]] = {
     "zpccl.protocol": may_protocol,
-    "zpccl.dataplane": may_dataplane,
+    "zpccl.engine": may_engine,
+    "zpccl.state": may_state,
     "zpccl.control": may_control,
     "zpccl.sim": may_sim,
     **dict.fromkeys(VALUES, may_values),
@@ -214,9 +219,11 @@ TREE = dict.fromkeys(
         "zpccl.caller",
         "zpccl.protocol.__init__",
         "zpccl.protocol.master",
-        "zpccl.dataplane.__init__",
-        "zpccl.dataplane.engine",
-        "zpccl.dataplane.tensors",
+        "zpccl.engine.__init__",
+        "zpccl.engine.engine",
+        "zpccl.engine.tensors",
+        "zpccl.state.__init__",
+        "zpccl.state.swarm",
         "zpccl.control.__init__",
         "zpccl.control.loop",
         "zpccl.sim.__init__",
@@ -235,14 +242,15 @@ LEGAL = [
     ("zpccl.protocol.master", "from . import messages"),
     ("zpccl.protocol.master", "self.open(1); message.id(2)"),
     ("zpccl.protocol.__init__", "from .master import Master"),
-    ("zpccl.dataplane.engine", "from zpccl.dataplane import _native"),
-    ("zpccl.dataplane.engine", "from zpccl.dataplane._native import ffi, lib"),
-    ("zpccl.dataplane.engine", "import threading, os"),
-    ("zpccl.control.loop", "import zmq, time, zpccl.protocol.master, zpccl.dataplane.engine"),
+    ("zpccl.engine.engine", "from zpccl.engine import _native"),
+    ("zpccl.engine.engine", "from zpccl.engine._native import ffi, lib"),
+    ("zpccl.engine.engine", "import threading, os"),
+    ("zpccl.control.loop", "import zmq, time, zpccl.protocol.master, zpccl.engine.engine"),
     (
         "zpccl.sim.cluster",
         "import random, heapq; from zpccl.protocol.master import Master; from zpccl.sim import clock",
     ),
+    ("zpccl.state.swarm", "from zpccl.engine import tensors"),
     ("zpccl.sim.__main__", "import argparse, time"),
     ("zpccl.types", "def to_numpy():\n    import numpy as np"),
     ("zpccl.communicator", "from zpccl.control.loop import Loop"),
@@ -257,8 +265,8 @@ ILLEGAL = [
     ("zpccl.protocol.master", "from time import monotonic_ns"),
     ("zpccl.protocol.master", "def f():\n    import time"),
     ("zpccl.protocol.master", "if TYPE_CHECKING:\n    from zpccl.control.loop import Loop"),
-    ("zpccl.protocol.master", "import zpccl.dataplane.engine"),
-    ("zpccl.protocol.master", "from zpccl import dataplane"),
+    ("zpccl.protocol.master", "import zpccl.engine.engine"),
+    ("zpccl.protocol.master", "from zpccl import state"),
     ("zpccl.protocol.master", "from .. import control"),
     ("zpccl.protocol.master", "from ..control.loop import Loop"),
     ("zpccl.protocol.__init__", "from ..control import loop"),
@@ -267,20 +275,23 @@ ILLEGAL = [
     ("zpccl.protocol.master", "print(1)"),
     ("zpccl.protocol.master", "open('f')"),
     ("zpccl.protocol.master", "seed = hash('a')"),
-    ("zpccl.dataplane.tensors", "import zpccl.protocol.master"),
-    ("zpccl.dataplane.tensors", "from zpccl.control import loop"),
-    ("zpccl.dataplane.tensors", "from zpccl import Communicator"),
-    ("zpccl.dataplane.tensors", "from zpccl.dataplane import _native"),
-    ("zpccl.dataplane.tensors", "from . import _native"),
-    ("zpccl.dataplane.__init__", "from ._native import lib"),
-    ("zpccl.control.loop", "import zpccl.dataplane._native"),
-    ("zpccl.control.loop", "importlib.import_module('zpccl.dataplane._native')"),
+    ("zpccl.engine.tensors", "import zpccl.protocol.master"),
+    ("zpccl.engine.tensors", "from zpccl.control import loop"),
+    ("zpccl.engine.tensors", "from zpccl.state import swarm"),
+    ("zpccl.state.swarm", "from zpccl.control import loop"),
+    ("zpccl.state.swarm", "from zpccl.protocol import master"),
+    ("zpccl.engine.tensors", "from zpccl import Communicator"),
+    ("zpccl.engine.tensors", "from zpccl.engine import _native"),
+    ("zpccl.engine.tensors", "from . import _native"),
+    ("zpccl.engine.__init__", "from ._native import lib"),
+    ("zpccl.control.loop", "import zpccl.engine._native"),
+    ("zpccl.control.loop", "importlib.import_module('zpccl.engine._native')"),
     ("zpccl.control.loop", "from zpccl.communicator import Communicator"),
     *[("zpccl.control.loop", f"from zpccl import {name}") for name in ("collectives", "arguments", "caller")],
     ("zpccl.control.loop", "import zpccl"),
     ("zpccl.control.loop", "from zpccl.sim import cluster"),
     ("zpccl.sim.cluster", "from zpccl.control import loop"),
-    ("zpccl.sim.cluster", "import zpccl.dataplane.engine"),
+    ("zpccl.sim.cluster", "import zpccl.engine.engine"),
     ("zpccl.sim.cluster", "import time"),
     ("zpccl.sim.cluster", "import zmq"),
     ("zpccl.sim.cluster", "import numpy"),

@@ -13,9 +13,9 @@ from e2e.harness import until
 from e2e.local import Run, finish, local_run
 
 import zpccl
-from zpccl.dataplane.offers import Prefetch
-from zpccl.dataplane.serving import Server
 from zpccl.limits import KIB, MIB
+from zpccl.state.offers import Prefetch
+from zpccl.state.serving import Server
 
 pytestmark = pytest.mark.e2e
 

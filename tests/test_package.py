@@ -31,21 +31,21 @@ def run_python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_extension_is_abi3() -> None:
-    from zpccl.dataplane import _native
+    from zpccl.engine import _native
 
     assert Path(_native.__file__).name == "_native.abi3.so"
 
 
 def test_extension_keeps_its_assertions() -> None:
     """Python's own flags say -DNDEBUG; the C code counts on its assertions."""
-    from zpccl.dataplane import _native
+    from zpccl.engine import _native
 
     assert b"__assert_fail" in Path(_native.__file__).read_bytes()
 
 
 def test_extension_uses_only_the_stable_abi() -> None:
     """Private names of CPython are free to change within abi3's reach."""
-    from zpccl.dataplane import _native
+    from zpccl.engine import _native
 
     private = set(re.findall(rb"\b_Py[A-Za-z_]\w*", Path(_native.__file__).read_bytes()))
     assert private <= {b"_Py_NoneStruct", b"_Py_Dealloc", b"_Py_TrueStruct", b"_Py_FalseStruct", b"_Py_IncRef"}

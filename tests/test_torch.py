@@ -11,8 +11,8 @@ from e2e.local import Run, local_run
 from fake_device import FakeDevice
 
 import zpccl
-from zpccl.dataplane import regions
-from zpccl.dataplane.devices import CudaDevice
+from zpccl.engine.devices import CudaDevice
+from zpccl.state import regions
 from zpccl.types import DataType, QuantizationOptions, ReduceOp
 
 torch = pytest.importorskip("torch")

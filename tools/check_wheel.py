@@ -42,7 +42,7 @@ def check_wheel_contents(wheel: Path) -> list[str]:
         problems.append(f"{wheel.name}: expected the tags cp310-abi3-linux_<machine>")
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "zpccl").rglob("*.py")}
-    wanted = sources | {"zpccl/py.typed", "zpccl/dataplane/_native.abi3.so"}
+    wanted = sources | {"zpccl/py.typed", "zpccl/engine/_native.abi3.so"}
     problems += [f"{wheel.name}: lacks {name}" for name in sorted(wanted - names)]
     strangers = {name for name in names if not re.match(r"zpccl(-[^/]+\.dist-info)?/", name)}
     problems += [f"{wheel.name}: holds {name}, which is no part of the package" for name in sorted(strangers)]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zpccl.dataplane._native import ffi, lib
+from zpccl.engine._native import ffi, lib
 
 from zpccl import limits
-from zpccl.dataplane.engine import check_rc
+from zpccl.engine.engine import check_rc
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")

@@ -1,4 +1,4 @@
-"""Runs Python tests with the C extension compiled for a sanitizer: `run_sanitized.py address tests/test_engine.py -x`.
+"""Runs Python tests with the C extension compiled for a sanitizer: `run_sanitized.py address tests/engine -x`.
 
 The interpreter itself is not compiled for it, so the runtime of the sanitizer is loaded before everything else, and
 what is seen is what the extension does and, through malloc and memcpy, what is done with its memory. A copy of the
@@ -78,7 +78,7 @@ def environment(tree: Path, sanitizer: str, reports: Path) -> dict[str, str]:
 
 def sees_the_sanitizer(tree: Path, sanitizer: str, env: dict[str, str]) -> bool:
     """Whether the extension that a process would load is the one of the copy, and compiled for the sanitizer."""
-    code = "import zpccl.dataplane._native as native; print(native.__file__)"
+    code = "import zpccl.engine._native as native; print(native.__file__)"
     path = Path(subprocess.check_output([sys.executable, "-c", code], text=True, env=env, cwd=tree).strip())
     symbol = {"address": b"__asan_report_load", "thread": b"__tsan_read"}[sanitizer]
     return path.is_relative_to(tree) and symbol in path.read_bytes()

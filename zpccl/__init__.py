@@ -2,7 +2,6 @@
 
 from zpccl import cuda
 from zpccl.communicator import AsyncReduceHandle, Communicator
-from zpccl.dataplane.offers import Offer
 from zpccl.errors import (
     AuthenticationFailed,
     CheckpointDamaged,
@@ -30,6 +29,7 @@ from zpccl.master_node import MasterNode
 from zpccl.observe.logs import log_as_environment_says
 from zpccl.progress import Progress
 from zpccl.shared_state import SharedState, TensorInfo
+from zpccl.state.offers import Offer
 from zpccl.types import (
     Algorithm,
     Attribute,

@@ -14,7 +14,7 @@ from zpccl import limits
 from zpccl.caller import is_int
 from zpccl.control.buffers import Buffers
 from zpccl.control.peer_loop import PendingCall
-from zpccl.dataplane.tensors import NO_MEMORY, TensorView, empty_like, first_elements, new_tensor, view
+from zpccl.engine.tensors import NO_MEMORY, TensorView, empty_like, first_elements, new_tensor, view
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import (

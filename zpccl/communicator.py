@@ -25,9 +25,6 @@ from zpccl.control.addresses import advertised_address, listen_on_first_free, pa
 from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import PeerLoop, PendingCall
-from zpccl.dataplane.offers import Offer
-from zpccl.dataplane.serving import TokenBucket
-from zpccl.dataplane.transfer import StateTransfer
 from zpccl.errors import InvalidArgument, InvalidUsage, TooFewPeers
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.protocol import events
@@ -35,6 +32,9 @@ from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.messages import StateEntry, TopologyKind
 from zpccl.protocol.peer import PeerOptions, State
 from zpccl.shared_state import SharedState
+from zpccl.state.offers import Offer
+from zpccl.state.serving import TokenBucket
+from zpccl.state.transfer import StateTransfer
 from zpccl.types import Attribute, SharedStateSyncInfo, SharedStateSyncStrategy
 
 __all__ = ["AsyncReduceHandle", "Communicator"]

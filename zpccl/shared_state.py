@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from zpccl import checkpoint, limits
+from zpccl import limits
 from zpccl.caller import public
-from zpccl.dataplane.digests import check_kind
-from zpccl.dataplane.regions import Region, region
-from zpccl.dataplane.tensors import is_torch_tensor
+from zpccl.engine.tensors import is_torch_tensor
 from zpccl.errors import InvalidArgument
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
+from zpccl.state import checkpoint
+from zpccl.state.digests import check_kind
+from zpccl.state.regions import Region, region
 from zpccl.types import DigestKind
 
 

@@ -11,8 +11,8 @@ import zpccl
 from zpccl.control import encryption
 from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import new_secret
-from zpccl.dataplane import ciphers
-from zpccl.dataplane.ciphers import Cipher
+from zpccl.engine import ciphers
+from zpccl.engine.ciphers import Cipher
 from zpccl.errors import InvalidArgument
 
 ALL = (Cipher.AEGIS_128L, Cipher.AES_256_GCM, Cipher.CHACHA20_POLY1305)

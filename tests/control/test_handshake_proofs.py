@@ -22,7 +22,7 @@ from zpccl.control.handshake import (
     accepted,
     encode_refusal,
 )
-from zpccl.dataplane.ciphers import Cipher, available, public_share
+from zpccl.engine.ciphers import Cipher, available, public_share
 
 BEST = max(available())
 

@@ -24,7 +24,7 @@ from zpccl.control.handshake import (
     accepted,
 )
 from zpccl.control.links import LinkBroker
-from zpccl.dataplane.ciphers import SHARE_BYTES, Cipher, Seal, available, public_share
+from zpccl.engine.ciphers import SHARE_BYTES, Cipher, Seal, available, public_share
 from zpccl.protocol.messages import Neighbour
 
 WAIT_S = 30

@@ -20,7 +20,7 @@ from zpccl.control.handshake import (
     accepted,
     encode_refusal,
 )
-from zpccl.dataplane.ciphers import SHARE_BYTES
+from zpccl.engine.ciphers import SHARE_BYTES
 
 KEYS = (b"k" * 32, b"K" * 32, b"")
 HELLO = LinkHello(b"r" * 16, b"a" * 16, b"b" * 16, b"n" * 16, 1, 4)

@@ -1,6 +1,6 @@
 /* The engine whole: several engines in one process over real TCP, many attempts at a time, cancelled and committed at
  * random, messages beside them, links that go, sealed links and others. Meant above all for the sanitizers;
- * tests/test_engine.py tests results in breadth. One driver thread for each engine, as in real life. */
+ * tests/engine/test_engine.py tests results in breadth. One driver thread for each engine, as in real life. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

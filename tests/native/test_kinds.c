@@ -1,5 +1,5 @@
 /* Every kind of collective, at every small world size and odd counts, several at a time on the same links: run to the
- * end, or cancelled at some moment. Meant above all for the sanitizers; tests/test_engine_kinds.py tests results in
+ * end, or cancelled at some moment. Meant above all for the sanitizers; tests/engine/test_kinds.py tests results in
  * breadth. One driver thread for all engines: what races are the threads of the engines. */
 #include <poll.h>
 

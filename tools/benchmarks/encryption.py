@@ -22,7 +22,7 @@ from workers import LOOPBACK
 from benchmarks.scenario import BYTES, Column, Scenario, Table, times
 from benchmarks.systems import System, speeds_beside, start_system, take_turns
 from zpccl.control.keys import new_secret
-from zpccl.dataplane.ciphers import available
+from zpccl.engine.ciphers import available
 
 PEERS = 2
 PLAIN, AUTHENTICATED = "plain", "authenticated"

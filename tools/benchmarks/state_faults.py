@@ -46,7 +46,7 @@ from workers import (
 
 import zpccl
 from benchmarks.scenario import BYTES, Column, Scenario, Table
-from zpccl.dataplane.engine import EngineEvent, MessageReceived
+from zpccl.engine.engine import EngineEvent, MessageReceived
 
 CONNECTIONS = 4
 TENSORS = 8

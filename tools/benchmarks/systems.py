@@ -26,7 +26,7 @@ from workers import Hosts, Master, Peer, Worker, call_all, ended_workers, proces
 import zpccl
 from benchmarks.pattern import error_bound, fill_with, pattern, worst_error
 from benchmarks.raw_tcp import RawTcp
-from zpccl.dataplane.ciphers import Cipher
+from zpccl.engine.ciphers import Cipher
 
 SYSTEMS = ("zpccl", "gloo", "raw_tcp")
 ALGORITHMS = ("auto", "ring", "direct")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zpccl.dataplane.engine import ReducePlan
-from zpccl.dataplane.tensors import TensorView
+from zpccl.engine.engine import ReducePlan
+from zpccl.engine.tensors import TensorView
 from zpccl.protocol.effects import StartReduce
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.protocol.rings import owners_of

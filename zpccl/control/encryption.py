@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 
-from zpccl.dataplane.ciphers import Cipher, available
+from zpccl.engine.ciphers import Cipher, available
 from zpccl.errors import InvalidArgument
 
 _NEEDS_PYNACL = "encryption of data needs PyNaCl: pip install 'zpccl[secure]'"

@@ -34,7 +34,7 @@ import struct
 from dataclasses import dataclass
 
 from zpccl import limits
-from zpccl.dataplane.ciphers import SHARE_BYTES, Cipher, Seal, key_bytes, shared_secret
+from zpccl.engine.ciphers import SHARE_BYTES, Cipher, Seal, key_bytes, shared_secret
 from zpccl.errors import ProtocolViolation
 
 MAGIC = b"zpL"

@@ -44,7 +44,7 @@ from zpccl.control.handshake import (
     encode_refusal,
 )
 from zpccl.control.zap import RefusalLog
-from zpccl.dataplane.ciphers import SHARE_BYTES, Cipher, Seal, best_of, public_share
+from zpccl.engine.ciphers import SHARE_BYTES, Cipher, Seal, best_of, public_share
 from zpccl.errors import PCCLError
 from zpccl.protocol.messages import Neighbour
 

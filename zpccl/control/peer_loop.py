@@ -38,15 +38,15 @@ from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.control.waiter import Waiter
-from zpccl.dataplane.ciphers import Cipher
-from zpccl.dataplane.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, RoomFound
-from zpccl.dataplane.offers import CHANNEL, Offers
-from zpccl.dataplane.transfer import StateTransfer
+from zpccl.engine.ciphers import Cipher
+from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, RoomFound
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import Member, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Phase, Session, SessionEvent
+from zpccl.state.offers import CHANNEL, Offers
+from zpccl.state.transfer import StateTransfer
 from zpccl.types import Algorithm, ReduceInfo
 
 logger = logging.getLogger("zpccl.peer")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zpccl.dataplane.state_codec import ENCODED_EXTRA_BYTES, DamagedBlock, decode_into, encode
 from zpccl.limits import STATE_BLOCK_BYTES
+from zpccl.state.codec import ENCODED_EXTRA_BYTES, DamagedBlock, decode_into, encode
 
 CANARY = b"\xa5" * 4096
 

@@ -27,7 +27,7 @@ from engine_mesh import (
     wait_events,
 )
 
-from zpccl.dataplane.engine import EngineError, LinkLost, ReduceDone, ReducePlan
+from zpccl.engine.engine import EngineError, LinkLost, ReduceDone, ReducePlan
 from zpccl.types import CollectiveKind, DataType, ReduceOp
 
 WORLD_SIZES = range(2, 9)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zpccl.dataplane.offers import Catalog, CopyPool, Kind, LentRegion, Offer, Offers, Prefetch
-from zpccl.dataplane.regions import region
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MIB, SECOND
+from zpccl.state.offers import Catalog, CopyPool, Kind, LentRegion, Offer, Offers, Prefetch
+from zpccl.state.regions import region
 from zpccl.types import DigestKind
 
 HEAD = struct.Struct(">BQ")

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from zpccl import limits
-from zpccl.dataplane.swarm import LIST, Place
 from zpccl.errors import ProtocolViolation
+from zpccl.state.swarm import LIST, Place
 
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 _First: TypeAlias = Annotated[int, Meta(ge=LIST, le=2**32 - 1)]

@@ -25,11 +25,9 @@ from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 from zpccl import limits
-from zpccl.dataplane.contents import Arrival, Contents
-from zpccl.dataplane.regions import Region
-from zpccl.dataplane.serving import MemoryChanged, Served, Server, TokenBucket
-from zpccl.dataplane.state_codec import DamagedBlock
-from zpccl.dataplane.state_messages import (
+from zpccl.state.codec import DamagedBlock
+from zpccl.state.contents import Arrival, Contents
+from zpccl.state.messages import (
     BlockList,
     Have,
     MalformedMessage,
@@ -43,8 +41,10 @@ from zpccl.dataplane.state_messages import (
     places_in,
     ranges_of,
 )
-from zpccl.dataplane.swarm import LIST, Place, Swarm
-from zpccl.dataplane.workers import Workers, worker_count
+from zpccl.state.regions import Region
+from zpccl.state.serving import MemoryChanged, Served, Server, TokenBucket
+from zpccl.state.swarm import LIST, Place, Swarm
+from zpccl.state.workers import Workers, worker_count
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from zpccl import limits
-from zpccl.dataplane import state_messages
-from zpccl.dataplane.regions import region
-from zpccl.dataplane.state_messages import BlockList, Have, Request, Want
-from zpccl.dataplane.transfer import StateTransfer
 from zpccl.limits import STATE_BLOCK_BYTES
+from zpccl.state import messages
+from zpccl.state.messages import BlockList, Have, Request, Want
+from zpccl.state.regions import region
+from zpccl.state.transfer import StateTransfer
 
 CHANNEL = 7
 COUNT = 6
@@ -48,7 +48,7 @@ class Message:
 def blocks_in(data: bytes) -> list[tuple[int, int]]:
     """The places of the blocks of a message."""
     view = memoryview(data)
-    return [place for place, _, _ in state_messages.parse_blocks(view)] if state_messages.has_blocks(view) else []
+    return [place for place, _, _ in messages.parse_blocks(view)] if messages.has_blocks(view) else []
 
 
 class Net:
@@ -238,7 +238,7 @@ def test_progress_is_told() -> None:
 
 def is_list(data: bytes) -> bool:
     view = memoryview(data)
-    return not state_messages.has_blocks(view) and isinstance(state_messages.decode(view), BlockList)
+    return not messages.has_blocks(view) and isinstance(messages.decode(view), BlockList)
 
 
 def damage(what: Callable[[bytes], Any], percent: int) -> Callable[[str, bytes], bytes]:
@@ -313,7 +313,7 @@ def test_a_holder_whose_memory_changed_fails_the_sync_and_is_not_dropped() -> No
 
 
 def blocks(*entries: tuple[tuple[int, int], bytes]) -> bytes:
-    head = state_messages.blocks_head([(place, len(payload)) for place, payload in entries])
+    head = messages.blocks_head([(place, len(payload)) for place, payload in entries])
     return head + b"".join(payload for _, payload in entries)
 
 
@@ -325,13 +325,13 @@ SENSELESS = [
     blocks(((0, 0), b"x")),
     blocks(((0, 99), b"x")),
     blocks(((2**32 - 1, 2**32 - 1), b"")),
-    state_messages.encode(BlockList(0, bytes(32))),
-    state_messages.encode(BlockList(77, bytes(32))),
-    state_messages.encode(Have(True, ())),
-    state_messages.encode(Have(False, ((0, 0, 2**32 - 1),) * limits.STATE_RANGES_MAX)),
-    state_messages.encode(Have(False, ((9, -1, 1), (0, 2**32 - 1, 2**32 - 1)))),
-    state_messages.encode(Want()),
-    state_messages.encode(Request(((0, 99, 1), (99, 0, 5), (0, -1, 1), (0, 0, 2**32 - 1)) * 500)),
+    messages.encode(BlockList(0, bytes(32))),
+    messages.encode(BlockList(77, bytes(32))),
+    messages.encode(Have(True, ())),
+    messages.encode(Have(False, ((0, 0, 2**32 - 1),) * limits.STATE_RANGES_MAX)),
+    messages.encode(Have(False, ((9, -1, 1), (0, 2**32 - 1, 2**32 - 1)))),
+    messages.encode(Want()),
+    messages.encode(Request(((0, 99, 1), (99, 0, 5), (0, -1, 1), (0, 0, 2**32 - 1)) * 500)),
 ]
 
 
@@ -351,7 +351,7 @@ def test_requests_beyond_the_bound_are_not_heard() -> None:
     net = Net(a=1, s=0)
     net.full.add("s")
     for _ in range(3):
-        net.put("s", "a", state_messages.encode(Request(((0, 0, COUNT),) * limits.STATE_RANGES_MAX)))
+        net.put("s", "a", messages.encode(Request(((0, 0, COUNT),) * limits.STATE_RANGES_MAX)))
     net.start()
     server = net.transfers["a"]._server
     net.transfers["a"].end(commit=False)
@@ -489,7 +489,7 @@ def test_who_has_part_of_it_serves_that_too() -> None:
 def test_a_fellow_that_lies_is_dropped() -> None:
     net = Net(a=1, b=2, c=0)  # b holds something else and says that it has all of it.
     net.start("bc", c="a")
-    net.put("b", "c", state_messages.encode(Have(True, ())))
+    net.put("b", "c", messages.encode(Have(True, ())))
     net.wait("c")
     net.end()
     assert net.holds_all("c")

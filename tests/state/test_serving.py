@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from zpccl import limits
-from zpccl.dataplane import state_messages
-from zpccl.dataplane.serving import MemoryChanged, Served, Server, TokenBucket
-from zpccl.dataplane.swarm import LIST, Place
 from zpccl.limits import MIB, MS, SECOND
+from zpccl.state import messages
+from zpccl.state.serving import MemoryChanged, Served, Server, TokenBucket
+from zpccl.state.swarm import LIST, Place
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -89,8 +89,8 @@ class Bench:
         found = []
         for peer, data in self.sent:
             view = memoryview(data)
-            if state_messages.has_blocks(view):
-                found += [(peer, place[1]) for place, _, _ in state_messages.parse_blocks(view)]
+            if messages.has_blocks(view):
+                found += [(peer, place[1]) for place, _, _ in messages.parse_blocks(view)]
         return found
 
 
@@ -140,7 +140,7 @@ def test_small_blocks_travel_together() -> None:
     bench.server.on_request(A, places(range(3000)))
     bench.run()
     assert [index for _, index in bench.blocks()] == list(range(3000))
-    assert len(bench.sent) == -(-3000 // state_messages.BLOCKS_PER_MESSAGE_MAX)
+    assert len(bench.sent) == -(-3000 // messages.BLOCKS_PER_MESSAGE_MAX)
 
 
 def test_lists_are_sent() -> None:
@@ -148,8 +148,8 @@ def test_lists_are_sent() -> None:
     bench.server.on_request(A, [(0, 5), (0, LIST), (7, LIST), (0, 6)])
     bench.run()
     assert bench.blocks() == [(A, 5), (A, 6)]
-    lists = [state_messages.decode(memoryview(data)) for _, data in bench.sent if data[0] != 0xC1]
-    assert lists == [state_messages.BlockList(0, bytes(320))]
+    lists = [messages.decode(memoryview(data)) for _, data in bench.sent if data[0] != 0xC1]
+    assert lists == [messages.BlockList(0, bytes(320))]
 
 
 def test_what_is_not_here_is_not_sent() -> None:

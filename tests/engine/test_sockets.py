@@ -6,7 +6,7 @@ import fcntl
 import socket
 
 from zpccl import limits
-from zpccl.dataplane.engine import Engine
+from zpccl.engine.engine import Engine
 
 
 def test_connections_within_a_host_are_not_paced() -> None:

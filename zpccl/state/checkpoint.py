@@ -37,8 +37,8 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
 from zpccl import limits
-from zpccl.dataplane.regions import Region
 from zpccl.errors import CheckpointDamaged, CheckpointFailed, InvalidArgument, InvalidUsage, PCCLError
+from zpccl.state.regions import Region
 from zpccl.types import DataType
 
 _DTYPES = dict(zip(DataType, "U8 I8 U16 I16 U32 I32 U64 I64 F16 BF16 F32 F64".split(), strict=True))

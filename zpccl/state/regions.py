@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy
 
-from zpccl.dataplane.devices import Device, Staging, Wait, device_of
-from zpccl.dataplane.tensors import TensorView, check_torch, is_torch_tensor, view
+from zpccl.engine.devices import Device, Staging, Wait, device_of
+from zpccl.engine.tensors import TensorView, check_torch, is_torch_tensor, view
 from zpccl.errors import InvalidArgument
 from zpccl.limits import STATE_STAGING_BYTES
 from zpccl.types import DataType

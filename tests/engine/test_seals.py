@@ -27,8 +27,8 @@ from engine_mesh import (
     wait_done,
 )
 
-from zpccl.dataplane.ciphers import Cipher, Seal, available
-from zpccl.dataplane.engine import Engine, EngineError, EngineEvent, LinkLost, MessageReceived
+from zpccl.engine.ciphers import Cipher, Seal, available
+from zpccl.engine.engine import Engine, EngineError, EngineEvent, LinkLost, MessageReceived
 from zpccl.types import Algorithm, QuantizationAlgorithm
 
 CHANNEL = 1

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from zpccl import limits
-from zpccl.dataplane.swarm import LIST, Place, Swarm
 from zpccl.limits import MIB, MS, SECOND, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
+from zpccl.state.swarm import LIST, Place, Swarm
 
 A, B, C, F, G = b"a" * 16, b"b" * 16, b"c" * 16, b"f" * 16, b"g" * 16
 

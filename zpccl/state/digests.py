@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import blake3
 
 from zpccl import limits
-from zpccl.dataplane.regions import Region
-from zpccl.dataplane.workers import in_parallel, worker_count
 from zpccl.errors import InvalidArgument
 from zpccl.limits import STATE_BLOCK_BYTES
+from zpccl.state.regions import Region
+from zpccl.state.workers import in_parallel, worker_count
 from zpccl.types import DigestKind
 
 DIGEST_BYTES = 32

@@ -29,7 +29,7 @@ from engine_mesh import (
     wait_events,
 )
 
-from zpccl.dataplane.engine import Engine, EngineError, LinkLost, ReduceDone
+from zpccl.engine.engine import Engine, EngineError, LinkLost, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
 
 WINDOW_BYTES = 24 << 20

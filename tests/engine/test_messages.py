@@ -8,7 +8,7 @@ import threading
 import pytest
 from engine_mesh import WAIT_S, Mesh, peer_id, send, wait_events
 
-from zpccl.dataplane.engine import EngineError, MessageReceived, RoomFound
+from zpccl.engine.engine import EngineError, MessageReceived, RoomFound
 
 
 def test_a_message_in_two_parts_and_the_room_for_the_next() -> None:

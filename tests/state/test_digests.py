@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zpccl.dataplane import digests as module
-from zpccl.dataplane.digests import (
+from zpccl.errors import InvalidArgument
+from zpccl.limits import STATE_BLOCK_BYTES
+from zpccl.state import digests as module
+from zpccl.state.digests import (
     DIGEST_BYTES,
     block_bytes,
     block_count,
@@ -20,9 +22,7 @@ from zpccl.dataplane.digests import (
     tensor_digest,
     zero_digest,
 )
-from zpccl.dataplane.regions import Region, region
-from zpccl.errors import InvalidArgument
-from zpccl.limits import STATE_BLOCK_BYTES
+from zpccl.state.regions import Region, region
 from zpccl.types import DataType, DigestKind
 
 KINDS = list(DigestKind)

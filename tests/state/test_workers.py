@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from zpccl import limits
-from zpccl.dataplane.workers import Workers, in_parallel, worker_count
+from zpccl.state.workers import Workers, in_parallel, worker_count
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from zpccl import limits
-from zpccl.dataplane import ciphers
-from zpccl.dataplane._native import ffi, lib
+from zpccl.engine import ciphers
+from zpccl.engine._native import ffi, lib
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES

@@ -22,9 +22,10 @@ import safetensors
 import safetensors.numpy
 
 import zpccl
-from zpccl import checkpoint, limits
-from zpccl.dataplane.regions import Region, region
-from zpccl.dataplane.tensors import view
+from zpccl import limits
+from zpccl.engine.tensors import view
+from zpccl.state import checkpoint
+from zpccl.state.regions import Region, region
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
@@ -395,7 +396,7 @@ def test_any_refusal_leaves_the_old_checkpoint(path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"zpccl.checkpoint.os.{call}", refuse)
+        patched.setattr(f"zpccl.state.checkpoint.os.{call}", refuse)
         with pytest.raises(zpccl.CheckpointFailed, match="No space left") as raised:
             state_of(arrays, 2).save_state(path)
     assert raised.value.errno == errno.ENOSPC
@@ -404,7 +405,7 @@ def test_any_refusal_leaves_the_old_checkpoint(path: Path, monkeypatch: pytest.M
 
 def test_short_writes_are_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr("zpccl.checkpoint.os.write", lambda descriptor, data: write(descriptor, data[:1000]))
+    monkeypatch.setattr("zpccl.state.checkpoint.os.write", lambda descriptor, data: write(descriptor, data[:1000]))
     arrays = large()
     state_of(arrays, 1).save_state(path)
     assert_loads(path, arrays, 1)
@@ -422,7 +423,7 @@ def test_all_is_on_the_disk_before_the_name_is(path: Path, monkeypatch: pytest.M
         return call
 
     for name in ("write", "fsync", "replace"):
-        monkeypatch.setattr(f"zpccl.checkpoint.os.{name}", noting(name, getattr(os, name)))
+        monkeypatch.setattr(f"zpccl.state.checkpoint.os.{name}", noting(name, getattr(os, name)))
     state_of(small()).save_state(path)
     assert list(dict.fromkeys(calls)) == ["write", "fsync", "replace"] and calls[-3:] == ["fsync", "replace", "fsync"]
 
@@ -507,7 +508,7 @@ def test_a_partial_file_that_is_finished_meanwhile_is_not_touched(path: Path, mo
         partial.rename(path)
         flock(descriptor, operation)
 
-    monkeypatch.setattr("zpccl.checkpoint.fcntl.flock", lock)
+    monkeypatch.setattr("zpccl.state.checkpoint.fcntl.flock", lock)
     with pytest.raises(zpccl.InvalidUsage, match="another"):
         state_of(arrays, 2).save_state(path)
     assert path.read_bytes() == good and files(path) == [path.name]

@@ -24,7 +24,7 @@ from quantised_reduces import (
 )
 from quantiser import INSTRUCTION_SETS, Quantiser, instruction_set
 
-from zpccl.dataplane.engine import EngineError
+from zpccl.engine.engine import EngineError
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 AVAILABLE = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(instruction_set()) + 1]

@@ -1,4 +1,4 @@
-"""The C engine through `zpccl.dataplane.engine`: results, sharing of connections, cancelling, hostile peers."""
+"""The C engine through `zpccl.engine.engine`: results, sharing of connections, cancelling, hostile peers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zpccl.dataplane.engine import (
+from zpccl.engine.engine import (
     Engine,
     EngineError,
     LinkLost,

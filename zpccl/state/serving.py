@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from zpccl import limits
-from zpccl.dataplane.state_codec import encode as encode_block
-from zpccl.dataplane.state_messages import BLOCKS_PER_MESSAGE_MAX, BlockList, blocks_head
-from zpccl.dataplane.state_messages import encode as encode_message
-from zpccl.dataplane.swarm import LIST, Place
-from zpccl.dataplane.workers import Job
 from zpccl.errors import PCCLError
+from zpccl.state.codec import encode as encode_block
+from zpccl.state.messages import BLOCKS_PER_MESSAGE_MAX, BlockList, blocks_head
+from zpccl.state.messages import encode as encode_message
+from zpccl.state.swarm import LIST, Place
+from zpccl.state.workers import Job
 
 Post: TypeAlias = Callable[[bytes, Any, Any], bool]
 """Posts (peer, head, body). False: no room, find_room() follows; OSError: the link is gone, or the sync."""

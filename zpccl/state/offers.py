@@ -32,11 +32,11 @@ import msgspec
 import numpy as np
 
 from zpccl import limits
-from zpccl.dataplane.digests import DIGEST_BYTES
-from zpccl.dataplane.regions import Region
-from zpccl.dataplane.serving import TokenBucket
-from zpccl.dataplane.transfer import Body, StateTransfer
 from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.state.digests import DIGEST_BYTES
+from zpccl.state.regions import Region
+from zpccl.state.serving import TokenBucket
+from zpccl.state.transfer import Body, StateTransfer
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")

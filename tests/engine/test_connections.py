@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from engine_mesh import peer_id, send, socket_pair, until, wait_events
 
-from zpccl.dataplane.engine import ConnectionLost, Engine, EngineError, LinkLost
+from zpccl.engine.engine import ConnectionLost, Engine, EngineError, LinkLost
 
 COUNT = 3
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from fake_device import FakeDevice, FakeTensor
 
-from zpccl.dataplane import regions
-from zpccl.dataplane.digests import digest_regions
-from zpccl.dataplane.regions import DeviceRegion, Region, region
-from zpccl.dataplane.tensors import view
+from zpccl.engine.tensors import view
 from zpccl.errors import InvalidArgument
 from zpccl.limits import MIB
+from zpccl.state import regions
+from zpccl.state.digests import digest_regions
+from zpccl.state.regions import DeviceRegion, Region, region
 from zpccl.types import DataType, DigestKind
 
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zpccl import limits
-from zpccl.dataplane.digests import (
+from zpccl.state.codec import DamagedBlock, decode_into
+from zpccl.state.digests import (
     DIGEST_BYTES,
     block_bytes,
     block_count,
@@ -23,11 +24,10 @@ from zpccl.dataplane.digests import (
     tensor_digest,
     zero_digest,
 )
-from zpccl.dataplane.regions import Region
-from zpccl.dataplane.serving import MemoryChanged
-from zpccl.dataplane.state_codec import DamagedBlock, decode_into
-from zpccl.dataplane.swarm import LIST, Place
-from zpccl.dataplane.workers import in_parallel, worker_count
+from zpccl.state.regions import Region
+from zpccl.state.serving import MemoryChanged
+from zpccl.state.swarm import LIST, Place
+from zpccl.state.workers import in_parallel, worker_count
 from zpccl.types import DigestKind
 
 _WRITE_BYTES = 8 * limits.MIB

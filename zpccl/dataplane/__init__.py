@@ -1,1 +1,0 @@
-"""The data plane: the C engine, views of tensors, the codec of shared state."""
