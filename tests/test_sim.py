@@ -24,7 +24,6 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
     Hello,
     Leave,
     Linked,
@@ -34,6 +33,7 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     PeerMessage,
     Plan,
+    Report,
     TopologyKind,
     TopologyVote,
 )
@@ -196,9 +196,9 @@ def test_the_dead_have_a_say_in_the_result() -> None:
     say(A, Begin(2, (CollectiveCall(2, spec),)))
     plan = say(B, Begin(2, (CollectiveCall(2, spec),)))[0]
     assert isinstance(plan, Plan)
-    say(A, Finished(2, plan.attempt_id, True, 111))
+    say(A, Report(2, plan.attempt_id, True, digest=111))
     say(A, Leave())
-    decision = say(B, Finished(2, plan.attempt_id, True, 222))[0]
+    decision = say(B, Report(2, plan.attempt_id, True, digest=222))[0]
     assert isinstance(decision, Decision)
     assert not decision.committed
 

@@ -104,7 +104,7 @@ def test_every_message_and_state_has_its_place_in_the_tables() -> None:
     assert {"Plan", "Refused report", "Tick", "SyncCalled"} <= set(rows)
     assert {"new", "idle", "reduce running", "sync reported", "update round", "closed"} <= set(columns)
     rows, columns = Coverage().axes("master")
-    assert {"Hello", "Report", "ConnectionClosed"} <= set(rows)
+    assert {"Hello", "RunReport", "ConnectionClosed"} <= set(rows)
     assert {"master recovering", "stranger", "member"} <= set(columns)
     rows, columns = Coverage().axes("session")
     assert {"SocketBroke", "UseMaster"} <= set(rows) and {"asking", "up"} <= set(columns)

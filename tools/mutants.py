@@ -50,9 +50,9 @@ MUTANTS = (
     ),
     Mutant(
         name="report-of-another-call-counts",
-        function="protocol.operation:Operations.reported",
-        old="attempt is None or attempt.calls.get(peer) != report.call_id",
-        new="attempt is None or peer not in attempt.calls",
+        function="protocol.operation:Operations.on_report",
+        old="attempt is not None and attempt.calls.get(peer) == report.call_id",
+        new="attempt is not None and peer in attempt.calls",
         breaks="S1: a report that belongs to another call of the peer counts",
         finder=TESTS,
     ),
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         name="late-fault-not-heard",
-        function="protocol.kinds.collective:Collectives.finished",
+        function="protocol.kinds.collective:Collectives.on_late_report",
         old="aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok",
         new="aborted is not None and aborted.calls.get(peer) == report.call_id and report.ok",
         breaks="L2: who says by which link an attempt failed is not heard when another was first to say that it did",
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         name="decision-is-not-said-again",
-        function="protocol.operation:Operations.reported",
+        function="protocol.operation:Operations.on_report",
         old="self._outbox.send(peer, peer.answers[report.call_id])",
         new="pass",
         breaks="L1: who missed a decision by a broken connection reports again, and is never told",
@@ -346,7 +346,7 @@ MUTANTS = (
     ),
     Mutant(
         name="changed-state-of-a-holder-not-heeded",
-        function="protocol.kinds.sync:StateSyncs.finished",
+        function="protocol.kinds.sync:StateSyncs.on_report",
         old="report.ok",
         new="report.ok or peer in transfer.done",
         breaks="S5: a peer that no longer holds what was elected is told that it does",
@@ -580,7 +580,7 @@ MUTANTS = (
     Mutant(
         name="key-of-a-report-not-checked",
         function="protocol.master:MasterMachine._is_of_its_key",
-        old="isinstance(event.message, (Hello, Report))",
+        old="isinstance(event.message, (Hello, RunReport))",
         new="isinstance(event.message, Hello)",
         breaks="S7: with a key of its own, a peer reports for another, and takes its place at a new master",
         finder=TESTS,

@@ -29,13 +29,12 @@ from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
     CollectiveSpec,
-    Finished,
     Hello,
     PeerMessage,
     Refusal,
     Refused,
     Report,
-    SyncFinished,
+    RunReport,
     TopologyKind,
     TopologyVote,
     Welcome,
@@ -179,8 +178,8 @@ NUMBER = 2**62
 SPEC = CollectiveSpec(7, 10, 10, 0, 0, 0, 1)
 NONSENSE: dict[str, PeerMessage] = {
     "a vote": Begin(NUMBER, (CollectiveCall(NUMBER, SPEC),)),
-    "an attempt that is none": Finished(NUMBER, NUMBER, True, 1, b"?" * 16),
-    "a sync that is none": SyncFinished(NUMBER, NUMBER, False, b"?" * 16),
+    "an attempt that is none": Report(NUMBER, NUMBER, True, b"?" * 16, digest=1),
+    "a sync that is none": Report(NUMBER, NUMBER, False, b"?" * 16),
     "a topology vote": TopologyVote(0, 0, TopologyKind.UPDATE, NUMBER),
     "a call that is none": Withdraw(NUMBER),
 }
@@ -213,7 +212,7 @@ def test_claims_the_ids_of_members(hostile_run: HostileRun) -> None:
             Hello(other_id, b"?" * 16, True, 0, "hostile", ("127.0.0.1:1",), NUMBER),
             Hello(other_id, token[::-1], True, 0, "hostile", ("127.0.0.1:1",), NUMBER, b"r" * 16),
         ]
-        claims.append(Report(claims[1], 0, NUMBER, (), False, 0, 0, None, (), (), None))  # type: ignore[arg-type]
+        claims.append(RunReport(claims[1], 0, NUMBER, (), False, 0, 0, None, (), (), None))  # type: ignore[arg-type]
         for claim in claims:
             with hostile_run.dealer() as dealer:
                 dealer.send(encode(claim))

@@ -165,11 +165,11 @@ def _hello(world: World, choices: Choices) -> m.Hello:
     )
 
 
-def _report(world: World, choices: Choices) -> m.Report:
+def _report(world: World, choices: Choices) -> m.RunReport:
     ids = world.peer_ids()
     members = tuple(m.Member(peer_id, choices.number(2), "m") for peer_id in sorted(set(choices.some_of(ids, 4))))
     last = _outcome(world, choices) if choices.number(2) else None
-    return m.Report(
+    return m.RunReport(
         _hello(world, choices),
         choices.one_of(CALLS),
         choices.one_of((0, 1, 2, 1 << 32, limits.EPOCH_MAX, 2**64 - 1)),
@@ -216,13 +216,6 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
     _report,
     _begin,
     lambda world, choices: m.Linked(choices.some_of(world.peer_ids(), 5)),
-    lambda world, choices: m.Finished(
-        choices.one_of(CALLS),
-        choices.one_of(ATTEMPTS),
-        bool(choices.number(2)),
-        choices.number(2),
-        choices.one_of((None, *world.peer_ids())),
-    ),
     lambda _, choices: m.TopologyVote(
         choices.one_of(CALLS), choices.one_of(CALLS), choices.one_of(tuple(m.TopologyKind)), choices.number(4)
     ),
@@ -231,12 +224,14 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
         choices.one_of(ENTRIES),
         choices.number(2),
     ),
-    lambda world, choices: m.SyncFinished(
+    lambda world, choices: m.Report(
         choices.one_of(CALLS),
         choices.one_of(ATTEMPTS),
         bool(choices.number(2)),
         choices.one_of((None, *world.peer_ids())),
         "",
+        choices.number(2),
+        0,
         tuple(m.Dropped(peer_id, "") for peer_id in choices.some_of(world.peer_ids(), 2)),
     ),
     lambda _, choices: m.Withdraw(choices.one_of(CALLS)),

@@ -46,13 +46,13 @@ def seeds() -> list[bytes]:
         m.Ready(),
         m.Linked(pids("abc")),
         m.Begin(1, (m.CollectiveCall(1, spec()), m.CollectiveCall(2, spec(1)))),
-        m.Finished(1, FIRST_ATTEMPT, False, 7, pid("b"), "reset"),
+        m.Report(1, FIRST_ATTEMPT, False, pid("b"), "reset"),
         m.TopologyVote(1, 2, m.TopologyKind.UPDATE, 3),
         m.SyncOffer(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
-        m.SyncFinished(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
+        m.Report(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
         m.Withdraw(1),
         m.Leave(),
-        m.Report(HELLO, 1, 2, (member,), True, 3, 4, outcome, (outcome,), (running,), sync, pids("a")),
+        m.RunReport(HELLO, 1, 2, (member,), True, 3, 4, outcome, (outcome,), (running,), sync, pids("a")),
     ]
     masters: list[m.MasterMessage] = [
         m.Welcome(pid("r"), 1),

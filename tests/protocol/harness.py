@@ -25,7 +25,6 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
     Hello,
     Leave,
     Linked,
@@ -36,8 +35,8 @@ from zpccl.protocol.messages import (
     Plan,
     Refused,
     Report,
+    RunReport,
     StateEntry,
-    SyncFinished,
     SyncOffer,
     SyncPlan,
     TopologyKind,
@@ -167,7 +166,7 @@ class MasterBench:
 
     def say(self, name: str, message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
         """Peer `name` says something; returns what the master sends, to whom (of the first copy)."""
-        if isinstance(message, Report) and message.hello.leader == NO_ID:
+        if isinstance(message, RunReport) and message.hello.leader == NO_ID:
             message = self.promising(message)
         decode_peer_message(encode(message))
         event = events.PeerMessageReceived(self.connections[name], message, host)
@@ -180,7 +179,7 @@ class MasterBench:
         """A Hello or a report of one who has promised itself, by default to this master as it leads or wants to."""
         candidate = self.machine._recovery or self.machine._earlier
         term, leader = promise or (candidate.promise if candidate is not None else self.machine._leader.promise)
-        if isinstance(message, Report):
+        if isinstance(message, RunReport):
             return msgspec.structs.replace(message, hello=self.promising(message.hello, Promise(term, leader)))
         return msgspec.structs.replace(message, promised=term, leader=leader)
 
@@ -244,7 +243,7 @@ class MasterBench:
     def finish(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
         """Peer `name` reports on an attempt: by default success with digest 7."""
         fields = {"ok": True, "digest": 7, **changes}
-        return self.say(name, Finished(call_id, attempt_id, **fields))
+        return self.say(name, Report(call_id, attempt_id, **fields))
 
     def vote(self, name: str, kind: TopologyKind, call_id: int, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` makes a topology call."""
@@ -252,7 +251,7 @@ class MasterBench:
 
     def fetched(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
         """Peer `name` reports on a sync."""
-        return self.say(name, SyncFinished(call_id, attempt_id, **{"ok": True, **changes}))
+        return self.say(name, Report(call_id, attempt_id, **{"ok": True, **changes}))
 
     def withdraw(self, name: str, call_id: int) -> list[tuple[Hashable, Any]]:
         """Peer `name` takes a call back."""
@@ -491,9 +490,9 @@ def said_together(machine: MasterMachine, what: str, number: int) -> list[events
     said: list[tuple[Peer, Any]] = []
     attempts, transfers = machine.operations.running.values(), machine.syncs.transfers()
     if what == "finish":
-        said = [(p, Finished(c, a.attempt_id, True, number // 3)) for a in attempts for p, c in a.calls.items()]
+        said = [(p, Report(c, a.attempt_id, True, digest=number // 3)) for a in attempts for p, c in a.calls.items()]
     elif what == "fetched":
-        said = [(p, SyncFinished(c, t.attempt_id, True)) for t in transfers for p, c in t.calls.items()]
+        said = [(p, Report(c, t.attempt_id, True)) for t in transfers for p, c in t.calls.items()]
     elif what == "hello":
         said = [(p, Hello(p.peer_id, p.token, True, p.group, p.name, ())) for p in machine.registry.peers.values()]
     elif what == "link":

@@ -35,7 +35,7 @@ from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
     Decision,
-    Finished,
+    Report,
     SyncOffer,
     TopologyVote,
 )
@@ -56,7 +56,7 @@ ENTRIES = (entry("w", "1"),)
 def test_standing_messages(call: Call, vote: Any) -> None:
     """The vote until there is a report, then the report."""
     assert call.standing(2) == (vote,)
-    report = Finished(5, 7, True)
+    report = Report(5, 7, True)
     call.report = report
     offer = (vote,) if isinstance(call, SyncCall) else ()  # Another master finds in it what others must fetch.
     assert call.standing(2) == (*offer, report)

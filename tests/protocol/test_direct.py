@@ -10,7 +10,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, StartReduce
-from zpccl.protocol.messages import Decision, Finished, Lane, Linked, Plan, Refusal, Refused, RunningAttempt
+from zpccl.protocol.messages import Decision, Lane, Linked, Plan, Refusal, Refused, Report, RunningAttempt
 from zpccl.types import Algorithm
 
 from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, spec
@@ -213,7 +213,7 @@ def test_a_peer_reports_how_long_its_data_plane_took() -> None:
     peer.plan(10)
     peer.now_ns += 3 * limits.MS
     assert peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7)) == [
-        Send(Finished(10, FIRST_ATTEMPT, True, 7, duration_us=3000))
+        Send(Report(10, FIRST_ATTEMPT, True, digest=7, duration_us=3000))
     ]
 
 

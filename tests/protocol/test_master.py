@@ -15,7 +15,6 @@ from zpccl.protocol.messages import (
     Begin,
     CollectiveCall,
     Decision,
-    Finished,
     Hello,
     Kick,
     Leave,
@@ -28,7 +27,7 @@ from zpccl.protocol.messages import (
     Plan,
     Refusal,
     Refused,
-    SyncFinished,
+    Report,
     TopologyVote,
     Welcome,
     Withdraw,
@@ -142,8 +141,7 @@ def test_who_is_member_elsewhere_is_not_registered(bench: MasterBench) -> None:
         TopologyVote(0, 1, UPDATE),
         offer(1, 0),
         Withdraw(1),
-        Finished(1, 1, True),
-        SyncFinished(1, 1, True),
+        Report(1, 1, True),
     ],
 )
 def test_who_did_not_say_hello_is_told_to(bench: MasterBench, message: Any) -> None:

@@ -82,23 +82,22 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.Ready: st.builds(m.Ready),
     m.Linked: st.builds(m.Linked, tuples(ids)),
     m.Begin: st.builds(m.Begin, naturals, tuples(st.builds(m.CollectiveCall, naturals, specs), 1)),
-    m.Finished: st.builds(m.Finished, naturals, naturals, st.booleans(), naturals, faults, texts, naturals),
     m.TopologyVote: st.builds(m.TopologyVote, naturals, naturals, st.sampled_from(m.TopologyKind)),
     m.SyncOffer: st.builds(
         m.SyncOffer,
         *(naturals, naturals, st.integers(0, 2), st.integers(0, limits.REVISION_MAX), tuples(entries, 1)),
         st.integers(0, 255),
     ),
-    m.SyncFinished: st.builds(
-        m.SyncFinished,
-        *(naturals, naturals, st.booleans(), faults, texts),
+    m.Report: st.builds(
+        m.Report,
+        *(naturals, naturals, st.booleans(), faults, texts, naturals, naturals),
         tuples(st.builds(m.Dropped, ids, texts)),
     ),
     m.Withdraw: st.builds(m.Withdraw, naturals),
     m.Acknowledgement: st.builds(m.Acknowledgement, naturals),
     m.Leave: st.builds(m.Leave),
-    m.Report: st.builds(
-        m.Report,
+    m.RunReport: st.builds(
+        m.RunReport,
         hellos,
         *(
             naturals,
@@ -169,11 +168,11 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: who changes the encoding must change PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x08\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x08\x92\xa8withdraw\x05"
-    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x08\x95\xa8topology\x03\x04\x02\x00"
+    assert m.encode(m.Leave()) == b"zp\x09\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x09\x92\xa8withdraw\x05"
+    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x09\x95\xa8topology\x03\x04\x02\x00"
     assert m.encode(HELLO).hex() == (
-        "7a7008" "dc0011" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "7a7009" "dc0011" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
         "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00"
         "c410" "00000000000000000000000000000000" "90" "00"
         "c410" "00000000000000000000000000000000" "c3" "00"
@@ -331,7 +330,7 @@ def begin_with(**changes: Any) -> bytes:
         changed(OFFER, strategy=3),
         changed(OFFER, entries=(m.StateEntry("k" * (limits.KEY_CHARS_MAX + 1), 0, 1, False, bytes(32)),)),
         changed(OFFER, entries=(m.StateEntry("k", 0, 1, False, bytes(31)),)),
-        m.encode(m.Finished(1, 1, True, reason="r" * 4097)),
+        m.encode(m.Report(1, 1, True, reason="r" * 4097)),
         m.encode(m.Withdraw(-1)),
         PREFIX + msgspec.msgpack.encode(["leave", "more"]),
         PREFIX + msgspec.msgpack.encode(["withdraw"]),
@@ -381,8 +380,8 @@ def test_a_report_leaves_room_for_the_next_number(field: str) -> None:
     """A master that takes the run over goes on from there, and says so in messages."""
     maximum = {"epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}.get(field, limits.TERM_MAX)
 
-    def report(number: int) -> m.Report:
-        blank = m.Report(HELLO, 0, 0, (), False, 0, 0, None, (), (), None)
+    def report(number: int) -> m.RunReport:
+        blank = m.RunReport(HELLO, 0, 0, (), False, 0, 0, None, (), (), None)
         if field in m.Hello.__struct_fields__:
             return msgspec.structs.replace(blank, hello=msgspec.structs.replace(HELLO, **{field: number}))
         return msgspec.structs.replace(blank, **{field: number})

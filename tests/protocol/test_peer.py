@@ -46,7 +46,6 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     Decision,
     Dropped,
-    Finished,
     Kick,
     Leave,
     Linked,
@@ -55,7 +54,7 @@ from zpccl.protocol.messages import (
     Ready,
     Refusal,
     Refused,
-    SyncFinished,
+    Report,
     SyncOffer,
     TopologyVote,
     Welcome,
@@ -196,9 +195,9 @@ def test_a_connection_that_breaks_before_the_answer() -> None:
 
 def test_another_version() -> None:
     peer = PeerBench().connecting()
-    error = peer.error(peer.handle(events.OtherVersionReceived(9)))
+    error = peer.error(peer.handle(events.OtherVersionReceived(10)))
     assert isinstance(error, VersionMismatch)
-    assert f"it speaks protocol version 9, this peer {limits.PROTOCOL_VERSION}" in str(error)
+    assert f"it speaks protocol version 10, this peer {limits.PROTOCOL_VERSION}" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +346,7 @@ def test_a_collective() -> None:
     peer = PeerBench().member()
     assert peer.reduce(10) == [begin(10)]
     assert peer.plan(10) == [start(10)]
-    assert peer.handle(done()) == [Send(Finished(10, FIRST_ATTEMPT, True, 7))]
+    assert peer.handle(done()) == [Send(Report(10, FIRST_ATTEMPT, True, digest=7))]
     assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
     assert peer.machine.calls == {}
 
@@ -358,7 +357,7 @@ def test_a_batch() -> None:
     assert peer.reduce(12, spec(3)) == [begin(12, spec(3), oldest=10)]
     peer.plan(11)
     peer.plan(10, FIRST_ATTEMPT + 1)
-    assert peer.handle(done(FIRST_ATTEMPT + 1)) == [Send(Finished(10, FIRST_ATTEMPT + 1, True, 7))]
+    assert peer.handle(done(FIRST_ATTEMPT + 1)) == [Send(Report(10, FIRST_ATTEMPT + 1, True, digest=7))]
     peer.hear(committed(10, FIRST_ATTEMPT + 1))
     assert peer.reduce(13, spec(1)) == [begin(13, spec(1), oldest=11)]
 
@@ -373,7 +372,7 @@ def test_a_collective_that_fails_here(report: dict[str, Any]) -> None:
     peer = PeerBench().member()
     peer.reduce(10)
     peer.plan(10)
-    expected = Finished(10, FIRST_ATTEMPT, False, 0, report.get("fault"), report["error"][: limits.TEXT_CHARS_MAX])
+    expected = Report(10, FIRST_ATTEMPT, False, report.get("fault"), report["error"][: limits.TEXT_CHARS_MAX])
     assert peer.handle(done(**report)) == [Send(expected)]
 
 
@@ -457,9 +456,7 @@ def test_a_plan_that_comes_after_a_later_one_is_given_up() -> None:
     peer.reduce(10, spec(1), spec(2))
     peer.plan(11, FIRST_ATTEMPT + 1)
     (report,) = peer.plan(10, FIRST_ATTEMPT)
-    assert report == Send(
-        Finished(10, FIRST_ATTEMPT, False, 0, None, "the plan came too late, after a broken connection")
-    )
+    assert report == Send(Report(10, FIRST_ATTEMPT, False, None, "the plan came too late, after a broken connection"))
     assert peer.hear(aborted(10))[0] == EndReduce(FIRST_ATTEMPT, False)
 
 
@@ -561,7 +558,7 @@ def test_a_sync() -> None:
     plan = sync_plan(10, 4, "b", ("w", "2"))
     assert peer.hear(plan) == [StartSync(plan)]
     assert peer.hear(plan) == []
-    assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == [Send(SyncFinished(10, FIRST_ATTEMPT, True))]
+    assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == [Send(Report(10, FIRST_ATTEMPT, True))]
     assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
     assert peer.hear(committed(10, value=4)) == [EndSync(10, FIRST_ATTEMPT, True), Resolve(10, 4)]
 
@@ -573,7 +570,7 @@ def test_a_sync_that_fails(reported: bool) -> None:
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
     if reported:
         report = events.FetchDone(FIRST_ATTEMPT, "b died", pid("b"))
-        assert peer.handle(report) == [Send(SyncFinished(10, FIRST_ATTEMPT, False, pid("b"), "b died"))]
+        assert peer.handle(report) == [Send(Report(10, FIRST_ATTEMPT, False, pid("b"), "b died"))]
     effects = peer.hear(aborted(10))
     assert effects[0] == EndSync(10, FIRST_ATTEMPT, False)
     assert type(peer.error(effects)) is PeerLost
@@ -586,7 +583,7 @@ def test_a_fetch_that_dropped_sources() -> None:
     peer.hear(sync_plan(10, 4, "bc", ("w", "2")))
     (said,) = peer.handle(events.FetchDone(FIRST_ATTEMPT, dropped=((pid("b"), "x" * 5000),)))
     named = (Dropped(pid("b"), "x" * limits.OUTCOME_TEXT_CHARS_MAX),)
-    assert said == Send(SyncFinished(10, FIRST_ATTEMPT, True, dropped=named))
+    assert said == Send(Report(10, FIRST_ATTEMPT, True, dropped=named))
 
 
 @pytest.mark.parametrize("fetches, has_all", [(False, False), (True, True), (True, False)])
@@ -599,7 +596,7 @@ def test_the_state_of_this_peer_has_changed(fetches: bool, has_all: bool) -> Non
         peer.handle(events.FetchDone(FIRST_ATTEMPT))
     changed = events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a"))
     assert peer.handle(changed) == [
-        Send(SyncFinished(10, FIRST_ATTEMPT, False, pid("a"), "tensor 'w' has changed")),
+        Send(Report(10, FIRST_ATTEMPT, False, pid("a"), "tensor 'w' has changed")),
     ]
     assert peer.handle(changed) == peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
     error = peer.error(peer.hear(aborted(10, reason="a: tensor 'w' has changed")))
@@ -637,7 +634,7 @@ def test_a_sync_plan_that_comes_after_a_later_one() -> None:
     peer.plan(77, FIRST_ATTEMPT + 1)
     (report,) = peer.hear(sync_plan(10, 4, "b", ("w", "2")))
     assert isinstance(report, Send)
-    assert isinstance(report.message, SyncFinished)
+    assert isinstance(report.message, Report)
     assert not report.message.ok
 
 
@@ -807,7 +804,7 @@ def test_everything_is_said_again() -> None:
         Send(Linked(pids("bc"))),
         begin(10, spec(1)),
         begin(11, spec(2), oldest=10),
-        Send(Finished(12, FIRST_ATTEMPT + 1, True, 7)),
+        Send(Report(12, FIRST_ATTEMPT + 1, True, digest=7)),
         Send(Withdraw(13)),  # First, lest the vote be the last one that others wait for.
         begin(13, spec(4), oldest=10),
         Send(TopologyVote(10, 14, PENDING)),
@@ -823,7 +820,7 @@ def test_syncs_are_said_again() -> None:
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
     assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
     peer.handle(events.FetchDone(FIRST_ATTEMPT))
-    finished = SyncFinished(10, FIRST_ATTEMPT, True)
+    finished = Report(10, FIRST_ATTEMPT, True)
     assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES)), Send(finished)]
 
 
@@ -918,7 +915,7 @@ def test_calls_while_the_connection_is_broken() -> None:
     assert peer.up()[2:] == [begin(10)]
 
 
-FOREIGN: list[events.PeerEvent] = [events.OtherVersionReceived(9), events.NonsenseReceived("5 bytes")]
+FOREIGN: list[events.PeerEvent] = [events.OtherVersionReceived(10), events.NonsenseReceived("5 bytes")]
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
@@ -1133,7 +1130,7 @@ def test_a_running_attempt_is_released() -> None:
     end, reject, finished = give_up(peer)[1:]
     assert end == EndReduce(FIRST_ATTEMPT, False)
     assert isinstance(reject, Reject)
-    assert finished == Send(Finished(10, FIRST_ATTEMPT, False, 0, None, "withdrawn"))
+    assert finished == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     assert peer.handle(done()) == []
     assert led_again(peer) == [Send(Withdraw(10)), finished]
     assert peer.hear(aborted(10)) == []
@@ -1148,7 +1145,7 @@ def test_what_has_been_reported_is_not_taken_back() -> None:
     peer.handle(done())
     peer.down()
     assert give_up(peer) == [Send(Withdraw(10))]
-    report = Send(Finished(10, FIRST_ATTEMPT, True, 7))
+    report = Send(Report(10, FIRST_ATTEMPT, True, digest=7))
     assert peer.up()[2:] == [report, Send(Withdraw(10))]
     peer.down()
     assert peer.tick(limits.WITHDRAW_TIMEOUT_NS)[0] == EndReduce(FIRST_ATTEMPT, False)
@@ -1188,10 +1185,10 @@ def test_a_plan_after_the_release_is_not_begun(call: str) -> None:
     led_again(peer)
     if call == "reduce":
         effects = peer.plan(10)
-        assert effects[1] == Send(Finished(10, FIRST_ATTEMPT, False, 0, None, "withdrawn"))
+        assert effects[1] == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     else:
         effects = peer.hear(sync_plan(10, 4, "b", ("w", "2")))
-        assert effects[1] == Send(SyncFinished(10, FIRST_ATTEMPT, False, None, "withdrawn"))
+        assert effects[1] == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
     assert peer.hear(aborted(10)) == []
 
@@ -1211,7 +1208,7 @@ def test_a_holder_is_released_from_a_sync() -> None:
     peer.down()
     end, reject, finished = give_up(peer)[1:]
     assert (end, reject.call_id) == (EndSync(10, FIRST_ATTEMPT, False), 10)
-    assert finished == Send(SyncFinished(10, FIRST_ATTEMPT, False, None, "withdrawn"))
+    assert finished == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     assert peer.handle(events.FetchDone(FIRST_ATTEMPT, "changed", pid("a"))) == []
 
 
@@ -1344,7 +1341,7 @@ def test_closed_is_the_end() -> None:
         events.ConnectionUp(),
         events.ConnectionDown(),
         events.ConnectionFailed("x"),
-        events.OtherVersionReceived(9),
+        events.OtherVersionReceived(10),
         events.LinkUp(pid("b")),
         events.LinkFailed(pid("b"), "x"),
         events.MasterMessageReceived(Welcome(RUN_ID, 1)),
@@ -1367,7 +1364,7 @@ def test_before_connect_nothing_has_any_effect() -> None:
         events.ConnectionUp(),
         events.ConnectionDown(),
         events.ConnectionFailed("x"),
-        events.OtherVersionReceived(9),
+        events.OtherVersionReceived(10),
         events.LinkUp(pid("b")),
         events.MasterMessageReceived(Welcome(RUN_ID, 1)),
         events.Tick(),

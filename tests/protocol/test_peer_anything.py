@@ -13,12 +13,11 @@ from zpccl.protocol.effects import EndReduce, EndSync, Reject, Resolve, Send, St
 from zpccl.protocol.messages import (
     Begin,
     Decision,
-    Finished,
     Kick,
     Neighbours,
     Refusal,
     Refused,
-    SyncFinished,
+    Report,
     SyncOffer,
     TopologyVote,
     Welcome,
@@ -172,7 +171,7 @@ def test_a_new_connection_is_told_everything_once(steps: list[tuple[str, int]]) 
     said = [effect.message for effect in watch.do(events.ConnectionUp()) if isinstance(effect, Send)]
     standing = said[2:]
     withdrawn = [m for m in standing if isinstance(m, Withdraw)]
-    votes = [m for m in standing if isinstance(m, Begin | Finished | TopologyVote | SyncOffer | SyncFinished)]
+    votes = [m for m in standing if isinstance(m, Begin | TopologyVote | SyncOffer | Report)]
     assert len(votes) + len(withdrawn) == len(standing)
     calls = watch.peer.machine.calls
     told = {call_id for call_id, call in calls.items() if not call.is_held}

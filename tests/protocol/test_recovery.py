@@ -22,9 +22,9 @@ from zpccl.protocol.messages import (
     Plan,
     Refusal,
     Refused,
-    Report,
     RunningAttempt,
     RunningSync,
+    RunReport,
     SyncPlan,
     TopologyVote,
     Welcome,
@@ -119,7 +119,7 @@ reports = st.builds(
 
 @settings(max_examples=200)
 @given(st.lists(reports, min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> None:
+def test_the_order_of_reports_does_not_matter(some: list[RunReport], rng: Any) -> None:
     """S3: epochs differ where lists do, so which list is taken does not hang on who was first."""
     some = list({(report.epoch, bool(report.members)): report for report in some}.values())
     shuffled = list(some)
@@ -536,7 +536,7 @@ def test_a_peer_reports_and_says_all_again_when_it_is_welcomed() -> None:
     peer.plan(10, 7)
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=2))
     report = said.message
-    assert isinstance(report, Report)
+    assert isinstance(report, RunReport)
     assert report.attempts == (RunningAttempt(7, pids("ab"), (10, 10), spec()),)
     assert (report.hello.run_id, report.epoch, report.oldest_call_id) == (RUN_ID, 2, 10)
     assert [type(effect.message).__name__ for effect in peer.hear(Welcome(RUN_ID, 2))] == ["Linked", "Begin"]

@@ -23,8 +23,8 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     Refusal,
     Refused,
-    Report,
     RunningAttempt,
+    RunReport,
     Welcome,
 )
 from zpccl.protocol.peer import State
@@ -493,7 +493,7 @@ def test_a_member_turns_to_the_next_master() -> None:
     said = peer.up()
     assert isinstance(said[0].message, Hello)
     (report,) = peer.hear(Refused(Refusal.REPORT, "", term=77))
-    assert isinstance(report.message, Report)
+    assert isinstance(report.message, RunReport)
     assert report.message.hello.promised == 77
     peer.hear(Welcome(RUN_ID, 77))
     assert peer.machine.term == 77

@@ -11,7 +11,7 @@ from zpccl import limits
 from zpccl.errors import CollectiveMismatch, InvalidUsage, Kicked, PCCLError, Result, TooFewPeers
 from zpccl.limits import SECOND
 from zpccl.protocol.master import MasterOptions
-from zpccl.protocol.messages import Decision, Lane, MasterMessage, Member, Members, Plan, Report, encode
+from zpccl.protocol.messages import Decision, Lane, MasterMessage, Member, Members, Plan, RunReport, encode
 from zpccl.protocol.peer import State
 
 from .world import Call, Peer, World, check_agreement, reduce_spec, results_of
@@ -154,8 +154,8 @@ def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool)
     assert peers[0].running
     world.kill_master("m")
     world.start_master("m", 3000)
-    world.until(lambda: any(isinstance(message, Report) for peer in peers for message in peer.sent))
-    sizes = [len(encode(m)) for peer in peers for m in peer.sent if isinstance(m, Report)]
+    world.until(lambda: any(isinstance(message, RunReport) for peer in peers for message in peer.sent))
+    sizes = [len(encode(m)) for peer in peers for m in peer.sent if isinstance(m, RunReport)]
     assert max(sizes) <= limits.MESSAGE_BYTES_MAX, f"a report of {max(sizes)} bytes"
 
 

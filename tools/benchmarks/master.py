@@ -41,7 +41,6 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
     Hello,
     Kick,
     Linked,
@@ -49,6 +48,7 @@ from zpccl.protocol.messages import (
     PeerMessage,
     Plan,
     Refused,
+    Report,
     TopologyKind,
     TopologyVote,
     Welcome,
@@ -208,7 +208,7 @@ class Crowd:
                 plan = peer.receive(Plan)
                 assert isinstance(plan, Plan)
                 call_id = plan.calls[plan.lanes[0].order.index(peer.peer_id)]
-                peer.send(Finished(call_id, plan.attempt_id, True, digest=1))
+                peer.send(Report(call_id, plan.attempt_id, True, digest=1))
         for peer in self.peers:
             for _ in range(batch):
                 decision = peer.receive(Decision)

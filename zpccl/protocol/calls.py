@@ -45,11 +45,10 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
     PeerMessage,
     Plan,
+    Report,
     StateEntry,
-    SyncFinished,
     SyncOffer,
     SyncPlan,
     TopologyKind,
@@ -74,7 +73,7 @@ class Call:
     call_id: int
     phase: Phase = Phase.VOTING
     attempt_id: int | None = None
-    report: Finished | SyncFinished | None = None
+    report: Report | None = None
     withdrawn: OperationTimeout | InvalidUsage | None = None
     """What the call ends with, where the user gave it up and it does not succeed after all."""
     is_released: bool = False

@@ -27,7 +27,7 @@ class Standing(enum.Enum):
 
     STRANGER = "stranger"
     EXPECTED = "peer that is to report"
-    """It waits for a master that takes a run over, which has asked it for a Report."""
+    """It waits for a master that takes a run over, which has asked it for a RunReport."""
     PENDING = "pending peer"
     MEMBER = "member"
 

@@ -23,9 +23,9 @@ from zpccl.protocol.messages import (
     Decision,
     Hello,
     Member,
-    Report,
     RunningAttempt,
     RunningSync,
+    RunReport,
     TopologyKind,
     cut,
 )
@@ -108,7 +108,7 @@ class Memory:
         old_members: tuple[bytes, ...],
         parent: int,
         calls: Iterable[Call],
-    ) -> Report:
+    ) -> RunReport:
         """All that another master must know."""
         attempts: list[RunningAttempt] = []
         sync: RunningSync | None = None
@@ -132,7 +132,7 @@ class Memory:
                     of_sync.calls,
                     bool(of_sync.fetch) or (call.report is not None and not call.report.ok),
                 )
-        return Report(
+        return RunReport(
             hello,
             oldest_call_id,
             epoch,

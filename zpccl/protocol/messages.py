@@ -138,20 +138,6 @@ class Begin(_Message, tag="begin", frozen=True):
     calls: Annotated[tuple[CollectiveCall, ...], Meta(min_length=1, max_length=limits.SPECS_PER_MESSAGE_MAX)]
 
 
-class Finished(_Message, tag="finished", frozen=True):
-    """The sender's part of an attempt is done: `ok` with the digest of its result, or failed."""
-
-    call_id: Natural
-    attempt_id: Natural
-    ok: bool
-    digest: int = 0
-    fault: PeerId | None = None
-    """The neighbour whose link failed, where it failed."""
-    reason: Text = ""
-    duration_us: Natural = 0
-    """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
-
-
 class TopologyKind(enum.IntEnum):
     """What all members decide together."""
 
@@ -202,19 +188,26 @@ class Dropped(_Message, frozen=True):
     reason: Annotated[str, Meta(max_length=limits.OUTCOME_TEXT_CHARS_MAX)]
 
 
-class SyncFinished(_Message, tag="fetched", frozen=True):
-    """The sender holds and has checked all that it was told to fetch, or could not.
+class Report(_Message, tag="report", frozen=True):
+    """How an attempt ended for its sender.
 
-    Who has nothing to fetch says nothing, unless it finds its own state changed since its offer: then `ok` is false. So
-    may who has said before that all is here.
+    Of a collective: it has its result, or failed. Of a sync: it holds all that it was told to fetch, or could not. Who
+    has nothing to fetch says so only if it finds that its own state has changed since its vote: then `ok` is false. So
+    may a sender that has reported success before.
     """
 
     call_id: Natural
     attempt_id: Natural
     ok: bool
     fault: PeerId | None = None
+    """The peer by which it failed: of a collective the neighbour whose link did."""
     reason: Text = ""
+    digest: int = 0
+    """Of the result of a collective."""
+    duration_us: Natural = 0
+    """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
     dropped: Annotated[tuple[Dropped, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    """The sources that a sync went on without."""
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):
@@ -253,10 +246,10 @@ class RunningSync(_Message, frozen=True):
     order: PeerIds
     calls: CallIds
     is_open: bool
-    """There was something to fetch, or the sender has lost what it held: SyncFinished says what became of it."""
+    """There was something to fetch, or the sender has lost what it held: its Report says what became of it."""
 
 
-class Report(_Message, tag="report", frozen=True):
+class RunReport(_Message, tag="run_report", frozen=True):
     """All that a master which takes the run over must know from the sender, beside the calls that it makes again."""
 
     hello: Hello
@@ -302,7 +295,7 @@ class Refusal(enum.IntEnum):
     """The peer was removed, or the master is another one."""
     FULL = 3
     REPORT = 4
-    """The master takes the run over from another one: it needs a Report first."""
+    """The master takes the run over from another one: it needs a RunReport first."""
     NO_RUN = 5
     """To a newcomer: this master leads no run, and knows of none. Another one may."""
     NO_QUORUM = 6
@@ -469,18 +462,7 @@ class SyncPlan(_Message, tag="sync", frozen=True):
 
 
 PeerMessage: TypeAlias = (
-    Hello
-    | Ready
-    | Linked
-    | Begin
-    | Finished
-    | TopologyVote
-    | SyncOffer
-    | SyncFinished
-    | Withdraw
-    | Acknowledgement
-    | Leave
-    | Report
+    Hello | Ready | Linked | Begin | TopologyVote | SyncOffer | Report | Withdraw | Acknowledgement | Leave | RunReport
 )
 MasterMessage: TypeAlias = (
     Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision | SyncPlan

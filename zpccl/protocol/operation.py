@@ -37,8 +37,7 @@ from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
     CollectiveSpec,
     Decision,
-    Finished,
-    SyncFinished,
+    Report,
     SyncOffer,
     TopologyKind,
     TopologyVote,
@@ -123,6 +122,12 @@ class Kind(Protocol[AttemptT]):
 
     def judge(self, attempt: AttemptT, survivors: list[Peer]) -> Verdict | None:
         """How an attempt ends, of which those are left; None while it goes on. Changes nothing."""
+
+    def on_report(self, attempt: AttemptT, peer: Peer, report: Report) -> None:
+        """A peer has done its part of an attempt, or failed."""
+
+    def on_late_report(self, peer: Peer, report: Report) -> None:
+        """A peer reports on an attempt that runs no more. It may say why that failed."""
 
     def value_of(self, attempt: AttemptT) -> int:
         """What its callers get."""
@@ -302,16 +307,18 @@ class Operations:
         """The attempt that a call is part of."""
         return next((attempt for attempt in self.running.values() if attempt.calls.get(peer) == call_id), None)
 
-    def reported(self, peer: Peer, report: Finished | SyncFinished) -> Attempt | None:
-        """A peer reports on an attempt: that one, if it runs. Who has missed the decision is told it again."""
+    def on_report(self, peer: Peer, report: Report) -> None:
+        """A peer reports on an attempt. One that has missed the decision is told it again."""
+        attempt = self.running.get(report.attempt_id)
+        if attempt is not None and attempt.calls.get(peer) == report.call_id:
+            return self._kinds[attempt.key.function].on_report(attempt, peer, report)
+        for kind in self._kinds.values():
+            kind.on_late_report(peer, report)
         if report.call_id in peer.answers:
             self._outbox.send(peer, peer.answers[report.call_id])
-            return None
-        attempt = self.running.get(report.attempt_id)
-        if attempt is None or attempt.calls.get(peer) != report.call_id:
+        else:
             self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
-            return None
-        return attempt
+        return None
 
     def present(self, peers: Iterable[Peer]) -> list[Peer]:
         """Those who still take part in the run."""

@@ -83,7 +83,6 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     Decision,
     Dropped,
-    Finished,
     Hello,
     Kick,
     Leave,
@@ -100,7 +99,7 @@ from zpccl.protocol.messages import (
     Ready,
     Refusal,
     Refused,
-    SyncFinished,
+    Report,
     SyncPlan,
     TopologyKind,
     Welcome,
@@ -871,14 +870,9 @@ class PeerMachine:
     ) -> None:
         call.phase, call.attempt_id = Phase.REPORTED, attempt_id
         ok, reason = not error, error[: limits.TEXT_CHARS_MAX]
-        if isinstance(call, SyncCall):
-            named = tuple(
-                Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX]
-            )
-            call.report = SyncFinished(call.call_id, attempt_id, ok, fault, reason, named)
-        else:
-            facts = (digest, fault, reason, duration_us) if ok else (0, fault, reason)
-            call.report = Finished(call.call_id, attempt_id, ok, *facts)
+        named = tuple(Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX])
+        facts = (digest, duration_us) if ok else (0, 0)
+        call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named)
         self._send(call.report)
 
     def _call_of_attempt(self, attempt_id: int) -> Call | None:

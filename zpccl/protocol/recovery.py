@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from zpccl.protocol.leadership import MemberList, descend
-from zpccl.protocol.messages import Decision, Member, Report, RunningAttempt, RunningSync
+from zpccl.protocol.messages import Decision, Member, RunningAttempt, RunningSync, RunReport
 
 RunningT = TypeVar("RunningT", RunningAttempt, RunningSync)
 
@@ -41,7 +41,7 @@ class History:
         outcomes: how attempts ended, by attempt.
     """
 
-    def __init__(self, run_id: bytes, reports: Iterable[Report]) -> None:
+    def __init__(self, run_id: bytes, reports: Iterable[RunReport]) -> None:
         of_run = [report for report in reports if report.hello.run_id == run_id]
         self.run_id = run_id
         self.adopted = descend(map(MemberList.of, of_run))
@@ -60,7 +60,7 @@ class History:
         for report in of_run:
             self.add(report)
 
-    def add(self, report: Report) -> None:
+    def add(self, report: RunReport) -> None:
         """Takes note of one report. Only members know anything of the run."""
         if report.hello.run_id != self.run_id or not report.members:
             return
@@ -88,7 +88,7 @@ class History:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
-    def would_admit(self, report: Report, round_here: int) -> bool:
+    def would_admit(self, report: RunReport, round_here: int) -> bool:
         """True for a newcomer that alone knows of its admission by the former master: to those who are members here.
 
         Once they have completed that round anew, without it, they are elsewhere in their programs than it is.

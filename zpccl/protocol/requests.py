@@ -18,9 +18,8 @@ from zpccl.protocol.membership import Outbox, Peer, Registry
 from zpccl.protocol.messages import (
     Begin,
     Decision,
-    Finished,
     PeerMessage,
-    SyncFinished,
+    Report,
     SyncOffer,
     TopologyVote,
     Withdraw,
@@ -61,8 +60,6 @@ class Requests:
             for call in message.calls:
                 if self._accept_call(peer, call.call_id, call.spec, now_ns):
                     self._collectives.begin(peer, call.call_id, call.spec, now_ns)
-        elif isinstance(message, Finished):
-            self._collectives.finished(peer, message)
         elif isinstance(message, TopologyVote):
             self._forget_answers(peer, message.oldest_call_id)
             if self._accept_call(peer, message.call_id, message.kind, now_ns):
@@ -70,8 +67,8 @@ class Requests:
                 self._rounds.answer_missed()
         elif isinstance(message, SyncOffer):
             self._on_sync_offer(peer, message, now_ns)
-        elif isinstance(message, SyncFinished):
-            self._syncs.finished(peer, message)
+        elif isinstance(message, Report):
+            self._operations.on_report(peer, message)
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
 

@@ -22,7 +22,7 @@ from zpccl.protocol.messages import (
     Members,
     MembersCommitted,
     Plan,
-    Report,
+    RunReport,
     SyncPlan,
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
@@ -514,7 +514,7 @@ class Lineage(Checker):
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Remembers which list a peer has that reports."""
-        if isinstance(effect, effects.Send) and isinstance(effect.message, Report) and node.connection is not None:
+        if isinstance(effect, effects.Send) and isinstance(effect.message, RunReport) and node.connection is not None:
             key = node.key(node.machine.epoch)
             self._reported.setdefault(node.connection.master.reign, {})[key] = None
 

@@ -37,7 +37,7 @@ from zpccl.errors import Result
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
+from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Report, RunningAttempt, cut
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, Vote, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import mesh_edges, ring_edges
@@ -53,7 +53,7 @@ class Reduction(Attempt):
     frame_bytes: int
     epoch: int = -1
     """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
-    reports: dict[Peer, Finished] = field(default_factory=dict)
+    reports: dict[Peer, Report] = field(default_factory=dict)
     faults: set[frozenset[Peer]] = field(default_factory=set)
     """The links by which it failed, as peers at their ends say."""
 
@@ -124,14 +124,14 @@ class Collectives:
         if self._operations.vote(peer, call_id, spec, now_ns):
             self._evaluate(self._operations.pending[key], now_ns)
 
-    def finished(self, peer: Peer, report: Finished) -> None:
-        """A participant's part is done or failed."""
+    def on_late_report(self, peer: Peer, report: Report) -> None:
+        """Others were first to say that an attempt failed, but not by which link."""
         aborted = self._aborted.get(report.attempt_id)
         if aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok:
-            self._blame(aborted, peer, report.fault)  # Others were first to say that it failed, not by what.
-        attempt = self._operations.reported(peer, report)
-        if not isinstance(attempt, Reduction):
-            return
+            self._blame(aborted, peer, report.fault)
+
+    def on_report(self, attempt: Reduction, peer: Peer, report: Report) -> None:
+        """A participant's part is done or failed."""
         attempt.reports[peer] = report
         if not report.ok:
             self._blame(attempt, peer, report.fault)

@@ -32,7 +32,7 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect, entries_to_fetch
 from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
+from zpccl.protocol.messages import FetchEntry, Report, RunningSync, SyncOffer, SyncPlan
 from zpccl.protocol.operation import SYNC, Attempt, Key, Operations, Verdict, Vote
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
@@ -283,11 +283,11 @@ class StateSyncs:
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
-    def finished(self, peer: Peer, report: SyncFinished) -> None:
+    def on_late_report(self, peer: Peer, report: Report) -> None:
+        """Says nothing new."""
+
+    def on_report(self, transfer: Transfer, peer: Peer, report: Report) -> None:
         """A peer has fetched all that it should, or could not."""
-        transfer = self._operations.reported(peer, report)
-        if not isinstance(transfer, Transfer):
-            return None
         self._note_dropped(transfer, peer, report)
         if report.ok:
             transfer.done.add(peer)
@@ -302,7 +302,7 @@ class StateSyncs:
         transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason, fault)
         return self._operations.decide(transfer)
 
-    def _note_dropped(self, transfer: Transfer, peer: Peer, report: SyncFinished) -> None:
+    def _note_dropped(self, transfer: Transfer, peer: Peer, report: Report) -> None:
         """Names the sources that a fetch went on without, once."""
         if peer in transfer.told or not report.dropped:
             return
