@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         name="frames-cut-anew-by-another-master",
         function="protocol.kinds.collective:Collectives.restore",
-        old="running.frame_bytes",
+        old="plan.how.frame_bytes",
         new="limits.FRAME_BYTES_DEFAULT",
         breaks="S3: who gets the plan from another master cuts the tensor otherwise than the rest",
         finder=TESTS,
@@ -652,8 +652,8 @@ MUTANTS = (
     Mutant(
         name="plan-begun-after-the-release",
         function="protocol.peer:PeerMachine._on_plan",
-        old="not isinstance(call, ReduceCall) or not is_wanted or call.is_released",
-        new="not isinstance(call, ReduceCall) or not is_wanted",
+        old="call is None or call.is_released",
+        new="call is None",
         breaks="S2: buffers that are the user's again are reduced into",
         finder=TESTS,
     ),
@@ -785,9 +785,9 @@ MUTANTS = (
     ),
     Mutant(
         name="decided-attempt-restored",
-        function="protocol.recovery:History.take_attempts",
-        old="return [found[attempt_id] for attempt_id in sorted(found) if attempt_id not in self.outcomes]",
-        new="return [found[attempt_id] for attempt_id in sorted(found)]",
+        function="protocol.recovery:History.take_running",
+        old="item[0] in present and item[1].plan.attempt_id not in self.outcomes",
+        new="item[0] in present",
         breaks="L3: an attempt whose end is known runs again and holds up its tag",
     ),
     Mutant(

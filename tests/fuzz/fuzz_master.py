@@ -179,22 +179,19 @@ def _report(world: World, choices: Choices) -> m.RunReport:
         choices.one_of((0, 1, 2, -1, 2**64 - 1)),
         last,
         tuple(_outcome(world, choices) for _ in range(choices.number(3))),
-        tuple(_attempt(world, choices) for _ in range(choices.number(3))),
-        _sync(world, choices) if choices.number(2) else None,
+        tuple(_running(world, choices) for _ in range(choices.number(4))),
         choices.some_of(ids, 3),
     )
 
 
-def _attempt(world: World, choices: Choices) -> m.RunningAttempt:
-    order = choices.some_of(world.peer_ids(), 4)
-    return m.RunningAttempt(choices.one_of(ATTEMPTS), order, choices.some_of(CALLS, 4), spec(choices.number(2)))
-
-
-def _sync(world: World, choices: Choices) -> m.RunningSync:
-    holders, order = choices.some_of(world.peer_ids(), 2), choices.some_of(world.peer_ids(), 4)
-    revision = choices.number(4)
-    is_open = bool(choices.number(2))
-    return m.RunningSync(choices.one_of(ATTEMPTS), revision, holders, order, choices.some_of(CALLS, 4), is_open)
+def _running(world: World, choices: Choices) -> m.Running:
+    order, calls = choices.some_of(world.peer_ids(), 4), choices.some_of(CALLS, 4)
+    attempt_id = choices.one_of(ATTEMPTS)
+    if choices.number(2):
+        how = m.Reducing((m.Lane(order),), 1 + choices.number(65536))
+        return m.Running(m.Plan(attempt_id, calls, how), spec(choices.number(2)) if choices.number(8) else None)
+    fetching = m.Fetching(order, choices.number(4), choices.some_of(world.peer_ids(), 2))
+    return m.Running(m.Plan(attempt_id, calls, fetching), is_open=bool(choices.number(2)))
 
 
 def _outcome(world: World, choices: Choices) -> m.Decision:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -25,7 +25,10 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     CollectiveSpec,
     Decision,
+    FetchEntry,
+    Fetching,
     Hello,
+    Lane,
     Leave,
     Linked,
     Member,
@@ -33,12 +36,13 @@ from zpccl.protocol.messages import (
     Neighbour,
     Neighbours,
     Plan,
+    Reducing,
     Refused,
     Report,
+    Running,
     RunReport,
     StateEntry,
     SyncOffer,
-    SyncPlan,
     TopologyKind,
     TopologyVote,
     Welcome,
@@ -156,9 +160,9 @@ class MasterBench:
         if isinstance(message, Members):
             listed = msgspec.structs.replace(message, old_members=())
             assert self.epochs.setdefault(message.epoch, listed) == listed, "S3: one member list an epoch"
-        elif isinstance(message, Plan):
-            known = self.plans.setdefault(message.attempt_id, message.lanes)
-            assert known == message.lanes, "S3: one plan an attempt"
+        elif isinstance(message, Plan) and isinstance(message.how, Reducing):
+            lanes = message.how.lanes
+            assert self.plans.setdefault(message.attempt_id, lanes) == lanes, "S3: one plan an attempt"
         elif isinstance(message, Decision):
             name = str(connection).rstrip("0123456789")
             known = self.verdicts.setdefault((name, message.call_id), message)
@@ -446,9 +450,7 @@ class PeerBench:
 
 def plan_of(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab", calls: tuple[int, ...] = ()) -> Plan:
     """A plan with one lane over `names`, for the call of that number of each, or for `calls`."""
-    from zpccl.protocol.messages import Lane
-
-    return Plan(attempt_id, (Lane(pids(names)),), calls or (call_id,) * len(names), FRAME)
+    return Plan(attempt_id, calls or (call_id,) * len(names), reducing(names))
 
 
 def sync_plan(
@@ -460,14 +462,47 @@ def sync_plan(
     sources: str = "",
     fellows: str = "",
     **calls: int,
-) -> SyncPlan:
+) -> Plan:
     """A sync plan; `fetch` has key and contents of each tensor to fetch."""
-    from zpccl.protocol.messages import FetchEntry
-
     entries = tuple(FetchEntry(key, digest(text)) for key, text in fetch)
     calls = calls or {"a": call_id, "b": call_id}
-    facts = (call_id, attempt_id, revision, pids(holders), entries, pids(calls), tuple(calls.values()))
-    return SyncPlan(*facts, pids(sources), pids(fellows))
+    how = Fetching(pids(calls), revision, pids(holders), entries, pids(sources), pids(fellows))
+    return Plan(attempt_id, tuple(calls.values()), how)
+
+
+def reducing(names: str = "ab", algorithm: int = Algorithm.RING, frame_bytes: int = FRAME) -> Reducing:
+    """How a collective of `names` runs."""
+    return Reducing((Lane(pids(names), algorithm),), frame_bytes)
+
+
+def fetching(plan: Plan) -> Fetching:
+    """How the sync of a plan runs."""
+    assert isinstance(plan.how, Fetching)
+    return plan.how
+
+
+def is_fetching(message: object) -> TypeGuard[Plan]:
+    """True for the plan of a sync."""
+    return isinstance(message, Plan) and isinstance(message.how, Fetching)
+
+
+def running_attempt(
+    attempt_id: int,
+    names: str,
+    calls: tuple[int, ...],
+    of: CollectiveSpec,
+    algorithm: int = Algorithm.RING,
+    frame_bytes: int = FRAME,
+) -> Running:
+    """A collective that runs, as its peers report it."""
+    return Running(Plan(attempt_id, calls, reducing(names, algorithm, frame_bytes)), of)
+
+
+def running_sync(
+    attempt_id: int, revision: int, holders: str, names: str, calls: tuple[int, ...], is_open: bool
+) -> Running:
+    """A sync that runs, as one of its peers reports it."""
+    return Running(Plan(attempt_id, calls, Fetching(pids(names), revision, pids(holders))), is_open=is_open)
 
 
 def peer(name: str, group: int = 0) -> Peer:

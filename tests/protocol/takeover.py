@@ -31,7 +31,7 @@ def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> R
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
     hello = replace(hello, term=facts.pop("term", hello.term))
     listed = member_list(epoch, members, **facts.pop("groups", {})).members
-    blank = RunReport(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
+    blank = RunReport(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), ())
     return replace(blank, **facts)
 
 

@@ -52,7 +52,7 @@ def test_the_ring_is_in_order_of_admission() -> None:
     for name in "ab":
         bench.begin(name, 1)
     sent = bench.begin("c", 1)
-    assert [message.lanes[0].order for _, message in sent] == [pids("cab")] * 3
+    assert [message.how.lanes[0].order for _, message in sent] == [pids("cab")] * 3
 
 
 def test_many_tags_in_any_order() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.harness import running_attempt
 from zpccl import limits
 from zpccl.errors import CollectiveMismatch, PeerLost, Result, TooFewPeers
 from zpccl.protocol import events
@@ -19,7 +20,6 @@ from zpccl.protocol.messages import (
     Decision,
     Linked,
     Plan,
-    RunningAttempt,
     TopologyKind,
 )
 from zpccl.protocol.rings import owners_of
@@ -105,7 +105,7 @@ def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
     bench.say("b", Linked(pids("cd")))
     for name in "abc":
         bench.begin(name, 1, ROOT if name == "c" else OTHER)
-    order = bench.begin("d", 1, OTHER)[0][1].lanes[0].order
+    order = bench.begin("d", 1, OTHER)[0][1].how.lanes[0].order
     assert order[0] == pid("c") and order in (pids("cadb"), pids("cbda"))
 
 
@@ -286,9 +286,9 @@ def test_a_barrier_that_nobody_has_passed_is_voted_for_anew() -> None:
 def test_a_broadcast_that_one_reports_goes_on_with_its_root(reporter: str) -> None:
     """L3: votes that come again say what each had said, and start nothing new."""
     bench, specs = TakeOver(), {"a": OTHER, "b": ROOT}
-    running = RunningAttempt(7, pids("ba"), (5, 2), specs[reporter])
+    running = running_attempt(7, "ba", (5, 2), specs[reporter])
     for name in "ab":
-        bench.report(name, attempts=(running,) if name == reporter else ())
+        bench.report(name, running=(running,) if name == reporter else ())
     for name, call_id in (("a", 2), ("b", 5)):
         ((_, plan),) = bench.begin(name, call_id, specs[name])
         assert plan == plan_of(0, 7, "ba", (5, 2)) and isinstance(plan, Plan)

@@ -75,8 +75,12 @@ outcomes = st.builds(
     *(naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts), naturals, naturals),
     *(tuples(ids), tuples(naturals), tuples(names)),
 )
-attempts = st.builds(m.RunningAttempt, naturals, tuples(ids), tuples(naturals), specs, algorithms)
-syncs = st.builds(m.RunningSync, naturals, naturals, tuples(ids), tuples(ids), tuples(naturals), st.booleans())
+lanes = st.builds(m.Lane, tuples(ids), algorithms).map(lambda lane: (lane,))
+hows = st.builds(m.Reducing, lanes, st.integers(1, 2**24)) | st.builds(
+    m.Fetching,
+    *(tuples(ids), naturals, tuples(ids), tuples(st.builds(m.FetchEntry, keys, digests)), tuples(ids), tuples(ids)),
+)
+plans = st.builds(m.Plan, naturals, tuples(naturals), hows)
 BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.Hello: hellos,
     m.Ready: st.builds(m.Ready),
@@ -109,8 +113,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
         ),
         st.none() | outcomes,
         tuples(outcomes),
-        tuples(attempts),
-        st.none() | syncs,
+        tuples(st.builds(m.Running, plans, st.none() | specs, st.booleans())),
         tuples(ids),
     ),
     m.Welcome: st.builds(m.Welcome, ids, terms),
@@ -120,19 +123,8 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.MembersCommitted: st.builds(m.MembersCommitted, naturals),
     m.Neighbours: st.builds(m.Neighbours, tuples(neighbours)),
     m.NeighboursChanged: st.builds(m.NeighboursChanged, tuples(neighbours), tuples(ids)),
-    m.Plan: st.builds(
-        m.Plan,
-        naturals,
-        st.builds(m.Lane, tuples(ids), algorithms).map(lambda x: (x,)),
-        tuples(naturals),
-        st.integers(1, 2**24),
-    ),
+    m.Plan: plans,
     m.Decision: outcomes,
-    m.SyncPlan: st.builds(
-        m.SyncPlan,
-        *(naturals, naturals, naturals, tuples(ids), tuples(st.builds(m.FetchEntry, keys, digests))),
-        *(tuples(ids), tuples(naturals), tuples(ids), tuples(ids)),
-    ),
 }
 any_message = st.one_of(*BUILDERS.values())
 
@@ -345,13 +337,13 @@ def test_bounds_of_peer_messages(data: bytes) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        m.Plan(1, (), (), 1),
-        m.Plan(1, (m.Lane(()), m.Lane(())), (), 1),
-        m.Plan(1, (m.Lane((b"x",)),), (), 1),
-        m.Plan(1, (m.Lane((), 0),), (), 1),
-        m.Plan(1, (m.Lane((), 3),), (), 1),
-        m.Plan(1, (m.Lane(()),), (), 0),
-        m.Plan(1, (m.Lane(()),), (), limits.FRAME_BYTES_MAX + 1),
+        m.Plan(1, (), m.Reducing((), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane(()), m.Lane(())), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane((b"x",)),), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane((), 0),), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane((), 3),), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane(()),), 0)),
+        m.Plan(1, (), m.Reducing((m.Lane(()),), limits.FRAME_BYTES_MAX + 1)),
         m.Refused(9, ""),  # type: ignore[arg-type]
         m.Kick(1, "r" * 4097),
         m.Welcome(b"", 1),
@@ -381,7 +373,7 @@ def test_a_report_leaves_room_for_the_next_number(field: str) -> None:
     maximum = {"epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}.get(field, limits.TERM_MAX)
 
     def report(number: int) -> m.RunReport:
-        blank = m.RunReport(HELLO, 0, 0, (), False, 0, 0, None, (), (), None)
+        blank = m.RunReport(HELLO, 0, 0, (), False, 0, 0, None, (), ())
         if field in m.Hello.__struct_fields__:
             return msgspec.structs.replace(blank, hello=msgspec.structs.replace(HELLO, **{field: number}))
         return msgspec.structs.replace(blank, **{field: number})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from protocol.harness import fetching
 from zpccl import limits
 from zpccl.errors import (
     CollectiveMismatch,
@@ -556,7 +557,7 @@ def test_a_sync() -> None:
     peer = PeerBench().member()
     assert peer.sync(10, revision=3) == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
     plan = sync_plan(10, 4, "b", ("w", "2"))
-    assert peer.hear(plan) == [StartSync(plan)]
+    assert peer.hear(plan) == [StartSync(10, plan.attempt_id, fetching(plan))]
     assert peer.hear(plan) == []
     assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == [Send(Report(10, FIRST_ATTEMPT, True))]
     assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
@@ -610,7 +611,7 @@ def test_a_master_that_takes_over_waits_for_who_has_lost_what_it_held() -> None:
     peer.hear(sync_plan(10, 4, "ab"))
     for is_open in (False, True):
         said = peer.hear(Refused(Refusal.REPORT, "", term=2))
-        assert said[0].message.sync.is_open == is_open
+        assert said[0].message.running[0].is_open == is_open
         peer.handle(events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a")))
 
 

@@ -65,12 +65,11 @@ class Watch:
         effects = self.peer.handle(event)
         for effect in effects:
             if isinstance(effect, StartReduce | StartSync):
-                plan = effect if isinstance(effect, StartReduce) else effect.plan
-                assert plan.attempt_id not in self.started, "S3: an attempt begins once"
-                assert plan.attempt_id > max(self.started, default=0), "S4: attempts begin in order"
-                assert plan.call_id not in self.running.values(), "S4: a call has one attempt"
-                self.started.add(plan.attempt_id)
-                self.running[plan.attempt_id] = plan.call_id
+                assert effect.attempt_id not in self.started, "S3: an attempt begins once"
+                assert effect.attempt_id > max(self.started, default=0), "S4: attempts begin in order"
+                assert effect.call_id not in self.running.values(), "S4: a call has one attempt"
+                self.started.add(effect.attempt_id)
+                self.running[effect.attempt_id] = effect.call_id
             elif isinstance(effect, EndReduce | EndSync):
                 self.running.pop(effect.attempt_id, None)
             elif isinstance(effect, Resolve | Reject):

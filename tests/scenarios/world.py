@@ -192,8 +192,8 @@ class Peer:
             value = self.running.pop(effect.attempt_id, 0)
             if effect.commit:
                 self._values[self._call_of[effect.attempt_id]] = value
-        elif isinstance(effect, effects.StartSync) and effect.plan.fetch:
-            self.world.after(ATTEMPT_NS, lambda: self.handle(events.FetchDone(effect.plan.attempt_id)))
+        elif isinstance(effect, effects.StartSync) and effect.how.fetch:
+            self.world.after(ATTEMPT_NS, lambda: self.handle(events.FetchDone(effect.attempt_id)))
         elif isinstance(effect, (effects.Resolve, effects.Reject)):
             is_ok = isinstance(effect, effects.Resolve)
             call = self._calls[effect.call_id]

@@ -207,7 +207,7 @@ class Crowd:
             for _ in range(batch):
                 plan = peer.receive(Plan)
                 assert isinstance(plan, Plan)
-                call_id = plan.calls[plan.lanes[0].order.index(peer.peer_id)]
+                call_id = plan.calls[plan.order.index(peer.peer_id)]
                 peer.send(Report(call_id, plan.attempt_id, True, digest=1))
         for peer in self.peers:
             for _ in range(batch):

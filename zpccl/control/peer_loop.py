@@ -479,16 +479,16 @@ class PeerLoop:
             self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
 
     def _start_sync(self, effect: effects.StartSync) -> None:
-        plan = effect.plan
-        transfer = self._calls[plan.call_id].transfer
+        attempt_id, plan = effect.attempt_id, effect.how
+        transfer = self._calls[effect.call_id].transfer
         assert transfer is not None
-        self._attempts[plan.attempt_id] = plan.call_id
-        self._engine.open_channel(plan.attempt_id)
-        self._channels.add(plan.attempt_id)
+        self._attempts[attempt_id] = effect.call_id
+        self._engine.open_channel(attempt_id)
+        self._channels.add(attempt_id)
         own_id = self.options.peer_id
         begin = sorted((own_id, *plan.fellows)).index(own_id) / (len(plan.fellows) + 1)
         fetch = {entry.key: entry.digest for entry in plan.fetch}
-        transfer.start(plan.attempt_id, plan.sources, plan.fellows, fetch, begin)
+        transfer.start(attempt_id, plan.sources, plan.fellows, fetch, begin)
 
     def _end_sync(self, effect: effects.EndSync) -> None:
         self._attempts.pop(effect.attempt_id, None)

@@ -5,7 +5,7 @@
                    +-------- Decision or Decision(aborted) ---------+--> answered
     barrier:     VOTING --Decision--> answered
     topology:    VOTING --Decision--> answered
-    sync:        VOTING --SyncPlan--> RUNNING --fetched--> REPORTED --Decision--> answered
+    sync:        VOTING --Plan--> RUNNING --fetched--> REPORTED --Decision--> answered
                                                             ^   | own state found changed
                                                             `---'
 
@@ -45,12 +45,12 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     CollectiveSpec,
     Decision,
+    Fetching,
     PeerMessage,
     Plan,
     Report,
     StateEntry,
     SyncOffer,
-    SyncPlan,
     TopologyKind,
     TopologyVote,
     Withdraw,
@@ -73,6 +73,10 @@ class Call:
     call_id: int
     phase: Phase = Phase.VOTING
     attempt_id: int | None = None
+    plan: Plan | None = None
+    """That of the attempt, where it came."""
+    begun_ns: int = 0
+    """When the attempt started."""
     report: Report | None = None
     withdrawn: OperationTimeout | InvalidUsage | None = None
     """What the call ends with, where the user gave it up and it does not succeed after all."""
@@ -89,6 +93,10 @@ class Call:
     def vote(self, oldest_call_id: int) -> PeerMessage:
         """The message that makes this call."""
         raise NotImplementedError
+
+    def is_planned_by(self, plan: Plan) -> bool:
+        """True if a plan is of the kind that this call waits for."""
+        return isinstance(self, SyncCall if isinstance(plan.how, Fetching) else ReduceCall)
 
     def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
         """What to say again after a broken connection.
@@ -112,16 +120,6 @@ class ReduceCall(Call):
     """A collective."""
 
     spec: CollectiveSpec | None = None
-    plan: Plan | None = None
-    begun_ns: int = 0
-    """When the data plane started."""
-
-    def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
-        """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
-        plan = self.plan
-        if plan is None or plan.attempt_id != attempt_id:
-            return []
-        return list(zip(plan.lanes[0].order, plan.calls, strict=False))
 
     def vote(self, oldest_call_id: int) -> Begin:
         """The message that makes this call."""
@@ -154,18 +152,8 @@ class SyncCall(Call):
     revision: int = 0
     entries: tuple[StateEntry, ...] = ()
     digest_kind: int = 0
-    plan: SyncPlan | None = None
     is_at_fault: bool = False
     """What this peer offered has changed since."""
-
-    def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
-        """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
-        plan = self.plan
-        return (
-            list(zip(plan.order, plan.calls, strict=False))
-            if plan is not None and plan.attempt_id == attempt_id
-            else []
-        )
 
     def vote(self, oldest_call_id: int) -> SyncOffer:
         """The message that makes this call."""

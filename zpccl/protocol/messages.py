@@ -226,27 +226,15 @@ class Leave(_Message, tag="leave", frozen=True):
     """The sender leaves the run."""
 
 
-class RunningAttempt(_Message, frozen=True):
-    """An attempt of a collective that its sender began, and of which it does not know the end."""
+class Running(_Message, frozen=True):
+    """An attempt of which the sender has the plan, and does not know the end."""
 
-    attempt_id: Natural
-    order: PeerIds
-    calls: CallIds
-    spec: CollectiveSpec
-    algorithm: PlannedAlgorithm = Algorithm.RING
-    frame_bytes: FrameBytes = limits.FRAME_BYTES_DEFAULT
-
-
-class RunningSync(_Message, frozen=True):
-    """A sync of which the sender has the plan but does not know the end."""
-
-    attempt_id: Natural
-    revision: Natural
-    holders: PeerIds
-    order: PeerIds
-    calls: CallIds
-    is_open: bool
-    """There was something to fetch, or the sender has lost what it held: its Report says what became of it."""
+    plan: Plan
+    """Of a sync without what the sender itself fetches, and from whom."""
+    spec: CollectiveSpec | None = None
+    """Of a collective."""
+    is_open: bool = True
+    """Of a sync: there was something to fetch, or the sender has lost what it held, so that it is yet to report."""
 
 
 class RunReport(_Message, tag="run_report", frozen=True):
@@ -266,8 +254,7 @@ class RunReport(_Message, tag="run_report", frozen=True):
     """The last sync of the sender's group that was committed."""
     outcomes: Annotated[tuple[Decision, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
     """The ends of attempts, and refusals of several calls, that the sender knows of."""
-    attempts: Annotated[tuple[RunningAttempt, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
-    sync: RunningSync | None
+    running: Annotated[tuple[Running, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     old_members: PeerIds = ()
     """As in Members: empty where the list is committed, as far as the sender knows."""
     parent: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
@@ -384,14 +371,57 @@ class Lane(_Message, frozen=True):
     algorithm: PlannedAlgorithm = Algorithm.RING
 
 
+class Reducing(_Message, tag="reduce", frozen=True):
+    """How a collective moves tensors. All who take part get the same, so what one knows suffices to go on with it."""
+
+    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
+    frame_bytes: FrameBytes
+
+    @property
+    def order(self) -> PeerIds:
+        """All who take part."""
+        return self.lanes[0].order
+
+
+class FetchEntry(_Message, frozen=True):
+    """A tensor that the receiver must fetch, with the digest that it must then have."""
+
+    key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
+    digest: Digest
+
+
+class Fetching(_Message, tag="fetch", frozen=True):
+    """The outcome of an election: what the receiver fetches, and from whom. Whoever has something of it serves it."""
+
+    order: PeerIds
+    """All who take part."""
+    revision: Natural
+    holders: PeerIds
+    """Who had all that was elected, the winner first."""
+    fetch: Annotated[tuple[FetchEntry, ...], Meta(max_length=limits.STATE_ENTRIES_MAX)] = ()
+    sources: PeerIds = ()
+    """Who has all of it now, of those to whom the receiver has a link, the best first."""
+    fellows: PeerIds = ()
+    """Who fetches the same, of those to whom the receiver has a link: what one has checked it serves to the others."""
+
+
 class Plan(_Message, tag="plan", frozen=True):
-    """Starts an attempt. All who take part get the same: what one knows of it suffices to go on with it."""
+    """Starts an attempt."""
 
     attempt_id: Natural
-    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
     calls: CallIds
-    """The call of each peer of the first lane's order that this attempt is for."""
-    frame_bytes: FrameBytes
+    """The call of each of those who take part that this attempt is for."""
+    how: Reducing | Fetching
+
+    @property
+    def order(self) -> PeerIds:
+        """All who take part."""
+        return self.how.order
+
+    @property
+    def participants(self) -> dict[bytes, int]:
+        """All who take part, and the call of each."""
+        return dict(zip(self.how.order, self.calls, strict=False))
 
 
 class Decision(_Message, tag="decision", frozen=True):
@@ -437,35 +467,11 @@ REFUSALS = frozenset(
 """Results of calls that end without an attempt."""
 
 
-class FetchEntry(_Message, frozen=True):
-    """A tensor that the receiver must fetch, with the digest that it must then have."""
-
-    key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
-    digest: Digest
-
-
-class SyncPlan(_Message, tag="sync", frozen=True):
-    """The outcome of an election: what the receiver fetches, and from whom. Whoever has something of it serves it."""
-
-    call_id: Natural
-    attempt_id: Natural
-    revision: Natural
-    holders: PeerIds
-    fetch: Annotated[tuple[FetchEntry, ...], Meta(max_length=limits.STATE_ENTRIES_MAX)]
-    order: PeerIds
-    """All who take part, and the call of each."""
-    calls: CallIds
-    sources: PeerIds = ()
-    """Who has all of it now, of those to whom the receiver has a link, the best first."""
-    fellows: PeerIds = ()
-    """Who fetches the same, of those to whom the receiver has a link: what one has checked it serves to the others."""
-
-
 PeerMessage: TypeAlias = (
     Hello | Ready | Linked | Begin | TopologyVote | SyncOffer | Report | Withdraw | Acknowledgement | Leave | RunReport
 )
 MasterMessage: TypeAlias = (
-    Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision | SyncPlan
+    Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision
 )
 Message: TypeAlias = PeerMessage | MasterMessage
 

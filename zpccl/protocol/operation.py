@@ -37,7 +37,9 @@ from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
     CollectiveSpec,
     Decision,
+    Reducing,
     Report,
+    Running,
     SyncOffer,
     TopologyKind,
     TopologyVote,
@@ -128,6 +130,12 @@ class Kind(Protocol[AttemptT]):
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """A peer reports on an attempt that runs no more. It may say why that failed."""
+
+    def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
+        """Goes on with an attempt of a former master, by the word of one who has its plan. May come again from others.
+
+        `calls`: who takes part, in the order of the plan, those who are gone too.
+        """
 
     def value_of(self, attempt: AttemptT) -> int:
         """What its callers get."""
@@ -324,6 +332,15 @@ class Operations:
         """Those who still take part in the run."""
         return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
 
+    def restore(self, running: Running, reporter: Peer) -> None:
+        """A former master has begun an attempt, of which nobody who has reported knows the end."""
+        calls = {
+            self._registry.peers.get(peer_id) or absent(peer_id): call_id
+            for peer_id, call_id in running.plan.participants.items()
+        }
+        function = COLLECTIVE if isinstance(running.plan.how, Reducing) else SYNC
+        self._kinds[function].restore(running, reporter, calls)
+
     def take_attempt(self, attempt_id: int) -> dict[Peer, int]:
         """A former master has decided an attempt: who takes part. It runs no more."""
         attempt = self.running.get(attempt_id)
@@ -429,3 +446,8 @@ class Operations:
 
 def _place(key: Key) -> tuple[bool, Key]:
     return key.function == COLLECTIVE, key
+
+
+def absent(peer_id: bytes) -> Peer:
+    """Stands for a participant of an attempt who is gone."""
+    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", None)

@@ -83,6 +83,7 @@ from zpccl.protocol.messages import (
     CollectiveCall,
     Decision,
     Dropped,
+    Fetching,
     Hello,
     Kick,
     Leave,
@@ -100,7 +101,6 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     Report,
-    SyncPlan,
     TopologyKind,
     Welcome,
     Withdraw,
@@ -469,8 +469,6 @@ class PeerMachine:
             self._on_plan(message, now_ns)
         elif isinstance(message, Decision):
             self._on_decision(message)
-        elif isinstance(message, SyncPlan):
-            self._on_sync_plan(message)
         elif isinstance(message, Members):
             self._on_members(message)
         elif isinstance(message, Neighbours):
@@ -806,23 +804,28 @@ class PeerMachine:
             self._vote(held)
 
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
-        order, algorithm = plan.lanes[0].order, plan.lanes[0].algorithm
-        own_call = dict(zip(order, plan.calls, strict=False)).get(self.options.peer_id, -1)
-        call = self.calls.get(own_call)
-        is_wanted = isinstance(call, ReduceCall) and call.phase is Phase.VOTING and not call.is_held
+        call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
+        if call is not None and (not call.is_planned_by(plan) or call.phase is not Phase.VOTING or call.is_held):
+            call = None  # It waits for another plan, or has one.
         if plan.attempt_id <= self._seen_attempt_id:
-            if call is not None and is_wanted:
+            if call is not None:
                 self._report_late(call, plan.attempt_id)
-            return
+            return None
+        if call is None and isinstance(plan.how, Fetching):
+            return None
         self._seen_attempt_id = plan.attempt_id
-        if not isinstance(call, ReduceCall) or not is_wanted or call.is_released:
-            self._effects.append(EndReduce(plan.attempt_id, commit=False))
-            if isinstance(call, ReduceCall) and is_wanted:
+        if call is None or call.is_released:
+            self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Its frames are stale.
+            if call is not None:
                 call.plan = plan
                 self._report(call, plan.attempt_id, _WITHDRAWN)
-            return
+            return None
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
-        self._effects.append(StartReduce(call.call_id, plan.attempt_id, order, plan.frame_bytes, algorithm))
+        if isinstance(plan.how, Fetching):
+            return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
+        lane = plan.how.lanes[0]
+        start = StartReduce(call.call_id, plan.attempt_id, lane.order, plan.how.frame_bytes, lane.algorithm)
+        return self._effects.append(start)
 
     def _on_reduce_done(self, event: events.ReduceDone, now_ns: int) -> None:
         call = self._call_of_attempt(event.attempt_id)
@@ -830,20 +833,6 @@ class PeerMachine:
             return
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
         self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us)
-
-    def _on_sync_plan(self, plan: SyncPlan) -> None:
-        call = self.calls.get(plan.call_id)
-        if not isinstance(call, SyncCall) or call.phase is not Phase.VOTING or call.is_held:
-            return
-        if plan.attempt_id <= self._seen_attempt_id:
-            return self._report_late(call, plan.attempt_id)
-        self._seen_attempt_id = plan.attempt_id
-        if call.is_released:
-            self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Of messages, too, the number tells enough.
-            call.plan = plan
-            return self._report(call, plan.attempt_id, _WITHDRAWN)
-        call.phase, call.attempt_id, call.plan = Phase.RUNNING, plan.attempt_id, plan
-        self._effects.append(StartSync(plan))
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
         call = self._call_of_attempt(event.attempt_id)

@@ -16,14 +16,15 @@ from zpccl.protocol import effects
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
 from zpccl.protocol.messages import (
     Decision,
+    Fetching,
     Kick,
     MasterMessage,
     Member,
     Members,
     MembersCommitted,
     Plan,
+    Reducing,
     RunReport,
-    SyncPlan,
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.dataplane import result_of
@@ -172,7 +173,7 @@ class InputSafety(Checker):
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Remembers who takes part."""
         if isinstance(message, Plan):
-            self._orders[master.key(connection, message.attempt_id)] = message.lanes[0].order
+            self._orders[master.key(connection, message.attempt_id)] = message.order
 
     def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
         """Remembers what each peer gives."""
@@ -261,9 +262,10 @@ class History(Checker):
         if isinstance(message, Members):
             first = self._members.setdefault(master.key(connection, message.epoch), message.members)
             require(first == message.members, "S3", f"epoch {message.epoch} has two member lists")
-        elif isinstance(message, (Plan, SyncPlan)):
+        elif isinstance(message, Plan):
             attempt_id, attempt = message.attempt_id, master.key(connection, message.attempt_id)
-            facts = message.lanes if isinstance(message, Plan) else (message.revision, message.holders)
+            how = message.how
+            facts = how if isinstance(how, Reducing) else (how.revision, how.holders)
             if attempt not in self._plans:
                 newest = self._newest_attempt_ids.get(master.reign, 0)
                 require(attempt_id > newest, "S3", f"attempt {attempt_id} is not the newest")
@@ -346,13 +348,13 @@ class Swarm(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._plans: dict[Key, dict[bytes, SyncPlan]] = {}
+        self._plans: dict[Key, dict[bytes, Fetching]] = {}
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Looks for such a holder, by the word of both ends of its links."""
         node = self.cluster.node_of(connection)
-        if isinstance(message, SyncPlan) and node is not None:
-            self._plans.setdefault(master.key(connection, message.attempt_id), {})[node.peer_id] = message
+        if isinstance(message, Plan) and isinstance(message.how, Fetching) and node is not None:
+            self._plans.setdefault(master.key(connection, message.attempt_id), {})[node.peer_id] = message.how
         if not isinstance(message, Decision) or message.committed or NOBODY_LEFT not in message.reason:
             return
         registry = master.machine.registry
@@ -386,18 +388,18 @@ class Causes(Checker):
         """An abort needs a fault among its participants; so does an eviction."""
         if isinstance(message, Kick):
             return self._on_kick(connection, message)
-        if not isinstance(message, (Plan, SyncPlan, Decision)):
+        if not isinstance(message, (Plan, Decision)):
             return
         attempt = master.key(connection, message.attempt_id)
-        if isinstance(message, Plan):
-            known = (frozenset(message.lanes[0].order), self.cluster.clock.now_ns)
-            self._participants.setdefault(attempt, known)
-        elif isinstance(message, SyncPlan):
+        how = message.how if isinstance(message, Plan) else None
+        if isinstance(how, Reducing):
+            self._participants.setdefault(attempt, (frozenset(how.order), self.cluster.clock.now_ns))
+        elif how is not None:
             node = self.cluster.node_of(connection)
             peers, since_ns = self._participants.get(attempt, (frozenset(), self.cluster.clock.now_ns))
             ids = {node.peer_id} if node is not None else set()
-            self._participants[attempt] = (peers.union(message.holders, ids), since_ns)
-        elif not message.committed and attempt in self._participants:
+            self._participants[attempt] = (peers.union(how.holders, ids), since_ns)
+        elif isinstance(message, Decision) and not message.committed and attempt in self._participants:
             peers, since_ns = self._participants[attempt]
             has_cause = self.cluster.has_cause(peers, since_ns)
             self.cluster.require(
@@ -584,10 +586,8 @@ class Commits(Checker):
 
     def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
         """Remembers who takes part."""
-        if isinstance(message, (Plan, SyncPlan)):
-            order = message.lanes[0].order if isinstance(message, Plan) else message.order
-            pairs = dict(zip(order, message.calls, strict=True))
-            self._calls.setdefault(master.key(connection, message.attempt_id), pairs)
+        if isinstance(message, Plan):
+            self._calls.setdefault(master.key(connection, message.attempt_id), message.participants)
 
     def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
         """Remembers what each has got. Parts of a scattered result differ, and so may what a user writes himself."""

@@ -292,7 +292,7 @@ class PeerNode:
                 self.committed[self._call_of_attempt[effect.attempt_id]] = self.key(effect.attempt_id)
             cluster.dataplane.end_reduce(self, effect.attempt_id, effect.commit)
         elif isinstance(effect, effects.StartSync):
-            cluster.dataplane.start_sync(self, effect.plan)
+            cluster.dataplane.start_sync(self, effect.attempt_id, effect.how)
         elif isinstance(effect, effects.EndSync):
             if effect.commit:
                 self.committed[effect.call_id] = self.key(effect.attempt_id)

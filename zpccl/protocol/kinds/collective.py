@@ -37,7 +37,7 @@ from zpccl.errors import Result
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Report, RunningAttempt, cut
+from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Reducing, Report, Running, cut
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, Vote, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import mesh_edges, ring_edges
@@ -49,8 +49,7 @@ class Reduction(Attempt):
     """A running attempt at a collective."""
 
     spec: CollectiveSpec
-    plan: tuple[Lane, ...]
-    frame_bytes: int
+    how: Reducing
     epoch: int = -1
     """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
     reports: dict[Peer, Report] = field(default_factory=dict)
@@ -66,7 +65,7 @@ class Reduction(Attempt):
     @property
     def algorithm(self) -> int:
         """How it reduces."""
-        return self.plan[0].algorithm
+        return self.how.lanes[0].algorithm
 
     @property
     def is_direct(self) -> bool:
@@ -229,8 +228,10 @@ class Collectives:
             calls={peer: votes[peer].call_id for peer in order},
             begun_ns=now_ns,
             spec=spec,
-            plan=(Lane(tuple(peer.peer_id for peer in order), algorithm),),
-            frame_bytes=frame_bytes(algorithm, self._speeds_of(order)),
+            how=Reducing(
+                (Lane(tuple(peer.peer_id for peer in order), algorithm),),
+                frame_bytes(algorithm, self._speeds_of(order)),
+            ),
             epoch=self._registry.epoch,
         )
         assert self._operations.running_at(key) is None, "its participants cannot have voted"
@@ -271,29 +272,31 @@ class Collectives:
 
     def _send_plan(self, attempt: Reduction, peers: Iterable[Peer]) -> None:
         calls = tuple(attempt.calls.values())
-        self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, attempt.frame_bytes))
+        self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how))
 
     # --- Taking over ------------------------------------------------------------------------------------------------
 
-    def restore(self, running: RunningAttempt, calls: dict[Peer, int]) -> None:
-        """Goes on with an attempt of a former master: `calls` in the order of its plan, with those who are gone."""
-        if running.attempt_id in self._operations.running:
-            return
-        ahead, spec, first = False, running.spec, next(iter(calls), None)
+    def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
+        """Goes on with an attempt of a former master. What one knows of it is all that can be known."""
+        del reporter
+        plan, spec = running.plan, running.spec
+        if plan.attempt_id in self._operations.running or not isinstance(plan.how, Reducing) or spec is None:
+            return None
+        ahead, first = False, next(iter(calls), None)
         for peer in self._operations.present(calls):  # The votes of some count in a later attempt already.
             if calls[peer] in peer.answers or self._operations.attempt_of(peer, calls[peer]) is not None:
                 ahead = True
                 del calls[peer]
         present = self._operations.present(calls)
         if not present:
-            return
+            return None
+        lane = replace(plan.how.lanes[0], order=tuple(peer.peer_id for peer in calls))
         attempt = Reduction(
-            attempt_id=running.attempt_id,
+            attempt_id=plan.attempt_id,
             key=key_of(present[0], spec),
             calls=calls,
             spec=spec,
-            plan=(Lane(tuple(peer.peer_id for peer in calls), running.algorithm),),
-            frame_bytes=running.frame_bytes,
+            how=Reducing((lane,), plan.how.frame_bytes),
         )
         for peer in present:
             self._operations.forget(peer, calls[peer])
