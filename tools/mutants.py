@@ -644,8 +644,8 @@ MUTANTS = (
     Mutant(
         name="commit-without-the-result",
         function="protocol.peer:PeerMachine._on_decision",
-        old="lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)",
-        new="lacks_result = isinstance(call, ReduceCall) and call.report is None",
+        old="lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)",
+        new="lacks_result = is_collective(call) and call.report is None",
         breaks="S1: a peer that has no result takes part in a commit",
         finder=TESTS,
     ),
@@ -737,8 +737,8 @@ MUTANTS = (
     Mutant(
         name="failed-sync-remembered-as-the-last",
         function="protocol.memory:Memory.on_decision",
-        old="isinstance(call, SyncCall) and outcome.committed and is_newer",
-        new="isinstance(call, SyncCall) and is_newer",
+        old="call is not None and is_sync(call) and outcome.committed and is_newer",
+        new="call is not None and is_sync(call) and is_newer",
         breaks="S5: after a take-over the revision of a sync that failed counts",
         finder=TESTS,
     ),

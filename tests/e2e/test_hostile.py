@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import zmq
+from protocol.harness import topology_vote
 
 import zpccl
 from e2e import harness
@@ -26,8 +27,6 @@ from zpccl import limits
 from zpccl.control.keys import new_secret, peer_keys
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Hello,
     PeerMessage,
@@ -36,7 +35,8 @@ from zpccl.protocol.messages import (
     Report,
     RunReport,
     TopologyKind,
-    TopologyVote,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
     encode,
@@ -177,10 +177,10 @@ def test_registers_on_hundreds_of_connections(hostile_run: HostileRun) -> None:
 NUMBER = 2**62
 SPEC = CollectiveSpec(7, 10, 10, 0, 0, 0, 1)
 NONSENSE: dict[str, PeerMessage] = {
-    "a vote": Begin(NUMBER, (CollectiveCall(NUMBER, SPEC),)),
+    "a vote": Votes(NUMBER, (Vote(NUMBER, SPEC),)),
     "an attempt that is none": Report(NUMBER, NUMBER, True, b"?" * 16, digest=1),
     "a sync that is none": Report(NUMBER, NUMBER, False, b"?" * 16),
-    "a topology vote": TopologyVote(0, 0, TopologyKind.UPDATE, NUMBER),
+    "a topology vote": topology_vote(0, 0, TopologyKind.UPDATE, NUMBER),
     "a call that is none": Withdraw(NUMBER),
 }
 

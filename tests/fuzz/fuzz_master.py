@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, said_together, spec, token
+from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, said_together, spec, sync_vote, token, topology_vote
 
 from fuzz.choices import Choices
 from zpccl import limits
@@ -200,10 +200,10 @@ def _outcome(world: World, choices: Choices) -> m.Decision:
     return m.Decision(0, 0 if committed else 8, 2, attempt_id=attempt_id, order=ids, calls=choices.some_of(CALLS))
 
 
-def _begin(_: World, choices: Choices) -> m.Begin:
+def _begin(_: World, choices: Choices) -> m.Votes:
     count = 1 + choices.number(3)
-    calls = [m.CollectiveCall(choices.one_of(CALLS), spec(choices.number(2))) for _ in range(count)]
-    return m.Begin(choices.one_of(CALLS), tuple(calls))
+    calls = [m.Vote(choices.one_of(CALLS), spec(choices.number(2))) for _ in range(count)]
+    return m.Votes(choices.one_of(CALLS), tuple(calls))
 
 
 MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
@@ -213,13 +213,12 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
     _report,
     _begin,
     lambda world, choices: m.Linked(choices.some_of(world.peer_ids(), 5)),
-    lambda _, choices: m.TopologyVote(
+    lambda _, choices: topology_vote(
         choices.one_of(CALLS), choices.one_of(CALLS), choices.one_of(tuple(m.TopologyKind)), choices.number(4)
     ),
-    lambda _, choices: m.SyncOffer(
+    lambda _, choices: sync_vote(
         *(choices.one_of(CALLS), choices.one_of(CALLS), choices.number(3), choices.number(4)),
         choices.one_of(ENTRIES),
-        choices.number(2),
     ),
     lambda world, choices: m.Report(
         choices.one_of(CALLS),

@@ -17,6 +17,8 @@ from protocol.harness import (
     running_sync,
     spec,
     sync_plan,
+    sync_vote,
+    topology_vote,
 )
 
 from zpccl.protocol import messages as m
@@ -56,10 +58,10 @@ def seeds() -> list[bytes]:
         HELLO,
         m.Ready(),
         m.Linked(pids("abc")),
-        m.Begin(1, (m.CollectiveCall(1, spec()), m.CollectiveCall(2, spec(1)))),
+        m.Votes(1, (m.Vote(1, spec()), m.Vote(2, spec(1)))),
         m.Report(1, FIRST_ATTEMPT, False, pid("b"), "reset"),
-        m.TopologyVote(1, 2, m.TopologyKind.UPDATE, 3),
-        m.SyncOffer(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
+        topology_vote(1, 2, m.TopologyKind.UPDATE, 3),
+        sync_vote(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
         m.Report(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
         m.Withdraw(1),
         m.Leave(),

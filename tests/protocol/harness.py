@@ -21,8 +21,6 @@ from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.membership import Peer
 from zpccl.protocol.messages import (
     NO_ID,
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Decision,
     FetchEntry,
@@ -42,9 +40,11 @@ from zpccl.protocol.messages import (
     Running,
     RunReport,
     StateEntry,
-    SyncOffer,
+    SyncSpec,
     TopologyKind,
-    TopologyVote,
+    TopologySpec,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
     decode_master_message,
@@ -92,11 +92,26 @@ def entry(key: str, contents: str, *, free: bool = False, datatype: int = 10, co
     return StateEntry(key, datatype, count, free, digest(contents))
 
 
+def sync_spec(revision: int, *entries: StateEntry, strategy: int = 0, digest_kind: int = 0) -> SyncSpec:
+    """A call of sync_shared_state; by default one tensor w with contents 1."""
+    return SyncSpec(strategy, revision, entries or (entry("w", "1"),), digest_kind)
+
+
 def offer(
     call_id: int, revision: int, *entries: StateEntry, strategy: int = 0, oldest: int = 0, digest_kind: int = 0
-) -> SyncOffer:
+) -> Votes:
     """What sync_shared_state says; by default one tensor w with contents 1."""
-    return SyncOffer(oldest, call_id, strategy, revision, entries or (entry("w", "1"),), digest_kind)
+    return Votes(oldest, (Vote(call_id, sync_spec(revision, *entries, strategy=strategy, digest_kind=digest_kind)),))
+
+
+def sync_vote(oldest: int, call_id: int, strategy: int, revision: int, entries: tuple[StateEntry, ...]) -> Votes:
+    """A vote for a sync, in the order of its fields."""
+    return Votes(oldest, (Vote(call_id, SyncSpec(strategy, revision, entries)),))
+
+
+def topology_vote(oldest: int, call_id: int, kind: TopologyKind, after_round: int = 0) -> Votes:
+    """A vote for a topology call."""
+    return Votes(oldest, (Vote(call_id, TopologySpec(kind, after_round)),))
 
 
 def sent(effects: Iterable[Any]) -> list[tuple[Hashable, Any]]:
@@ -241,8 +256,8 @@ class MasterBench:
 
     def begin(self, name: str, call_id: int, *specs: CollectiveSpec, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` votes for collectives, with call ids from `call_id` on."""
-        calls = tuple(CollectiveCall(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
-        return self.say(name, Begin(oldest, calls))
+        calls = tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
+        return self.say(name, Votes(oldest, calls))
 
     def finish(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
         """Peer `name` reports on an attempt: by default success with digest 7."""
@@ -251,7 +266,7 @@ class MasterBench:
 
     def vote(self, name: str, kind: TopologyKind, call_id: int, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` makes a topology call."""
-        return self.say(name, TopologyVote(oldest, call_id, kind, self.machine.registry.round))
+        return self.say(name, topology_vote(oldest, call_id, kind, self.machine.registry.round))
 
     def fetched(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
         """Peer `name` reports on a sync."""
@@ -356,9 +371,9 @@ class PeerBench:
 
     def handle(self, event: events.PeerEvent) -> list[Any]:
         """One event; returns the effects without log lines."""
-        if isinstance(event, events.ReduceCalled):
-            self.open |= {call_id for call_id, _ in event.calls}
-        elif isinstance(event, events.ConnectCalled | events.TopologyCalled | events.SyncCalled):
+        if isinstance(event, events.Called):
+            self.open |= {vote.call_id for vote in event.votes}
+        elif isinstance(event, events.ConnectCalled):
             self.open.add(event.call_id)
         effects = self.machine.handle(event, self.now_ns)
         self.machine.validate()
@@ -428,15 +443,15 @@ class PeerBench:
 
     def reduce(self, call_id: int, *specs: CollectiveSpec) -> list[Any]:
         """all_reduce, with call ids from `call_id` on."""
-        return self.handle(events.ReduceCalled(tuple((call_id + i, s) for i, s in enumerate(specs or (spec(),)))))
+        return self.handle(events.Called(tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))))
 
     def topology(self, call_id: int, kind: TopologyKind = UPDATE) -> list[Any]:
         """update_topology and the like."""
-        return self.handle(events.TopologyCalled(call_id, kind))
+        return self.handle(events.Called((Vote(call_id, TopologySpec(kind)),)))
 
     def sync(self, call_id: int, revision: int = 0) -> list[Any]:
         """sync_shared_state."""
-        return self.handle(events.SyncCalled(call_id, 0, revision, (entry("w", "1"),), 0))
+        return self.handle(events.Called((Vote(call_id, sync_spec(revision)),)))
 
     def plan(self, call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> list[Any]:
         """The master starts an attempt."""
@@ -535,9 +550,9 @@ def said_together(machine: MasterMachine, what: str, number: int) -> list[events
     for peer in machine.registry.order:
         call_id = max([*peer.open_calls, *peer.answers, 0]) + 1
         vote = {
-            "begin": Begin(0, (CollectiveCall(call_id, spec(number % 2)),)),
-            "offer": SyncOffer(0, call_id, 0, number, (entry("w", "xy"[peer.peer_id[0] % 2]),)),
-            "update": TopologyVote(0, call_id, TopologyKind.UPDATE),
+            "begin": Votes(0, (Vote(call_id, spec(number % 2)),)),
+            "offer": sync_vote(0, call_id, 0, number, (entry("w", "xy"[peer.peer_id[0] % 2]),)),
+            "update": topology_vote(0, call_id, TopologyKind.UPDATE),
         }.get(what)
         if vote is not None:
             said.append((peer, vote))

@@ -14,13 +14,13 @@ from zpccl.errors import CollectiveMismatch, PeerLost, Result, TooFewPeers
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast, EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Decision,
     Linked,
     Plan,
     TopologyKind,
+    Vote,
+    Votes,
 )
 from zpccl.protocol.rings import owners_of
 from zpccl.types import CollectiveKind, ReduceOp
@@ -259,7 +259,7 @@ def test_a_barrier_that_one_has_passed_opens_for_all() -> None:
     """L3: the former master died before it had told everybody."""
     former = bench_of("a", "b")
     former.begin("a", 2, BARRIER)
-    vote = Begin(0, (CollectiveCall(5, BARRIER),))
+    vote = Votes(0, (Vote(5, BARRIER),))
     effects = former.handle(events.PeerMessageReceived(former.connections["b"], vote))
     (told,) = (e.message for e in effects if isinstance(e, Broadcast) and e.connections == ("a1",))
     peer = PeerBench().member()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from protocol.harness import fetching
+from protocol.harness import fetching, sync_vote, topology_vote
 from zpccl import limits
 from zpccl.errors import (
     CollectiveMismatch,
@@ -43,8 +43,6 @@ from zpccl.protocol.effects import (
     UseMaster,
 )
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     Decision,
     Dropped,
     Kick,
@@ -56,8 +54,8 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     Report,
-    SyncOffer,
-    TopologyVote,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
 )
@@ -89,8 +87,8 @@ ENTRIES = (entry("w", "1"),)
 
 def begin(call_id: int, *specs: Any, oldest: int | None = None) -> Send:
     """The votes for collectives with call ids from `call_id` on."""
-    calls = tuple(CollectiveCall(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
-    return Send(Begin(call_id if oldest is None else oldest, calls))
+    calls = tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
+    return Send(Votes(call_id if oldest is None else oldest, calls))
 
 
 def start(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> StartReduce:
@@ -365,7 +363,7 @@ def test_a_batch() -> None:
 
 def test_an_empty_batch() -> None:
     peer = PeerBench().member()
-    assert peer.handle(events.ReduceCalled(())) == []
+    assert peer.handle(events.Called(())) == []
 
 
 @pytest.mark.parametrize("report", [{"error": "reset", "fault": pid("b"), "digest": 3}, {"error": "x" * 9999}])
@@ -477,20 +475,20 @@ def test_reports_of_the_data_plane_count_once() -> None:
 @pytest.mark.parametrize("kind", [UPDATE, OPTIMIZE, PENDING])
 def test_topology_calls(kind: Any) -> None:
     peer = PeerBench().member()
-    assert peer.topology(10, kind) == [Send(TopologyVote(10, 10, kind))]
+    assert peer.topology(10, kind) == [Send(topology_vote(10, 10, kind))]
     assert peer.hear(Decision(10, OK, 1)) == [Resolve(10, 1)]
 
 
 def test_topology_calls_of_who_is_alone() -> None:
     peer = PeerBench().member("a")
-    assert peer.topology(10) == [Send(TopologyVote(10, 10, UPDATE))]
+    assert peer.topology(10) == [Send(topology_vote(10, 10, UPDATE))]
 
 
 def test_a_failed_update_can_be_tried_again() -> None:
     peer = PeerBench().member()
     peer.topology(10)
     assert type(peer.error(peer.hear(Decision(10, Result.UPDATE_TOPOLOGY_FAILED)))) is UpdateTopologyFailed
-    assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE))]
+    assert peer.topology(11) == [Send(topology_vote(11, 11, UPDATE))]
 
 
 def test_fetching_ahead() -> None:
@@ -555,7 +553,7 @@ def test_admitted_while_it_fetches_ahead() -> None:
 def test_a_sync() -> None:
     """Golden. EndSync comes before Resolve: what was fetched is in its place when the call returns."""
     peer = PeerBench().member()
-    assert peer.sync(10, revision=3) == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    assert peer.sync(10, revision=3) == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
     plan = sync_plan(10, 4, "b", ("w", "2"))
     assert peer.hear(plan) == [StartSync(10, plan.attempt_id, fetching(plan))]
     assert peer.hear(plan) == []
@@ -808,7 +806,7 @@ def test_everything_is_said_again() -> None:
         Send(Report(12, FIRST_ATTEMPT + 1, True, digest=7)),
         Send(Withdraw(13)),  # First, lest the vote be the last one that others wait for.
         begin(13, spec(4), oldest=10),
-        Send(TopologyVote(10, 14, PENDING)),
+        Send(topology_vote(10, 14, PENDING)),
     ]
     peer.hear(Decision(10, LOST))
     assert peer.reconnect()[2] == begin(11, spec(2))
@@ -817,12 +815,12 @@ def test_everything_is_said_again() -> None:
 def test_syncs_are_said_again() -> None:
     peer = PeerBench().member()
     peer.sync(10, revision=3)
-    assert peer.welcome_back()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    assert peer.welcome_back()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
-    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    assert peer.reconnect()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
     peer.handle(events.FetchDone(FIRST_ATTEMPT))
     finished = Report(10, FIRST_ATTEMPT, True)
-    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES)), Send(finished)]
+    assert peer.reconnect()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES)), Send(finished)]
 
 
 def test_a_master_that_asks_who_we_are() -> None:
@@ -1084,8 +1082,8 @@ def test_without_a_master_a_call_ends_at_once(call: str) -> None:
     assert peer.machine.state is State.MEMBER
     votes = {
         "reduce": begin(10),
-        "topology": Send(TopologyVote(10, 10, UPDATE)),
-        "sync": Send(SyncOffer(10, 10, 0, 0, ENTRIES)),
+        "topology": Send(topology_vote(10, 10, UPDATE)),
+        "sync": Send(sync_vote(10, 10, 0, 0, ENTRIES)),
     }
     assert led_again(peer) == [Send(Withdraw(10)), votes[call]]
     assert peer.hear(Decision(10, LOST, reason="withdrawn")) == []
@@ -1278,7 +1276,7 @@ def test_a_round_that_ends_after_the_release() -> None:
     peer = released("topology")
     led_again(peer)
     assert peer.hear(Decision(10, OK, round=3)) == []
-    assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE, 3))]
+    assert peer.topology(11) == [Send(topology_vote(11, 11, UPDATE, 3))]
 
 
 def test_close_with_released_calls() -> None:

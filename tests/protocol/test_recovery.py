@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from protocol.harness import fetching, is_fetching, running_attempt, running_sync
+from protocol.harness import fetching, is_fetching, running_attempt, running_sync, topology_vote
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.limits import SECOND
@@ -24,7 +24,6 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     RunReport,
-    TopologyVote,
     Welcome,
 )
 from zpccl.protocol.recovery import History
@@ -403,8 +402,8 @@ def test_a_round_that_one_has_heard_of_is_complete(bench: TakeOver) -> None:
     """L3: a went on to its next call; b must not wait for it."""
     bench.report("a", round=4, round_value=1)
     bench.report("b", round=3)
-    assert bench.say("b", TopologyVote(1, 1, PENDING, 3)) == [("b1", Decision(1, Result.SUCCESS, 1))]
-    assert bench.say("b", TopologyVote(2, 2, UPDATE, 4)) == []
+    assert bench.say("b", topology_vote(1, 1, PENDING, 3)) == [("b1", Decision(1, Result.SUCCESS, 1))]
+    assert bench.say("b", topology_vote(2, 2, UPDATE, 4)) == []
 
 
 def test_a_running_sync_goes_on(bench: TakeOver) -> None:
@@ -537,7 +536,7 @@ def test_a_peer_reports_and_says_all_again_when_it_is_welcomed() -> None:
     assert isinstance(report, RunReport)
     assert report.running == (running_attempt(7, "ab", (10, 10), spec()),)
     assert (report.hello.run_id, report.epoch, report.oldest_call_id) == (RUN_ID, 2, 10)
-    assert [type(effect.message).__name__ for effect in peer.hear(Welcome(RUN_ID, 2))] == ["Linked", "Begin"]
+    assert [type(effect.message).__name__ for effect in peer.hear(Welcome(RUN_ID, 2))] == ["Linked", "Votes"]
     assert peer.hear(Welcome(RUN_ID, 2)) == []
 
 
@@ -569,7 +568,7 @@ def test_a_peer_remembers_the_round_that_answered_it() -> None:
     peer.hear(Decision(10, Result.SUCCESS, value=1, round=4))
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=5))
     assert (said.message.round, said.message.round_value) == (4, 1)
-    assert [effect.message for effect in peer.topology(11)] == [TopologyVote(11, 11, UPDATE, 4)]
+    assert [effect.message for effect in peer.topology(11)] == [topology_vote(11, 11, UPDATE, 4)]
 
 
 def test_a_sync_that_failed_is_not_the_last_one() -> None:
@@ -687,7 +686,7 @@ def test_a_gathering_master_does_not_hold_more_than_its_bounds(monkeypatch: pyte
         told = bench.hello(name)
     assert [message.refusal for _, message in told] == [Refusal.FULL]
     assert 3 * SECOND > limits.RECOVERY_GRACE_NS
-    assert sent(bench.handle(events.PeerMessageReceived("z", TopologyVote(0, 0, UPDATE))))
+    assert sent(bench.handle(events.PeerMessageReceived("z", topology_vote(0, 0, UPDATE))))
     assert Plan not in map(type, bench.said)
 
 

@@ -42,7 +42,7 @@ from zpccl.engine.ciphers import Cipher
 from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, RoomFound
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import Member, encode
+from zpccl.protocol.messages import Member, Spec, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Phase, Session, SessionEvent
 from zpccl.state.offers import CHANNEL, Offers
@@ -222,8 +222,12 @@ class PeerLoop:
         self.call(lambda ids: events.ConnectCalled(ids[0], connect_tries), [call])
         self._thread.start()
 
+    def vote(self, specs: Sequence[Spec], pending: list[PendingCall]) -> None:
+        """Makes calls: some collectives at once, or any other call."""
+        self.call(lambda ids: events.Called(tuple(map(Vote, ids, specs))), pending)
+
     def call(self, make_event: Callable[[list[int]], events.PeerEvent], pending: list[PendingCall]) -> None:
-        """Makes calls: numbers them and hands the event with their ids to the machine."""
+        """Numbers calls, and hands the event with their ids to the machine."""
         with self._lock:
             call_ids = list(range(self._next_call_id, self._next_call_id + len(pending)))
             self._next_call_id += len(pending)

@@ -18,8 +18,9 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.protocol.calls import Call, Phase, ReduceCall, SyncCall, TopologyCall
+from zpccl.protocol.calls import Call, Phase, is_sync
 from zpccl.protocol.messages import (
+    CollectiveSpec,
     Decision,
     Hello,
     Member,
@@ -27,6 +28,7 @@ from zpccl.protocol.messages import (
     Running,
     RunReport,
     TopologyKind,
+    TopologySpec,
     cut,
 )
 
@@ -86,7 +88,7 @@ class Memory:
         outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())
         self._keep(outcome)
         is_newer = self._last_sync is None or outcome.attempt_id > self._last_sync.attempt_id
-        if isinstance(call, SyncCall) and outcome.committed and is_newer:
+        if call is not None and is_sync(call) and outcome.committed and is_newer:
             self._last_sync = outcome
 
     def _keep(self, outcome: Decision) -> None:
@@ -114,11 +116,11 @@ class Memory:
         running: list[Running] = []
         is_updating = False
         for call in calls:
-            is_updating = is_updating or (isinstance(call, TopologyCall) and call.kind is TopologyKind.UPDATE)
+            is_updating = is_updating or (isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.UPDATE)
             if call.phase is Phase.VOTING or call.plan is None:
                 continue
             if isinstance(call.plan.how, Reducing):
-                running.append(Running(call.plan, call.spec if isinstance(call, ReduceCall) else None))
+                running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))
             else:
                 brief = replace(call.plan, how=replace(call.plan.how, fetch=(), sources=(), fellows=()))
                 has_failed = call.report is not None and not call.report.ok

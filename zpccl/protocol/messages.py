@@ -105,7 +105,7 @@ class Linked(_Message, tag="linked", frozen=True):
     peers: PeerIds
 
 
-class CollectiveSpec(_Message, frozen=True):
+class CollectiveSpec(_Message, tag="collective", frozen=True):
     """What all voters for one tag must agree on, but for `is_root`."""
 
     tag: int
@@ -123,21 +123,6 @@ class CollectiveSpec(_Message, frozen=True):
     """RING or DIRECT to force one, where the links allow it."""
 
 
-class CollectiveCall(_Message, frozen=True):
-    """One vote to begin a collective."""
-
-    call_id: Natural
-    spec: CollectiveSpec
-
-
-class Begin(_Message, tag="begin", frozen=True):
-    """Votes to begin each of a batch of collectives."""
-
-    oldest_call_id: Natural
-    """The sender's oldest call without an answer: answers before it need not be kept."""
-    calls: Annotated[tuple[CollectiveCall, ...], Meta(min_length=1, max_length=limits.SPECS_PER_MESSAGE_MAX)]
-
-
 class TopologyKind(enum.IntEnum):
     """What all members decide together."""
 
@@ -146,11 +131,9 @@ class TopologyKind(enum.IntEnum):
     PENDING = 2
 
 
-class TopologyVote(_Message, tag="topology", frozen=True):
-    """Votes for an operation of all members of all groups."""
+class TopologySpec(_Message, tag="topology", frozen=True):
+    """A call of all members of all groups."""
 
-    oldest_call_id: Natural
-    call_id: Natural
     kind: TopologyKind
     after_round: Natural = 0
     """The last round of topology votes whose end the sender knows: this vote is for a later one."""
@@ -169,16 +152,33 @@ class StateEntry(_Message, frozen=True):
 StateEntries: TypeAlias = Annotated[tuple[StateEntry, ...], Meta(min_length=1, max_length=limits.STATE_ENTRIES_MAX)]
 
 
-class SyncOffer(_Message, tag="offer", frozen=True):
-    """Votes to sync the shared state of the group, and says what the sender holds. Entries are sorted by key."""
+class SyncSpec(_Message, tag="sync", frozen=True):
+    """A sync of the shared state of the group: what the sender holds. Entries are sorted by key."""
 
-    oldest_call_id: Natural
-    call_id: Natural
     strategy: Annotated[int, Meta(ge=0, le=2)]
     revision: Annotated[int, Meta(ge=0, le=limits.REVISION_MAX)]
     entries: StateEntries
     digest_kind: Annotated[int, Meta(ge=0, le=255)] = 0
     """How the digests were made: those of different kinds cannot be compared."""
+
+
+Spec: TypeAlias = CollectiveSpec | TopologySpec | SyncSpec
+"""What a member calls."""
+
+
+class Vote(_Message, frozen=True):
+    """A call of a member, which takes effect when all in its scope have made it."""
+
+    call_id: Natural
+    spec: Spec
+
+
+class Votes(_Message, tag="votes", frozen=True):
+    """A batch of calls."""
+
+    oldest_call_id: Natural
+    """The sender's oldest call without an answer: answers before it need not be kept."""
+    votes: Annotated[tuple[Vote, ...], Meta(min_length=1, max_length=limits.SPECS_PER_MESSAGE_MAX)]
 
 
 class Dropped(_Message, frozen=True):
@@ -467,9 +467,7 @@ REFUSALS = frozenset(
 """Results of calls that end without an attempt."""
 
 
-PeerMessage: TypeAlias = (
-    Hello | Ready | Linked | Begin | TopologyVote | SyncOffer | Report | Withdraw | Acknowledgement | Leave | RunReport
-)
+PeerMessage: TypeAlias = Hello | Ready | Linked | Votes | Report | Withdraw | Acknowledgement | Leave | RunReport
 MasterMessage: TypeAlias = (
     Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision
 )

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -40,13 +40,12 @@ from zpccl.protocol.messages import (
     Reducing,
     Report,
     Running,
-    SyncOffer,
+    Spec,
+    SyncSpec,
     TopologyKind,
-    TopologyVote,
+    Vote,
 )
 from zpccl.types import CollectiveKind
-
-Call: TypeAlias = CollectiveSpec | TopologyVote | SyncOffer
 
 COLLECTIVE = "collective"
 SYNC = "sync_shared_state"
@@ -70,18 +69,11 @@ class Key(NamedTuple):
         return what if self.group is None else f"{what} of group {self.group}"
 
 
-def key_of(peer: Peer, call: Call) -> Key:
+def key_of(peer: Peer, spec: Spec) -> Key:
     """The operation that a peer votes for by a call."""
-    if isinstance(call, CollectiveSpec):
-        return Key(COLLECTIVE, peer.group, call.tag)
-    return Key(SYNC, peer.group) if isinstance(call, SyncOffer) else Key(TOPOLOGY[call.kind])
-
-
-class Vote(NamedTuple):
-    """A member's call."""
-
-    call_id: int
-    call: Call
+    if isinstance(spec, CollectiveSpec):
+        return Key(COLLECTIVE, peer.group, spec.tag)
+    return Key(SYNC, peer.group) if isinstance(spec, SyncSpec) else Key(TOPOLOGY[spec.kind])
 
 
 class Verdict(NamedTuple):
@@ -160,12 +152,12 @@ class Operation:
     @property
     def name(self) -> str:
         """What the first voter calls, for people."""
-        call = next(iter(self.votes.values())).call
-        if not isinstance(call, CollectiveSpec):
+        spec = next(iter(self.votes.values())).spec
+        if not isinstance(spec, CollectiveSpec):
             return self.key.function
-        known = call.kind in set(CollectiveKind)
-        kind = CollectiveKind(call.kind).name.lower() if known else str(call.kind)
-        return f"{kind} at tag {call.tag}"
+        known = spec.kind in set(CollectiveKind)
+        kind = CollectiveKind(spec.kind).name.lower() if known else str(spec.kind)
+        return f"{kind} at tag {spec.tag}"
 
     @property
     def title(self) -> str:
@@ -208,9 +200,9 @@ class Operations:
         needed = len(self._registry.order) if group is None else self._registry.member_count(group)
         return len(operation.votes) >= needed
 
-    def vote(self, peer: Peer, call_id: int, call: Call, now_ns: int) -> bool:
+    def vote(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
         """A member makes a call. False if it is known already, or was refused."""
-        key = key_of(peer, call)
+        key, call_id = key_of(peer, vote.spec), vote.call_id
         if key.function == COLLECTIVE:
             earlier, busy = self.pending.get(key), f"tag {key.tag} is in use by another call of this peer"
         else:
@@ -223,7 +215,7 @@ class Operations:
             return False
         operation = self.pending.setdefault(key, Operation(key, now_ns, now_ns))
         operation.voted_ns = self.voted_ns = now_ns
-        operation.votes[peer] = Vote(call_id, call)
+        operation.votes[peer] = vote
         if key.function != COLLECTIVE:
             self._exclusive[peer] = operation
         return True
@@ -431,7 +423,7 @@ class Operations:
             assert operation.key == key and operation.votes
             for peer, vote in operation.votes.items():
                 assert peer.is_member and self._registry.peers.get(peer.peer_id) is peer
-                assert key_of(peer, vote.call) == key
+                assert key_of(peer, vote.spec) == key
                 assert key.function == COLLECTIVE or self._exclusive[peer] is operation
         assert all(peer in operation.votes for peer, operation in self._exclusive.items())
         assert all(self.running.get(attempt.attempt_id) is attempt for attempt in self._running_at.values())

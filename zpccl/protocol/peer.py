@@ -31,6 +31,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from zpccl import limits
 from zpccl.errors import (
     AuthenticationFailed,
@@ -48,13 +50,13 @@ from zpccl.protocol import events
 from zpccl.protocol.calls import (
     Call,
     Phase,
-    ReduceCall,
     Released,
-    SyncCall,
-    TopologyCall,
     error_of,
     error_of_kick,
     is_barrier,
+    is_collective,
+    is_question,
+    is_sync,
     tag_of,
 )
 from zpccl.protocol.effects import (
@@ -79,8 +81,6 @@ from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
-    Begin,
-    CollectiveCall,
     Decision,
     Dropped,
     Fetching,
@@ -101,7 +101,10 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     Report,
-    TopologyKind,
+    Spec,
+    TopologySpec,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
 )
@@ -243,8 +246,8 @@ class PeerMachine:
             self._on_reduce_done(event, now_ns)
         elif isinstance(event, events.FetchDone):
             self._on_fetch_done(event)
-        elif isinstance(event, (events.ReduceCalled, events.TopologyCalled, events.SyncCalled)):
-            self._on_call(event)
+        elif isinstance(event, events.Called):
+            self._on_call(event.votes)
         elif isinstance(event, events.CallWithdrawn):
             self._on_withdrawn(event, now_ns)
         elif isinstance(event, (events.LinkUp, events.LinkFailed)):
@@ -677,74 +680,50 @@ class PeerMachine:
 
     # --- Calls ------------------------------------------------------------------------------------------------------
 
-    def _on_call(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> None:
-        call_ids = [c for c, _ in event.calls] if isinstance(event, events.ReduceCalled) else [event.call_id]
-        if not call_ids:
+    def _on_call(self, votes: Sequence[Vote]) -> None:
+        if not votes:
             return
-        self._next_call_id = max(self._next_call_id, max(call_ids) + 1)
-        error = self._reason_against(event)
+        self._next_call_id = max(self._next_call_id, max(vote.call_id for vote in votes) + 1)
+        calls = [Call(vote.call_id, self._after_last_round(vote.spec)) for vote in votes]
+        error = self._reason_against(calls)
         if error is not None:
-            self._effects.extend(Reject(call_id, error) for call_id in call_ids)
+            self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
-        calls, released = self._calls_of(event), Released(self.calls.values())
+        released = Released(self.calls.values())
         for call in calls:
             call.is_held = released.block(call)
         self.calls.update((call.call_id, call) for call in calls)
         self._vote([call for call in calls if not call.is_held])
 
-    def _calls_of(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> Sequence[Call]:
-        if isinstance(event, events.ReduceCalled):
-            return [ReduceCall(call_id, spec=spec) for call_id, spec in event.calls]
-        if isinstance(event, events.TopologyCalled):
-            return [TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)]
-        return [
-            SyncCall(
-                event.call_id,
-                strategy=event.strategy,
-                revision=event.revision,
-                entries=event.entries,
-                digest_kind=event.digest_kind,
-            )
-        ]
+    def _after_last_round(self, spec: Spec) -> Spec:
+        return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
 
     def _vote(self, calls: Sequence[Call]) -> None:
-        """Tells the master of calls: of collectives all at once. A peer that is returning says them once it is back."""
-        if self.state is not State.MEMBER:
-            return
-        batch = [CollectiveCall(c.call_id, c.spec) for c in calls if isinstance(c, ReduceCall) and c.spec is not None]
-        if batch:
-            self._send(Begin(self._oldest_call_id(), tuple(batch)))
-        for call in calls:
-            if not isinstance(call, ReduceCall):
-                self._send(call.vote(self._oldest_call_id()))
+        """Tells the master of calls. A peer that is returning says them once it is back."""
+        if self.state is State.MEMBER and calls:
+            self._send(Votes(self._oldest_call_id(), tuple(call.vote for call in calls)))
 
-    def _reason_against(
-        self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled
-    ) -> PCCLError | None:
-        """Why a call cannot be made now, or None."""
+    def _reason_against(self, new: Sequence[Call]) -> PCCLError | None:
+        """Why calls cannot be made now, or None. Of calls other than collectives there is one at a time."""
         if self.state not in (State.MEMBER, State.RETURNING):
             return self.error or InvalidUsage("call connect() first")
         calls = [call for call in self.calls.values() if not call.is_released]
-        exclusive = next((call for call in calls if not isinstance(call, ReduceCall)), None)
-        if isinstance(event, events.ReduceCalled):
-            is_asking = isinstance(exclusive, TopologyCall) and exclusive.kind is TopologyKind.PENDING
-            if exclusive is not None and not is_asking:
+        exclusive = next((call for call in calls if not is_collective(call)), None)
+        if is_collective(new[0]):
+            if exclusive is not None and not is_question(exclusive):
                 return InvalidUsage("another thread waits in an operation that no collective may run beside")
-            tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
-            tags += [spec.tag for _, spec in event.calls]
+            tags = [tag_of(call) for call in [*calls, *new] if is_collective(call)]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
-            if len(self.calls) + len(event.calls) > self._calls_max():
-                return self._too_many_calls()
-            alone = len(self.group_members()) <= 1
-            return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
-        if exclusive is not None:
+        elif exclusive is not None:
             return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
-        if calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
+        elif calls and not is_question(new[0]):
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
-        if len(self.calls) >= self._calls_max():
+        if len(self.calls) + len(new) > self._calls_max():
             return self._too_many_calls()
-        if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
+        if len(self.group_members()) <= 1 and is_collective(new[0]):
+            return TooFewPeers("this peer is alone in its group; wait for others")
+        if len(self.group_members()) <= 1 and is_sync(new[0]):
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
 
@@ -829,14 +808,14 @@ class PeerMachine:
 
     def _on_reduce_done(self, event: events.ReduceDone, now_ns: int) -> None:
         call = self._call_of_attempt(event.attempt_id)
-        if not isinstance(call, ReduceCall) or call.phase is not Phase.RUNNING:
+        if call is None or not is_collective(call) or call.phase is not Phase.RUNNING:
             return
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
         self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us)
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
         call = self._call_of_attempt(event.attempt_id)
-        if not isinstance(call, SyncCall) or call.phase is Phase.VOTING or call.plan is None:
+        if call is None or not is_sync(call) or call.phase is Phase.VOTING:
             return
         if call.report is not None and not (call.report.ok and event.error):
             return  # It was said already.
@@ -874,7 +853,7 @@ class PeerMachine:
             self._memory.on_round_answered(decision.round, decision.value)
         if call is None:
             return  # Sent again; it is settled here.
-        lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)
+        lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
         self._settle(call)
@@ -894,7 +873,7 @@ class PeerMachine:
             self._effects.append(Reject(call.call_id, error_of(call, decision)))
 
     def _end(self, call: Call, attempt_id: int, commit: bool) -> None:
-        if isinstance(call, SyncCall):
+        if is_sync(call):
             self._effects.append(EndSync(call.call_id, attempt_id, commit))
         elif not is_barrier(call):
             self._effects.append(EndReduce(attempt_id, commit))
@@ -940,5 +919,5 @@ class PeerMachine:
 
 def are_compatible(calls: Sequence[Call]) -> bool:
     """True for calls that one user may wait for at a time."""
-    tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
+    tags = [tag_of(call) for call in calls if is_collective(call)]
     return len(calls) - len(tags) <= 1 and len(set(tags)) == len(tags)

@@ -37,8 +37,8 @@ from zpccl.errors import Result
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Reducing, Report, Running, cut
-from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, Vote, key_of
+from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Reducing, Report, Running, Vote, cut
+from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import mesh_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -111,16 +111,16 @@ class Collectives:
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
         self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
 
-    def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
+    def begin(self, peer: Peer, vote: Vote, now_ns: int) -> None:
         """A member votes. A vote that came before gets what has become of it."""
-        key = key_of(peer, spec)
+        key, call_id = key_of(peer, vote.spec), vote.call_id
         running = self._operations.running_at(key)
         if isinstance(running, Reduction) and running.calls.get(peer) == call_id:
             return self._send_plan(running, (peer,))
         if running is not None and peer in running.calls:
-            reason = f"tag {spec.tag} is in use by a running collective of this peer"
+            reason = f"tag {key.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Decision(call_id, Result.INVALID_USAGE, reason=reason))
-        if self._operations.vote(peer, call_id, spec, now_ns):
+        if self._operations.vote(peer, vote, now_ns):
             self._evaluate(self._operations.pending[key], now_ns)
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
@@ -282,7 +282,7 @@ class Collectives:
         plan, spec = running.plan, running.spec
         if plan.attempt_id in self._operations.running or not isinstance(plan.how, Reducing) or spec is None:
             return None
-        ahead, first = False, next(iter(calls), None)
+        ahead = False
         for peer in self._operations.present(calls):  # The votes of some count in a later attempt already.
             if calls[peer] in peer.answers or self._operations.attempt_of(peer, calls[peer]) is not None:
                 ahead = True
@@ -300,8 +300,7 @@ class Collectives:
         )
         for peer in present:
             self._operations.forget(peer, calls[peer])
-            is_root = spec.kind == CollectiveKind.BROADCAST and peer is first
-            peer.open_calls.setdefault(calls[peer], replace(spec, is_root=is_root))
+            peer.open_calls.setdefault(calls[peer], attempt.key)
         self._operations.run(attempt)
         if ahead:  # Nobody could finish this one.
             verdict = Verdict(Result.RANK_CONNECTION_LOST, "another master has begun it anew")
@@ -389,7 +388,7 @@ class Collectives:
 
 
 def _specs_of(votes: dict[Peer, Vote]) -> dict[Peer, CollectiveSpec]:
-    return {peer: vote.call for peer, vote in votes.items() if isinstance(vote.call, CollectiveSpec)}
+    return {peer: vote.spec for peer, vote in votes.items() if isinstance(vote.spec, CollectiveSpec)}
 
 
 def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, ...]] | None:

@@ -32,8 +32,8 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect, entries_to_fetch
 from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import FetchEntry, Fetching, Plan, Report, Running, SyncOffer
-from zpccl.protocol.operation import SYNC, Attempt, Key, Operations, Verdict, Vote, absent
+from zpccl.protocol.messages import FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
+from zpccl.protocol.operation import SYNC, Attempt, Key, Operations, Verdict, absent
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
@@ -54,7 +54,7 @@ class Transfer(Attempt):
     """Who has said which sources it dropped: that is in the log."""
     failed: Verdict | None = None
     """Why a transfer failed, and the peers at fault."""
-    offers: dict[Peer, SyncOffer] = field(default_factory=dict)
+    offers: dict[Peer, SyncSpec] = field(default_factory=dict)
     """All that each holds, until the plan is sent; of a sync that was taken over: offers made again."""
     sources: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
     """Who had all when the plan was sent, for each who fetches by a plan of this master, the best first."""
@@ -213,7 +213,7 @@ class StateSyncs:
         )
         self._outbox.send(peer, Plan(transfer.attempt_id, tuple(transfer.calls.values()), how))
 
-    def is_running(self, peer: Peer, call_id: int, offer: SyncOffer | None) -> bool:
+    def is_running(self, peer: Peer, call_id: int, offer: SyncSpec | None) -> bool:
         """True if the call is part of a running sync. Its plan is then sent again."""
         transfer = self._transfer_of(peer)
         if transfer is None or transfer.calls.get(peer) != call_id:
@@ -248,9 +248,9 @@ class StateSyncs:
             self._operations.run(transfer)
             for peer, call_id in calls.items():
                 vote = self._operations.forget(peer, call_id)
-                if vote is not None and isinstance(vote.call, SyncOffer):
-                    transfer.offers[peer] = vote.call  # It never got the plan, and came before who did.
-                peer.open_calls.setdefault(call_id, SYNC)
+                if vote is not None and isinstance(vote.spec, SyncSpec):
+                    transfer.offers[peer] = vote.spec  # It never got the plan, and came before who did.
+                peer.open_calls.setdefault(call_id, transfer.key)
         if transfer.attempt_id != plan.attempt_id or reporter not in transfer.calls:
             return
         transfer.fetch[reporter] = ()  # It has its plan, and does not heed another.
@@ -364,9 +364,9 @@ class StateSyncs:
             assert set(transfer.fetch) <= set(transfer.calls)
 
 
-def _offer_of(vote: Vote) -> SyncOffer:
-    assert isinstance(vote.call, SyncOffer)
-    return vote.call
+def _offer_of(vote: Vote) -> SyncSpec:
+    assert isinstance(vote.spec, SyncSpec)
+    return vote.spec
 
 
 def _ids(peers: Iterable[Peer]) -> tuple[bytes, ...]:
