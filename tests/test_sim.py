@@ -85,7 +85,7 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     def report(self: DataPlane, node: PeerNode, fetch: Fetch, error: str, fault: bytes | None) -> None:
         plan = fetch.plan
         reached["several sources"] += len(plan.sources) > 1
-        reached["fellows"] += bool(plan.fellows)
+        reached["partial seeds"] += bool(plan.partial_seeds)
         reached["no source is left"] += bool(error)
         gone = [peer_id for peer_id in fetch.dropped if not self._cluster.nodes[peer_id].is_alive]
         reached["goes on without the dead"] += bool(gone and not error)

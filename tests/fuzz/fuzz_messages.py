@@ -77,6 +77,6 @@ def seeds() -> list[bytes]:
         plan_of(1, FIRST_ATTEMPT, "ab"),
         m.Decision(1, 3, 2, "why", attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(1, 2), peers=("b",)),
         m.Decision(1, 2, 3, "why", "count", ("8", "9"), 4, FIRST_ATTEMPT, pids("ab"), (1, 2)),
-        sync_plan(1, 2, "a", ("w", "d"), sources="a", fellows="b"),
+        sync_plan(1, 2, "a", ("w", "d"), sources="a", partial_seeds="b"),
     ]
     return [m.encode(message) for message in (*peers, *masters)]

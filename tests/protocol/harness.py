@@ -475,13 +475,13 @@ def sync_plan(
     *fetch: tuple[str, str],
     attempt_id: int = FIRST_ATTEMPT,
     sources: str = "",
-    fellows: str = "",
+    partial_seeds: str = "",
     **calls: int,
 ) -> Plan:
     """A sync plan; `fetch` has key and contents of each tensor to fetch."""
     entries = tuple(FetchEntry(key, digest(text)) for key, text in fetch)
     calls = calls or {"a": call_id, "b": call_id}
-    how = Fetching(pids(calls), revision, pids(holders), entries, pids(sources), pids(fellows))
+    how = Fetching(pids(calls), revision, pids(holders), entries, pids(sources), pids(partial_seeds))
     return Plan(attempt_id, tuple(calls.values()), how)
 
 

@@ -33,8 +33,8 @@ def test_why_that_revision() -> None:
     reasons = {
         (None, ""): "the highest offered in the first sync",
         (6, "ab"): "the next after 6",
-        (3, "ab"): "where most are who completed 3",
-        (3, ""): "the highest offered, as nobody goes on from 3",
+        (3, "ab"): "the revision of most peers that completed 3",
+        (3, ""): "the highest offered, as nobody continues from 3",
         (7, "ab"): "the highest offered, and none is above 7",
     }
     for (last, completed), reason in reasons.items():

@@ -653,7 +653,7 @@ def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOve
     assert isinstance(bench.verdict("b", 20), Decision)
 
 
-def test_a_knot_is_ended_only_when_all_are_heard() -> None:
+def test_a_deadlock_is_ended_only_when_all_are_heard() -> None:
     bench = TakeOver(MasterOptions(straggler_timeout_ns=2 * SECOND))
     for name in "ab":
         bench.report(name, "abx", groups={"x": 1})

@@ -53,25 +53,25 @@ def contents(peer: Peer, offers: dict[Peer, SyncSpec], found: Sources) -> dict[s
 
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
 def test_whoever_is_named_has_what_is_fetched(made: list[SyncSpec], down: frozenset[str]) -> None:
-    """S5, L2: and over a link that is there; a source without fetching anything, a fellow in the end."""
+    """S5, L2: and over a link that is there; a source without fetching anything, a partial seed in the end."""
     peers = peers_of(len(made))
     offers = dict(zip(peers, made, strict=True))
     found = find(peers, offers, down)
     for peer, entries in found.fetch.items():
         wanted = {e.key: e.digest for e in entries}
-        sources, fellows = found.sources.get(peer, ()), found.fellows.get(peer, ())
-        assert not set(sources) & set(fellows) and peer not in sources + fellows
+        sources, partial_seeds = found.sources.get(peer, ()), found.partial_seeds.get(peer, ())
+        assert not set(sources) & set(partial_seeds) and peer not in sources + partial_seeds
         for source in sources:
             assert found.fetch[source] == ()
-        for other in sources + fellows:
+        for other in sources + partial_seeds:
             assert "".join(sorted(peer.name + other.name)) not in down
             theirs = contents(other, offers, found)
             assert not wanted or {key: theirs[key] for key in wanted} == wanted
-        for fellow in fellows:
-            assert found.fetch[fellow] and fellow not in found.without
+        for partial_seed in partial_seeds:
+            assert found.fetch[partial_seed] and partial_seed not in found.without
     fetchers = {peer for peer, entries in found.fetch.items() if entries and peer not in found.without}
     done = [peer for peer, entries in found.fetch.items() if not entries]
-    assert can_all_finish(fetchers, done, lambda peer: found.sources.get(peer, ()) + found.fellows[peer])
+    assert can_all_finish(fetchers, done, lambda peer: found.sources.get(peer, ()) + found.partial_seeds[peer])
 
 
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))

@@ -280,7 +280,7 @@ def until(bench: MasterBench, now_ns: int) -> None:
     bench.tick(now_ns - bench.now_ns)
 
 
-KNOT = (
+DEADLOCK = (
     "peers wait for each other: a, c in all_reduce at tag 1 of group 0, which waits for b; "
     "b in all_reduce at tag 2 of group 0, which waits for a, c"
 )
@@ -296,18 +296,18 @@ def test_peers_in_different_tags(timeout_ns: int | None) -> None:
     until(bench, began_ns + WARNING - 1)
     assert lines(bench) == []
     until(bench, began_ns + WARNING)
-    assert lines(bench) == [f"{KNOT}; since 10 s"]
+    assert lines(bench) == [f"{DEADLOCK}; since 10 s"]
     until(bench, began_ns + TIMEOUT - 1)
-    assert lines(bench) == [f"{KNOT}; since 20 s"]
+    assert lines(bench) == [f"{DEADLOCK}; since 20 s"]
     assert bench.verdict("a", 1) is None
     until(bench, began_ns + TIMEOUT)
     if timeout_ns is None:
         assert bench.verdict("a", 1) is None
         until(bench, began_ns + 4 * WARNING)
-        assert lines(bench) == [f"{KNOT}; since 40 s"]
+        assert lines(bench) == [f"{DEADLOCK}; since 40 s"]
         return
-    assert lines(bench) == [f"{KNOT}; since 25 s; their calls are ended"]
-    assert [refused(bench, name, 1) for name in "abc"] == [KNOT] * 3
+    assert lines(bench) == [f"{DEADLOCK}; since 25 s; their calls are ended"]
+    assert [refused(bench, name, 1) for name in "abc"] == [DEADLOCK] * 3
     assert bench.names() == "abc"
     first, second = bench.peer("a").answers[1], bench.peer("b").answers[1]
     assert (first.order, second.order) == (pids("ac"), ())
@@ -317,7 +317,7 @@ def test_peers_in_different_tags(timeout_ns: int | None) -> None:
 
 
 def test_batches_that_overlap_in_part() -> None:
-    """L1: what all have voted for runs; c, which waits for both and is waited for by neither, is in the knot too."""
+    """L1: operations with all votes run; c, which waits for both and is waited for by neither, is in the deadlock."""
     bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
     bench.begin("a", 1, spec(1), spec(2))
     bench.begin("b", 1, spec(2), spec(3))
@@ -347,7 +347,7 @@ def test_batches_that_overlap_in_part() -> None:
     assert len(bench.plans) == 2
 
 
-def test_who_is_slow_is_in_no_knot() -> None:
+def test_a_slow_peer_is_in_no_deadlock() -> None:
     """Votes of a and b miss each other, but both miss that of c too, which is not in any call."""
     bench = bench_of("a", "b", "c")
     bench.begin("a", 1, spec(1))
@@ -359,7 +359,7 @@ def test_who_is_slow_is_in_no_knot() -> None:
     assert sum(text.startswith("peers wait") for text in lines(bench)) == 1
 
 
-def test_who_waits_for_links_is_in_no_knot() -> None:
+def test_a_peer_that_waits_for_links_is_in_no_deadlock() -> None:
     """What goes on is not ended: of the tag that all have voted for."""
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.say("a", Linked(()))
@@ -371,7 +371,7 @@ def test_who_waits_for_links_is_in_no_knot() -> None:
 
 
 def test_are_peers_pending_is_no_excuse() -> None:
-    """Who waits there too may well be in a knot; the question goes on when that is gone."""
+    """Who waits there too may well be in a deadlock; the question goes on when that is gone."""
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.members("x", group=1)
     bench.vote("a", PENDING, 1)
@@ -385,7 +385,7 @@ def test_are_peers_pending_is_no_excuse() -> None:
     assert bench.verdict("x", 1) == Decision(1, Result.SUCCESS)
 
 
-def test_a_knot_is_looked_for_though_nobody_votes_any_more() -> None:
+def test_a_deadlock_is_looked_for_though_nobody_votes_any_more() -> None:
     """An attempt that ends leaves its peers in what waits for each other."""
     bench = bench_of("a", "b", timeout_ns=None)
     for name, tag in (("a", 1), ("b", 2)):
@@ -399,7 +399,7 @@ def test_a_knot_is_looked_for_though_nobody_votes_any_more() -> None:
     assert any(text.startswith("peers wait") for text in lines(bench))
 
 
-def test_the_loss_of_who_was_waited_for_may_tie_a_knot() -> None:
+def test_the_loss_of_a_peer_may_leave_the_others_in_a_deadlock() -> None:
     bench = bench_of("a", "b", "c")
     bench.begin("a", 1, spec(1))
     bench.begin("b", 1, spec(2))
@@ -410,7 +410,7 @@ def test_the_loss_of_who_was_waited_for_may_tie_a_knot() -> None:
     assert any(text.startswith("peers wait") for text in lines(bench))
 
 
-def test_two_knots_and_who_waits_for_them() -> None:
+def test_two_deadlocks_and_operations_that_wait_for_them() -> None:
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.members("x", "y", group=1)
     for name, tag in zip("abxy", (1, 2, 1, 2), strict=True):
@@ -424,7 +424,7 @@ def test_two_knots_and_who_waits_for_them() -> None:
     assert bench.verdict("a", 2) is None
 
 
-def test_a_line_about_a_large_knot_can_be_read() -> None:
+def test_a_line_about_a_large_deadlock_can_be_read() -> None:
     bench = MasterBench(MasterOptions(straggler_timeout_ns=TIMEOUT))
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(40)]
     bench.members(*names)
@@ -439,7 +439,7 @@ def test_a_line_about_a_large_knot_can_be_read() -> None:
     assert len({refused(bench, name, 1) for name in names}) == 1
 
 
-def test_an_operation_in_a_knot_of_rounds_can_be_ended() -> None:
+def test_an_operation_in_a_deadlock_of_rounds_can_be_ended() -> None:
     """No votes tie one today, as these are refused at once; should there ever be one, it does not last."""
     bench = bench_of("a", "b")
     bench.say("a", offer(1, 0))

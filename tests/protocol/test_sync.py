@@ -427,9 +427,9 @@ def sources_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
     return {name: fetching(plan).sources for name, plan in plans_of(bench).items()}
 
 
-def fellows_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
+def partial_seeds_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
     """Who fetches the same as each."""
-    return {name: fetching(plan).fellows for name, plan in plans_of(bench).items()}
+    return {name: fetching(plan).partial_seeds for name, plan in plans_of(bench).items()}
 
 
 def plans_of(bench: MasterBench) -> dict[str, Plan]:
@@ -473,7 +473,7 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
     for name in "abcd":
         bench.say(name, offer(1, int(name == "a"), w(name)))
     assert sources_of(bench) == {"b": pids("a"), "c": (), "d": ()}
-    assert fellows_of(bench) == {"b": pids("c"), "c": pids("bd"), "d": pids("c")}
+    assert partial_seeds_of(bench) == {"b": pids("c"), "c": pids("bd"), "d": pids("c")}
     for name in "bcd":
         bench.fetched(name, 1)
     assert bench.verdict("d", 1) == committed(1, 1)
@@ -486,7 +486,7 @@ def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "links_down, source, fellow, free",
+    "links_down, source, partial_seed, free",
     [
         ((), "a", "c", "a"),
         (("ad",), "b", "", "b"),
@@ -495,18 +495,18 @@ def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
     ],
 )
 def test_keys_that_may_differ_come_from_the_source(
-    links_down: tuple[str, ...], source: str, fellow: str, free: str
+    links_down: tuple[str, ...], source: str, partial_seed: str, free: str
 ) -> None:
     """L2, found by the simulator: b holds what was elected, but for a key that may differ. It serves where a cannot.
 
-    Only those are fellows who end with the same.
+    Only peers that end with the same are partial seeds of each other.
     """
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, *links_down)
     for name in "abcd":
         contents = "new" if name in "ab" else name
         bench.say(name, offer(1, int(name in "ab"), entry("free", name, free=True), w(contents)))
-    assert (sources_of(bench)["d"], fellows_of(bench)["d"]) == (pids(source), pids(fellow))
+    assert (sources_of(bench)["d"], partial_seeds_of(bench)["d"]) == (pids(source), pids(partial_seed))
     assert fetched_by(bench, "d") == {"free": free, "w": "new"}
     for name in "cd":
         bench.fetched(name, 1)
@@ -523,7 +523,7 @@ def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
     assert bench.say("c", offer(1, 0, w("c"))) == []
     unlink(bench, "ac")
     assert sources_of(bench) == {"b": pids("a"), "c": ()}
-    assert fellows_of(bench) == {"b": pids("c"), "c": pids("b")}
+    assert partial_seeds_of(bench) == {"b": pids("c"), "c": pids("b")}
     assert bench.machine.deadline_ns() is None
 
 

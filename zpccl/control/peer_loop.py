@@ -490,9 +490,9 @@ class PeerLoop:
         self._engine.open_channel(attempt_id)
         self._channels.add(attempt_id)
         own_id = self.options.peer_id
-        begin = sorted((own_id, *plan.fellows)).index(own_id) / (len(plan.fellows) + 1)
+        begin = sorted((own_id, *plan.partial_seeds)).index(own_id) / (len(plan.partial_seeds) + 1)
         fetch = {entry.key: entry.digest for entry in plan.fetch}
-        transfer.start(attempt_id, plan.sources, plan.fellows, fetch, begin)
+        transfer.start(attempt_id, plan.sources, plan.partial_seeds, fetch, begin)
 
     def _end_sync(self, effect: effects.EndSync) -> None:
         self._attempts.pop(effect.attempt_id, None)

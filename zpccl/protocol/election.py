@@ -1,18 +1,19 @@
-"""Whose shared state wins: a pure function of what the members of a group offer.
+"""Elects the shared state of a sync: a pure function of what the members of a group offer.
 
-1. The revision of the sync. Let E be the revision of the last completed sync plus one. It is E if anybody offers E;
-   else, above E, the one that most of those offer who completed the last sync (ties: the higher); else the highest
-   offered, as when all sync the same revision again. RECEIVE_ONLY peers offer nothing. Who offers more is refused;
-   who offers less receives.
-2. The key set. Keys, dtypes and counts must agree, and how digests are made; what most peers have wins, others are
-   refused.
-3. The contents. Among those at the revision of the sync, the contents that most hold win (ties: those of the peer that
-   comes first in ring order). Contents are the digests of all keys that do not allow inequality. SEND_ONLY peers at
-   that revision win over all others; SEND_ONLY peers that differ from each other are refused, as are those that are
-   behind, since they never receive.
-4. Who fetches what: a peer at the revision of the sync fetches the keys in which it differs from the elected contents,
-   except those that allow inequality; a peer behind fetches every key in which it differs. Holders have all that
-   anybody fetches: of two with the elected contents, one may lack the winner's value of a key that allows inequality.
+1. The revision. Let E be the revision of the last completed sync plus one. If anybody offers E, E is elected. Else the
+   revision above E that most participants of the last sync offer (ties: the higher). Else the highest offered, for
+   example when all sync the same revision again. RECEIVE_ONLY peers offer nothing. A peer that offers a higher revision
+   is refused; a peer that offers a lower one receives.
+2. The key set. Keys, dtypes, counts and the digest function must agree. What most peers have is elected; peers that
+   differ from it are refused.
+3. The contents, that is, the digests of all keys that do not allow inequality. Among peers at the elected revision the
+   contents that most hold are elected (ties: those of the peer that comes first in ring order). SEND_ONLY peers at that
+   revision win over all others. They are refused if they differ from each other; so are SEND_ONLY peers at a lower
+   revision, since they never receive.
+4. The fetches. A peer at the elected revision fetches the keys in which it differs from the elected contents, except
+   those that allow inequality. A peer at a lower revision fetches every key in which it differs. Holders are the peers
+   with the elected contents that have everything that anybody fetches. A peer with the elected contents is no holder if
+   its value of a key that allows inequality is not the winner's and somebody fetches that key.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ PeerT = TypeVar("PeerT", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What must be alike in all offers: how digests are made; of each tensor key, datatype, count and whether it is
-    free to differ."""
+    """What must be equal in all offers: the digest function, and each tensor's key, datatype, count and whether it
+    allows inequality."""
 
     digest_kind: int
     tensors: tuple[tuple[str, int, int, bool], ...]
@@ -44,13 +45,13 @@ class Election(Generic[PeerT]):
     """The outcome of an election.
 
     Attributes:
-        revision: what every peer that takes part ends with.
-        holders: peers that hold the elected contents, in ring order. Only they send.
+        revision: the revision of every participant after the sync.
+        holders: peers that hold all that anybody fetches, in ring order.
         fetch: for each peer that is not refused, the entries that it must fetch.
         refused: result and reason for each peer that cannot take part.
-        votes: who votes for the same contents, the most popular first; of those that are elected the winner is one.
+        votes: the voters grouped by contents, the elected group first, the others by size.
         why_nobody: why nobody is elected; "" if somebody is.
-        restarted: there was a run before, and none of its revisions goes on.
+        restarted: there was a sync before, and none of its participants is at a revision that continues it.
     """
 
     revision: int = 0
@@ -73,7 +74,7 @@ def elect(
         completed_last: the peers that took part in it.
     """
     election: Election[PeerT] = Election()
-    standing = dict(offers)  # Those not refused, in ring order.
+    standing = dict(offers)  # The peers that are not refused, in ring order.
 
     def refuse(peer: PeerT, result: Result, reason: str) -> None:
         del standing[peer]
@@ -128,7 +129,7 @@ def elect(
 def choose_revision(
     offered: Mapping[PeerT, int], last_revision: int | None, completed_last: frozenset[PeerT]
 ) -> tuple[int, bool]:
-    """The revision of a sync, by rule 1; and whether there was a run before whose revisions nobody continues."""
+    """The revision by rule 1; True beside it if there was a sync before that no participant of it continues."""
     if last_revision is None:
         return max(offered.values()), False
     expected = last_revision + 1
@@ -142,12 +143,12 @@ def choose_revision(
 
 
 def entries_to_fetch(offer: SyncSpec, elected: SyncSpec, revision: int) -> tuple[FetchEntry, ...] | None:
-    """What a peer must fetch where `elected` won the election of `revision`; None if the two do not go together."""
+    """What a peer must fetch if `elected` won the election of `revision`; None if the shapes of the two differ."""
     return _entries_to_fetch(offer, elected, revision) if _shape(offer) == _shape(elected) else None
 
 
 def describe_shape_difference(expected: Shape, found: Shape) -> str:
-    """What makes a key set, or the way of making digests, differ from what was elected, in words."""
+    """The difference between an offer's shape and the elected one, as a text."""
     if expected.digest_kind != found.digest_kind:
         return f"the shared state has other digests than that of most peers: digest_kind {found.digest_kind} here, " + (
             f"{expected.digest_kind} there"
@@ -210,7 +211,7 @@ def _refuse_all(election: Election[PeerT], standing: dict[PeerT, SyncSpec], reas
 
 
 def validate_entries(entries: tuple[StateEntry, ...]) -> str:
-    """What is wrong with the entries of an offer: "" or a text. They must be sorted by key, without duplicates."""
+    """The fault in the entries of an offer as a text, or "". They must be sorted by key, without duplicates."""
     for one, other in pairwise(entries):
         if one.key >= other.key:
             return f"keys {one.key!r} and {other.key!r} are not in order"

@@ -1,6 +1,6 @@
-"""How an election of shared state came about, in a few lines for the log of the master.
+"""Explains an election of shared state in a few lines, for the log of the master.
 
-Lines are short whatever the number of peers and tensors: of many, some are named and the rest is counted.
+Lines stay short for any number of peers and tensors: some are named, the rest is counted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ def explain(
     last_revision: int | None,
     name_of: Callable[[PeerT], str],
 ) -> list[str]:
-    """Who offered what, which revision and contents won and why, who receives how much from whom.
+    """The offers, the revision and contents that won and why, and how much each peer receives from which holders.
 
-    Who is refused, and why, is said to the refused, and not here.
+    A refused peer gets the reason in its decision; these lines do not repeat it.
 
     Args:
-        election: its outcome.
-        offers: what it was held on.
+        election: the outcome.
+        offers: what each peer offered.
         last_revision: of the last completed sync, None before the first.
-        name_of: what a peer is called.
+        name_of: the name of a peer.
     """
 
     def candidate(peer: PeerT) -> str:
@@ -62,9 +62,9 @@ def _why_revision(election: Election[PeerT], last_revision: int | None) -> str:
     if election.revision == last_revision + 1:
         return f"the next after {last_revision}"
     if election.restarted:
-        return f"the highest offered, as nobody goes on from {last_revision}"
+        return f"the highest offered, as nobody continues from {last_revision}"
     if election.revision > last_revision:
-        return f"where most are who completed {last_revision}"
+        return f"the revision of most peers that completed {last_revision}"
     return f"the highest offered, and none is above {last_revision}"
 
 
@@ -74,5 +74,5 @@ def _some(texts: list[str]) -> str:
 
 
 def _size(datatype: int) -> int:
-    """Bytes of an element; 0 of a type that is none, which peers may claim."""
+    """Bytes of an element; 0 for an unknown datatype, which a peer may send."""
     return DataType(datatype).itemsize if datatype in tuple(DataType) else 0

@@ -122,7 +122,7 @@ class Memory:
             if isinstance(call.plan.how, Reducing):
                 running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))
             else:
-                brief = replace(call.plan, how=replace(call.plan.how, fetch=(), sources=(), fellows=()))
+                brief = replace(call.plan, how=replace(call.plan.how, fetch=(), sources=(), partial_seeds=()))
                 has_failed = call.report is not None and not call.report.ok
                 running.append(Running(brief, is_open=bool(call.plan.how.fetch) or has_failed))
         return RunReport(

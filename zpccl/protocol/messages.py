@@ -1,10 +1,10 @@
 """The control messages between peers and master, and their encoding.
 
 A message on the wire is one ZeroMQ frame: MAGIC, one byte of protocol version, then a MessagePack array that begins
-with the name of the message. Peers number their calls; `call_id` names a call in every message about it, so that a
-message may be sent twice without harm. Ids of attempts grow and never repeat within a run.
+with the name of the message. Peers number their calls, and every message about a call carries its `call_id`, so a
+duplicate does no harm. Attempt ids increase and never repeat within a run.
 
-Messages of peers are `PeerMessage`, those of the master `MasterMessage`. Both are values: equal when their fields are.
+Peers send `PeerMessage`, the master sends `MasterMessage`. Messages compare by value.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Values: TypeAlias = Annotated[
 ]
 CallIds: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PEERS_MAX)]
 PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=2)]
-"""Of `Algorithm`; a plan leaves nothing open."""
+"""A value of `Algorithm` other than AUTO."""
 FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 NO_ID = bytes(16)
-"""In place of the id of a run or of a leader: none."""
+"""Stands for "no run" or "no leader"."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -66,47 +66,47 @@ class Hello(_Message, tag="hello", frozen=True):
 
     peer_id: PeerId
     token: Token
-    """Chosen by the peer when it registers; later connections must show the same."""
+    """Chosen by the peer when it registers; later connections must present the same token."""
     is_member: bool
-    """False until the sender has heard of its admission: only then a master that does not know it may register it."""
+    """True once the sender knows of its admission. A master that does not know a member must not register it."""
     group: Annotated[int, Meta(ge=0, le=limits.PEER_GROUP_MAX)]
     name: Name
     addresses: Addresses
-    """Where this peer listens for data connections, "host:port", the most likely first."""
+    """Where this peer listens for data connections, as "host:port", the most likely to work first."""
     connection: Natural = 0
-    """Counts the connections of this peer. What was sent on an older one may come after what was sent on a newer."""
+    """Number of this connection of the peer. Messages of an older connection may arrive after those of a newer one."""
     run_id: PeerId = NO_ID
-    """The run that welcomed the sender last; zeros before that."""
+    """The run of the last Welcome; zeros before the first."""
     term: Term = 0
-    """Of the master that welcomed the sender last."""
+    """The term of the master that sent the last Welcome."""
     promised: Term = 0
-    """The term and the leader that the sender has promised itself to: it obeys no other one."""
+    """The term and the leader that the sender has promised to obey; it obeys no other."""
     leader: PeerId = NO_ID
     masters: Annotated[tuple[Address, ...], Meta(max_length=limits.MASTERS_MAX)] = ()
-    """The list of masters that the sender was given; the same for all peers of a run, in the same order."""
+    """The list of masters that the sender is configured with; all peers of a run must have the same, in order."""
     master_index: Annotated[int, Meta(ge=0, lt=limits.MASTERS_MAX)] = 0
-    """The place of the receiver in this list."""
+    """The index of the receiver in this list."""
     begins: PeerId = NO_ID
-    """Of a newcomer that was named several masters: the run that this one may begin, by the id it gave it when it
-    refused, since when no other of the list leads one. Zeros: it may begin none."""
+    """From a new peer that has several masters: the run that the receiver may begin. The receiver named this run id in
+    its refusal (NO_RUN), and since then no other master of the list has led a run. Zeros: it may not begin a run."""
     is_ready: bool = True
-    """False: the sender fetches state ahead, and shall not be admitted before it says Ready."""
+    """False: the sender fetches state ahead, and must not be admitted before it sends Ready."""
     handshake_ms: Annotated[int, Meta(ge=0, le=limits.HANDSHAKE_MS_MAX)] = 0
-    """How long it takes the sender to connect to this master: the shortest time that it has seen. 0: not known."""
+    """The shortest time in which the sender has connected to this master. 0: not known."""
 
 
 class Ready(_Message, tag="ready", frozen=True):
-    """The sender, which has fetched state ahead or gave that up, may be admitted."""
+    """The sender may be admitted: it has fetched state ahead, or given that up."""
 
 
 class Linked(_Message, tag="linked", frozen=True):
-    """All peers to whom the sender has a link now."""
+    """All peers to which the sender has a link now."""
 
     peers: PeerIds
 
 
 class CollectiveSpec(_Message, tag="collective", frozen=True):
-    """What all voters for one tag must agree on, but for `is_root`."""
+    """The arguments of a collective. All voters for one tag must agree on all of them, except `is_root`."""
 
     tag: int
     count: Annotated[int, Meta(ge=1, le=limits.ELEMENTS_MAX)]
@@ -118,13 +118,13 @@ class CollectiveSpec(_Message, tag="collective", frozen=True):
     kind: Annotated[int, Meta(ge=0, le=255)] = 0
     """CollectiveKind. A barrier has no tensor; its count is 1."""
     is_root: bool = False
-    """Of a broadcast, on exactly one of the voters: what it holds is sent. The ring begins with it."""
+    """True for exactly one voter of a broadcast: its tensor is sent. The ring begins with it."""
     algorithm: Annotated[int, Meta(ge=0, le=255)] = Algorithm.AUTO
-    """RING or DIRECT to force one, where the links allow it."""
+    """RING or DIRECT forces that algorithm where the links allow it."""
 
 
 class TopologyKind(enum.IntEnum):
-    """What all members decide together."""
+    """The topology calls: update_topology, optimize_topology and are_peers_pending."""
 
     UPDATE = 0
     OPTIMIZE = 1
@@ -132,11 +132,11 @@ class TopologyKind(enum.IntEnum):
 
 
 class TopologySpec(_Message, tag="topology", frozen=True):
-    """A call of all members of all groups."""
+    """A call that all members of all groups make."""
 
     kind: TopologyKind
     after_round: Natural = 0
-    """The last round of topology votes whose end the sender knows: this vote is for a later one."""
+    """The last round of topology votes that the sender knows to be complete: this vote is for a later one."""
 
 
 class StateEntry(_Message, frozen=True):
@@ -153,21 +153,21 @@ StateEntries: TypeAlias = Annotated[tuple[StateEntry, ...], Meta(min_length=1, m
 
 
 class SyncSpec(_Message, tag="sync", frozen=True):
-    """A sync of the shared state of the group: what the sender holds. Entries are sorted by key."""
+    """A sync of the group's shared state: what the sender holds, sorted by key."""
 
     strategy: Annotated[int, Meta(ge=0, le=2)]
     revision: Annotated[int, Meta(ge=0, le=limits.REVISION_MAX)]
     entries: StateEntries
     digest_kind: Annotated[int, Meta(ge=0, le=255)] = 0
-    """How the digests were made: those of different kinds cannot be compared."""
+    """The digest function. Digests of different kinds cannot be compared."""
 
 
 Spec: TypeAlias = CollectiveSpec | TopologySpec | SyncSpec
-"""What a member calls."""
+"""The arguments of a call."""
 
 
 class Vote(_Message, frozen=True):
-    """A call of a member, which takes effect when all in its scope have made it."""
+    """A call of a member. It takes effect when all members in its scope have made it."""
 
     call_id: Natural
     spec: Spec
@@ -177,12 +177,12 @@ class Votes(_Message, tag="votes", frozen=True):
     """A batch of calls."""
 
     oldest_call_id: Natural
-    """The sender's oldest call without an answer: answers before it need not be kept."""
+    """The sender's oldest call without an answer: the master may drop the answers to earlier calls."""
     votes: Annotated[tuple[Vote, ...], Meta(min_length=1, max_length=limits.SPECS_PER_MESSAGE_MAX)]
 
 
 class Dropped(_Message, frozen=True):
-    """A source that a fetch goes on without, for those who look after the run."""
+    """A source that a fetch has stopped using, for the log of the master."""
 
     peer: PeerId
     reason: Annotated[str, Meta(max_length=limits.OUTCOME_TEXT_CHARS_MAX)]
@@ -191,33 +191,33 @@ class Dropped(_Message, frozen=True):
 class Report(_Message, tag="report", frozen=True):
     """How an attempt ended for its sender.
 
-    Of a collective: it has its result, or failed. Of a sync: it holds all that it was told to fetch, or could not. Who
-    has nothing to fetch says so only if it finds that its own state has changed since its vote: then `ok` is false. So
-    may a sender that has reported success before.
+    In a collective, `ok` says whether the sender has the result; in a sync, whether it has fetched all of its plan. A
+    peer with nothing to fetch reports only a failure: its own state has changed since its vote. A peer that has
+    reported success in a sync may report that failure later, too.
     """
 
     call_id: Natural
     attempt_id: Natural
     ok: bool
     fault: PeerId | None = None
-    """The peer by which it failed: of a collective the neighbour whose link did."""
+    """The peer that caused the failure: in a collective, the neighbour whose link failed."""
     reason: Text = ""
     digest: int = 0
-    """Of the result of a collective."""
+    """The digest of a collective's result."""
     duration_us: Natural = 0
     """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
     dropped: Annotated[tuple[Dropped, ...], Meta(max_length=limits.PEERS_MAX)] = ()
-    """The sources that a sync went on without."""
+    """The sources that a sync has stopped using."""
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):
-    """Takes a call back: its timeout ran out or it was interrupted."""
+    """Withdraws a call whose timeout has expired or which was interrupted."""
 
     call_id: Natural
 
 
 class Acknowledgement(_Message, tag="acknowledgement", frozen=True):
-    """The sender has accepted the member list of an epoch. Said where there are several masters."""
+    """The sender has accepted the member list of an epoch. Sent only where there are several masters."""
 
     epoch: Natural
 
@@ -227,18 +227,18 @@ class Leave(_Message, tag="leave", frozen=True):
 
 
 class Running(_Message, frozen=True):
-    """An attempt of which the sender has the plan, and does not know the end."""
+    """An attempt whose plan the sender has, and whose outcome it does not know."""
 
     plan: Plan
-    """Of a sync without what the sender itself fetches, and from whom."""
+    """The plan of a sync comes without `fetch`, `sources` and `partial_seeds`."""
     spec: CollectiveSpec | None = None
-    """Of a collective."""
+    """None for a sync."""
     is_open: bool = True
-    """Of a sync: there was something to fetch, or the sender has lost what it held, so that it is yet to report."""
+    """In a sync, True if the sender has yet to report: it had something to fetch, or has lost what it held."""
 
 
 class RunReport(_Message, tag="run_report", frozen=True):
-    """All that a master which takes the run over must know from the sender, beside the calls that it makes again."""
+    """What a master that takes the run over must know from the sender, apart from the calls, which it sends again."""
 
     hello: Hello
     oldest_call_id: Natural
@@ -246,17 +246,17 @@ class RunReport(_Message, tag="run_report", frozen=True):
     members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
     """The member list of that epoch; empty from a pending peer."""
     is_updating: bool
-    """The sender waits in update_topology: members may have been admitted of whom it has not heard."""
+    """The sender waits in update_topology: members that it does not know of may have been admitted."""
     round: Annotated[int, Meta(ge=0, le=limits.ROUND_MAX)]
-    """The last round of topology votes of which the sender knows, and its value."""
+    """The last round of topology votes that the sender knows to be complete, and its value."""
     round_value: int
     last_sync: Decision | None
-    """The last sync of the sender's group that was committed."""
+    """The last committed sync of the sender's group."""
     outcomes: Annotated[tuple[Decision, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
-    """The ends of attempts, and refusals of several calls, that the sender knows of."""
+    """The decisions of attempts, and the refusals of several calls, that the sender knows."""
     running: Annotated[tuple[Running, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     old_members: PeerIds = ()
-    """As in Members: empty where the list is committed, as far as the sender knows."""
+    """As in Members: empty if the sender knows that the list is committed."""
     parent: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
     """As in Members."""
 
@@ -265,7 +265,7 @@ class RunReport(_Message, tag="run_report", frozen=True):
 
 
 class Welcome(_Message, tag="welcome", frozen=True):
-    """The sender of Hello is registered: pending, or still what it was before its connection broke."""
+    """Answers Hello: the peer is registered as pending, or is still what it was before its connection broke."""
 
     run_id: PeerId
     term: Term
@@ -277,20 +277,20 @@ class Refusal(enum.IntEnum):
 
     MALFORMED = 0
     UNREGISTERED = 1
-    """The connection did not say Hello: say it, then everything that waits for an answer."""
+    """No Hello came on this connection: send it, then every message that has no answer yet."""
     UNKNOWN_SESSION = 2
-    """The peer was removed, or the master is another one."""
+    """The peer was removed, or registered with another master."""
     FULL = 3
     REPORT = 4
-    """The master takes the run over from another one: it needs a RunReport first."""
+    """The master takes over a run from another master: it needs a RunReport first."""
     NO_RUN = 5
-    """To a newcomer: this master leads no run, and knows of none. Another one may."""
+    """To a new peer: this master leads no run, and knows of none. Another master may lead one."""
     NO_QUORUM = 6
-    """To a newcomer: members of a run are here, but too few to go on with it."""
+    """To a new peer: members of a run are connected to this master, but no quorum of them."""
     OTHER_MASTERS = 7
-    """The sender was given another list of masters than others that have come here."""
+    """The peer has another list of masters than the peers that connected before."""
     YIELDED = 8
-    """The run gives way to an earlier one, of which members have come back: register with that one."""
+    """The run gives way to an earlier run whose members have come back: register with that one."""
 
 
 class Refused(_Message, tag="refused", frozen=True):
@@ -299,13 +299,13 @@ class Refused(_Message, tag="refused", frozen=True):
     refusal: Refusal
     reason: Text
     run_id: PeerId = NO_ID
-    """The run that the sender leads, where the list of members is committed: then the refusal is final. With NO_RUN the
-    one that it would begin: one that was started anew since may have led a run meanwhile, and gives another id."""
+    """The run that the sender leads, if its member list is committed: then the refusal is final. With NO_RUN, the run
+    that the sender would begin: if the master was restarted, it may have led a run in between, and sends another id."""
     term: Term = 0
-    """Where it asks for a report, what it asks to be promised."""
+    """With REPORT, the term that the sender asks to be promised."""
     leader: PeerId = NO_ID
     epoch: Natural = 0
-    """Of the committed list that the receiver is not in: final for who has accepted none after it."""
+    """Epoch of the committed list without the receiver: final unless the receiver has accepted a later list."""
 
 
 class Kick(_Message, tag="kick", frozen=True):
@@ -321,22 +321,22 @@ class Members(_Message, tag="members", frozen=True):
     epoch: Natural
     members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
     round: Natural = 0
-    """The last round of topology votes that is complete, and its value: a newcomer votes after it."""
+    """The last round of topology votes that is complete, and its value: a new member votes for later ones."""
     round_value: int = 0
     old_members: PeerIds = ()
-    """Where the run has several masters, until the list is committed: the members of the last one that is."""
+    """With several masters, until this list is committed: the members of the last committed list (joint consensus)."""
     parent: Natural = 0
     """The epoch of the last list that was committed when this one was proposed."""
 
 
 class MembersCommitted(_Message, tag="members_committed", frozen=True):
-    """A quorum of the members, and of those before them, has the member list of an epoch."""
+    """The member list of an epoch is committed: quorums of its members and of `old_members` have accepted it."""
 
     epoch: Natural
 
 
 class Neighbour(_Message, frozen=True):
-    """A peer that the receiver shall have a link to."""
+    """A peer to which the receiver must have a link."""
 
     peer_id: PeerId
     name: Name
@@ -344,65 +344,65 @@ class Neighbour(_Message, frozen=True):
     dial: bool
     """True: the receiver dials. False: it is dialled."""
     link_key: LinkKey = b""
-    """Known to this pair and the master: proves each to the other. Empty in a run without a secret."""
+    """Key that the pair shares with the master: it authenticates each to the other. Empty in a run without a secret."""
 
     def __repr__(self) -> str:
         return f"Neighbour({self.peer_id!r}, {self.name!r}, {self.addresses!r}, dial={self.dial})"
 
 
 class Neighbours(_Message, tag="neighbours", frozen=True):
-    """All peers that the receiver shall have links to. Links to others are closed."""
+    """All peers to which the receiver must have links. It closes its links to others."""
 
     neighbours: Annotated[tuple[Neighbour, ...], Meta(max_length=limits.PEERS_MAX)]
 
 
 class NeighboursChanged(_Message, tag="neighbours_changed", frozen=True):
-    """What has changed since the last Neighbours or NeighboursChanged on this connection."""
+    """The changes since the last Neighbours or NeighboursChanged on this connection."""
 
     joined: Annotated[tuple[Neighbour, ...], Meta(max_length=limits.PEERS_MAX)] = ()
     gone: PeerIds = ()
 
 
 class Lane(_Message, frozen=True):
-    """A share of the tensor, and who reduces it and how. A plan has one lane with the whole tensor."""
+    """A share of the tensor, the peers that reduce it, and the algorithm. A plan has one lane with the whole tensor."""
 
     order: PeerIds
-    """That of the ring; in a direct exchange that of the ranks."""
+    """The order of the ring; in a direct exchange, of the ranks."""
     algorithm: PlannedAlgorithm = Algorithm.RING
 
 
 class Reducing(_Message, tag="reduce", frozen=True):
-    """How a collective moves tensors. All who take part get the same, so what one knows suffices to go on with it."""
+    """How a collective moves tensors. It is the same for all participants, so a new master can restore it from one."""
 
     lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
     frame_bytes: FrameBytes
 
     @property
     def order(self) -> PeerIds:
-        """All who take part."""
+        """All participants."""
         return self.lanes[0].order
 
 
 class FetchEntry(_Message, frozen=True):
-    """A tensor that the receiver must fetch, with the digest that it must then have."""
+    """A tensor that the receiver must fetch, with the digest that it must have then."""
 
     key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
     digest: Digest
 
 
 class Fetching(_Message, tag="fetch", frozen=True):
-    """The outcome of an election: what the receiver fetches, and from whom. Whoever has something of it serves it."""
+    """The outcome of an election: what the receiver fetches, and from which peers. It serves what it has."""
 
     order: PeerIds
-    """All who take part."""
+    """All participants."""
     revision: Natural
     holders: PeerIds
-    """Who had all that was elected, the winner first."""
+    """The peers that held the whole elected state, the winner first."""
     fetch: Annotated[tuple[FetchEntry, ...], Meta(max_length=limits.STATE_ENTRIES_MAX)] = ()
     sources: PeerIds = ()
-    """Who has all of it now, of those to whom the receiver has a link, the best first."""
-    fellows: PeerIds = ()
-    """Who fetches the same, of those to whom the receiver has a link: what one has checked it serves to the others."""
+    """The peers with a link to the receiver that have all of `fetch` now, the best first."""
+    partial_seeds: PeerIds = ()
+    """The peers with a link to the receiver that fetch the same, and serve the blocks that they have verified."""
 
 
 class Plan(_Message, tag="plan", frozen=True):
@@ -410,49 +410,49 @@ class Plan(_Message, tag="plan", frozen=True):
 
     attempt_id: Natural
     calls: CallIds
-    """The call of each of those who take part that this attempt is for."""
+    """The call of each participant that this attempt is for."""
     how: Reducing | Fetching
 
     @property
     def order(self) -> PeerIds:
-        """All who take part."""
+        """All participants."""
         return self.how.order
 
     @property
     def participants(self) -> dict[bytes, int]:
-        """All who take part, and the call of each."""
+        """All participants, with the call of each."""
         return dict(zip(self.how.order, self.calls, strict=False))
 
 
 class Decision(_Message, tag="decision", frozen=True):
-    """Ends a call, and says how. That of an attempt, and of a refusal of several calls, is the same for all."""
+    """The outcome of a call. All calls of an attempt, or of one refusal of several calls, have the same outcome."""
 
     call_id: Natural
     result: int
     value: int = 0
-    """Of a collective: the peers that took part. Of a sync: the revision that all have now."""
+    """For a collective, the number of peers that took part; for a sync, the revision that all have now."""
     reason: Text = ""
     field: Name = ""
-    """The argument that differs, for calls whose arguments do."""
+    """The argument in which the calls differ, if that is why they are refused."""
     values: Values = ()
     round: Natural = 0
-    """The number of the round of topology votes that is complete with this."""
+    """The number of the round of topology votes that this completes."""
     attempt_id: Natural = 0
-    """Of the attempt, or the number among attempts of a refusal of several calls. 0: this concerns one call alone."""
+    """The attempt. A refusal of several calls has an id from the same sequence. 0: this concerns a single call."""
     order: PeerIds = ()
-    """Who gets this outcome, and for which call each: said where the receiver may not know it from a plan."""
+    """The peers that get this outcome, each for its call in `calls`; empty if the receiver knows them from a plan."""
     calls: CallIds = ()
     peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
-    """The names of those at whom an attempt failed."""
+    """The names of the peers that an aborted attempt is attributed to."""
 
     @property
     def committed(self) -> bool:
-        """True for an attempt that counts."""
+        """True for a committed attempt."""
         return self.result == Result.SUCCESS and self.attempt_id > 0
 
     @property
     def is_of_attempt(self) -> bool:
-        """True for the end of an attempt. A refusal of several calls has no more than a number among these."""
+        """True for the decision of an attempt. A refusal of several calls has an attempt id without an attempt."""
         return self.attempt_id > 0 and not self.is_refusal
 
     @property
@@ -480,12 +480,12 @@ _PREFIX = MAGIC + bytes([limits.PROTOCOL_VERSION])
 
 
 def cut(text: str, bytes_max: int) -> str:
-    """The beginning of a text that takes no more in a message."""
+    """The longest prefix of a text that is at most `bytes_max` bytes of UTF-8."""
     return text.encode()[:bytes_max].decode(errors="ignore")
 
 
 class Malformed(ProtocolViolation):
-    """The bytes are no message."""
+    """The bytes are not a message."""
 
 
 class OtherVersion(ProtocolViolation):
@@ -501,7 +501,7 @@ class OtherVersion(ProtocolViolation):
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message."""
+    """Encodes a message."""
     return _PREFIX + _encoder.encode(message)
 
 
@@ -527,20 +527,20 @@ def _body(data: bytes) -> memoryview:
 
 
 def decode_peer_message(data: bytes) -> PeerMessage:
-    """What a peer sent to the master.
+    """Decodes what a peer sent to the master.
 
     Raises:
-        Malformed: the bytes are no such message.
+        Malformed: the bytes are not such a message.
         OtherVersion: they are of another protocol version.
     """
     return _decode(_peer_decoder, data)
 
 
 def decode_master_message(data: bytes) -> MasterMessage:
-    """What the master sent to a peer.
+    """Decodes what the master sent to a peer.
 
     Raises:
-        Malformed: the bytes are no such message.
+        Malformed: the bytes are not such a message.
         OtherVersion: they are of another protocol version.
     """
     return _decode(_master_decoder, data)

@@ -1,8 +1,9 @@
-"""Who can give a peer the shared state that was elected, by what each has and by the links between them.
+"""Chooses the peers from which each fetcher of a sync gets the elected state, by what each peer has and by the links.
 
-Sources have all of it now: holders, else others with the elected contents, which may differ from the holders' in keys
-that allow it; who fetches from those gets their values of these keys. Fellows fetch the same: whatever one of them has
-checked it can pass on. Who has no link to any source fetches from fellows that have one, or from their fellows.
+Sources (seeds) have all of it now. They are the holders or, for a fetcher without a link to a holder, other peers with
+the elected contents, whose values of keys that allow inequality may differ: the fetcher then gets those values. Partial
+seeds fetch the same as the fetcher, and serve what they have verified. A fetcher without a link to any source fetches
+from partial seeds that have one, directly or through other partial seeds.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from zpccl.protocol.messages import FetchEntry, SyncSpec
 WhoT = TypeVar("WhoT", bound=Hashable)
 Entries: TypeAlias = tuple[FetchEntry, ...]
 Linked: TypeAlias = Callable[[Peer, Sequence[Peer]], list[Peer]]
-"""Those of some peers to whom one has a link, the best first."""
+"""Selects from some peers those to which one peer has a link, the best first."""
 
 
 @dataclass(slots=True)
 class Sources:
-    """What each fetches, and from whom.
+    """What each peer fetches, and from which peers.
 
     Attributes:
-        sources: who has all of it now, the best first.
-        fellows: who fetches the same.
-        fetch: what it must fetch, with the values of those.
-        without: those who can fetch from nobody.
+        sources: by fetcher, the peers that have all of it now, the best first.
+        partial_seeds: by fetcher, the peers that fetch the same.
+        fetch: by peer, what it must fetch, with the values of its sources.
+        without: fetchers that no source reaches, even through partial seeds.
     """
 
     sources: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
-    fellows: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
+    partial_seeds: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
     fetch: dict[Peer, Entries] = field(default_factory=dict)
     without: list[Peer] = field(default_factory=list)
 
@@ -44,14 +45,14 @@ def find_sources(
     offers: dict[Peer, SyncSpec],
     linked: Linked,
 ) -> Sources:
-    """Finds them for all who fetch.
+    """Finds sources and partial seeds for all fetchers.
 
     Args:
-        present: all who take part.
-        holders: those of them that were elected.
+        present: all participants.
+        holders: the participants that hold the elected state.
         fetch: what each must fetch, with the values of the holders.
         offers: what each has.
-        linked: who reaches whom.
+        linked: which peers have links.
     """
     free = _FreeKeys(offers)
     found = Sources(fetch=dict(fetch), without=[peer for peer in present if fetch[peer]])
@@ -73,19 +74,19 @@ def find_sources(
     fetchers = [peer for peer in present if found.fetch[peer] and peer not in found.without]
     for peer in fetchers:
         near = linked(peer, [other for other in fetchers if other is not peer])
-        found.fellows[peer] = tuple(fellow for fellow in near if free.have_same(fellow, peer, found.fetch))
+        found.partial_seeds[peer] = tuple(other for other in near if free.have_same(other, peer, found.fetch))
     return found
 
 
 def can_all_finish(
     fetchers: Collection[WhoT], done: Collection[WhoT], suppliers: Callable[[WhoT], Collection[WhoT]]
 ) -> bool:
-    """True if all who fetch can get all from those who are done, or from each other after that.
+    """True if every fetcher can get everything from peers that are done, directly or through other fetchers.
 
     Args:
-        fetchers: who is there and not done.
-        done: who is there and has all.
-        suppliers: from whom each may fetch.
+        fetchers: connected peers that are not done.
+        done: connected peers that have everything.
+        suppliers: the peers from which a fetcher may fetch.
     """
     supplied, left = set(done), set(fetchers)
     while left:
@@ -98,7 +99,7 @@ def can_all_finish(
 
 
 class _FreeKeys:
-    """The keys in which those may differ who have the elected contents."""
+    """The keys that allow inequality: peers with the elected contents may have different values of them."""
 
     def __init__(self, offers: dict[Peer, SyncSpec]) -> None:
         self._own = {
@@ -107,18 +108,18 @@ class _FreeKeys:
         }
 
     def agreeing(self, peer: Peer, near: Sequence[Peer], fetch: dict[Peer, Entries]) -> tuple[list[Peer], Entries]:
-        """Those of some sources that have the same, the elected values if any has; and what the peer then fetches."""
+        """Sources with equal values, and what the peer fetches from them: the elected values if a source has these."""
         entries = {source: self.entries_from(source, peer, fetch) for source in near}
         wanted = fetch[peer] if fetch[peer] in entries.values() or not near else entries[near[0]]
         return [source for source in near if entries[source] == wanted], wanted
 
-    def have_same(self, fellow: Peer, peer: Peer, fetch: dict[Peer, Entries]) -> bool:
-        """True if a fellow will have just what a peer must fetch."""
-        entries = self.entries_from(fellow, peer, fetch)
+    def have_same(self, other: Peer, peer: Peer, fetch: dict[Peer, Entries]) -> bool:
+        """True if `other` will hold, after its own fetch, exactly what a peer must fetch."""
+        entries = self.entries_from(other, peer, fetch)
         return entries is fetch[peer] or entries == fetch[peer]
 
     def entries_from(self, source: Peer, peer: Peer, fetch: dict[Peer, Entries]) -> Entries:
-        """What a peer must fetch, with the values that the source has, or will have."""
+        """What a peer must fetch, with the values that the source has now or after its own fetch."""
         own = self._own[peer]
         if not own:
             return fetch[peer]

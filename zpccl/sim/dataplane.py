@@ -335,7 +335,7 @@ class DataPlane:
     def serving(self) -> set[bytes]:
         """The peers from which others are fetching."""
         fetching = [fetch for fetch in self.fetches.values() if fetch.missing and not fetch.is_done]
-        named = ((i, fetch.attempt_id) for fetch in fetching for i in (*fetch.plan.sources, *fetch.plan.fellows))
+        named = ((i, fetch.attempt_id) for fetch in fetching for i in (*fetch.plan.sources, *fetch.plan.partial_seeds))
         return {peer_id for peer_id, attempt_id in named if (peer_id, attempt_id) in self.fetches}
 
     def change_state(self, node: PeerNode, key: str, value: int) -> None:
@@ -362,14 +362,14 @@ class DataPlane:
         if not fetch.missing:
             return self._report_fetch(node, fetch, "", None)
         links = self._cluster.links
-        for other_id in (*fetch.plan.sources, *fetch.plan.fellows):
+        for other_id in (*fetch.plan.sources, *fetch.plan.partial_seeds):
             if other_id in fetch.dropped or other_id in fetch.silent:
                 continue
             if not links.are_linked(node.peer_id, other_id):
                 fetch.dropped[other_id] = "the link to it was lost"
             elif not links.carries(node.peer_id, other_id):
                 self._drop_later(node, fetch, other_id)
-        left = [i for i in (*fetch.plan.sources, *fetch.plan.fellows) if i not in fetch.dropped]
+        left = [i for i in (*fetch.plan.sources, *fetch.plan.partial_seeds) if i not in fetch.dropped]
         if not left:
             last = next(reversed(fetch.dropped), None)
             return self._report_fetch(node, fetch, "no source is left", last)

@@ -58,7 +58,7 @@ class Transfer(Attempt):
     """All that each holds, until the plan is sent; of a sync that was taken over: offers made again."""
     sources: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
     """Who had all when the plan was sent, for each who fetches by a plan of this master, the best first."""
-    fellows: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
+    partial_seeds: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
     """Who fetches the same."""
     agreed_ns: int | None = None
     """When all was elected, while there are peers without a source."""
@@ -145,9 +145,9 @@ class StateSyncs(Kind[Transfer]):
         found = self._find_sources(transfer, now_ns)
         if found.without:
             return
-        transfer.sources, transfer.fellows, transfer.fetch, transfer.offers = (
+        transfer.sources, transfer.partial_seeds, transfer.fetch, transfer.offers = (
             found.sources,
-            found.fellows,
+            found.partial_seeds,
             found.fetch,
             {},
         )
@@ -209,7 +209,7 @@ class StateSyncs(Kind[Transfer]):
             _ids(transfer.holders),
             transfer.fetch[peer],
             _ids(transfer.sources.get(peer, ())),
-            _ids(transfer.fellows.get(peer, ())),
+            _ids(transfer.partial_seeds.get(peer, ())),
         )
         self._outbox.send(peer, Plan(transfer.attempt_id, tuple(transfer.calls.values()), how))
 
@@ -353,7 +353,7 @@ class StateSyncs(Kind[Transfer]):
             return False  # After a take-over nobody can tell any more what those must fetch who never got the plan.
 
         def suppliers(peer: Peer) -> Collection[Peer]:
-            known = transfer.sources.get(peer, ()) + transfer.fellows.get(peer, ())
+            known = transfer.sources.get(peer, ()) + transfer.partial_seeds.get(peer, ())
             return known or done  # With a plan that another master sent, or that is yet to come.
 
         return can_all_finish([peer for peer in survivors if peer not in done], done, suppliers)
