@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         name="broadcast-from-the-first-member",
         function="protocol.kinds.collective:Collectives._plan",
-        old="order = order[place:] + order[:place]",
+        old="order = order[root:] + order[:root]",
         new="order = order[:]",
         breaks="S1: a broadcast sends what the first member holds, whoever is its root",
     ),
@@ -332,14 +332,14 @@ MUTANTS = (
     Mutant(
         name="holder-that-dies-ends-a-sync",
         function="protocol.kinds.sync:StateSyncs.judge",
-        old="self._can_go_on(transfer, survivors)",
+        old="self._can_finish(transfer, survivors)",
         new="len(self._operations.present(transfer.holders)) == len(transfer.holders)",
         breaks="L2: a sync fails although others hold all that is still fetched",
     ),
     Mutant(
         name="sync-without-anybody-to-fetch-from-goes-on",
         function="protocol.kinds.sync:StateSyncs.judge",
-        old="self._can_go_on(transfer, survivors)",
+        old="self._can_finish(transfer, survivors)",
         new="len(survivors) > 1",
         breaks="L1: fetchers wait for each other, as nobody is left who has all",
         finder=TESTS,

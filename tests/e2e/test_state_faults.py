@@ -91,7 +91,7 @@ FAILED = outcome(error="PeerLost", error_text="'tensor1' of holder0 has changed"
         ("memory-changed", Log(joiner0=outcome()), FAILED | {"error_text": "something has changed"}),
         ("memory-changed", Log(joiner0=outcome()), FAILED | {"digest": "a mixture"}),
         ("memory-changed", Log(joiner0=outcome()), outcome(digest="a mixture")),
-        ("wrong-bytes", Log("joiner0 goes on without holder1"), outcome()),
+        ("wrong-bytes", Log("joiner0 continues without holder1"), outcome()),
     ],
 )
 def test_broken_promises_are_named(fault: str, scene: Any, joiner: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def test_broken_promises_are_named(fault: str, scene: Any, joiner: dict[str, Any
         ("joiners-added", Log(joiner0=outcome(revision=2)), outcome()),
         ("memory-changed", Log(joiner0=outcome()), FAILED),
         ("memory-changed", Log(joiner0=outcome()), outcome()),
-        ("wrong-bytes", Log("joiner0 goes on without holder0"), outcome()),
+        ("wrong-bytes", Log("joiner0 continues without holder0"), outcome()),
     ],
 )
 def test_kept_promises_are_no_problem(fault: str, scene: Any, joiner: dict[str, Any]) -> None:

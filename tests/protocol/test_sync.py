@@ -123,7 +123,7 @@ def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
     bench.fetched("d", 1, FIRST_ATTEMPT + 1)
     assert bench.verdict("d", 1) == committed(1, 5, FIRST_ATTEMPT + 1)
     warnings = [log.text for log in bench.logged if log.level is Level.WARNING]
-    assert any("nobody continues revision 9" in text and "5" in text for text in warnings)
+    assert any("nobody continues from revision 9" in text and "5" in text for text in warnings)
 
 
 def test_alone() -> None:
@@ -294,11 +294,11 @@ def test_dropped_sources_are_named_and_counted_once() -> None:
     for _ in range(2):
         bench.fetched("b", 1, dropped=dropped)
     bench.fetched("c", 1, dropped=dropped[:1])
-    lines = [log.text for log in bench.logged if "goes on without" in log.text]
+    lines = [log.text for log in bench.logged if "continues without" in log.text]
     assert lines == [
-        "group 0: sync: b goes on without a: wrong bytes",
-        "group 0: sync: b goes on without a stranger: silence",
-        "group 0: sync: c goes on without a: wrong bytes",
+        "group 0: sync: b continues without a: wrong bytes",
+        "group 0: sync: b continues without a stranger: silence",
+        "group 0: sync: c continues without a: wrong bytes",
     ]
     assert bench.machine.counts.sources_dropped == 3
     assert bench.verdict("c", 1) == committed(1, 1)

@@ -289,7 +289,7 @@ def judge_refetch(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> 
 def judge_wrong_bytes(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
     """As `judge_success`, and the log names who sent what was wrong."""
     problems = judge_success(scene, outcomes, wanted, stale).problems
-    if "goes on without holder0" not in scene.log():
+    if "continues without holder0" not in scene.log():
         problems.append("the log of the master does not name who sent wrong bytes")
     return Judged("all have the state; the sender is named", problems)
 

@@ -6,15 +6,15 @@
     barrier:     VOTING --Decision--> answered
     topology:    VOTING --Decision--> answered
     sync:        VOTING --Plan--> RUNNING --fetched--> REPORTED --Decision--> answered
-                                                            ^   | own state found changed
+                                                            ^   | own state has changed
                                                             `---'
 
-A call that has no answer yet has standing messages: what the peer says about it again after a broken connection.
+A call without an answer has standing messages, which the peer sends again on a new connection.
 
-A call that the user gives up is withdrawn, and ends as the master says. Where the master does not say it in time, the
-call is released: the user has an error and the buffers, and what is left of the call waits for the master's word. Until
-that has come, the master may still take the call for one that goes on. So a new call that it would mix up with the old
-one is held back: the user waits in it as in any other, and the master hears of it later.
+A call that the user gives up is withdrawn, and the master decides how it ends. If that takes too long, the call is
+released: the user gets an error and the buffers, and the peer goes on waiting for the decision. Until it arrives, the
+master may treat the call as one in progress. So the peer holds back a new call that the master would confuse with the
+released one: the user waits in it as in any other call, and the peer sends the vote later.
 """
 
 from __future__ import annotations
@@ -75,27 +75,27 @@ class Call:
     phase: Phase = Phase.VOTING
     attempt_id: int | None = None
     plan: Plan | None = None
-    """That of the attempt, where it came."""
+    """The plan of the attempt, once it has arrived."""
     begun_ns: int = 0
     """When the attempt started."""
     report: Report | None = None
     withdrawn: OperationTimeout | InvalidUsage | None = None
-    """What the call ends with, where the user gave it up and it does not succeed after all."""
+    """The error of a call that the user gave up, unless it succeeds all the same."""
     is_released: bool = False
-    """The user has its end, and the buffers: only the master's word on it is missing."""
+    """The user has an error and the buffers; only the master's decision is missing."""
     is_held: bool = False
-    """The master has not been told of it."""
+    """The vote is held back: the master does not know of the call."""
     is_at_fault: bool = False
-    """Of a sync: what this peer said that it holds has changed since."""
+    """In a sync: the state that this peer offered has changed since."""
 
     @property
     def may_succeed(self) -> bool:
-        """True if this peer has done its part, and the user still waits."""
+        """True if this peer has done its part and the user still waits."""
         return self.report is not None and self.report.ok and not self.is_released
 
     @property
     def vote(self) -> Vote:
-        """What the master is told of this call."""
+        """The vote for this call."""
         return Vote(self.call_id, self.spec)
 
     def is_planned_by(self, plan: Plan) -> bool:
@@ -103,33 +103,34 @@ class Call:
         return isinstance(self.spec, SyncSpec if isinstance(plan.how, Fetching) else CollectiveSpec)
 
     def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
-        """What to say again after a broken connection.
+        """What to send again on a new connection.
 
-        A withdrawal comes first, lest a vote be the last one that others wait for; but not where the call can succeed.
+        A withdrawal comes before the vote, which might otherwise complete the operation; but if the call can succeed,
+        the withdrawal comes last.
         """
         if self.is_held:
             return ()
-        said = self._said(oldest_call_id)
+        messages = self._vote_and_report(oldest_call_id)
         if self.withdrawn is None:
-            return said
+            return messages
         withdraw = Withdraw(self.call_id)
-        return (*said, withdraw) if self.may_succeed else (withdraw, *said)
+        return (*messages, withdraw) if self.may_succeed else (withdraw, *messages)
 
-    def _said(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
+    def _vote_and_report(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
         votes = Votes(oldest_call_id, (self.vote,))
         if self.report is None:
             return (votes,)
-        # From what its members hold another master finds what those of a sync must fetch who never got the plan.
+        # Another master needs the votes of a sync to plan the fetches of members that never got the plan.
         return (votes, self.report) if is_sync(self) else (self.report,)
 
 
 def is_collective(call: Call) -> bool:
-    """True for a call that is known by its tag."""
+    """True for a call that has a tag."""
     return isinstance(call.spec, CollectiveSpec)
 
 
 def is_barrier(call: Call) -> bool:
-    """True for a collective that has no data."""
+    """True for a collective without data."""
     return isinstance(call.spec, CollectiveSpec) and call.spec.kind == CollectiveKind.BARRIER
 
 
@@ -150,9 +151,10 @@ def tag_of(call: Call) -> int:
 
 
 class Released:
-    """What the released calls among some keep from being told to the master, which would mix it up with them.
+    """Decides which new calls to hold back, because the master would confuse them with released ones.
 
-    Collectives are known by their tags; other calls are one at a time, and only are_peers_pending() beside collectives.
+    Collectives are identified by their tags. A peer makes one of the other calls at a time, and of these only
+    are_peers_pending() beside collectives.
     """
 
     def __init__(self, calls: Iterable[Call]) -> None:
@@ -181,7 +183,7 @@ _ERRORS: dict[int, type[PCCLError]] = {
 
 
 def error_of(call: Call, decision: Decision) -> PCCLError:
-    """The error that a decision other than SUCCESS stands for."""
+    """The error for a decision other than SUCCESS."""
     if decision.field and isinstance(call.spec, CollectiveSpec):
         return CollectiveMismatch(decision.reason, tag=call.spec.tag, field=decision.field, values=decision.values)
     if decision.is_refusal:
@@ -196,7 +198,7 @@ def error_of(call: Call, decision: Decision) -> PCCLError:
 
 
 def error_of_kick(result: int, reason: str, *, was_member: bool) -> PCCLError:
-    """The error that ends the registration or the membership of a peer that was removed."""
+    """The error that a removed peer gets."""
     if result == Result.RANK_CONNECTION_FAILED and not was_member:
         return PeerUnreachable(reason)
     return Kicked(f"removed from the run: {reason}; connect again to take part", reason=reason)

@@ -1,4 +1,4 @@
-"""What the machines ask their shells to do. Shells perform effects in order and decide nothing."""
+"""Effects: what the machines ask their shells to do. Shells perform them in order and decide nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Write a line to the log. `of_stranger`: one who is no peer caused it, and may cause many."""
+    """Write a line to the log. `of_stranger`: somebody who is not a peer caused it, and may cause many such lines."""
 
     level: Level
     text: str
@@ -48,14 +48,14 @@ MasterEffect: TypeAlias = Broadcast | Log
 
 @dataclass(frozen=True, slots=True)
 class OpenSocket:
-    """Close the socket, and open a new one to a master of the list. Nothing more comes of the old one."""
+    """Close the socket, and open a new one to a master of the list. No event of the old one follows."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskMechanism:
-    """Ask a master of the list, on a connection of its own, which security mechanism it has. MechanismTold follows."""
+    """Ask a master of the list for its security mechanism, on a separate connection. MechanismTold follows."""
 
     index: int
 
@@ -72,14 +72,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class UseMaster:
-    """Connect to another master of the list. Nothing more comes of the one before."""
+    """Connect to another master of the list. No message of the previous one follows."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartReduce:
-    """Start the data plane on the buffers of a call: `order` is that of the ring, or of the ranks."""
+    """Start the data plane on the buffers of a call. `order` is the order of the ring, or of the ranks."""
 
     call_id: int
     attempt_id: int
@@ -90,9 +90,9 @@ class StartReduce:
 
 @dataclass(frozen=True, slots=True)
 class EndReduce:
-    """Give the buffers of an attempt back, with the result (commit) or with their old contents.
+    """Give the buffers of an attempt back to the user, with the result (`commit`) or with their old contents.
 
-    Also performed for an attempt that never started here: its frames are then known to be stale.
+    Also performed for an attempt that this peer never started, so that the data plane drops its frames as stale.
     """
 
     attempt_id: int
@@ -110,9 +110,9 @@ class StartSync:
 
 @dataclass(frozen=True, slots=True)
 class EndSync:
-    """Stop fetching and serving. With commit, write what was fetched to its place first.
+    """Stop fetching and serving. With `commit`, write the fetched blocks to the tensors first.
 
-    Also performed for a sync that never started here; with commit only where there was nothing to fetch.
+    Also performed for a sync that this peer never started; then `commit` is set only if it had nothing to fetch.
     """
 
     call_id: int
@@ -122,23 +122,23 @@ class EndSync:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """Set up a link to a peer: dial it, or expect it to dial. LinkUp or LinkFailed follows."""
+    """Set up a link to a peer: dial it, or wait until it dials. LinkUp or LinkFailed follows."""
 
     neighbour: Neighbour
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLink:
-    """Close the link to a peer, or give up setting it up. Nothing follows."""
+    """Close the link to a peer, or stop setting it up. No event follows."""
 
     peer_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Fetch state from those of these peers who offer it: all to whom there shall be links. Then ReadyCalled follows.
+    """Fetch state ahead from those of `peers` that offer it: all peers to which there must be links.
 
-    May be performed again: who these are may have changed.
+    ReadyCalled follows. Performed again when the peers change.
     """
 
     peers: tuple[bytes, ...]
@@ -146,7 +146,7 @@ class FetchAhead:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Decision a call of the user with a value."""
+    """Complete a call of the user with a value."""
 
     call_id: int
     value: int
@@ -154,7 +154,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Decision a call of the user with an error."""
+    """Complete a call of the user with an error."""
 
     call_id: int
     error: PCCLError

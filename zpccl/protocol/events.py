@@ -1,4 +1,4 @@
-"""What the shells tell the machines. Time is an argument beside them, never part of them."""
+"""Events: what the shells report to the machines. An event has no time; `handle()` takes the time beside it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zpccl.protocol.messages import MasterMessage, PeerMessage, Vote
 
 @dataclass(frozen=True, slots=True)
 class PeerMessageReceived:
-    """A message came on a connection.
+    """A message arrived on a connection.
 
     Attributes:
-        host: the sender's address as the master sees it, "" where unknown.
-        identity: the key that the connection has proved to hold, "" in a run without a secret.
+        host: the sender's address as the master sees it, "" if unknown.
+        identity: the key with which the connection is authenticated, "" in a run without a secret.
     """
 
     connection: Hashable
@@ -28,7 +28,7 @@ class PeerMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class MalformedReceived:
-    """Bytes that are no message came on a connection."""
+    """Bytes that are not a message arrived on a connection."""
 
     connection: Hashable
     reason: str
@@ -36,46 +36,46 @@ class MalformedReceived:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed:
-    """A connection of a peer is gone."""
+    """A connection of a peer has closed."""
 
     connection: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class KeysRevoked:
-    """Keys may take part no more: their names by identity. The shell takes only farewells of theirs then."""
+    """Keys are no longer allowed: their names by identity. From then on the shell passes on only their Leave."""
 
     names: Mapping[str, str]
 
 
-# --- To a session: what becomes of the socket that it opened last ---------------------------------------------------
+# --- To a session: about the socket that it opened last -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DialStarted:
-    """The name of the master is resolved, and the first packet is out."""
+    """The name of the master is resolved, and the first packet is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialFailed:
-    """There is no TCP connection; why, where that is known."""
+    """The TCP connection failed; `reason` is "" if it is not known why."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpConnected:
-    """The TCP connection stands, and the handshake of ZeroMQ begins."""
+    """The TCP connection is established, and the ZeroMQ handshake begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeDone:
-    """What answers speaks ZeroMQ, with the same secret or none."""
+    """The ZeroMQ handshake is complete: both sides have the same secret, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeFailed:
-    """It broke off, broke the protocol, or said nothing in time; or it refuses the key of this peer, and says so."""
+    """It broke off, violated the protocol or timed out; or this peer's key is refused (`is_key_refused`)."""
 
     is_key_refused: bool = False
 
@@ -91,14 +91,14 @@ class MechanismTold:
 
 @dataclass(frozen=True, slots=True)
 class DataReceived:
-    """A message came."""
+    """A message arrived."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SocketBroke:
-    """The connection broke, or was silent for too long. All that came on it was handed over before."""
+    """The connection broke, or was silent for too long. All data received on it was handed over before."""
 
 
 # --- To a peer ------------------------------------------------------------------------------------------------------
@@ -106,10 +106,10 @@ class SocketBroke:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionUp:
-    """The connection to the master stands, for the first time or again.
+    """The connection to the master is established, for the first time or again.
 
     Attributes:
-        handshake_ns: how long it took from the beginning of the try; 0: not known.
+        handshake_ns: time from the start of the attempt until then; 0: not known.
     """
 
     handshake_ns: int = 0
@@ -117,47 +117,47 @@ class ConnectionUp:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailed:
-    """One try to connect to the master failed."""
+    """One attempt to connect to the master failed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationRefused:
-    """What answers at the master's address is not for holders of the peer's secret, or of none."""
+    """The server at the master's address refuses the peer's key or secret, or only one of the two has a secret."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDown:
-    """The connection to the master broke. The session goes on trying to connect."""
+    """The connection to the master broke. The session reconnects."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterMessageReceived:
-    """A message of the master came."""
+    """A message of the master arrived."""
 
     message: MasterMessage
 
 
 @dataclass(frozen=True, slots=True)
 class OtherVersionReceived:
-    """The master answered in another protocol version. A connection brings one of this or NonsenseReceived."""
+    """The master answered in another protocol version. A connection gives at most one of this and NonsenseReceived."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class NonsenseReceived:
-    """Bytes that are no message came from what answers at the master's address."""
+    """The server at the master's address sent bytes that are not a message."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """All connections to a peer stand and are in the hands of the data plane."""
+    """All connections to a peer are established and handed to the data plane."""
 
     peer_id: bytes
 
@@ -172,7 +172,7 @@ class LinkFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReduceDone:
-    """The data plane is done with an attempt: `error` is "" or says what failed, `fault` at which neighbour."""
+    """The data plane has finished an attempt. `error` is "" or the failure, `fault` the neighbour whose link failed."""
 
     attempt_id: int
     digest: int = 0
@@ -182,13 +182,14 @@ class ReduceDone:
 
 @dataclass(frozen=True, slots=True)
 class FetchDone:
-    """All that a sync plan told to fetch is here and checked, or `error` says why not.
+    """All that a sync plan lists is fetched and verified, or `error` says why not.
 
-    It may come from those who only serve too, and after all is here, with an error: what this peer offered has changed.
+    An event with an error may also come when there was nothing to fetch, or after an event without one: then this peer
+    has found that the state it offered has changed.
 
     Attributes:
-        fault: the source that is to blame for the error; this peer itself, where it finds its own state changed.
-        dropped: sources that it went on without, and why.
+        fault: the source that caused the error; this peer itself if its own state has changed.
+        dropped: sources that the fetch stopped using, and why.
     """
 
     attempt_id: int
@@ -202,7 +203,7 @@ class FetchDone:
 
 @dataclass(frozen=True, slots=True)
 class ConnectCalled:
-    """connect(): resolved when admitted. `attempts` tries to reach the master are made."""
+    """connect(): resolved when the peer is admitted. The session tries `attempts` times to reach the master."""
 
     call_id: int
     attempts: int
@@ -210,19 +211,19 @@ class ConnectCalled:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCalled:
-    """What was to be fetched ahead is here, or was given up: the peer may be admitted."""
+    """The state to fetch ahead is fetched, or that was given up: the peer may be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The user has made calls: some collectives at once, or any other call."""
+    """The user has made one call of any kind, or a batch of collectives."""
 
     votes: tuple[Vote, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CallWithdrawn:
-    """The user gives a call up: `timed_out`, or interrupted."""
+    """The user gives a call up: its timeout has expired (`timed_out`) or it was interrupted."""
 
     call_id: int
     timed_out: bool
@@ -235,7 +236,7 @@ class CloseCalled:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time of `deadline_ns()` has come. Harmless at any time."""
+    """The deadline of `deadline_ns()` has passed. An early Tick does no harm."""
 
 
 MasterEvent: TypeAlias = PeerMessageReceived | MalformedReceived | ConnectionClosed | KeysRevoked | Tick

@@ -2,24 +2,25 @@
 
     voting --all in scope voted--> running, an attempt with a plan --judged--> committed
        |                              |
-       | refused, withdrawn           | failed, somebody lost, withdrawn
+       | refused, withdrawn           | failed, a peer lost, withdrawn
        v                              v
     answered                       aborted
 
-What differs is said by a kind (kinds/collective.py, kinds/sync.py): when votes agree, the plan, how an attempt ends. A
+A kind supplies what differs: when votes agree, the plan, how an attempt ends (kinds/collective.py, kinds/sync.py). A
 topology call has no plan (kinds/topology.py).
 
-Members that make the same call are in one operation, known by its key. The scope of a collective and of a sync are the
-members of one group, that of a topology call all members. Collectives of a member are told apart by their tags; of the
-other calls it has one at a time. Members in one scope that wait in different ones would wait for each other for ever;
-so would a member that waits for another's vote on a collective while that one waits for it elsewhere. Such calls are
-refused, naming who called what. are_peers_pending() is the exception: collectives may run beside it.
+Members that make the same call are in one operation, identified by its key. The scope of a collective and of a sync is
+the members of one group, the scope of a topology call all members. A member may be in several collectives, told apart
+by their tags, but in one of the other calls at a time. Members of one scope in different ones of these calls would wait
+for each other for ever; so would a member in such a call and another member in a collective that needs the vote of the
+first. Such calls are refused, and the reason names who called what. are_peers_pending() is the exception: collectives
+may run beside it.
 
-A vote keeps its call id, so it may come twice. Who is lost is no longer waited for.
+A vote carries its call id, so duplicates do no harm. Operations do not wait for lost members.
 
-A master that takes the run over goes on with the attempts that peers report. What it does not know yet may have been
-decided by the former master and be known to a member that has not reported: until all have, it decides nothing. Nor
-does any master while its member list is not committed (leadership.py).
+A master that takes over the run continues the attempts that peers report. The former master may have decided an attempt
+in a way that only a member that has not reported knows: so the new master decides nothing until all have reported. No
+master decides anything while its member list is not committed (leadership.py).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ TOPOLOGY = {TopologyKind.UPDATE: UPDATE, TopologyKind.OPTIMIZE: OPTIMIZE, Topolo
 
 
 class Key(NamedTuple):
-    """What tells operations apart: the function, its scope (a group, or None for all members) and the tag."""
+    """Identifies an operation: the function, its scope (a group, or None for all members) and the tag."""
 
     function: str
     group: int | None = None
@@ -67,20 +68,20 @@ class Key(NamedTuple):
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The operation as named in the log."""
         what = f"{self.function} at tag {self.tag}" if self.function == COLLECTIVE else self.function
         return what if self.group is None else f"{what} of group {self.group}"
 
 
 def key_of(peer: Peer, spec: Spec) -> Key:
-    """The operation that a peer votes for by a call."""
+    """The key of the operation that a call belongs to."""
     if isinstance(spec, CollectiveSpec):
         return Key(COLLECTIVE, peer.group, spec.tag)
     return Key(SYNC, peer.group) if isinstance(spec, SyncSpec) else Key(TOPOLOGY[spec.kind])
 
 
 class Verdict(NamedTuple):
-    """How an attempt ends: SUCCESS commits it."""
+    """The result of an attempt: SUCCESS commits it, anything else aborts it."""
 
     result: Result = Result.SUCCESS
     reason: str = ""
@@ -88,7 +89,7 @@ class Verdict(NamedTuple):
 
     @property
     def is_commit(self) -> bool:
-        """True if it counts."""
+        """True if the attempt is committed."""
         return self.result == Result.SUCCESS
 
 
@@ -99,15 +100,15 @@ class Attempt:
     attempt_id: int
     key: Key
     calls: dict[Peer, int]
-    """Who takes part, in the order of the plan, with the call of each; those who are gone, too."""
+    """The participants in the order of the plan, lost ones included, with the call of each."""
     begun_ns: int | None = None
-    """When it was planned, by this master."""
+    """When this master planned it; None for an attempt of a former master."""
     has_plan_everywhere: ClassVar[bool] = True
-    """False where a call may end in it without having had its plan: then its decision says who takes part."""
+    """False if a peer may get the decision without having had the plan: then the decision lists the participants."""
 
     @property
     def order(self) -> tuple[Peer, ...]:
-        """Who takes part, in the order of the plan."""
+        """The participants in the order of the plan."""
         return tuple(self.calls)
 
 
@@ -115,45 +116,45 @@ AttemptT = TypeVar("AttemptT", bound=Attempt)
 
 
 class Kind(Generic[AttemptT]):
-    """What differs between operations. A kind without attempts says only when its votes suffice."""
+    """What differs between operations. A kind without attempts only determines when its votes suffice."""
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
-        """The answer to a call that cannot be made, beside the attempt that runs at its operation; None if it can."""
+        """The refusal of an invalid call, None for a valid one. `running`: the running attempt at its operation."""
         del peer, vote, running
         return None
 
     def on_voted(self, operation: Operation, now_ns: int) -> None:
-        """A member has voted, anew or again."""
+        """A member has sent a vote, for the first time or again."""
 
     def on_vote_again(self, attempt: AttemptT, peer: Peer, vote: Vote) -> None:
-        """One that takes part in an attempt votes again, so it may lack the plan."""
+        """A participant of an attempt votes again, so it may lack the plan."""
 
     def evaluate(self, now_ns: int) -> None:
-        """Looks for operations whose votes suffice. Called after every event."""
+        """Plans or answers operations whose votes suffice. Called after every event."""
 
     def on_members_changed(self, now_ns: int) -> None:
-        """The member list has changed: those who are gone are no longer waited for."""
+        """The member list has changed: operations stop waiting for lost members."""
 
     def on_links_changed(self, now_ns: int) -> None:
-        """A link came up or went down: plans that wait for links are looked at again."""
+        """A link came up or went down: plans that wait for links are tried again."""
 
     def tick(self, now_ns: int) -> None:
-        """The deadline has come."""
+        """The deadline has passed."""
 
     def deadline_ns(self) -> int | None:
         """When tick() or unreachable() has something to do."""
         return None
 
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Members for whose links plans have waited for too long, and why each must go."""
+        """Members to remove because plans have waited too long for their links, with reasons."""
         del now_ns
         return []
 
     def wait_again(self, now_ns: int) -> None:
-        """Members that plans could do without must stay: all that wait for links go on waiting."""
+        """The members from unreachable() must stay: restarts the wait of all plans that wait for links."""
 
     def judge(self, attempt: AttemptT, survivors: list[Peer]) -> Verdict | None:
-        """How an attempt ends, of which those are left; None while it goes on. Changes nothing."""
+        """The verdict on an attempt with these survivors; None while it continues. Changes nothing."""
         raise NotImplementedError
 
     def on_report(self, attempt: AttemptT, peer: Peer, report: Report) -> None:
@@ -161,24 +162,24 @@ class Kind(Generic[AttemptT]):
         raise NotImplementedError
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
-        """A peer reports on an attempt that runs no more. It may say why that failed."""
+        """A peer reports on an attempt that has ended. The report may say why the attempt failed."""
 
     def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
-        """Goes on with an attempt of a former master, by the word of one who has its plan. May come again from others.
+        """Continues an attempt of a former master, as a participant reports it. Other participants may report it, too.
 
-        `calls`: who takes part, in the order of the plan, those who are gone too.
+        `calls`: the participants in the order of the plan, lost ones included, with the call of each.
         """
         raise NotImplementedError
 
     def value_of(self, attempt: AttemptT) -> int:
-        """What its callers get."""
+        """The value that the callers get."""
         raise NotImplementedError
 
     def on_ended(self, attempt: AttemptT, verdict: Verdict, survivors: list[Peer]) -> None:
-        """It has ended, and is about to be told. Counts and learns."""
+        """An attempt has ended, and its decision is about to be sent. Updates counts and statistics."""
 
     def validate(self) -> None:
-        """States what always holds."""
+        """Asserts the invariants."""
 
 
 @dataclass(slots=True, eq=False)
@@ -187,16 +188,16 @@ class Operation:
 
     key: Key
     begun_ns: int
-    """When the first came."""
+    """When the first vote came."""
     voted_ns: int
-    """When the last came."""
+    """When the last vote came."""
     votes: dict[Peer, Vote] = field(default_factory=dict)
     agreed_ns: int | None = None
-    """When all had voted the same, where it waits for links or for joiners."""
+    """Set while the operation waits for links or joiners: when all votes had come and agreed."""
 
     @property
     def name(self) -> str:
-        """What the first voter calls, for people."""
+        """The call of the first voter, as named in the log."""
         spec = next(iter(self.votes.values())).spec
         if not isinstance(spec, CollectiveSpec):
             return self.key.function
@@ -213,18 +214,17 @@ class Operation:
 class Operations:
     """All operations of the run: the calls of its members, from their votes to their ends.
 
-    Every message may come twice. A call keeps its id, so one that is known gets its answer again, or is told what has
-    become of it.
+    Every message may come twice. Calls are recognised by their ids: the sender gets the same answer or plan again.
 
     Args:
-        kick: removes a peer that breaks the bounds of its calls, with a result and a reason, at a time.
+        kick: removes a peer that exceeds the bounds on its calls, with a result, a reason and the time.
 
     Attributes:
-        next_attempt_id: gives ids that grow and never repeat.
-        kinds: all of them.
-        pending: those that lack votes, or wait for links or joiners.
-        running: the attempts, by their ids.
-        voted_ns: when the last vote came.
+        next_attempt_id: returns ids that increase and never repeat.
+        kinds: all kinds.
+        pending: operations that lack votes, or wait for links or joiners.
+        running: the running attempts, by id.
+        voted_ns: when the last vote of all operations came.
     """
 
     def __init__(
@@ -244,19 +244,19 @@ class Operations:
         self.kinds: list[Kind[Any]] = []
         self._kinds: dict[str, Kind[Any]] = {}  # By function.
         self.voted_ns = -1
-        self._exclusive: dict[Peer, Operation] = {}  # In which a peer waits: those that it may be in one at a time.
-        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # That wait until all members have reported.
+        self._exclusive: dict[Peer, Operation] = {}  # A peer's operation that is not a collective.
+        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # Those waiting until all members have reported.
 
     def of(self, function: str) -> list[Operation]:
-        """The operations of a function."""
+        """The pending operations of a function."""
         return [operation for key, operation in self.pending.items() if key.function == function]
 
     def members_of(self, key: Key) -> list[Peer]:
-        """Whose votes an operation needs, in ring order."""
+        """The members whose votes an operation needs, in ring order."""
         return self._registry.members(key.group)
 
     def is_complete(self, operation: Operation) -> bool:
-        """True once all have voted."""
+        """True once all members of its scope have voted."""
         group = operation.key.group
         needed = len(self._registry.order) if group is None else self._registry.member_count(group)
         return len(operation.votes) >= needed
@@ -264,7 +264,7 @@ class Operations:
     # --- Messages of members ----------------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
-        """A member makes calls, reports on them, or takes one back."""
+        """A member makes calls, reports on attempts, or withdraws a call."""
         if isinstance(message, Votes):
             self._forget_answers(peer, message.oldest_call_id)
             for vote in message.votes:
@@ -283,7 +283,7 @@ class Operations:
                 del peer.answers[call_id]
 
     def _is_open(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
-        """False for calls that were answered, which is said again, and for peers that break their bounds."""
+        """False for an answered call, whose answer is sent again, and for a peer over its bounds, which is removed."""
         call_id, key = vote.call_id, key_of(peer, vote.spec)
         if peer.peer_id not in self._registry.peers or call_id < peer.oldest_call_id:
             return False
@@ -308,14 +308,14 @@ class Operations:
             return kind.on_vote_again(running, peer, vote)
         refusal = kind.refusal_of(peer, vote, running)
         if refusal is not None:
-            self.forget(peer, vote.call_id)  # It may have been made well before.
+            self.forget(peer, vote.call_id)  # A former master may have accepted the vote.
             return self._outbox.answer(peer, refusal)
         self.vote(peer, vote, now_ns)
         operation = self.pending.get(key)
         return kind.on_voted(operation, now_ns) if operation is not None else None
 
     def _on_report(self, peer: Peer, report: Report) -> None:
-        """A peer reports on an attempt. One that has missed the decision is told it again."""
+        """A peer reports on an attempt. If that has been decided, the peer missed the decision and gets it again."""
         attempt = self.running.get(report.attempt_id)
         if attempt is not None and attempt.calls.get(peer) == report.call_id:
             return self._kinds[attempt.key.function].on_report(attempt, peer, report)
@@ -324,25 +324,25 @@ class Operations:
         if report.call_id in peer.answers:
             self._outbox.send(peer, peer.answers[report.call_id])
         else:
-            self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
+            self._outbox.log(Level.DEBUG, f"{peer.name} reports on unknown attempt {report.attempt_id}")
         return None
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
-        if not self._registry.have_all_reported:  # One of those who are away may know that the call has succeeded.
+        if not self._registry.have_all_reported:  # A member that has not may know that the call succeeded.
             waiting = self._withdrawals.setdefault(peer.peer_id, {})
-            if len(waiting) < limits.CALLS_IN_FLIGHT_MAX:  # Its vote may come after it.
+            if len(waiting) < limits.CALLS_IN_FLIGHT_MAX:  # The vote may come after the withdrawal: keep any call id.
                 waiting[call_id] = message
             return
         if call_id in peer.answers:
             self._outbox.send(peer, peer.answers[call_id])
         elif call_id in peer.open_calls:
             self._withdraw(peer, call_id)
-        elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
+        elif call_id >= peer.oldest_call_id:  # Its vote was lost, and is not sent again.
             self._outbox.answer(peer, Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 
     def answer_withdrawals(self) -> None:
-        """Answers withdrawals that have waited for all members to report."""
+        """Answers withdrawals that have waited until all members had reported."""
         if self._withdrawals and self._registry.have_all_reported:
             withdrawals, self._withdrawals = self._withdrawals, {}
             for peer_id, of_peer in withdrawals.items():
@@ -354,7 +354,7 @@ class Operations:
     # --- Votes ------------------------------------------------------------------------------------------------------
 
     def vote(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
-        """A member makes a call. False if it is known already, or is refused."""
+        """Counts the vote of a member. False if it is known already, or refused."""
         key, call_id = key_of(peer, vote.spec), vote.call_id
         if key.function == COLLECTIVE:
             earlier, busy = self.pending.get(key), f"tag {key.tag} is in use by another call of this peer"
@@ -374,7 +374,7 @@ class Operations:
         return True
 
     def take(self, key: Key) -> dict[Peer, Vote]:
-        """Ends the voting: who had voted. All of these calls are then to be answered, or planned for."""
+        """Ends the voting and returns the votes. The caller must answer all of these calls, or plan an attempt."""
         votes = self.pending.pop(key).votes
         if key.function != COLLECTIVE:
             for peer in votes:
@@ -382,7 +382,7 @@ class Operations:
         return votes
 
     def forget(self, peer: Peer, call_id: int) -> Vote | None:
-        """A vote counts no more. Returns it, None if there is none."""
+        """Removes a vote, and returns it; None if there is none."""
         for operation in self.pending.values():
             vote = operation.votes.get(peer)
             if vote is not None and vote.call_id == call_id:
@@ -391,7 +391,7 @@ class Operations:
         return None
 
     def _withdraw(self, peer: Peer, call_id: int) -> None:
-        """A member takes a vote back, or gives up an attempt, which aborts it for all."""
+        """Removes the vote of a withdrawn call, or aborts the attempt that it is part of."""
         if self.forget(peer, call_id) is not None:
             answer = Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn")
             return self._outbox.answer(peer, answer)
@@ -400,13 +400,13 @@ class Operations:
         return self.end(attempt, Verdict(Result.RANK_CONNECTION_LOST, f"{peer.name} withdrew from it", (peer,)))
 
     def forget_lost(self) -> None:
-        """The member list has changed: votes of those who are gone count no more."""
+        """The member list has changed: removes the votes of lost members."""
         for operation in list(self.pending.values()):
             for peer in [peer for peer in operation.votes if self._registry.peers.get(peer.peer_id) is not peer]:
                 self._remove(operation, peer)
 
     def refuse(self, key: Key, result: Result, reason: str, field: str = "", values: tuple[str, ...] = ()) -> None:
-        """Ends the voting, all with the same answer."""
+        """Ends the voting, with the same answer to all voters."""
         self.refuse_calls(self._take_calls(key), result, reason, field, values)
 
     def refuse_calls(
@@ -417,7 +417,7 @@ class Operations:
         field: str = "",
         values: tuple[str, ...] = (),
     ) -> None:
-        """Ends calls that nothing was planned for, all with the same answer."""
+        """Refuses calls that no attempt was planned for, all with the same answer."""
         self._outbox.refuse(calls, self.next_attempt_id, result, reason, field, values)
 
     def _take_calls(self, key: Key) -> list[tuple[Peer, int]]:
@@ -434,28 +434,28 @@ class Operations:
     # --- Changes ----------------------------------------------------------------------------------------------------
 
     def on_members_changed(self, now_ns: int) -> None:
-        """The member list has changed: those who are gone are no longer waited for."""
+        """The member list has changed: operations stop waiting for lost members."""
         for kind in self.kinds:
             kind.on_members_changed(now_ns)
 
     def on_links_changed(self, now_ns: int) -> None:
-        """A link came up or went down: plans that wait for links are looked at again."""
+        """A link came up or went down: plans that wait for links are tried again."""
         for kind in self.kinds:
             kind.on_links_changed(now_ns)
 
     def tick(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Returns the members for whose links plans have waited for too long, and why each must go."""
+        """Returns the members to remove because plans have waited too long for their links, with reasons."""
         for kind in self.kinds:
             kind.tick(now_ns)
         return [found for kind in self.kinds for found in kind.unreachable(now_ns)]
 
     def wait_again(self, now_ns: int) -> None:
-        """Members that plans could do without must stay: all that wait for links go on waiting."""
+        """The members from tick() must stay: restarts the wait of all plans that wait for links."""
         for kind in self.kinds:
             kind.wait_again(now_ns)
 
     def evaluate(self, now_ns: int) -> None:
-        """Goes on with operations whose votes suffice. Called after every event."""
+        """Plans or answers operations whose votes suffice. Called after every event."""
         self._refuse_conflicts()
         for kind in self.kinds:
             kind.evaluate(now_ns)
@@ -468,39 +468,39 @@ class Operations:
     # --- Attempts ---------------------------------------------------------------------------------------------------
 
     def add_kind(self, kind: Kind[Any], *functions: str) -> None:
-        """Says of what kind the operations of some functions are."""
+        """Registers the kind of some functions."""
         self.kinds.append(kind)
         self._kinds.update(dict.fromkeys(functions, kind))
 
     def run(self, attempt: Attempt) -> None:
-        """An attempt begins, or goes on after a take-over."""
+        """An attempt begins, or continues after a take-over."""
         self.running[attempt.attempt_id] = attempt
         self._running_at.setdefault(attempt.key, attempt)
 
     def renumber(self, attempt: Attempt) -> None:
-        """Gives a later number to an attempt that nobody has been told of."""
+        """Gives a new id to an attempt whose plan has not been sent."""
         del self.running[attempt.attempt_id]
         attempt.attempt_id = self.next_attempt_id()
         self.running[attempt.attempt_id] = attempt
 
     def running_of(self, function: str) -> list[Attempt]:
-        """The attempts at operations of a function."""
+        """The running attempts at operations of a function."""
         return [attempt for attempt in self.running.values() if attempt.key.function == function]
 
     def running_at(self, key: Key) -> Attempt | None:
-        """The attempt at an operation, if it runs."""
+        """The running attempt at an operation."""
         return self._running_at.get(key)
 
     def attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
-        """The attempt that a call is part of."""
+        """The running attempt that a call is part of."""
         return next((attempt for attempt in self.running.values() if attempt.calls.get(peer) == call_id), None)
 
     def present(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Those who still take part in the run."""
+        """Those of some peers that have not been lost."""
         return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
 
     def restore(self, running: Running, reporter: Peer) -> None:
-        """A former master has begun an attempt, of which nobody who has reported knows the end."""
+        """Continues an attempt of a former master whose outcome no reporting peer knows."""
         calls = {
             self._registry.peers.get(peer_id) or absent(peer_id): call_id
             for peer_id, call_id in running.plan.participants.items()
@@ -509,7 +509,7 @@ class Operations:
         self._kinds[function].restore(running, reporter, calls)
 
     def take_attempt(self, attempt_id: int) -> dict[Peer, int]:
-        """A former master has decided an attempt: who takes part. It runs no more."""
+        """Ends an attempt that a former master has decided, and returns its participants."""
         attempt = self.running.get(attempt_id)
         if attempt is None:
             return {}
@@ -517,17 +517,17 @@ class Operations:
         return attempt.calls
 
     def decide(self, attempt: Attempt) -> None:
-        """Ends an attempt if what is known of it suffices."""
+        """Ends an attempt if its reports and losses suffice for a verdict."""
         survivors = self.present(attempt.calls)
         if not survivors:
             return self._forget_attempt(attempt)
         if not self._registry.is_committed or not all(peer.has_reported for peer in survivors):
-            return None  # One may know that it was decided otherwise.
+            return None  # One of them may know another decision.
         verdict = self._kinds[attempt.key.function].judge(attempt, survivors)
         return self.end(attempt, verdict) if verdict is not None else None
 
     def end(self, attempt: Attempt, verdict: Verdict) -> None:
-        """Ends an attempt for all who take part."""
+        """Ends an attempt for all participants."""
         self._forget_attempt(attempt)
         kind, survivors = self._kinds[attempt.key.function], self.present(attempt.calls)
         blamed = tuple(peer.name for peer in verdict.blamed)
@@ -541,15 +541,15 @@ class Operations:
         brief = Decision(0, verdict.result, kind.value_of(attempt), text, attempt_id=number, peers=blamed)
         whole = replace(brief, order=order, calls=calls)
         for peer, call_id in zip(survivors, calls, strict=True):
-            said = brief if attempt.has_plan_everywhere else whole
-            self._outbox.answer(peer, replace(said, call_id=call_id), replace(whole, call_id=call_id))
+            sent = brief if attempt.has_plan_everywhere else whole
+            self._outbox.answer(peer, replace(sent, call_id=call_id), replace(whole, call_id=call_id))
 
     def _forget_attempt(self, attempt: Attempt) -> None:
         del self.running[attempt.attempt_id]
         if self._running_at.get(attempt.key) is not attempt:
             return
         del self._running_at[attempt.key]
-        if len(self._running_at) < len(self.running):  # Reports that lie may name several for one operation.
+        if len(self._running_at) < len(self.running):  # False reports may name several for one operation.
             for other in self.running.values():
                 if other.key == attempt.key:
                     self._running_at[attempt.key] = other
@@ -557,7 +557,7 @@ class Operations:
     # --- Calls that wait for each other -----------------------------------------------------------------------------
 
     def _refuse_conflicts(self) -> None:
-        """Refuses calls that wait for each other, once all members have reported: one may have heard their end."""
+        """Refuses calls that wait for each other, once all members have reported: one may know their decision."""
         if not self._exclusive or len(self.pending) <= 1 or not self._registry.have_all_reported:
             return
         while (keys := self._find_conflict()) is not None:
@@ -579,21 +579,21 @@ class Operations:
 
     @staticmethod
     def _are_rivals(peer: Peer, own: Operation, other: Operation) -> bool:
-        """True for two calls one of which a member makes at a time, where somebody in one scope makes the other."""
+        """True for two calls that exclude each other, one made by a member and one by a peer in the same scope."""
         if other is own or other.key.function == COLLECTIVE:
             return False
         need_all = SYNC not in (own.key.function, other.key.function)
         return need_all or any(voter.group == peer.group for voter in other.votes)
 
     def _refuse_conflict(self, keys: Sequence[Key]) -> None:
-        texts = [f"{self.pending[key].name} by {names(self.pending[key].votes)}" for key in sorted(keys, key=_place)]
+        texts = [f"{self.pending[key].name} by {names(self.pending[key].votes)}" for key in sorted(keys, key=_sort_key)]
         reason = f"peers wait for each other in different calls: {'; '.join(texts)}"[: limits.TEXT_CHARS_MAX]
         self._outbox.log(Level.WARNING, reason)
         calls = [call for key in keys for call in self._take_calls(key)]
         self.refuse_calls(calls, Result.INVALID_USAGE, reason)
 
     def validate(self) -> None:
-        """States what always holds."""
+        """Asserts the invariants."""
         for kind in self.kinds:
             kind.validate()
         for key, operation in self.pending.items():
@@ -613,10 +613,10 @@ class Operations:
                 assert self._kinds[attempt.key.function].judge(attempt, survivors) is None, "an undecided attempt"
 
 
-def _place(key: Key) -> tuple[bool, Key]:
+def _sort_key(key: Key) -> tuple[bool, Key]:  # Collectives last.
     return key.function == COLLECTIVE, key
 
 
 def absent(peer_id: bytes) -> Peer:
-    """Stands for a participant of an attempt who is gone."""
+    """Stands for a lost participant of an attempt."""
     return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", None)

@@ -1,28 +1,26 @@
 """Collectives, as the master sees them: votes, plan, reports, decision.
 
-A collective is known by its tag within a group. Each attempt at it runs through
+A collective is identified by its tag within a group. Its states:
 
-    voting --all voted--> agreed --links allow a ring--> running --all finished ok--> committed
+    voting --all voted--> agreed --links allow a ring--> running --all have finished--> committed
        |                    |  ^                            |
-       | specs differ,      |  | links stay down:           | one failed, one was lost before all others
-       | alone, withdrawn   |  | a member is removed        | had finished, digests differ, withdrawn
+       | specs differ,      |  | links stay down:           | a peer failed, a peer was lost before all
+       | alone, withdrawn   |  | a member is removed        | others had finished, digests differ, withdrawn
        v                    `--'                            v
     answered                                             aborted
 
-The plan names the algorithm: a ring, or the direct exchange, where all links work and cost.py expects more of it or all
-asked for it. The ring is in order of admission, or in another where that one needs a link that is down or has failed of
-late (paths.py). Only where no order can do without the links that are down are they waited for, and when they do not
-come up in time the worst-connected member is removed, so that the rest can go on. The ring of a broadcast begins
-with its root. A barrier has nothing to plan: it is committed when all have voted.
+The plan names the algorithm: a ring, or the direct exchange if all links work and cost.py expects it to be faster or
+all voters ask for it. The ring is in order of admission, or in another order if that one needs a link that is down or
+has failed lately (paths.py). If every order needs links that are down, the plan waits for them; when they do not come
+up in time, the worst-connected member is removed, so that the others can continue. The ring of a broadcast begins with
+its root. A barrier has no plan: it is committed when all have voted.
 
-A member that is lost while a collective is in voting is no longer waited for. One lost while it runs aborts it, unless
-all survivors had finished: then they all hold the same result, and it counts.
+A collective that is in voting stops waiting for a lost member. A running one is aborted by the loss of a participant,
+unless all survivors have finished: then it is committed if their results are equal.
 
-A master that takes the run over goes on with the attempts that peers report. What it does not know yet may have been
-decided by the former master and be known to a member that has not reported: until all have, it decides nothing. Nor
-does any master while its member list is not committed (leadership.py).
+Take-over, and what a master decides before its member list is committed: ../operation.py.
 
-Answers are kept per peer until the peer says that it got them (`oldest_call_id`), so every message may come twice.
+Answers are kept per peer until the peer acknowledges them (`oldest_call_id`), so every message may come twice.
 """
 
 from __future__ import annotations
@@ -51,41 +49,41 @@ class Reduction(Attempt):
     spec: CollectiveSpec
     how: Reducing
     epoch: int = -1
-    """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
+    """An epoch in which all of `order` were members: while it lasts, none of them is lost."""
     reports: dict[Peer, Report] = field(default_factory=dict)
     faults: set[frozenset[Peer]] = field(default_factory=set)
-    """The links by which it failed, as peers at their ends say."""
+    """The links that caused the failure, as the peers at their ends report."""
 
     @property
     def group(self) -> int:
-        """Of those who take part."""
+        """The group of the participants."""
         assert self.key.group is not None
         return self.key.group
 
     @property
     def algorithm(self) -> int:
-        """How it reduces."""
+        """The algorithm of the plan."""
         return self.how.lanes[0].algorithm
 
     @property
     def is_direct(self) -> bool:
-        """True if it needs all links, and not those of a ring only."""
+        """True for the direct exchange, which needs all links instead of only those of a ring."""
         return self.algorithm == Algorithm.DIRECT
 
     @property
     def edges(self) -> list[tuple[Peer, Peer]]:
-        """The links that carry it."""
+        """The links that it uses."""
         if self.spec.kind == CollectiveKind.BROADCAST:
-            return ring_edges(self.order)[:-1]  # The last peer has nothing for the root.
+            return ring_edges(self.order)[:-1]  # The last peer sends nothing to the root.
         return mesh_edges(self.order) if self.is_direct else ring_edges(self.order)
 
     @property
     def link_count(self) -> int:
-        """Elements of a ring that would put as much on each of its links."""
+        """Element count of the ring that would send as much on each link."""
         return max(1, self.spec.count // (len(self.order) - 1)) if self.is_direct else self.spec.count
 
     def are_neighbours(self, one: Peer, other: Peer) -> bool:
-        """True if it needs the link between two who take part."""
+        """True if it uses the link between two participants."""
         distance = abs(self.order.index(one) - self.order.index(other))
         return distance > 0 and (self.is_direct or distance in (1, len(self.order) - 1))
 
@@ -107,19 +105,19 @@ class Collectives(Kind[Reduction]):
         self._operations = operations
         operations.add_kind(self, COLLECTIVE)
         self._link_wait_ns = link_wait_ns
-        self._aborted: dict[int, Reduction] = {}  # The last that failed by reports, without these.
-        self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
-        self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
+        self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
+        self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
+        self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
-        """A peer makes one call at a tag at a time."""
+        """Refuses a second call of a peer at one tag."""
         if running is None or peer not in running.calls:
             return None
         reason = f"tag {running.key.tag} is in use by a running collective of this peer"
         return Decision(vote.call_id, Result.INVALID_USAGE, reason=reason)
 
     def on_voted(self, operation: Operation, now_ns: int) -> None:
-        """It may have been the last vote."""
+        """The operation may be complete."""
         self._evaluate(operation, now_ns)
 
     def on_vote_again(self, attempt: Reduction, peer: Peer, vote: Vote) -> None:
@@ -128,13 +126,13 @@ class Collectives(Kind[Reduction]):
         self._send_plan(attempt, (peer,))
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
-        """Others were first to say that an attempt failed, but not by which link."""
+        """A late report of a failed attempt may name the link at fault."""
         aborted = self._aborted.get(report.attempt_id)
         if aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok:
             self._blame(aborted, peer, report.fault)
 
     def on_report(self, attempt: Reduction, peer: Peer, report: Report) -> None:
-        """A participant's part is done or failed."""
+        """A participant has finished or failed."""
         attempt.reports[peer] = report
         if not report.ok:
             self._blame(attempt, peer, report.fault)
@@ -143,24 +141,24 @@ class Collectives(Kind[Reduction]):
             self._operations.decide(attempt)
 
     def on_members_changed(self, now_ns: int) -> None:
-        """The member list has changed: who is gone is no longer waited for."""
+        """The member list has changed: operations stop waiting for lost members."""
         for attempt in self._operations.running_of(COLLECTIVE):
             self._operations.decide(attempt)
         for operation in self._operations.of(COLLECTIVE):
             self._evaluate(operation, now_ns)
 
     def on_links_changed(self, now_ns: int) -> None:
-        """A link came up or went down: plans that wait for links are looked at again."""
+        """A link came up or went down: plans that wait for links are tried again."""
         for operation in self._operations.of(COLLECTIVE):
             if operation.agreed_ns is not None:
                 self._evaluate(operation, now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """A link may be suspected no more: plans that wait are looked at again."""
+        """Suspicion of a link may have expired: plans that wait for links are tried again."""
         self.on_links_changed(now_ns)
 
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Members without whom plans could be made that have waited for links for too long, and why each must go."""
+        """Members to remove, with reasons: without them, plans that have waited too long for links can be made."""
         groups = {
             operation.key.group: None
             for operation in self._operations.of(COLLECTIVE)
@@ -173,7 +171,7 @@ class Collectives(Kind[Reduction]):
         ]
 
     def wait_again(self, now_ns: int) -> None:
-        """Whom plans could do without must stay: all that wait for links go on waiting."""
+        """The members from unreachable() must stay: restarts the wait of all plans that wait for links."""
         for operation in self._operations.of(COLLECTIVE):
             operation.agreed_ns = None if operation.agreed_ns is None else now_ns
 
@@ -183,7 +181,7 @@ class Collectives(Kind[Reduction]):
         return min(waiting) + self._link_wait_ns if waiting else None
 
     def _evaluate(self, operation: Operation, now_ns: int) -> None:
-        """Goes on with an operation if all have voted."""
+        """Plans or refuses an operation if all have voted."""
         key, votes = operation.key, operation.votes
         if not self._operations.is_complete(operation) or not self._registry.is_committed:
             operation.agreed_ns = None
@@ -200,7 +198,7 @@ class Collectives(Kind[Reduction]):
             self._plan(operation, now_ns)
 
     def _open_barrier(self, key: Key) -> None:
-        """All are there. They are told who else is: some may hear of it only from each other."""
+        """Commits a barrier. The decision lists all members: a new master may learn it from one member's report."""
         self._outbox.counts.commits += 1
         votes = self._operations.take(key)
         members = self._operations.members_of(key)
@@ -223,8 +221,8 @@ class Collectives(Kind[Reduction]):
         votes = self._operations.take(key)
         spec = next(iter(specs.values()))
         if spec.kind == CollectiveKind.BROADCAST:
-            place = next(place for place, peer in enumerate(order) if specs[peer].is_root)
-            order = order[place:] + order[:place]
+            root = next(index for index, peer in enumerate(order) if specs[peer].is_root)
+            order = order[root:] + order[:root]
         algorithm = self._algorithm(spec, order, now_ns)
         attempt = Reduction(
             attempt_id=self._operations.next_attempt_id(),
@@ -244,7 +242,7 @@ class Collectives(Kind[Reduction]):
         self._send_plan(attempt, attempt.order)
 
     def _algorithm(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Algorithm:
-        """The one that was asked for, or the quickest, that the links allow: a ring can always be had."""
+        """The algorithm that the voters ask for, or else the fastest, if the links allow it; otherwise the ring."""
         if spec.kind != CollectiveKind.ALL_REDUCE or spec.algorithm == Algorithm.RING:
             return Algorithm.RING
         if len(order) > limits.DIRECT_PEERS_MAX:
@@ -261,7 +259,7 @@ class Collectives(Kind[Reduction]):
         return speeds if peers == frozenset(order) else Speeds()
 
     def _learn(self, attempt: Reduction) -> None:
-        """An attempt is committed: how long did it take? From the start of the last one to begin."""
+        """Learns from the duration of a committed attempt, which counts from when the last participant started."""
         if attempt.spec.kind != CollectiveKind.ALL_REDUCE:
             return
         durations_us = [report.duration_us for report in attempt.reports.values() if report.duration_us]
@@ -270,7 +268,7 @@ class Collectives(Kind[Reduction]):
         algorithm, count = Algorithm(attempt.algorithm), len(attempt.order)
         speeds = self._speeds_of(attempt.order)
         speeds = speeds.learn(algorithm, count, _wire_bytes(attempt.spec), min(durations_us) * limits.US)
-        if attempt.group not in self.speeds:  # Groups that are gone make room.
+        if attempt.group not in self.speeds:  # Groups without members make room.
             self.speeds = {group: known for group, known in self.speeds.items() if self._registry.member_count(group)}
         self.speeds[attempt.group] = frozenset(attempt.order), speeds
 
@@ -281,13 +279,13 @@ class Collectives(Kind[Reduction]):
     # --- Taking over ------------------------------------------------------------------------------------------------
 
     def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
-        """Goes on with an attempt of a former master. What one knows of it is all that can be known."""
+        """Continues an attempt of a former master. All participants have the same plan, so one report suffices."""
         del reporter
         plan, spec = running.plan, running.spec
         if plan.attempt_id in self._operations.running or not isinstance(plan.how, Reducing) or spec is None:
             return None
         ahead = False
-        for peer in self._operations.present(calls):  # The votes of some count in a later attempt already.
+        for peer in self._operations.present(calls):  # Some calls may have an answer, or a later attempt.
             if calls[peer] in peer.answers or self._operations.attempt_of(peer, calls[peer]) is not None:
                 ahead = True
                 del calls[peer]
@@ -306,8 +304,8 @@ class Collectives(Kind[Reduction]):
             self._operations.forget(peer, calls[peer])
             peer.open_calls.setdefault(calls[peer], attempt.key)
         self._operations.run(attempt)
-        if ahead:  # Nobody could finish this one.
-            verdict = Verdict(Result.RANK_CONNECTION_LOST, "another master has begun it anew")
+        if ahead:  # Without these peers the others cannot finish this attempt.
+            verdict = Verdict(Result.RANK_CONNECTION_LOST, "another master has started a new attempt")
             return self._operations.end(attempt, verdict)
         self._send_plan(attempt, present)
         return self._operations.decide(attempt)
@@ -315,7 +313,7 @@ class Collectives(Kind[Reduction]):
     # --- Decisions --------------------------------------------------------------------------------------------------
 
     def _blame(self, attempt: Reduction, peer: Peer, fault: bytes | None) -> None:
-        """Holds it against the link to a neighbour that an attempt failed by it, once for both ends."""
+        """Records a failure of the link between a peer and its neighbour, once for both ends of an attempt."""
         neighbour = next((other for other in attempt.order if other.peer_id == fault), None)
         if neighbour is None or not attempt.are_neighbours(peer, neighbour):
             return
@@ -327,7 +325,7 @@ class Collectives(Kind[Reduction]):
             self._paths.blame(peer, neighbour, cost_ns, attempt.link_count, now_ns)
 
     def _remember_failure(self, attempt: Reduction) -> None:
-        """Peers that stall do so at the same time: reports may be on their way that say more than the first."""
+        """Keeps a failed attempt. Peers stall at the same time, so a report on its way may name the link at fault."""
         began_ns, now_ns = attempt.begun_ns, self._outbox.now_ns
         attempt.reports.clear()
         self._aborted[attempt.attempt_id] = attempt
@@ -339,7 +337,7 @@ class Collectives(Kind[Reduction]):
             self._unexplained.discard(oldest)
 
     def _doubt(self, group: int, now_ns: int) -> None:
-        """The members of a group have voted again, and each had reported before: nothing more will be known."""
+        """The members of a group have voted again, each after its report: no report will explain an earlier stall."""
         for attempt_id in sorted(self._unexplained):
             attempt = self._aborted[attempt_id]
             if attempt.group == group and attempt.begun_ns is not None:
@@ -347,7 +345,7 @@ class Collectives(Kind[Reduction]):
                 self._paths.doubt(attempt.edges, attempt.begun_ns, attempt.link_count, now_ns)
 
     def judge(self, attempt: Reduction, survivors: list[Peer]) -> Verdict | None:
-        """All survivors had finished with the same result, or it is aborted."""
+        """Commits if all survivors have finished with the same result; aborts on a failure, a loss or a difference."""
         failed = [report for report in attempt.reports.values() if not report.ok]
         lost = tuple(peer for peer in attempt.calls if peer not in survivors)
         if failed:
@@ -358,35 +356,35 @@ class Collectives(Kind[Reduction]):
             return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost) if lost else None
         if len({report.digest for report in attempt.reports.values()}) <= 1:
             return Verdict()
-        # Reports of the lost count here too: one of two results is wrong, whoever is left.
+        # Reports of lost peers count too: if two results differ, one is wrong, and it may be a survivor's.
         digests = ", ".join(f"{peer.name}: {report.digest:016x}" for peer, report in attempt.reports.items())
         return Verdict(Result.INTERNAL_ERROR, f"results differ: {digests}")
 
     def value_of(self, attempt: Reduction) -> int:
-        """How many took part."""
+        """The number of participants."""
         return len(attempt.calls)
 
     def on_ended(self, attempt: Reduction, verdict: Verdict, survivors: list[Peer]) -> None:
-        """Learns of the links, and how long it took."""
+        """Updates the counts, what is known of the links, and the speeds."""
         if verdict.is_commit:
             self._outbox.counts.commits += 1
             self._paths.trust(attempt.edges, attempt.link_count)
             return self._learn(attempt)
-        are_all_here = len(survivors) == len(attempt.calls)
+        have_all_survived = len(survivors) == len(attempt.calls)
         has_failed = not all(report.ok for report in attempt.reports.values())
         if verdict.result is Result.INTERNAL_ERROR:
             reason = AbortReason.RESULTS_DIFFER
         elif has_failed:
             reason = AbortReason.FAILED
         else:
-            reason = AbortReason.WITHDRAWN if are_all_here else AbortReason.PEER_LOST
+            reason = AbortReason.WITHDRAWN if have_all_survived else AbortReason.PEER_LOST
         self._outbox.counts.aborts[reason] += 1
-        if has_failed and are_all_here:
+        if has_failed and have_all_survived:
             self._remember_failure(attempt)
         return None
 
     def validate(self) -> None:
-        """States what always holds."""
+        """Asserts the invariants."""
         assert self._unexplained <= self._aborted.keys() and self._operations.running.keys().isdisjoint(self._aborted)
         assert len(self._aborted) <= limits.ABORTED_ATTEMPTS_KEPT_MAX
 
@@ -396,9 +394,9 @@ def _specs_of(votes: dict[Peer, Vote]) -> dict[Peer, CollectiveSpec]:
 
 
 def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, ...]] | None:
-    """The first argument in which specs differ, and a text for each of its values with the peers that gave it.
+    """The first argument in which specs differ, and a text for each of its values with the peers that passed it.
 
-    Peers must not agree on who is the root of a broadcast: just one must say that it is.
+    `is_root` of a broadcast is compared in another way: exactly one peer must be the root.
     """
     specs = list(calls.values())
     is_broadcast = specs[0].kind == CollectiveKind.BROADCAST
@@ -414,7 +412,7 @@ def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, 
 
 
 _COMPARED = ("kind", *(name for name in CollectiveSpec.__struct_fields__ if name not in ("kind", "is_root")))
-"""What peers call comes first: where that differs, the rest differs for it."""
+"""The kind comes first: where it differs, other arguments differ because of it."""
 
 
 def _values(calls: dict[Peer, CollectiveSpec], name: str) -> tuple[str, ...]:
@@ -433,7 +431,7 @@ _NAMES_BYTES_MAX = limits.MISMATCH_VALUE_BYTES_MAX - len(f"{limits.ELEMENTS_MAX}
 
 
 def _wire_bytes(spec: CollectiveSpec) -> int:
-    """About what a tensor takes on the wire; of what is quantised without its parameters."""
+    """Approximate bytes of a tensor on the wire; of a quantised one, without the quantisation parameters."""
     if spec.quantization != QuantizationAlgorithm.NONE:
         known = spec.quantized_datatype in set(QuantizedDataType)
         return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8

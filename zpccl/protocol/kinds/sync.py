@@ -1,23 +1,23 @@
 """Syncs of shared state, as the master sees them: offers, election, transfer, decision.
 
-    offers from all members --elect--> agreed --all have a source--> running --all who fetch have it--> committed
+    offers from all members --elect--> agreed --all have a source--> running --all fetches are done--> committed
                                          |      |  ^                    |
-                             refused peers      |  | links stay down:   somebody failed, nobody left to fetch from,
+                             refused peers      |  | links stay down:   a peer failed, no source is left,
                               are answered      |  | a fetcher is       | withdrawn
                                                 `--' removed            `--> aborted
 
-Who fetches is told from whom (sources.py): from those who have all of it now, and from those who fetch the same. Who
-has no link to any of all these is waited for.
+The plan tells each fetcher its sources, which have the whole state now, and its partial seeds, which fetch the same
+(sources.py). While a fetcher has no link to any of these, the plan waits.
 
-Peers that fetch keep what they got aside until the sync is committed, so a sync that fails changes nobody's state.
-Peers that have nothing to fetch wait too: they may be asked for blocks. Who dies is no longer waited for, a holder no
-more than a fetcher: the sync goes on while all who still fetch can get everything from somebody who has all, directly
-or by way of each other. Who has no source left, by what it sees itself, says that it failed. So does a peer that finds
-what it offered changed, whether it fetches or not, for then it does not hold what the others end with.
+Fetchers write what they have fetched to their tensors when the sync is committed, so a failed sync changes no state.
+Peers that have nothing to fetch wait until then, too, and serve blocks. The sync does not wait for lost peers, be they
+holders or fetchers: it continues while every remaining fetcher can get everything from peers that have the state,
+directly or through other fetchers. A fetcher that has no source left reports a failure. So does a peer whose state has
+changed since its vote, because it no longer holds what it offered.
 
-A master that takes the run over goes on with the sync that peers report. Those who never got its plan offer again; what
-they must fetch then follows from their offer and that of a holder: the first one, who won the election, or where it is
-gone the next. Until all have reported nothing is decided, as with collectives.
+A master that takes over the run continues a sync that peers report. Peers that never got the plan offer their state
+again. The new master derives what they must fetch from their offers and that of a holder: the winner of the election,
+or the next holder if that one is lost. It decides nothing until all have reported, as with collectives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from zpccl.protocol.paths import Paths
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
 NOBODY_LEFT = "nobody is left to fetch from"
-"""Why a sync is given up, beside who is lost."""
+"""The reason for aborting a sync after a loss."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -50,22 +50,22 @@ class Transfer(Attempt):
     holders: tuple[Peer, ...]
     fetch: dict[Peer, tuple[FetchEntry, ...]]
     done: set[Peer] = field(default_factory=set)
-    told: set[Peer] = field(default_factory=set)
-    """Who has said which sources it dropped: that is in the log."""
+    logged: set[Peer] = field(default_factory=set)
+    """Peers whose dropped sources are in the log."""
     failed: Verdict | None = None
     """Why a transfer failed, and the peers at fault."""
     offers: dict[Peer, SyncSpec] = field(default_factory=dict)
-    """All that each holds, until the plan is sent; of a sync that was taken over: offers made again."""
+    """All offers, until the plan is sent; after a take-over, the offers that were made again."""
     sources: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
-    """Who had all when the plan was sent, for each who fetches by a plan of this master, the best first."""
+    """By fetcher that has its plan from this master: the peers that had everything then, the best first."""
     partial_seeds: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
-    """Who fetches the same."""
+    """By fetcher: the peers that fetch the same."""
     agreed_ns: int | None = None
-    """When all was elected, while there are peers without a source."""
+    """Set while peers have no source: when the election was held."""
 
     @property
     def group(self) -> int:
-        """Of those who take part."""
+        """The group of the participants."""
         assert self.key.group is not None
         return self.key.group
 
@@ -88,10 +88,10 @@ class StateSyncs(Kind[Transfer]):
         self._operations = operations
         operations.add_kind(self, SYNC)
         self.last_revision: dict[int, int] = {}  # By group.
-        self._completed_last: dict[int, frozenset[Peer]] = {}
+        self._completed_last: dict[int, frozenset[Peer]] = {}  # By group: the participants of its last sync.
 
     def evaluate(self, now_ns: int) -> None:
-        """Begins the sync of every group whose members have all called for it."""
+        """Begins the sync of every group whose members have all voted for it."""
         if not self._registry.is_committed:
             return
         for operation in sorted(self._operations.of(SYNC), key=lambda operation: operation.key):
@@ -112,7 +112,7 @@ class StateSyncs(Kind[Transfer]):
             if election.restarted:
                 self._outbox.log(
                     Level.WARNING,
-                    f"group {group}: nobody continues revision {self.last_revision[group]}; the highest revision "
+                    f"group {group}: nobody continues from revision {self.last_revision[group]}; the highest revision "
                     f"offered, {election.revision}, is taken",
                 )
             self._refuse(election.refused, calls)
@@ -132,7 +132,7 @@ class StateSyncs(Kind[Transfer]):
                 self._start(transfer, now_ns, has_waited=False)
 
     def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int]) -> None:
-        """Answers the refused."""
+        """Refuses the calls of peers that cannot take part."""
         alike: dict[tuple[Result, str], list[Peer]] = {}
         for peer, why in refused.items():
             alike.setdefault(why, []).append(peer)
@@ -141,7 +141,7 @@ class StateSyncs(Kind[Transfer]):
             self._operations.refuse_calls([(peer, calls[peer]) for peer in peers], result, reason)
 
     def _start(self, transfer: Transfer, now_ns: int, *, has_waited: bool) -> None:
-        """Sends the plan, unless there is a peer without a source."""
+        """Sends the plan, unless a fetcher has no source."""
         found = self._find_sources(transfer, now_ns)
         if found.without:
             return
@@ -153,7 +153,7 @@ class StateSyncs(Kind[Transfer]):
         )
         transfer.done |= {peer for peer, entries in found.fetch.items() if not entries}
         transfer.agreed_ns, transfer.begun_ns = None, now_ns
-        if has_waited:  # Peers may have got plans with greater ids meanwhile.
+        if has_waited:  # Peers may have received plans with greater ids meanwhile.
             self._operations.renumber(transfer)
             transfer.holders = tuple(self._operations.present(transfer.holders))
         for peer in transfer.calls:
@@ -161,7 +161,7 @@ class StateSyncs(Kind[Transfer]):
         self._operations.decide(transfer)
 
     def transfers(self) -> list[Transfer]:
-        """The running syncs, of a group at most one."""
+        """The running syncs, at most one of each group."""
         return [attempt for attempt in self._operations.running_of(SYNC) if isinstance(attempt, Transfer)]
 
     def _transfer_of(self, peer: Peer) -> Transfer | None:
@@ -178,23 +178,23 @@ class StateSyncs(Kind[Transfer]):
         )
 
     def on_links_changed(self, now_ns: int) -> None:
-        """A link came up or went down: plans that wait for links are looked at again."""
+        """A link came up or went down: plans that wait for links are tried again."""
         for transfer in self.transfers():
             if transfer.agreed_ns is not None:
                 self._start(transfer, now_ns, has_waited=True)
 
     def deadline_ns(self) -> int | None:
-        """When unreachable() has something to say."""
+        """When unreachable() has something to do."""
         waiting = [transfer.agreed_ns for transfer in self.transfers() if transfer.agreed_ns is not None]
         return min(waiting) + self._link_wait_ns if waiting else None
 
     def wait_again(self, now_ns: int) -> None:
-        """Whom syncs could do without must stay: all that wait for links go on waiting."""
+        """The members from unreachable() must stay: restarts the wait of all syncs that wait for links."""
         for transfer in self.transfers():
             transfer.agreed_ns = None if transfer.agreed_ns is None else now_ns
 
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Members that have waited for a link to a source for too long, and why each must go."""
+        """Members to remove because they have waited too long for a link to a source, with reasons."""
         found: list[tuple[Peer, str]] = []
         for transfer in self.transfers():
             if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self._link_wait_ns:
@@ -214,16 +214,16 @@ class StateSyncs(Kind[Transfer]):
         self._outbox.send(peer, Plan(transfer.attempt_id, tuple(transfer.calls.values()), how))
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
-        """Entries must be in order, each once."""
+        """Refuses entries that are not sorted by key, or not unique."""
         del peer, running
         problem = validate_entries(_spec_of(vote).entries)
         reason = problem[: limits.TEXT_CHARS_MAX]
         return Decision(vote.call_id, Result.INVALID_ARGUMENT, reason=reason) if problem else None
 
     def on_vote_again(self, attempt: Transfer, peer: Peer, vote: Vote) -> None:
-        """The plan is sent again. To one who never got it from a former master it follows from what it holds."""
+        """Sends the plan again; to a peer that never got it from a former master, a plan made from its new offer."""
         if attempt.agreed_ns is not None:
-            return  # The plan is yet to come.
+            return  # The plan has not been sent yet.
         if peer in attempt.fetch:
             self._send_plan(attempt, peer)
         if attempt.fetch.keys() != attempt.calls.keys() and not validate_entries(_spec_of(vote).entries):
@@ -233,11 +233,11 @@ class StateSyncs(Kind[Transfer]):
     # --- Taking over ------------------------------------------------------------------------------------------------
 
     def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
-        """Goes on with a sync of a former master, by the word of one who has its plan."""
+        """Continues a sync of a former master, as a participant with its plan reports it."""
         plan, how = running.plan, running.plan.how
         calls = {peer: calls[peer] for peer in self._operations.present(calls) if calls[peer] not in peer.answers}
         if reporter not in calls or not isinstance(how, Fetching):
-            return  # It has no part in what it tells of.
+            return  # The reporter does not take part in it any more.
         transfer = self._transfer_of(reporter)
         if transfer is None:
             transfer = Transfer(
@@ -252,17 +252,17 @@ class StateSyncs(Kind[Transfer]):
             for peer, call_id in calls.items():
                 vote = self._operations.forget(peer, call_id)
                 if vote is not None and isinstance(vote.spec, SyncSpec):
-                    transfer.offers[peer] = vote.spec  # It never got the plan, and came before who did.
+                    transfer.offers[peer] = vote.spec  # It never got the plan, and reported earlier.
                 peer.open_calls.setdefault(call_id, transfer.key)
         if transfer.attempt_id != plan.attempt_id or reporter not in transfer.calls:
             return
-        transfer.fetch[reporter] = ()  # It has its plan, and does not heed another.
+        transfer.fetch[reporter] = ()  # It has its plan, and would ignore another.
         if not running.is_open:
             transfer.done.add(reporter)
         self._plan_anew(transfer)
 
     def _plan_anew(self, transfer: Transfer) -> None:
-        """Finds what those must fetch who never got the plan, once a holder has offered again: the winner, if there."""
+        """Plans for peers that never got the plan, once the first holder that is left has offered again."""
         holders = self._operations.present(transfer.holders)
         winner = transfer.offers.get(holders[0]) if holders else None
         if winner is None:
@@ -283,14 +283,14 @@ class StateSyncs(Kind[Transfer]):
         self._operations.decide(transfer)
 
     def restore_last(self, group: int, revision: int, completed: frozenset[Peer]) -> None:
-        """The last sync that a former master committed."""
+        """Sets the last committed sync of a group."""
         self.last_revision[group] = revision
         self._completed_last[group] = completed
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
     def on_report(self, transfer: Transfer, peer: Peer, report: Report) -> None:
-        """A peer has fetched all that it should, or could not."""
+        """A peer has fetched everything, or failed."""
         self._note_dropped(transfer, peer, report)
         if report.ok:
             transfer.done.add(peer)
@@ -306,60 +306,60 @@ class StateSyncs(Kind[Transfer]):
         return self._operations.decide(transfer)
 
     def _note_dropped(self, transfer: Transfer, peer: Peer, report: Report) -> None:
-        """Names the sources that a fetch went on without, once."""
-        if peer in transfer.told or not report.dropped:
+        """Logs the sources that a fetch has stopped using, once for each fetcher."""
+        if peer in transfer.logged or not report.dropped:
             return
-        transfer.told.add(peer)
+        transfer.logged.add(peer)
         self._outbox.counts.sources_dropped += len(report.dropped)
         for dropped in report.dropped[: limits.EXPLAINED_PEERS_MAX]:
             source = next((other.name for other in transfer.calls if other.peer_id == dropped.peer), "a stranger")
             self._outbox.log(
-                Level.WARNING, f"group {transfer.group}: sync: {peer.name} goes on without {source}: {dropped.reason}"
+                Level.WARNING, f"group {transfer.group}: sync: {peer.name} continues without {source}: {dropped.reason}"
             )
 
     def on_members_changed(self, now_ns: int) -> None:
-        """The member list has changed: who is gone is no longer waited for."""
+        """The member list has changed: syncs stop waiting for lost members."""
         for transfer in self.transfers():
             self._plan_anew(transfer)
         self.on_links_changed(now_ns)
 
     def judge(self, transfer: Transfer, survivors: list[Peer]) -> Verdict | None:
-        """All survivors have what was elected; or somebody failed, or has nobody left to fetch from."""
+        """Commits if all survivors hold the elected state; aborts if one failed or cannot get it any more."""
         if transfer.failed is not None:
             return transfer.failed
         if all(peer in transfer.done for peer in survivors):
             return Verdict()
-        if self._can_go_on(transfer, survivors):
+        if self._can_finish(transfer, survivors):
             return None
         lost = tuple(peer for peer in transfer.calls if peer not in survivors)
         return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}, and {NOBODY_LEFT}", lost)
 
     def value_of(self, transfer: Transfer) -> int:
-        """The revision that all have then."""
+        """The revision that all have after the sync."""
         return transfer.revision
 
     def on_ended(self, transfer: Transfer, verdict: Verdict, survivors: list[Peer]) -> None:
-        """Remembers the last one that was committed."""
+        """Updates the counts, and remembers the last committed sync."""
         del survivors
         self._outbox.counts.syncs_committed += verdict.is_commit
         self._outbox.counts.syncs_aborted += not verdict.is_commit
         if verdict.is_commit:
             self.restore_last(transfer.group, transfer.revision, frozenset(transfer.calls))
 
-    def _can_go_on(self, transfer: Transfer, survivors: list[Peer]) -> bool:
-        """True if all who still fetch may get everything, as far as can be told here."""
+    def _can_finish(self, transfer: Transfer, survivors: list[Peer]) -> bool:
+        """True if every fetcher may still get everything, as far as this master knows."""
         done = [peer for peer in survivors if peer in transfer.done or peer in transfer.holders]
         if not self._operations.present(transfer.holders) and any(peer not in transfer.fetch for peer in survivors):
-            return False  # After a take-over nobody can tell any more what those must fetch who never got the plan.
+            return False  # After a take-over without holders, peers that never got the plan cannot get one.
 
         def suppliers(peer: Peer) -> Collection[Peer]:
             known = transfer.sources.get(peer, ()) + transfer.partial_seeds.get(peer, ())
-            return known or done  # With a plan that another master sent, or that is yet to come.
+            return known or done  # Its plan is from another master, or not sent yet.
 
         return can_all_finish([peer for peer in survivors if peer not in done], done, suppliers)
 
     def validate(self) -> None:
-        """States what always holds."""
+        """Asserts the invariants."""
         for transfer in self.transfers():
             assert set(transfer.fetch) <= set(transfer.calls)
 

@@ -1,14 +1,15 @@
-"""Topology calls: what all members of all groups do together.
+"""Topology calls: calls that all members of all groups make together.
 
-Rounds of topology votes are numbered. A vote says which round its sender knows to be complete; where a later one is, by
-the word of a peer that had its answer from a former master, the vote gets the value of that round. A vote for an
-earlier round is of a peer that the former master had removed (History.left_behind): it gets no value of another round.
+Rounds of topology votes are numbered. A vote carries the last round that its sender knows to be complete. If the next
+round is complete, too, because a former master had answered another peer in it, the vote gets the value of that round.
+A vote for a still earlier round is from a peer that the former master had removed (History.left_behind), and does not
+get the value of another round.
 
-Pending peers that fetch state ahead do not count until they are ready: nobody is told of them, and nobody waits.
+A pending peer that fetches state ahead does not count as a joiner until it is ready: no call reports or awaits it.
 
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
-It waits for links that are being set up, for ADMISSION_WAIT at most. Who still lacks some then is admitted where the
-others allow a ring with it, and else stays pending.
+It waits at most ADMISSION_WAIT for links that are being set up. A pending peer that still lacks links after that is
+admitted if its other links allow a ring with it; else it stays pending.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ class Rounds(Kind[Attempt]):
         operations.add_kind(self, *TOPOLOGY.values())
 
     def on_voted(self, operation: Operation, now_ns: int) -> None:
-        """It may be a vote for a round that is complete."""
+        """The vote may be for a round that is complete."""
         del operation, now_ns
         self.answer_missed()
 
     def answer_missed(self) -> None:
-        """Answers votes for a round that is complete already."""
+        """Answers votes for a round that is already complete."""
         number, value = self._registry.round, self._registry.round_value
         for function in TOPOLOGY.values():
             operation = self._operations.pending.get(Key(function))
@@ -60,7 +61,7 @@ class Rounds(Kind[Attempt]):
                     self._outbox.answer(peer, Decision(vote.call_id, Result.SUCCESS, value=value, round=number))
 
     def evaluate(self, now_ns: int) -> None:
-        """Answers the round that is complete."""
+        """Answers the calls for which all have voted, or which joiners have delayed long enough."""
         for function in TOPOLOGY.values():
             operation = self._operations.pending.get(Key(function))
             if operation is None:
@@ -75,7 +76,7 @@ class Rounds(Kind[Attempt]):
                 self._complete(operation)
 
     def deadline_ns(self) -> int | None:
-        """When joiners have been waited for long enough: evaluate() then goes on without them."""
+        """When update_topology() stops waiting for joiners: evaluate() then continues without them."""
         update = self._operations.pending.get(Key(UPDATE))
         return None if update is None or update.agreed_ns is None else update.agreed_ns + self._admission_wait_ns
 
@@ -103,7 +104,7 @@ class Rounds(Kind[Attempt]):
         return ready
 
     def _partly_linked_joiners(self, ready: list[Peer]) -> list[Peer]:
-        """Those that can be admitted beside the ready ones although they lack links."""
+        """Joiners that can be admitted along with the ready ones although they lack links."""
         found: list[Peer] = []
         for joiner in self._registry.joiners():
             if joiner.connection is None or joiner in ready:
@@ -117,7 +118,7 @@ class Rounds(Kind[Attempt]):
         self._succeed(self._take(operation, value))
 
     def _take(self, operation: Operation, value: int) -> dict[Peer, Vote]:
-        """The round is complete."""
+        """Completes the round, and returns its votes."""
         self._registry.round += 1
         self._registry.round_value = value
         return self._operations.take(operation.key)
