@@ -1,4 +1,4 @@
-"""Which algorithm an all-reduce is planned with: a model of its time, and what is learnt about the paths.
+"""Chooses the algorithm of an all-reduce by a cost model, whose latency and rates it learns from attempts.
 
     time = hops * latency + bytes that a peer sends / rate
 
@@ -6,18 +6,20 @@
     ring      2 (N - 1)    2 (N - 1) / N of the tensor, as on the wire   of a ring
     direct    2            the same                                      of a direct exchange
 
-Both send as much, so small tensors are exchanged directly, and of large ones it depends on the rates. These differ: a
-ring uses N of the paths, each for all the bytes, and sums in the cache; an exchange uses all of them, each for a few
-bytes, and sums what has waited in memory. Two peers send each other the same frames either way, and use the ring.
+Both send the same number of bytes: small tensors use the direct exchange, for large ones it depends on the rates. These
+differ: a ring uses N of the paths, each for all the bytes, and adds in the cache; an exchange uses all paths, each for
+a few bytes, and adds data that has waited in memory. With two peers both algorithms send the same frames, and the ring
+is used.
 
-What is quantised is rounded once a hop, so in an exchange fewer times: there it may take longer, by a bounded factor.
+A quantised tensor is rounded once per hop, thus fewer times in an exchange, which may therefore take longer than the
+ring by a bounded factor.
 
-Latency and rates are those of limits.py until attempts of the same peers have shown better ones: small tensors show the
-latency, large ones the rate of the algorithm that they were reduced with. An algorithm that was not tried yet counts
-with its default, so it gets its turn where the other one turns out to be slower than that.
+Latency and rates are the defaults of limits.py until attempts of the same peers are measured: small tensors measure the
+latency, large ones the rate of their algorithm. An algorithm that has not been tried yet has its default rate, so it is
+tried once the other one is slower than that.
 
-The rate says how large frames are, too. Small ones take more processor time, which matters where the rate is high.
-Where it is low, large ones are waited for, each on the one connection that it goes over.
+The rate also determines the frame size. Small frames take more processor time, which matters at high rates. Large ones
+add delay at low rates, because each is sent over a single connection.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from zpccl.types import Algorithm
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What is known of the paths between the peers of a group; None: nothing yet."""
+    """Measurements of the paths between the peers of a group; None: not measured yet."""
 
     latency_ns: int | None = None
-    """Of one hop: path, processing, waiting for a processor."""
+    """Latency of one hop: path, processing, waiting for a processor."""
     ring_bytes_per_second: int | None = None
-    """That a peer sends, while a ring moves a large tensor."""
+    """Send rate of a peer while a ring moves a large tensor."""
     direct_bytes_per_second: int | None = None
-    """The same, while one is exchanged directly."""
+    """Send rate of a peer while a direct exchange moves one."""
 
     @property
     def hop_ns(self) -> int:
@@ -45,7 +47,7 @@ class Speeds:
         return limits.HOP_LATENCY_NS if self.latency_ns is None else self.latency_ns
 
     def rate(self, algorithm: Algorithm) -> int:
-        """Bytes per second of an algorithm, or its default."""
+        """Rate of an algorithm in bytes per second, or its default."""
         if algorithm is Algorithm.DIRECT:
             known, default = self.direct_bytes_per_second, limits.DIRECT_BYTES_PER_SECOND
         else:
@@ -53,13 +55,13 @@ class Speeds:
         return default if known is None else known
 
     def learn(self, algorithm: Algorithm, peers: int, wire_bytes: int, duration_ns: int) -> Speeds:
-        """What is known after an attempt that took so long."""
+        """The speeds after an attempt of this duration."""
         latency_ns = hop_count(algorithm, peers) * self.hop_ns
         if wire_bytes <= limits.SMALL_TENSOR_BYTES:
             return replace(self, latency_ns=_blend(self.latency_ns, duration_ns // hop_count(algorithm, peers)))
         if wire_bytes < limits.SPEED_TENSOR_BYTES:
             return self
-        # A latency that was measured at a bad moment must not make the rate boundless.
+        # A latency that was measured too high must not make the rate unbounded.
         moving_ns = max(duration_ns - latency_ns, duration_ns // 2, 1)
         rate = sent_bytes(peers, wire_bytes) * limits.SECOND // moving_ns
         if algorithm is Algorithm.DIRECT:
@@ -68,29 +70,29 @@ class Speeds:
 
 
 def hop_count(algorithm: Algorithm, peers: int) -> int:
-    """Paths that a byte of the slowest chunk takes one after the other."""
+    """Hops in a row that the slowest chunk takes."""
     return 2 if algorithm is Algorithm.DIRECT else 2 * (peers - 1)
 
 
 def sent_bytes(peers: int, wire_bytes: int) -> int:
-    """What each peer sends of a tensor that takes `wire_bytes` on the wire."""
+    """Bytes that each peer sends for a tensor of `wire_bytes` on the wire."""
     return 2 * (peers - 1) * wire_bytes // peers
 
 
 def estimate_ns(algorithm: Algorithm, peers: int, wire_bytes: int, speeds: Speeds) -> int:
-    """How long an all-reduce takes, in nanoseconds."""
+    """Estimated duration of an all-reduce in nanoseconds."""
     moving_ns = sent_bytes(peers, wire_bytes) * limits.SECOND // max(1, speeds.rate(algorithm))
     return hop_count(algorithm, peers) * speeds.hop_ns + moving_ns
 
 
 def choose(peers: int, wire_bytes: int, is_quantised: bool, speeds: Speeds) -> Algorithm:
-    """The algorithm for an all-reduce among peers who all reach each other.
+    """The algorithm for an all-reduce among peers that all have links to each other.
 
     Args:
-        peers: that take part.
-        wire_bytes: of the whole tensor, as it is sent.
+        peers: number of participants.
+        wire_bytes: size of the whole tensor on the wire.
         is_quantised: fewer roundings are worth some time.
-        speeds: of the paths between them.
+        speeds: of the paths between the peers.
     """
     if peers <= 2:
         return Algorithm.RING
@@ -102,12 +104,12 @@ def choose(peers: int, wire_bytes: int, is_quantised: bool, speeds: Speeds) -> A
 
 
 def frame_bytes(algorithm: Algorithm, speeds: Speeds) -> int:
-    """Tensor bytes of the frames of an attempt: a power of two."""
+    """Tensor bytes per frame of an attempt: a power of two."""
     wanted = speeds.rate(algorithm) * limits.FRAME_DURATION_NS // limits.SECOND
     rounded = 1 << max(0, wanted.bit_length() - 1)
     return min(max(rounded, limits.SLOW_FRAME_BYTES), limits.FRAME_BYTES_DEFAULT)
 
 
 def _blend(before: int | None, now: int) -> int:
-    """A new measurement counts for a quarter: one that was disturbed does not turn the choice."""
+    """Moving average in which a new measurement has weight 1/4: a single outlier does not change the choice."""
     return max(1, now if before is None else (3 * before + now) // 4)

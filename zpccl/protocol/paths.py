@@ -1,15 +1,16 @@
 """Which paths between members work, as far as the master can tell, and the rings and direct exchanges that they allow.
 
-A link that is not up, by the word of either end, cannot be used. One by which an attempt failed is suspected for a
-while: paths exist that let small packets pass and no others, so the link comes up again and fails again. Suspected
-links are used where no order does without them; one that has cost so much time that it plainly does not work, and
-brought no attempt to its end since, counts as down.
+A link is unusable unless both ends report it up. A link that made an attempt fail is suspected for a while, because
+some paths carry only small packets: the link comes up again and fails again. A ring uses suspected links only if no
+order avoids them. A suspected link counts as down once its failures have cost LINK_FAILING_MAX and no attempt has
+succeeded on it since.
 
-A direct exchange needs all links, and is not for those who doubt one.
+A direct exchange needs all links, and is not used if one is suspected.
 
-Where attempts stall and nobody can say by which link, each link of their ring may be the one. After a few such attempts
-all of them are suspected, less than any that was named, those of several rings more than others: so the next ring is
-another one, until one works. A link that is only doubtful never counts as down, lest a peer be removed for it.
+If an attempt stalls and no peer can name the link, every link of its ring is in doubt. After a few such attempts they
+are all suspected, but less than a link that a peer has named, and those in several stalled rings more than others. So
+the next ring is another one, until one works. A link that is only in doubt never counts as down, so that no peer is
+removed because of it.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ Edge: TypeAlias = frozenset[Peer]
 
 @dataclass(slots=True)
 class Fault:
-    """What is held against a link."""
+    """The record of a link's failures."""
 
     seen_ns: int
-    """When it was at fault last."""
+    """When it failed last."""
     cost_ns: int
-    """How long the attempts took that failed by it."""
+    """Total duration of the attempts that it made fail."""
     count: int
-    """The elements of the largest of them: one that is smaller and succeeds proves nothing."""
+    """Element count of the largest of these attempts: the success of a smaller one proves nothing."""
     is_named: bool = False
-    """A peer at one of its ends said that it failed."""
+    """True if a peer at one of its ends has reported it as failed."""
     doubts: int = 0
-    """Attempts in a row in whose ring it was, and that stalled without a word of why."""
+    """Number of consecutive attempts with this link that stalled, and for which no peer named a link."""
 
     @property
     def is_suspect(self) -> bool:
-        """False while there is too little against the link to avoid it."""
+        """True if rings should avoid the link."""
         return self.is_named or self.doubts >= limits.LINK_DOUBTS_MAX
 
 
 class Paths:
-    """The links of all groups, seen as edges of rings."""
+    """The links of all groups, as edges of rings."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -55,7 +56,7 @@ class Paths:
         self._known: dict[int, tuple[object, list[Peer] | None]] = {}  # The last order found, by group.
 
     def order(self, members: Sequence[Peer], now_ns: int) -> list[Peer] | None:
-        """A ring of members of one group, or None where their links allow none. It avoids suspected links if it can."""
+        """A ring of members of one group, with suspected links only if needed; None if the links allow no ring."""
         faults = self._live_faults(now_ns)
         down = {edge for edge, fault in faults.items() if fault.cost_ns >= limits.LINK_FAILING_MAX_NS}
         suspects = [edge for edge, fault in faults.items() if fault.is_suspect and edge not in down]
@@ -85,7 +86,7 @@ class Paths:
         )
 
     def is_mesh(self, members: Sequence[Peer], now_ns: int) -> bool:
-        """True if every two of these members have a link by which nothing failed of late."""
+        """True if every two of these members have a link that is not suspected."""
         bits = sum(1 << peer.slot for peer in members)
         if any(bits & ~peer.linked & ~(1 << peer.slot) for peer in members):
             return False
@@ -105,7 +106,7 @@ class Paths:
         return find_order([*members, joiner], self._registry.are_linked) is not None
 
     def sources(self, receiver: Peer, holders: Sequence[Peer], now_ns: int) -> list[Peer]:
-        """The holders that a receiver has a link to, those first by whose link nothing failed."""
+        """The holders to which a receiver has a link, those with suspected links last."""
         faults = self._live_faults(now_ns)
         linked = [holder for holder in holders if self._registry.are_linked(receiver, holder)]
 
@@ -116,12 +117,12 @@ class Paths:
         return sorted(linked, key=is_suspect)
 
     def surplus(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, list[Peer]]]:
-        """Members without whom the rest has a ring, and whom each does not reach.
+        """Members without whom the others have a ring, each with the members that it does not reach.
 
-        The one with the fewest links to the others goes, of several the latest, until there is a ring.
+        The member with the fewest links to the others is taken away (ties: the latest), until there is a ring.
         """
         faults, rest = self._live_faults(now_ns), list(members)
-        bits = {  # One bit for each that a member reaches.
+        bits = {  # By member: one bit for each other member that it reaches.
             peer: sum(
                 1 << other.slot for other in members if other is not peer and self._is_usable(peer, other, faults)
             )
@@ -147,15 +148,15 @@ class Paths:
     # --- Faults -----------------------------------------------------------------------------------------------------
 
     def blame(self, one: Peer, other: Peer, cost_ns: int, count: int, now_ns: int) -> None:
-        """An attempt with so many elements failed by the link between two peers, after some time."""
+        """The link between two peers made an attempt with `count` elements fail, after `cost_ns`."""
         fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns, 0, 0))
         fault.seen_ns, fault.cost_ns, fault.count = now_ns, fault.cost_ns + cost_ns, max(fault.count, count)
         fault.is_named = True
 
     def doubt(self, edges: Sequence[tuple[Peer, Peer]], begun_ns: int, count: int, now_ns: int) -> None:
-        """An attempt with so many elements, begun then, stalled on these links, and nobody knows by which.
+        """An attempt with `count` elements, begun at `begun_ns`, stalled on one of these links; no peer knows which.
 
-        What stalls at the same time stalls for one reason, and counts once.
+        Attempts that stall at the same time have one cause, and count once.
         """
         faults = self._live_faults(now_ns)
         for one, other in edges:
@@ -165,7 +166,7 @@ class Paths:
             fault.seen_ns, fault.count = now_ns, max(fault.count, count)
 
     def trust(self, edges: Sequence[tuple[Peer, Peer]], count: int) -> None:
-        """An attempt with so many elements succeeded on these links."""
+        """An attempt with `count` elements succeeded on these links."""
         if self._faults:
             for one, other in edges:
                 fault = self._faults.get(frozenset((one, other)))
@@ -173,7 +174,7 @@ class Paths:
                     del self._faults[frozenset((one, other))]
 
     def _live_faults(self, now_ns: int) -> dict[Edge, Fault]:
-        """Faults that are not old, of peers that are still there."""
+        """Faults that have not expired, of links between peers that have not been lost."""
         peers = self._registry.peers
         for edge, fault in list(self._faults.items()):
             is_old = now_ns - fault.seen_ns >= limits.LINK_SUSPECT_NS
@@ -183,5 +184,5 @@ class Paths:
 
 
 def _weight(fault: Fault) -> tuple[bool, int, int, int]:
-    """How much speaks against a suspected link, to compare."""
+    """Sort key of suspected links: those to avoid first are greatest."""
     return fault.is_named, fault.cost_ns, fault.doubts, fault.seen_ns
