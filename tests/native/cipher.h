@@ -71,16 +71,16 @@ static inline int cipher_decrypt(unsigned char *text, unsigned long long *text_b
 }
 
 /* The seal of one end of a connection; the other end has tx and rx exchanged. */
-static inline zp_seal cipher_seal(uint8_t tx, uint8_t rx)
+static inline zp_aead cipher_aead(uint8_t tx, uint8_t rx)
 {
-	zp_seal seal = {.encrypt = cipher_encrypt,
+	zp_aead aead = {.encrypt = cipher_encrypt,
 			.decrypt = cipher_decrypt,
 			.key_bytes = CIPHER_KEY_BYTES,
 			.nonce_bytes = CIPHER_NONCE_BYTES,
 			.tag_bytes = CIPHER_TAG_BYTES};
-	memset(seal.tx_key, tx, sizeof seal.tx_key);
-	memset(seal.rx_key, rx, sizeof seal.rx_key);
-	return seal;
+	memset(aead.tx_key, tx, sizeof aead.tx_key);
+	memset(aead.rx_key, rx, sizeof aead.rx_key);
+	return aead;
 }
 
 #endif
