@@ -1,5 +1,5 @@
 /* The engine whole: several engines in one process over real TCP, many attempts at a time, cancelled and committed at
- * random, messages beside them, links that go, sealed links and others. Meant above all for the sanitizers;
+ * random, messages beside them, links that go, encrypted links and others. Meant above all for the sanitizers;
  * tests/engine/test_engine.py tests results in breadth. One driver thread for each engine, as in real life. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,7 +23,7 @@ typedef struct {
 	uint64_t digests[FIRST_ATTEMPT + ROUNDS * AT_A_TIME];
 } peer_state;
 
-/* Which links are sealed. */
+/* Which links are encrypted. */
 enum encryption { NONE, SOME, ALL };
 
 static peer_state peers[PEERS];

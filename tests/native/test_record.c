@@ -124,7 +124,7 @@ typedef struct {
 	size_t begins[RECORDS + 1]; /* of the records, and the end */
 } capture;
 
-/* What RECORDS texts of TEXT_BYTES look like on the wire, sealed with `cipher`. */
+/* What RECORDS texts of TEXT_BYTES look like on the wire, encrypted with `cipher`. */
 static void wire_capture(capture *wire, const zp_aead *cipher)
 {
 	int fds[2];
@@ -228,7 +228,7 @@ static void test_orders(const capture *wire, const zp_aead *far)
 	}
 }
 
-/* What was sealed for others: by the end itself, by another connection, with the records of two put together. */
+/* Records that were encrypted for others: by the end itself, by another connection, with the records of two put together. */
 static void test_others(const capture *wire, const zp_aead *far)
 {
 	capture echo, strange;

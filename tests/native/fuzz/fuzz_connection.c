@@ -38,7 +38,7 @@ typedef struct {
 	zp_engine *engine;
 	uint64_t link;
 	int ends[CONNECTIONS];	       /* the peer's, or -1 */
-	uint64_t records[CONNECTIONS]; /* sealed, so many */
+	uint64_t records[CONNECTIONS]; /* number of encrypted records */
 	attempt attempts[ATTEMPTS];
 	uint8_t *held[HELD_MAX]; /* messages that were polled and not released */
 	uint64_t held_bytes[HELD_MAX];
