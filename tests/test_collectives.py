@@ -18,6 +18,7 @@ from zpccl.arguments import part_of
 from zpccl.collectives import _begin, _wait_with_retry, _windows
 from zpccl.control.peer_loop import Outcome, PendingCall
 from zpccl.errors import Result
+from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import DataType, ReduceOp
 
 pytestmark = pytest.mark.e2e
@@ -339,9 +340,8 @@ class Votes:
         self._ends = list(ends)
         self._open: dict[int, PendingCall] = {}
 
-    def call(self, make_event: Any, calls: list[PendingCall]) -> None:
-        tags = [call.buffers.spec.tag for call in calls if call.buffers is not None]
-        make_event(list(range(len(calls))))
+    def vote(self, specs: list[CollectiveSpec], calls: list[PendingCall]) -> None:
+        tags = [spec.tag for spec in specs]
         self.begun.append(tags)
         self._open.update(zip(tags, calls, strict=True))
         while self._ends and self._ends[0][0] in self._open:

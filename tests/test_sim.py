@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
+from protocol.harness import topology_vote
 
 from zpccl import limits
 from zpccl.limits import MS, SECOND
@@ -20,11 +21,8 @@ from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
     Hello,
     Leave,
     Linked,
@@ -34,8 +32,10 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     PeerMessage,
     Plan,
+    Report,
     TopologyKind,
-    TopologyVote,
+    Vote,
+    Votes,
 )
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
 from zpccl.sim.checkers import Commits, Lineage
@@ -191,14 +191,14 @@ def test_the_dead_have_a_say_in_the_result() -> None:
 
     say(A, Linked((B,)))
     say(B, Linked((A,)))
-    say(A, TopologyVote(1, 1, TopologyKind.UPDATE))
+    say(A, topology_vote(1, 1, TopologyKind.UPDATE))
     spec = CollectiveSpec(0, 8, 0, 0, 0, 0, 1)
-    say(A, Begin(2, (CollectiveCall(2, spec),)))
-    plan = say(B, Begin(2, (CollectiveCall(2, spec),)))[0]
+    say(A, Votes(2, (Vote(2, spec),)))
+    plan = say(B, Votes(2, (Vote(2, spec),)))[0]
     assert isinstance(plan, Plan)
-    say(A, Finished(2, plan.attempt_id, True, 111))
+    say(A, Report(2, plan.attempt_id, True, digest=111))
     say(A, Leave())
-    decision = say(B, Finished(2, plan.attempt_id, True, 222))[0]
+    decision = say(B, Report(2, plan.attempt_id, True, digest=222))[0]
     assert isinstance(decision, Decision)
     assert not decision.committed
 

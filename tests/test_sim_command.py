@@ -87,9 +87,9 @@ def test_coverage_counts_what_was_reached(tmp_path: Path, capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(file.read_text())
     assert found["seeds"] == 12
-    assert found["peer"]["Plan"]["reduce voting"] > 10
+    assert found["peer"]["Plan"]["collective voting"] > 10
     assert found["peer"]["Plan"]["new"] == 0
-    assert found["master"]["Begin"]["member"] > found["master"]["Begin"]["stranger"]
+    assert found["master"]["Votes"]["member"] > found["master"]["Votes"]["stranger"]
     assert found["fault"].keys() == set(KINDS)
     assert sum(found["fault"]["crashes"].values()) > 10
     assert any(line.startswith("Plan ") and " . " in line for line in lines)
@@ -101,10 +101,10 @@ def test_coverage_counts_what_was_reached(tmp_path: Path, capsys: pytest.Capture
 
 def test_every_message_and_state_has_its_place_in_the_tables() -> None:
     rows, columns = Coverage().axes("peer")
-    assert {"Plan", "Refused report", "Tick", "SyncCalled"} <= set(rows)
-    assert {"new", "idle", "reduce running", "sync reported", "update round", "closed"} <= set(columns)
+    assert {"Plan", "Refused report", "Tick", "Called"} <= set(rows)
+    assert {"new", "idle", "collective running", "sync reported", "update round", "closed"} <= set(columns)
     rows, columns = Coverage().axes("master")
-    assert {"Hello", "Report", "ConnectionClosed"} <= set(rows)
+    assert {"Hello", "RunReport", "ConnectionClosed"} <= set(rows)
     assert {"master recovering", "stranger", "member"} <= set(columns)
     rows, columns = Coverage().axes("session")
     assert {"SocketBroke", "UseMaster"} <= set(rows) and {"asking", "up"} <= set(columns)

@@ -65,11 +65,12 @@ CASES = (
         fault(
             "two-plans-of-one-attempt",
             "protocol.kinds.collective:Collectives._send_plan",
-            "self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, attempt.frame_bytes))",
+            "self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how))",
             "for peer in peers:\n"
             "    order = tuple(other.peer_id for other in attempt.order)\n"
             "    lane = Lane(order[::-1] if order[0] == peer.peer_id else order, attempt.algorithm)\n"
-            "    self._outbox.broadcast([peer], Plan(attempt.attempt_id, (lane,), calls, attempt.frame_bytes))",
+            "    how = Reducing((lane,), attempt.how.frame_bytes)\n"
+            "    self._outbox.broadcast([peer], Plan(attempt.attempt_id, calls, how))",
         ),
         "calm",
         "S3",

@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         name="frames-cut-anew-by-another-master",
         function="protocol.kinds.collective:Collectives.restore",
-        old="running.frame_bytes",
+        old="plan.how.frame_bytes",
         new="limits.FRAME_BYTES_DEFAULT",
         breaks="S3: who gets the plan from another master cuts the tensor otherwise than the rest",
         finder=TESTS,
@@ -50,9 +50,9 @@ MUTANTS = (
     ),
     Mutant(
         name="report-of-another-call-counts",
-        function="protocol.operation:Operations.reported",
-        old="attempt is None or attempt.calls.get(peer) != report.call_id",
-        new="attempt is None or peer not in attempt.calls",
+        function="protocol.operation:Operations.on_report",
+        old="attempt is not None and attempt.calls.get(peer) == report.call_id",
+        new="attempt is not None and peer in attempt.calls",
         breaks="S1: a report that belongs to another call of the peer counts",
         finder=TESTS,
     ),
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         name="late-fault-not-heard",
-        function="protocol.kinds.collective:Collectives.finished",
+        function="protocol.kinds.collective:Collectives.on_late_report",
         old="aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok",
         new="aborted is not None and aborted.calls.get(peer) == report.call_id and report.ok",
         breaks="L2: who says by which link an attempt failed is not heard when another was first to say that it did",
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         name="decision-is-not-said-again",
-        function="protocol.operation:Operations.reported",
+        function="protocol.operation:Operations.on_report",
         old="self._outbox.send(peer, peer.answers[report.call_id])",
         new="pass",
         breaks="L1: who missed a decision by a broken connection reports again, and is never told",
@@ -346,7 +346,7 @@ MUTANTS = (
     ),
     Mutant(
         name="changed-state-of-a-holder-not-heeded",
-        function="protocol.kinds.sync:StateSyncs.finished",
+        function="protocol.kinds.sync:StateSyncs.on_report",
         old="report.ok",
         new="report.ok or peer in transfer.done",
         breaks="S5: a peer that no longer holds what was elected is told that it does",
@@ -580,7 +580,7 @@ MUTANTS = (
     Mutant(
         name="key-of-a-report-not-checked",
         function="protocol.master:MasterMachine._is_of_its_key",
-        old="isinstance(event.message, (Hello, Report))",
+        old="isinstance(event.message, (Hello, RunReport))",
         new="isinstance(event.message, Hello)",
         breaks="S7: with a key of its own, a peer reports for another, and takes its place at a new master",
         finder=TESTS,
@@ -644,16 +644,16 @@ MUTANTS = (
     Mutant(
         name="commit-without-the-result",
         function="protocol.peer:PeerMachine._on_decision",
-        old="lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)",
-        new="lacks_result = isinstance(call, ReduceCall) and call.report is None",
+        old="lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)",
+        new="lacks_result = is_collective(call) and call.report is None",
         breaks="S1: a peer that has no result takes part in a commit",
         finder=TESTS,
     ),
     Mutant(
         name="plan-begun-after-the-release",
         function="protocol.peer:PeerMachine._on_plan",
-        old="not isinstance(call, ReduceCall) or not is_wanted or call.is_released",
-        new="not isinstance(call, ReduceCall) or not is_wanted",
+        old="call is None or call.is_released",
+        new="call is None",
         breaks="S2: buffers that are the user's again are reduced into",
         finder=TESTS,
     ),
@@ -737,8 +737,8 @@ MUTANTS = (
     Mutant(
         name="failed-sync-remembered-as-the-last",
         function="protocol.memory:Memory.on_decision",
-        old="isinstance(call, SyncCall) and outcome.committed and is_newer",
-        new="isinstance(call, SyncCall) and is_newer",
+        old="call is not None and is_sync(call) and outcome.committed and is_newer",
+        new="call is not None and is_sync(call) and is_newer",
         breaks="S5: after a take-over the revision of a sync that failed counts",
         finder=TESTS,
     ),
@@ -785,9 +785,9 @@ MUTANTS = (
     ),
     Mutant(
         name="decided-attempt-restored",
-        function="protocol.recovery:History.take_attempts",
-        old="return [found[attempt_id] for attempt_id in sorted(found) if attempt_id not in self.outcomes]",
-        new="return [found[attempt_id] for attempt_id in sorted(found)]",
+        function="protocol.recovery:History.take_running",
+        old="item[0] in present and item[1].plan.attempt_id not in self.outcomes",
+        new="item[0] in present",
         breaks="L3: an attempt whose end is known runs again and holds up its tag",
     ),
     Mutant(

@@ -16,7 +16,6 @@ from zpccl.caller import Caller, checked_seconds, is_int, public, wait
 from zpccl.control.buffers import Buffers
 from zpccl.control.peer_loop import PeerLoop, PendingCall
 from zpccl.errors import InvalidArgument, PCCLError, PeerLost, Result, TooFewPeers
-from zpccl.protocol import events
 from zpccl.types import (
     Algorithm,
     GatherResult,
@@ -404,11 +403,7 @@ class Collectives(Caller):
 
 
 def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:
-    def make_event(call_ids: list[int]) -> events.ReduceCalled:
-        specs = [call.buffers.spec for call in calls if call.buffers is not None]
-        return events.ReduceCalled(tuple(zip(call_ids, specs, strict=True)))
-
-    loop.call(make_event, calls)
+    loop.vote([call.buffers.spec for call in calls if call.buffers is not None], calls)
 
 
 def _wait_with_retry(loop: PeerLoop, calls: list[PendingCall]) -> None:

@@ -27,9 +27,8 @@ from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import PeerLoop, PendingCall
 from zpccl.errors import InvalidArgument, InvalidUsage, TooFewPeers
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
-from zpccl.protocol import events
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
-from zpccl.protocol.messages import StateEntry, TopologyKind
+from zpccl.protocol.messages import StateEntry, SyncSpec, TopologyKind, TopologySpec
 from zpccl.protocol.peer import PeerOptions, State
 from zpccl.shared_state import SharedState
 from zpccl.state.offers import Offer
@@ -343,7 +342,7 @@ class Communicator(Collectives):
     def _vote(self, kind: TopologyKind) -> int:
         loop, call = self._connected(), PendingCall(Future())
         with self._giving_up(loop, [call]):
-            loop.call(lambda ids: events.TopologyCalled(ids[0], kind), [call])
+            loop.vote([TopologySpec(kind)], [call])
             return self._outcome(loop, call).value
 
     # --- Shared state -----------------------------------------------------------------------------------------------
@@ -413,7 +412,7 @@ class Communicator(Collectives):
         call = PendingCall(Future(), transfer=transfer)
         try:
             with self._giving_up(loop, [call]):
-                loop.call(lambda ids: events.SyncCalled(ids[0], strategy, state.revision, entries, kind), [call])
+                loop.vote([SyncSpec(strategy, state.revision, entries, kind)], [call])
                 transfer.run()
                 state.revision = self._outcome(loop, call).value
             reporter.end(transfer.bytes_done)

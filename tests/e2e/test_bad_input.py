@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from protocol.harness import topology_vote
 
 import zpccl
 from e2e import harness
@@ -31,7 +32,7 @@ from e2e.strangers import (
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import messages
-from zpccl.protocol.messages import Refusal, Refused, TopologyKind, TopologyVote, encode
+from zpccl.protocol.messages import Refusal, Refused, TopologyKind, encode
 
 pytestmark = pytest.mark.e2e
 
@@ -105,7 +106,7 @@ def test_several_frames_are_refused(run: Cluster, busy: list[Child]) -> None:
 
 def test_a_stranger_must_say_hello(run: Cluster, busy: list[Child]) -> None:
     with dealer(run.master.address) as stranger:
-        stranger.send(encode(TopologyVote(0, 1, TopologyKind.UPDATE)))
+        stranger.send(encode(topology_vote(0, 1, TopologyKind.UPDATE)))
         answer = receive(stranger)
         assert isinstance(answer, Refused) and answer.refusal is Refusal.UNREGISTERED
 

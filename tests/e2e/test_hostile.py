@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import zmq
+from protocol.harness import topology_vote
 
 import zpccl
 from e2e import harness
@@ -26,18 +27,16 @@ from zpccl import limits
 from zpccl.control.keys import new_secret, peer_keys
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
-    Finished,
     Hello,
     PeerMessage,
     Refusal,
     Refused,
     Report,
-    SyncFinished,
+    RunReport,
     TopologyKind,
-    TopologyVote,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
     encode,
@@ -178,10 +177,10 @@ def test_registers_on_hundreds_of_connections(hostile_run: HostileRun) -> None:
 NUMBER = 2**62
 SPEC = CollectiveSpec(7, 10, 10, 0, 0, 0, 1)
 NONSENSE: dict[str, PeerMessage] = {
-    "a vote": Begin(NUMBER, (CollectiveCall(NUMBER, SPEC),)),
-    "an attempt that is none": Finished(NUMBER, NUMBER, True, 1, b"?" * 16),
-    "a sync that is none": SyncFinished(NUMBER, NUMBER, False, b"?" * 16),
-    "a topology vote": TopologyVote(0, 0, TopologyKind.UPDATE, NUMBER),
+    "a vote": Votes(NUMBER, (Vote(NUMBER, SPEC),)),
+    "an attempt that is none": Report(NUMBER, NUMBER, True, b"?" * 16, digest=1),
+    "a sync that is none": Report(NUMBER, NUMBER, False, b"?" * 16),
+    "a topology vote": topology_vote(0, 0, TopologyKind.UPDATE, NUMBER),
     "a call that is none": Withdraw(NUMBER),
 }
 
@@ -213,7 +212,7 @@ def test_claims_the_ids_of_members(hostile_run: HostileRun) -> None:
             Hello(other_id, b"?" * 16, True, 0, "hostile", ("127.0.0.1:1",), NUMBER),
             Hello(other_id, token[::-1], True, 0, "hostile", ("127.0.0.1:1",), NUMBER, b"r" * 16),
         ]
-        claims.append(Report(claims[1], 0, NUMBER, (), False, 0, 0, None, (), (), None))  # type: ignore[arg-type]
+        claims.append(RunReport(claims[1], 0, NUMBER, (), False, 0, 0, None, (), ()))  # type: ignore[arg-type]
         for claim in claims:
             with hostile_run.dealer() as dealer:
                 dealer.send(encode(claim))

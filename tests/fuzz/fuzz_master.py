@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, said_together, spec, token
+from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, said_together, spec, sync_vote, token, topology_vote
 
 from fuzz.choices import Choices
 from zpccl import limits
@@ -165,11 +165,11 @@ def _hello(world: World, choices: Choices) -> m.Hello:
     )
 
 
-def _report(world: World, choices: Choices) -> m.Report:
+def _report(world: World, choices: Choices) -> m.RunReport:
     ids = world.peer_ids()
     members = tuple(m.Member(peer_id, choices.number(2), "m") for peer_id in sorted(set(choices.some_of(ids, 4))))
     last = _outcome(world, choices) if choices.number(2) else None
-    return m.Report(
+    return m.RunReport(
         _hello(world, choices),
         choices.one_of(CALLS),
         choices.one_of((0, 1, 2, 1 << 32, limits.EPOCH_MAX, 2**64 - 1)),
@@ -179,22 +179,19 @@ def _report(world: World, choices: Choices) -> m.Report:
         choices.one_of((0, 1, 2, -1, 2**64 - 1)),
         last,
         tuple(_outcome(world, choices) for _ in range(choices.number(3))),
-        tuple(_attempt(world, choices) for _ in range(choices.number(3))),
-        _sync(world, choices) if choices.number(2) else None,
+        tuple(_running(world, choices) for _ in range(choices.number(4))),
         choices.some_of(ids, 3),
     )
 
 
-def _attempt(world: World, choices: Choices) -> m.RunningAttempt:
-    order = choices.some_of(world.peer_ids(), 4)
-    return m.RunningAttempt(choices.one_of(ATTEMPTS), order, choices.some_of(CALLS, 4), spec(choices.number(2)))
-
-
-def _sync(world: World, choices: Choices) -> m.RunningSync:
-    holders, order = choices.some_of(world.peer_ids(), 2), choices.some_of(world.peer_ids(), 4)
-    revision = choices.number(4)
-    is_open = bool(choices.number(2))
-    return m.RunningSync(choices.one_of(ATTEMPTS), revision, holders, order, choices.some_of(CALLS, 4), is_open)
+def _running(world: World, choices: Choices) -> m.Running:
+    order, calls = choices.some_of(world.peer_ids(), 4), choices.some_of(CALLS, 4)
+    attempt_id = choices.one_of(ATTEMPTS)
+    if choices.number(2):
+        how = m.Reducing((m.Lane(order),), 1 + choices.number(65536))
+        return m.Running(m.Plan(attempt_id, calls, how), spec(choices.number(2)) if choices.number(8) else None)
+    fetching = m.Fetching(order, choices.number(4), choices.some_of(world.peer_ids(), 2))
+    return m.Running(m.Plan(attempt_id, calls, fetching), is_open=bool(choices.number(2)))
 
 
 def _outcome(world: World, choices: Choices) -> m.Decision:
@@ -203,10 +200,10 @@ def _outcome(world: World, choices: Choices) -> m.Decision:
     return m.Decision(0, 0 if committed else 8, 2, attempt_id=attempt_id, order=ids, calls=choices.some_of(CALLS))
 
 
-def _begin(_: World, choices: Choices) -> m.Begin:
+def _begin(_: World, choices: Choices) -> m.Votes:
     count = 1 + choices.number(3)
-    calls = [m.CollectiveCall(choices.one_of(CALLS), spec(choices.number(2))) for _ in range(count)]
-    return m.Begin(choices.one_of(CALLS), tuple(calls))
+    calls = [m.Vote(choices.one_of(CALLS), spec(choices.number(2))) for _ in range(count)]
+    return m.Votes(choices.one_of(CALLS), tuple(calls))
 
 
 MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
@@ -216,27 +213,21 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
     _report,
     _begin,
     lambda world, choices: m.Linked(choices.some_of(world.peer_ids(), 5)),
-    lambda world, choices: m.Finished(
-        choices.one_of(CALLS),
-        choices.one_of(ATTEMPTS),
-        bool(choices.number(2)),
-        choices.number(2),
-        choices.one_of((None, *world.peer_ids())),
-    ),
-    lambda _, choices: m.TopologyVote(
+    lambda _, choices: topology_vote(
         choices.one_of(CALLS), choices.one_of(CALLS), choices.one_of(tuple(m.TopologyKind)), choices.number(4)
     ),
-    lambda _, choices: m.SyncOffer(
+    lambda _, choices: sync_vote(
         *(choices.one_of(CALLS), choices.one_of(CALLS), choices.number(3), choices.number(4)),
         choices.one_of(ENTRIES),
-        choices.number(2),
     ),
-    lambda world, choices: m.SyncFinished(
+    lambda world, choices: m.Report(
         choices.one_of(CALLS),
         choices.one_of(ATTEMPTS),
         bool(choices.number(2)),
         choices.one_of((None, *world.peer_ids())),
         "",
+        choices.number(2),
+        0,
         tuple(m.Dropped(peer_id, "") for peer_id in choices.some_of(world.peer_ids(), 2)),
     ),
     lambda _, choices: m.Withdraw(choices.one_of(CALLS)),

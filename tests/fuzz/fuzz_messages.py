@@ -6,7 +6,20 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from protocol.harness import FIRST_ATTEMPT, HELLO, entry, pid, pids, plan_of, spec
+from protocol.harness import (
+    FIRST_ATTEMPT,
+    HELLO,
+    entry,
+    pid,
+    pids,
+    plan_of,
+    running_attempt,
+    running_sync,
+    spec,
+    sync_plan,
+    sync_vote,
+    topology_vote,
+)
 
 from zpccl.protocol import messages as m
 
@@ -38,21 +51,21 @@ def _check(decode: Callable[[bytes], Any], data: bytes) -> None:
 def seeds() -> list[bytes]:
     """One of each kind."""
     outcome = m.Decision(0, 0, 2, attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(1, 2))
-    running = m.RunningAttempt(FIRST_ATTEMPT + 1, pids("ab"), (3, 4), spec())
-    sync = m.RunningSync(FIRST_ATTEMPT + 2, 3, pids("a"), pids("ab"), (5, 6), True)
+    running = running_attempt(FIRST_ATTEMPT + 1, "ab", (3, 4), spec())
+    sync = running_sync(FIRST_ATTEMPT + 2, 3, "a", "ab", (5, 6), True)
     member = m.Member(pid("a"), 0, "a")
     peers: list[m.PeerMessage] = [
         HELLO,
         m.Ready(),
         m.Linked(pids("abc")),
-        m.Begin(1, (m.CollectiveCall(1, spec()), m.CollectiveCall(2, spec(1)))),
-        m.Finished(1, FIRST_ATTEMPT, False, 7, pid("b"), "reset"),
-        m.TopologyVote(1, 2, m.TopologyKind.UPDATE, 3),
-        m.SyncOffer(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
-        m.SyncFinished(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
+        m.Votes(1, (m.Vote(1, spec()), m.Vote(2, spec(1)))),
+        m.Report(1, FIRST_ATTEMPT, False, pid("b"), "reset"),
+        topology_vote(1, 2, m.TopologyKind.UPDATE, 3),
+        sync_vote(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
+        m.Report(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
         m.Withdraw(1),
         m.Leave(),
-        m.Report(HELLO, 1, 2, (member,), True, 3, 4, outcome, (outcome,), (running,), sync, pids("a")),
+        m.RunReport(HELLO, 1, 2, (member,), True, 3, 4, outcome, (outcome,), (running, sync), pids("a")),
     ]
     masters: list[m.MasterMessage] = [
         m.Welcome(pid("r"), 1),
@@ -64,8 +77,6 @@ def seeds() -> list[bytes]:
         plan_of(1, FIRST_ATTEMPT, "ab"),
         m.Decision(1, 3, 2, "why", attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(1, 2), peers=("b",)),
         m.Decision(1, 2, 3, "why", "count", ("8", "9"), 4, FIRST_ATTEMPT, pids("ab"), (1, 2)),
-        m.SyncPlan(
-            1, FIRST_ATTEMPT, 2, pids("a"), (m.FetchEntry("w", b"d" * 32),), pids("ab"), (1, 2), pids("a"), pids("b")
-        ),
+        sync_plan(1, 2, "a", ("w", "d"), sources="a", fellows="b"),
     ]
     return [m.encode(message) for message in (*peers, *masters)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -21,12 +21,12 @@ from zpccl.protocol.master import MasterMachine, MasterOptions
 from zpccl.protocol.membership import Peer
 from zpccl.protocol.messages import (
     NO_ID,
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
+    FetchEntry,
+    Fetching,
     Hello,
+    Lane,
     Leave,
     Linked,
     Member,
@@ -34,14 +34,17 @@ from zpccl.protocol.messages import (
     Neighbour,
     Neighbours,
     Plan,
+    Reducing,
     Refused,
     Report,
+    Running,
+    RunReport,
     StateEntry,
-    SyncFinished,
-    SyncOffer,
-    SyncPlan,
+    SyncSpec,
     TopologyKind,
-    TopologyVote,
+    TopologySpec,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
     decode_master_message,
@@ -89,11 +92,26 @@ def entry(key: str, contents: str, *, free: bool = False, datatype: int = 10, co
     return StateEntry(key, datatype, count, free, digest(contents))
 
 
+def sync_spec(revision: int, *entries: StateEntry, strategy: int = 0, digest_kind: int = 0) -> SyncSpec:
+    """A call of sync_shared_state; by default one tensor w with contents 1."""
+    return SyncSpec(strategy, revision, entries or (entry("w", "1"),), digest_kind)
+
+
 def offer(
     call_id: int, revision: int, *entries: StateEntry, strategy: int = 0, oldest: int = 0, digest_kind: int = 0
-) -> SyncOffer:
+) -> Votes:
     """What sync_shared_state says; by default one tensor w with contents 1."""
-    return SyncOffer(oldest, call_id, strategy, revision, entries or (entry("w", "1"),), digest_kind)
+    return Votes(oldest, (Vote(call_id, sync_spec(revision, *entries, strategy=strategy, digest_kind=digest_kind)),))
+
+
+def sync_vote(oldest: int, call_id: int, strategy: int, revision: int, entries: tuple[StateEntry, ...]) -> Votes:
+    """A vote for a sync, in the order of its fields."""
+    return Votes(oldest, (Vote(call_id, SyncSpec(strategy, revision, entries)),))
+
+
+def topology_vote(oldest: int, call_id: int, kind: TopologyKind, after_round: int = 0) -> Votes:
+    """A vote for a topology call."""
+    return Votes(oldest, (Vote(call_id, TopologySpec(kind, after_round)),))
 
 
 def sent(effects: Iterable[Any]) -> list[tuple[Hashable, Any]]:
@@ -157,9 +175,9 @@ class MasterBench:
         if isinstance(message, Members):
             listed = msgspec.structs.replace(message, old_members=())
             assert self.epochs.setdefault(message.epoch, listed) == listed, "S3: one member list an epoch"
-        elif isinstance(message, Plan):
-            known = self.plans.setdefault(message.attempt_id, message.lanes)
-            assert known == message.lanes, "S3: one plan an attempt"
+        elif isinstance(message, Plan) and isinstance(message.how, Reducing):
+            lanes = message.how.lanes
+            assert self.plans.setdefault(message.attempt_id, lanes) == lanes, "S3: one plan an attempt"
         elif isinstance(message, Decision):
             name = str(connection).rstrip("0123456789")
             known = self.verdicts.setdefault((name, message.call_id), message)
@@ -167,7 +185,7 @@ class MasterBench:
 
     def say(self, name: str, message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
         """Peer `name` says something; returns what the master sends, to whom (of the first copy)."""
-        if isinstance(message, Report) and message.hello.leader == NO_ID:
+        if isinstance(message, RunReport) and message.hello.leader == NO_ID:
             message = self.promising(message)
         decode_peer_message(encode(message))
         event = events.PeerMessageReceived(self.connections[name], message, host)
@@ -180,7 +198,7 @@ class MasterBench:
         """A Hello or a report of one who has promised itself, by default to this master as it leads or wants to."""
         candidate = self.machine._recovery or self.machine._earlier
         term, leader = promise or (candidate.promise if candidate is not None else self.machine._leader.promise)
-        if isinstance(message, Report):
+        if isinstance(message, RunReport):
             return msgspec.structs.replace(message, hello=self.promising(message.hello, Promise(term, leader)))
         return msgspec.structs.replace(message, promised=term, leader=leader)
 
@@ -238,21 +256,21 @@ class MasterBench:
 
     def begin(self, name: str, call_id: int, *specs: CollectiveSpec, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` votes for collectives, with call ids from `call_id` on."""
-        calls = tuple(CollectiveCall(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
-        return self.say(name, Begin(oldest, calls))
+        calls = tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
+        return self.say(name, Votes(oldest, calls))
 
     def finish(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
         """Peer `name` reports on an attempt: by default success with digest 7."""
         fields = {"ok": True, "digest": 7, **changes}
-        return self.say(name, Finished(call_id, attempt_id, **fields))
+        return self.say(name, Report(call_id, attempt_id, **fields))
 
     def vote(self, name: str, kind: TopologyKind, call_id: int, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` makes a topology call."""
-        return self.say(name, TopologyVote(oldest, call_id, kind, self.machine.registry.round))
+        return self.say(name, topology_vote(oldest, call_id, kind, self.machine.registry.round))
 
     def fetched(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
         """Peer `name` reports on a sync."""
-        return self.say(name, SyncFinished(call_id, attempt_id, **{"ok": True, **changes}))
+        return self.say(name, Report(call_id, attempt_id, **{"ok": True, **changes}))
 
     def withdraw(self, name: str, call_id: int) -> list[tuple[Hashable, Any]]:
         """Peer `name` takes a call back."""
@@ -353,9 +371,9 @@ class PeerBench:
 
     def handle(self, event: events.PeerEvent) -> list[Any]:
         """One event; returns the effects without log lines."""
-        if isinstance(event, events.ReduceCalled):
-            self.open |= {call_id for call_id, _ in event.calls}
-        elif isinstance(event, events.ConnectCalled | events.TopologyCalled | events.SyncCalled):
+        if isinstance(event, events.Called):
+            self.open |= {vote.call_id for vote in event.votes}
+        elif isinstance(event, events.ConnectCalled):
             self.open.add(event.call_id)
         effects = self.machine.handle(event, self.now_ns)
         self.machine.validate()
@@ -425,15 +443,15 @@ class PeerBench:
 
     def reduce(self, call_id: int, *specs: CollectiveSpec) -> list[Any]:
         """all_reduce, with call ids from `call_id` on."""
-        return self.handle(events.ReduceCalled(tuple((call_id + i, s) for i, s in enumerate(specs or (spec(),)))))
+        return self.handle(events.Called(tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))))
 
     def topology(self, call_id: int, kind: TopologyKind = UPDATE) -> list[Any]:
         """update_topology and the like."""
-        return self.handle(events.TopologyCalled(call_id, kind))
+        return self.handle(events.Called((Vote(call_id, TopologySpec(kind)),)))
 
     def sync(self, call_id: int, revision: int = 0) -> list[Any]:
         """sync_shared_state."""
-        return self.handle(events.SyncCalled(call_id, 0, revision, (entry("w", "1"),), 0))
+        return self.handle(events.Called((Vote(call_id, sync_spec(revision)),)))
 
     def plan(self, call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> list[Any]:
         """The master starts an attempt."""
@@ -447,9 +465,7 @@ class PeerBench:
 
 def plan_of(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab", calls: tuple[int, ...] = ()) -> Plan:
     """A plan with one lane over `names`, for the call of that number of each, or for `calls`."""
-    from zpccl.protocol.messages import Lane
-
-    return Plan(attempt_id, (Lane(pids(names)),), calls or (call_id,) * len(names), FRAME)
+    return Plan(attempt_id, calls or (call_id,) * len(names), reducing(names))
 
 
 def sync_plan(
@@ -461,14 +477,47 @@ def sync_plan(
     sources: str = "",
     fellows: str = "",
     **calls: int,
-) -> SyncPlan:
+) -> Plan:
     """A sync plan; `fetch` has key and contents of each tensor to fetch."""
-    from zpccl.protocol.messages import FetchEntry
-
     entries = tuple(FetchEntry(key, digest(text)) for key, text in fetch)
     calls = calls or {"a": call_id, "b": call_id}
-    facts = (call_id, attempt_id, revision, pids(holders), entries, pids(calls), tuple(calls.values()))
-    return SyncPlan(*facts, pids(sources), pids(fellows))
+    how = Fetching(pids(calls), revision, pids(holders), entries, pids(sources), pids(fellows))
+    return Plan(attempt_id, tuple(calls.values()), how)
+
+
+def reducing(names: str = "ab", algorithm: int = Algorithm.RING, frame_bytes: int = FRAME) -> Reducing:
+    """How a collective of `names` runs."""
+    return Reducing((Lane(pids(names), algorithm),), frame_bytes)
+
+
+def fetching(plan: Plan) -> Fetching:
+    """How the sync of a plan runs."""
+    assert isinstance(plan.how, Fetching)
+    return plan.how
+
+
+def is_fetching(message: object) -> TypeGuard[Plan]:
+    """True for the plan of a sync."""
+    return isinstance(message, Plan) and isinstance(message.how, Fetching)
+
+
+def running_attempt(
+    attempt_id: int,
+    names: str,
+    calls: tuple[int, ...],
+    of: CollectiveSpec,
+    algorithm: int = Algorithm.RING,
+    frame_bytes: int = FRAME,
+) -> Running:
+    """A collective that runs, as its peers report it."""
+    return Running(Plan(attempt_id, calls, reducing(names, algorithm, frame_bytes)), of)
+
+
+def running_sync(
+    attempt_id: int, revision: int, holders: str, names: str, calls: tuple[int, ...], is_open: bool
+) -> Running:
+    """A sync that runs, as one of its peers reports it."""
+    return Running(Plan(attempt_id, calls, Fetching(pids(names), revision, pids(holders))), is_open=is_open)
 
 
 def peer(name: str, group: int = 0) -> Peer:
@@ -491,9 +540,9 @@ def said_together(machine: MasterMachine, what: str, number: int) -> list[events
     said: list[tuple[Peer, Any]] = []
     attempts, transfers = machine.operations.running.values(), machine.syncs.transfers()
     if what == "finish":
-        said = [(p, Finished(c, a.attempt_id, True, number // 3)) for a in attempts for p, c in a.calls.items()]
+        said = [(p, Report(c, a.attempt_id, True, digest=number // 3)) for a in attempts for p, c in a.calls.items()]
     elif what == "fetched":
-        said = [(p, SyncFinished(c, t.attempt_id, True)) for t in transfers for p, c in t.calls.items()]
+        said = [(p, Report(c, t.attempt_id, True)) for t in transfers for p, c in t.calls.items()]
     elif what == "hello":
         said = [(p, Hello(p.peer_id, p.token, True, p.group, p.name, ())) for p in machine.registry.peers.values()]
     elif what == "link":
@@ -501,9 +550,9 @@ def said_together(machine: MasterMachine, what: str, number: int) -> list[events
     for peer in machine.registry.order:
         call_id = max([*peer.open_calls, *peer.answers, 0]) + 1
         vote = {
-            "begin": Begin(0, (CollectiveCall(call_id, spec(number % 2)),)),
-            "offer": SyncOffer(0, call_id, 0, number, (entry("w", "xy"[peer.peer_id[0] % 2]),)),
-            "update": TopologyVote(0, call_id, TopologyKind.UPDATE),
+            "begin": Votes(0, (Vote(call_id, spec(number % 2)),)),
+            "offer": sync_vote(0, call_id, 0, number, (entry("w", "xy"[peer.peer_id[0] % 2]),)),
+            "update": topology_vote(0, call_id, TopologyKind.UPDATE),
         }.get(what)
         if vote is not None:
             said.append((peer, vote))

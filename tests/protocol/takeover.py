@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from zpccl.protocol.messages import (
     Hello,
     Refusal,
-    Report,
+    RunReport,
 )
 
 from .harness import (
@@ -26,12 +26,12 @@ def hello_of(name: str, run_id: bytes = OLD_RUN, connection: int = 1) -> Hello:
     return Hello(pid(name), token(name), True, 0, name, (f"{name}:1",), connection, run_id)
 
 
-def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> Report:
+def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> RunReport:
     """What a peer knows: by default a member list and nothing else."""
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
     hello = replace(hello, term=facts.pop("term", hello.term))
     listed = member_list(epoch, members, **facts.pop("groups", {})).members
-    blank = Report(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), (), None)
+    blank = RunReport(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), ())
     return replace(blank, **facts)
 
 

@@ -52,7 +52,7 @@ def test_the_ring_is_in_order_of_admission() -> None:
     for name in "ab":
         bench.begin(name, 1)
     sent = bench.begin("c", 1)
-    assert [message.lanes[0].order for _, message in sent] == [pids("cab")] * 3
+    assert [message.how.lanes[0].order for _, message in sent] == [pids("cab")] * 3
 
 
 def test_many_tags_in_any_order() -> None:
@@ -772,9 +772,9 @@ def test_any_order_of_anything(steps: list[tuple[str, str, int]]) -> None:
                     calls[voter] += 1
                     bench.begin(voter, calls[voter], spec(tag))
         elif action == "again" and bench.peer(name).open_calls:
-            call_id, what = next(iter(bench.peer(name).open_calls.items()))
-            if what != "sync_shared_state":
-                bench.begin(name, call_id, what)
+            call_id, key = next(iter(bench.peer(name).open_calls.items()))
+            if key.function == COLLECTIVE:
+                bench.begin(name, call_id, spec(key.tag))
         elif action in ("ok", "other", "fail") and mine:
             bench.finish(name, *mine[tag % len(mine)], ok=action != "fail", digest=7 if action == "ok" else 8)
         elif action == "withdraw":

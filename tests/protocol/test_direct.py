@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from protocol.harness import reducing, running_attempt
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, StartReduce
-from zpccl.protocol.messages import Decision, Finished, Lane, Linked, Plan, Refusal, Refused, RunningAttempt
+from zpccl.protocol.messages import Decision, Linked, Plan, Reducing, Refusal, Refused, Report
 from zpccl.types import Algorithm
 
 from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, spec
@@ -172,7 +173,11 @@ def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
     """S1: all who take part cut the tensor alike, also who asks again after more has been learnt."""
 
     def frames_of(answers: list[tuple[Any, Any]]) -> list[int]:
-        return [message.frame_bytes for _, message in answers if isinstance(message, Plan)]
+        return [
+            message.how.frame_bytes
+            for _, message in answers
+            if isinstance(message, Plan) and isinstance(message.how, Reducing)
+        ]
 
     bench = bench_of()
     first = [bench.begin(name, 1, spec(tag=1, count=LARGE)) for name in NAMES][-1]
@@ -213,7 +218,7 @@ def test_a_peer_reports_how_long_its_data_plane_took() -> None:
     peer.plan(10)
     peer.now_ns += 3 * limits.MS
     assert peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7)) == [
-        Send(Finished(10, FIRST_ATTEMPT, True, 7, duration_us=3000))
+        Send(Report(10, FIRST_ATTEMPT, True, digest=7, duration_us=3000))
     ]
 
 
@@ -224,17 +229,16 @@ def test_a_peer_does_what_the_plan_says_and_tells_another_master() -> None:
     """L3, S3."""
     peer = PeerBench().member("abc")
     peer.reduce(10)
-    lane = Lane(pids("abc"), Algorithm.DIRECT)
-    plan = Plan(FIRST_ATTEMPT, (lane,), (10, 10, 10), 65536)
+    plan = Plan(FIRST_ATTEMPT, (10, 10, 10), reducing("abc", Algorithm.DIRECT, 65536))
     assert peer.hear(plan) == [StartReduce(10, FIRST_ATTEMPT, pids("abc"), 65536, Algorithm.DIRECT)]
-    running = RunningAttempt(FIRST_ATTEMPT, pids("abc"), (10, 10, 10), spec(), Algorithm.DIRECT, 65536)
+    running = running_attempt(FIRST_ATTEMPT, "abc", (10, 10, 10), spec(), Algorithm.DIRECT, 65536)
     (report,) = [effect.message for effect in peer.hear(Refused(Refusal.REPORT, "", term=77))]
-    assert report.attempts == (running,)
+    assert report.running == (running,)
 
 
 def test_another_master_goes_on_with_the_same_plan() -> None:
     """L3, S3: a reports, b never got the plan."""
     bench = TakeOver()
-    bench.report("a", attempts=(RunningAttempt(7, pids("ab"), (3, 4), spec(), Algorithm.DIRECT, 65536),))
+    bench.report("a", running=(running_attempt(7, "ab", (3, 4), spec(), Algorithm.DIRECT, 65536),))
     told = bench.report("b")
-    assert ("b1", Plan(7, (Lane(pids("ab"), Algorithm.DIRECT),), (3, 4), 65536)) in told
+    assert ("b1", Plan(7, (3, 4), reducing("ab", Algorithm.DIRECT, 65536))) in told

@@ -20,10 +20,10 @@ from zpccl.protocol.election import (
     elect,
     validate_entries,
 )
-from zpccl.protocol.messages import FetchEntry, StateEntry, SyncOffer
+from zpccl.protocol.messages import FetchEntry, StateEntry, SyncSpec
 from zpccl.types import SharedStateSyncStrategy
 
-from .harness import digest, entry, offer
+from .harness import digest, entry, sync_spec
 
 
 def outcome(election: Election[str]) -> tuple[int, str, str, str]:
@@ -57,7 +57,7 @@ def test_a_run_may_begin_at_revision_zero_and_repeat_nothing() -> None:
 )
 def test_another_key_set_is_refused_and_the_rest_go_on(odd: tuple[StateEntry, ...], words: list[str]) -> None:
     plain = (entry("w", "1"),)
-    offers = {"a": offer(1, 0, *plain), "b": offer(1, 0, *odd), "c": offer(1, 0, entry("w", "2"))}
+    offers = {"a": sync_spec(0, *plain), "b": sync_spec(0, *odd), "c": sync_spec(0, entry("w", "2"))}
     election = elect(offers, None, frozenset())
     assert outcome(election) == (0, "a", "c", "b")
     result, reason = election.refused["b"]
@@ -67,7 +67,7 @@ def test_another_key_set_is_refused_and_the_rest_go_on(odd: tuple[StateEntry, ..
 
 def test_the_key_set_of_most_wins() -> None:
     odd, plain = (entry("v", "1"),), (entry("w", "1"),)
-    offers = {"a": offer(1, 0, *odd), "b": offer(1, 0, *plain), "c": offer(1, 0, *plain)}
+    offers = {"a": sync_spec(0, *odd), "b": sync_spec(0, *plain), "c": sync_spec(0, *plain)}
     assert outcome(elect(offers, None, frozenset())) == (0, "bc", "", "a")
     assert outcome(elect({"a": offers["a"], "b": offers["b"]}, None, frozenset())) == (0, "a", "", "b")
 
@@ -75,25 +75,25 @@ def test_the_key_set_of_most_wins() -> None:
 def test_the_key_set_is_that_of_peers_at_the_revision() -> None:
     """Two stale peers with an old model do not outvote the one that holds the current one."""
     old, new = (entry("old", "1"),), (entry("new", "1"),)
-    offers = {"a": offer(1, 3, *old), "b": offer(1, 3, *old), "c": offer(1, 4, *new)}
+    offers = {"a": sync_spec(3, *old), "b": sync_spec(3, *old), "c": sync_spec(4, *new)}
     assert outcome(elect(offers, 3, frozenset("abc"))) == (4, "c", "", "ab")
 
 
 def test_the_key_set_of_a_sender_wins() -> None:
     mine, theirs = (entry("mine", "1"),), (entry("theirs", "1"),)
-    offers = {"a": offer(1, 0, *theirs), "b": offer(1, 0, *theirs), "c": offer(1, 0, *mine, strategy=2)}
+    offers = {"a": sync_spec(0, *theirs), "b": sync_spec(0, *theirs), "c": sync_spec(0, *mine, strategy=2)}
     assert outcome(elect(offers, None, frozenset())) == (0, "c", "", "ab")
 
 
 def test_receivers_do_not_choose_the_key_set() -> None:
     odd = (entry("v", "1"),)
-    offers = {"a": offer(1, 0, *odd, strategy=1), "b": offer(1, 0, *odd, strategy=1), "c": offer(1, 0)}
+    offers = {"a": sync_spec(0, *odd, strategy=1), "b": sync_spec(0, *odd, strategy=1), "c": sync_spec(0)}
     assert outcome(elect(offers, None, frozenset())) == (0, "c", "", "ab")
 
 
 def test_digests_of_another_kind_are_refused() -> None:
     """They cannot be compared, whatever the contents: the kind of most peers wins."""
-    offers = {name: offer(1, 0, digest_kind=int(name == "b")) for name in "abc"}
+    offers = {name: sync_spec(0, digest_kind=int(name == "b")) for name in "abc"}
     election = elect(offers, None, frozenset())
     assert outcome(election) == (0, "ac", "", "b")
     result, reason = election.refused["b"]
@@ -111,10 +111,10 @@ def test_a_long_difference_is_cut() -> None:
 
 def test_free_contents_are_kept_at_the_revision_and_fetched_from_behind() -> None:
     offers = {
-        "a": offer(1, 1, entry("rng", "a", free=True), entry("w", "x")),
-        "b": offer(1, 1, entry("rng", "b", free=True), entry("w", "y")),
-        "c": offer(1, 0, entry("rng", "c", free=True), entry("w", "z")),
-        "d": offer(1, 0, entry("rng", "a", free=True), entry("w", "x")),
+        "a": sync_spec(1, entry("rng", "a", free=True), entry("w", "x")),
+        "b": sync_spec(1, entry("rng", "b", free=True), entry("w", "y")),
+        "c": sync_spec(0, entry("rng", "c", free=True), entry("w", "z")),
+        "d": sync_spec(0, entry("rng", "a", free=True), entry("w", "x")),
     }
     election = elect(offers, None, frozenset())
     assert election.holders == ["a"]
@@ -128,9 +128,9 @@ def test_free_contents_are_kept_at_the_revision_and_fetched_from_behind() -> Non
 
 def test_free_contents_do_not_split_the_vote() -> None:
     offers = {
-        "a": offer(1, 1, entry("rng", "a", free=True), entry("w", "x")),
-        "b": offer(1, 1, entry("rng", "b", free=True), entry("w", "y")),
-        "c": offer(1, 1, entry("rng", "c", free=True), entry("w", "y")),
+        "a": sync_spec(1, entry("rng", "a", free=True), entry("w", "x")),
+        "b": sync_spec(1, entry("rng", "b", free=True), entry("w", "y")),
+        "c": sync_spec(1, entry("rng", "c", free=True), entry("w", "y")),
     }
     assert outcome(elect(offers, None, frozenset())) == (1, "bc", "a", "")
 
@@ -138,9 +138,9 @@ def test_free_contents_do_not_split_the_vote() -> None:
 def test_holders_hold_the_free_contents_that_are_fetched() -> None:
     """b has the elected w but another rng: c, who fetches both, must not be sent to b."""
     offers = {
-        "a": offer(1, 1, entry("rng", "a", free=True), entry("w", "x")),
-        "b": offer(1, 1, entry("rng", "b", free=True), entry("w", "x")),
-        "c": offer(1, 0, entry("rng", "c", free=True), entry("w", "z")),
+        "a": sync_spec(1, entry("rng", "a", free=True), entry("w", "x")),
+        "b": sync_spec(1, entry("rng", "b", free=True), entry("w", "x")),
+        "c": sync_spec(0, entry("rng", "c", free=True), entry("w", "z")),
     }
     election = elect(offers, None, frozenset())
     assert election.holders == ["a"]
@@ -153,8 +153,7 @@ def test_holders_hold_the_free_contents_that_are_fetched() -> None:
 KEY_SETS = [("w",), ("rng", "w"), ("v",)]
 offers_strategy = st.lists(
     st.builds(
-        lambda revision, keys, contents, strategy: offer(
-            1,
+        lambda revision, keys, contents, strategy: sync_spec(
             revision,
             *(entry(k, c, free=k == "rng") for k, c in zip(keys, contents, strict=False)),
             strategy=strategy,
@@ -170,12 +169,12 @@ offers_strategy = st.lists(
 pasts = st.tuples(st.none() | st.integers(0, 1), st.frozensets(st.sampled_from("abcde")))
 
 
-def contents(o: SyncOffer) -> dict[str, bytes]:
+def contents(o: SyncSpec) -> dict[str, bytes]:
     return {e.key: e.digest for e in o.entries}
 
 
 @given(offers_strategy, pasts)
-def test_any_outcome_is_sound(offers: dict[str, SyncOffer], past: tuple[int | None, frozenset[str]]) -> None:
+def test_any_outcome_is_sound(offers: dict[str, SyncSpec], past: tuple[int | None, frozenset[str]]) -> None:
     """S5: who is not refused ends with the elected contents, from a holder that has them."""
     election = elect(offers, *past)
     assert set(election.fetch) | set(election.refused) == set(offers)
@@ -204,7 +203,7 @@ def test_any_outcome_is_sound(offers: dict[str, SyncOffer], past: tuple[int | No
 
 
 @given(offers_strategy, pasts)
-def test_only_ties_depend_on_the_order(offers: dict[str, SyncOffer], past: tuple[int | None, frozenset[str]]) -> None:
+def test_only_ties_depend_on_the_order(offers: dict[str, SyncSpec], past: tuple[int | None, frozenset[str]]) -> None:
     """Any order of the ring gives the same revision and refuses the same peers for it."""
 
     def misplaced(election: Election[str]) -> set[str]:
@@ -221,14 +220,14 @@ def test_only_ties_depend_on_the_order(offers: dict[str, SyncOffer], past: tuple
 
 @given(st.lists(st.sampled_from("xyz"), min_size=1, max_size=7))
 def test_no_contents_have_more_votes_than_the_elected(held: list[str]) -> None:
-    offers = {chr(ord("a") + i): offer(1, 0, entry("w", text)) for i, text in enumerate(held)}
+    offers = {chr(ord("a") + i): sync_spec(0, entry("w", text)) for i, text in enumerate(held)}
     election = elect(offers, None, frozenset())
     assert len(election.holders) == max(held.count(text) for text in held)
     assert not election.refused
 
 
 @given(offers_strategy, pasts)
-def test_the_revision_follows_the_rule(offers: dict[str, SyncOffer], past: tuple[int | None, frozenset[str]]) -> None:
+def test_the_revision_follows_the_rule(offers: dict[str, SyncSpec], past: tuple[int | None, frozenset[str]]) -> None:
     last_revision, completed = past
     offered = {p: o.revision for p, o in offers.items() if o.strategy != SharedStateSyncStrategy.RECEIVE_ONLY}
     if not offered:

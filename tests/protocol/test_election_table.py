@@ -26,10 +26,10 @@ import pytest
 
 from zpccl.errors import Result
 from zpccl.protocol.election import Election, elect
-from zpccl.protocol.messages import SyncOffer
+from zpccl.protocol.messages import SyncSpec
 from zpccl.types import SharedStateSyncStrategy
 
-from .harness import entry, offer
+from .harness import entry, sync_spec
 
 LAST = 3
 """The revision of the last completed sync, in cases that have one. The next, E, is 4."""
@@ -93,10 +93,10 @@ def run(offers: dict[str, Offer], last: int | None, completed: str) -> Election[
 
 
 @cache
-def message_of(one: Offer) -> SyncOffer:
+def message_of(one: Offer) -> SyncSpec:
     """What the peer says."""
     strategy = SharedStateSyncStrategy[one.strategy or "ENFORCE_POPULAR"]
-    return offer(1, one.revision, entry("w", one.contents), strategy=strategy)
+    return sync_spec(one.revision, entry("w", one.contents), strategy=strategy)
 
 
 # --- The rules --------------------------------------------------------------------------------------------------------

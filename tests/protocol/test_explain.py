@@ -5,17 +5,17 @@ from __future__ import annotations
 from zpccl import limits
 from zpccl.protocol.election import elect
 from zpccl.protocol.explain import explain
-from zpccl.protocol.messages import SyncOffer
+from zpccl.protocol.messages import SyncSpec
 
-from .harness import entry, offer
+from .harness import entry, sync_spec
 
 
-def lines_of(offers: dict[str, SyncOffer], last: int | None = None, completed: str = "") -> list[str]:
+def lines_of(offers: dict[str, SyncSpec], last: int | None = None, completed: str = "") -> list[str]:
     return explain(elect(offers, last, frozenset(completed)), offers, last, str)
 
 
-def w(contents: str, revision: int, strategy: int = 0) -> SyncOffer:
-    return offer(1, revision, entry("v", "1"), entry("w", contents), strategy=strategy)
+def w(contents: str, revision: int, strategy: int = 0) -> SyncSpec:
+    return sync_spec(revision, entry("v", "1"), entry("w", contents), strategy=strategy)
 
 
 def test_an_election() -> None:
@@ -59,5 +59,5 @@ def test_lines_are_short_whatever_the_number_of_peers() -> None:
 def test_a_datatype_that_is_none() -> None:
     """Peers may claim anything: that is no reason to stop."""
     entries = [entry("w", contents, datatype=200) for contents in "xy"]
-    offers = {name: offer(1, 0, one) for name, one in zip("ab", entries, strict=True)}
+    offers = {name: sync_spec(0, one) for name, one in zip("ab", entries, strict=True)}
     assert lines_of(offers)[-1] == "from a receive: b 1 tensors of 0 bytes"

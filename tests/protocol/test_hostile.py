@@ -13,18 +13,17 @@ from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     Decision,
-    Finished,
     Hello,
     Leave,
     Linked,
     Ready,
-    SyncFinished,
-    SyncOffer,
+    Report,
+    SyncSpec,
     TopologyKind,
-    TopologyVote,
+    TopologySpec,
+    Vote,
+    Votes,
     Withdraw,
     decode_master_message,
     encode,
@@ -54,11 +53,22 @@ MESSAGES = st.one_of(
     ),
     st.builds(Ready),
     st.builds(Linked, peer_sets),
-    st.builds(Begin, call_ids, st.lists(st.builds(CollectiveCall, call_ids, specs), min_size=1, max_size=3).map(tuple)),
-    st.builds(Finished, call_ids, attempt_ids, st.booleans(), st.integers(0, 1), faults),
-    st.builds(TopologyVote, call_ids, call_ids, st.sampled_from(TopologyKind)),
-    st.builds(SyncOffer, call_ids, call_ids, st.integers(0, 2), st.integers(0, 3), entries),
-    st.builds(SyncFinished, call_ids, attempt_ids, st.booleans(), faults),
+    st.builds(
+        Votes,
+        call_ids,
+        st.lists(
+            st.builds(
+                Vote,
+                call_ids,
+                specs
+                | st.builds(TopologySpec, st.sampled_from(TopologyKind))
+                | st.builds(SyncSpec, st.integers(0, 2), st.integers(0, 3), entries),
+            ),
+            min_size=1,
+            max_size=3,
+        ).map(tuple),
+    ),
+    st.builds(Report, call_ids, attempt_ids, st.booleans(), faults, digest=st.integers(0, 1)),
     st.builds(Withdraw, call_ids),
     st.builds(Leave),
 )

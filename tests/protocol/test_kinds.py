@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.harness import running_attempt
 from zpccl import limits
 from zpccl.errors import CollectiveMismatch, PeerLost, Result, TooFewPeers
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast, EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Decision,
     Linked,
     Plan,
-    RunningAttempt,
     TopologyKind,
+    Vote,
+    Votes,
 )
 from zpccl.protocol.rings import owners_of
 from zpccl.types import CollectiveKind, ReduceOp
@@ -105,7 +105,7 @@ def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
     bench.say("b", Linked(pids("cd")))
     for name in "abc":
         bench.begin(name, 1, ROOT if name == "c" else OTHER)
-    order = bench.begin("d", 1, OTHER)[0][1].lanes[0].order
+    order = bench.begin("d", 1, OTHER)[0][1].how.lanes[0].order
     assert order[0] == pid("c") and order in (pids("cadb"), pids("cbda"))
 
 
@@ -259,7 +259,7 @@ def test_a_barrier_that_one_has_passed_opens_for_all() -> None:
     """L3: the former master died before it had told everybody."""
     former = bench_of("a", "b")
     former.begin("a", 2, BARRIER)
-    vote = Begin(0, (CollectiveCall(5, BARRIER),))
+    vote = Votes(0, (Vote(5, BARRIER),))
     effects = former.handle(events.PeerMessageReceived(former.connections["b"], vote))
     (told,) = (e.message for e in effects if isinstance(e, Broadcast) and e.connections == ("a1",))
     peer = PeerBench().member()
@@ -286,9 +286,9 @@ def test_a_barrier_that_nobody_has_passed_is_voted_for_anew() -> None:
 def test_a_broadcast_that_one_reports_goes_on_with_its_root(reporter: str) -> None:
     """L3: votes that come again say what each had said, and start nothing new."""
     bench, specs = TakeOver(), {"a": OTHER, "b": ROOT}
-    running = RunningAttempt(7, pids("ba"), (5, 2), specs[reporter])
+    running = running_attempt(7, "ba", (5, 2), specs[reporter])
     for name in "ab":
-        bench.report(name, attempts=(running,) if name == reporter else ())
+        bench.report(name, running=(running,) if name == reporter else ())
     for name, call_id in (("a", 2), ("b", 5)):
         ((_, plan),) = bench.begin(name, call_id, specs[name])
         assert plan == plan_of(0, 7, "ba", (5, 2)) and isinstance(plan, Plan)

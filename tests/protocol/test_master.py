@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
+from protocol.harness import topology_vote
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Level, Log
 from zpccl.protocol.master import MasterMachine, MasterOptions, with_seen_address
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     Decision,
-    Finished,
     Hello,
     Kick,
     Leave,
@@ -28,8 +26,9 @@ from zpccl.protocol.messages import (
     Plan,
     Refusal,
     Refused,
-    SyncFinished,
-    TopologyVote,
+    Report,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
 )
@@ -138,12 +137,11 @@ def test_who_is_member_elsewhere_is_not_registered(bench: MasterBench) -> None:
     [
         Linked(()),
         Leave(),
-        Begin(0, (CollectiveCall(1, spec()),)),
-        TopologyVote(0, 1, UPDATE),
+        Votes(0, (Vote(1, spec()),)),
+        topology_vote(0, 1, UPDATE),
         offer(1, 0),
         Withdraw(1),
-        Finished(1, 1, True),
-        SyncFinished(1, 1, True),
+        Report(1, 1, True),
     ],
 )
 def test_who_did_not_say_hello_is_told_to(bench: MasterBench, message: Any) -> None:
@@ -155,7 +153,7 @@ def test_who_did_not_say_hello_is_told_to(bench: MasterBench, message: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "message", [Begin(0, (CollectiveCall(1, spec()),)), TopologyVote(0, 1, UPDATE), offer(1, 0), Withdraw(1)]
+    "message", [Votes(0, (Vote(1, spec()),)), topology_vote(0, 1, UPDATE), offer(1, 0), Withdraw(1)]
 )
 def test_pending_peers_cannot_call(bench: MasterBench, message: Any) -> None:
     """S6. Flaky, seed 585091, L1: who believes to be a member was removed, and read of its admission too late."""
@@ -653,13 +651,13 @@ def test_a_call_id_for_two_calls(bench: MasterBench) -> None:
     """A member that breaks the protocol is removed; the master goes on."""
     bench.members("a", "b")
     bench.begin("b", 1)
-    effects = bench.say("a", Begin(0, (CollectiveCall(1, spec(5)), CollectiveCall(1, spec(6)))))
+    effects = bench.say("a", Votes(0, (Vote(1, spec(5)), Vote(1, spec(6)))))
     assert effects[0] == ("a1", Kick(Result.INVALID_USAGE, "call id 1 was used for two calls"))
     assert bench.names() == "b"
 
 
-@pytest.mark.parametrize("second", [TopologyVote(0, 1, UPDATE, 9), TopologyVote(0, 1, PENDING, 9), offer(1, 0)])
-@pytest.mark.parametrize("first", [Begin(0, (CollectiveCall(1, spec()),)), TopologyVote(0, 1, UPDATE, 9), offer(1, 0)])
+@pytest.mark.parametrize("second", [topology_vote(0, 1, UPDATE, 9), topology_vote(0, 1, PENDING, 9), offer(1, 0)])
+@pytest.mark.parametrize("first", [Votes(0, (Vote(1, spec()),)), topology_vote(0, 1, UPDATE, 9), offer(1, 0)])
 def test_a_call_id_for_two_kinds_of_calls(bench: MasterBench, first: Any, second: Any) -> None:
     bench.members("a", "b")
     bench.say("a", first)
@@ -678,7 +676,7 @@ def test_the_bound_of_open_calls(bench: MasterBench, monkeypatch: pytest.MonkeyP
     assert bench.names() == "b"
 
 
-@pytest.mark.parametrize("message", [TopologyVote(0, 9, UPDATE), offer(9, 0), Begin(0, (CollectiveCall(9, spec(9)),))])
+@pytest.mark.parametrize("message", [topology_vote(0, 9, UPDATE), offer(9, 0), Votes(0, (Vote(9, spec(9)),))])
 def test_the_bound_of_open_calls_holds_for_each_kind(
     bench: MasterBench, monkeypatch: pytest.MonkeyPatch, message: Any
 ) -> None:

@@ -8,6 +8,7 @@ from zpccl import limits
 from zpccl.protocol.effects import Broadcast, Level, Log
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Decision, Neighbour, Welcome
+from zpccl.protocol.operation import COLLECTIVE, Key
 
 from .harness import RUN_ID, member_list, peer, pid, pids
 
@@ -104,7 +105,7 @@ def test_the_outbox_speaks_only_to_who_is_connected() -> None:
 def test_answers_are_kept_for_who_is_away() -> None:
     outbox, a = Outbox(), peer("a")
     a.connection = None
-    a.open_calls[5] = "what"
+    a.open_calls[5] = Key(COLLECTIVE, 0, 1)
     outbox.answer(a, Decision(5, 0))
     assert outbox.take() == []
     assert (a.answers, a.open_calls) == ({5: Decision(5, 0)}, {})

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.calls import Call, Phase, ReduceCall
+from zpccl.protocol.calls import Call, Phase
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     Decision,
@@ -15,7 +15,7 @@ from zpccl.protocol.messages import (
     Lane,
     Member,
     Plan,
-    RunningSync,
+    Reducing,
     decode_peer_message,
     encode,
 )
@@ -67,18 +67,17 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
         answer = refusal(LONG, LONG - number, ids, reason)
         facts = (answer.result, 0, reason, field, values, 0, answer.attempt_id, answer.order, (LONG,) * group_size)
         memory.on_decision(Decision(LONG, *facts), None, ())
-    plan = Plan(LONG, (Lane(ids, 2),), (LONG,) * group_size, limits.FRAME_BYTES_MAX)
+    plan = Plan(LONG, (LONG,) * group_size, Reducing((Lane(ids, 2),), limits.FRAME_BYTES_MAX))
     widest = spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX, datatype=255, op=255, quantization=255)
-    calls: list[Call] = [ReduceCall(LONG, Phase.RUNNING, LONG, spec=widest, plan=plan) for _ in range(calls_max)]
+    calls: list[Call] = [Call(LONG, widest, Phase.RUNNING, LONG, plan) for _ in range(calls_max)]
     addresses = ("h" * limits.ADDRESS_CHARS_MAX,) * limits.ADDRESSES_PER_PEER_MAX
     hello = Hello(ids[0], ids[0], True, limits.PEER_GROUP_MAX, listed[0].name, addresses, LONG)
     report = memory.report(hello, LONG, limits.EPOCH_MAX, listed, everybody, limits.EPOCH_MAX, calls)
-    sync = RunningSync(LONG, LONG, ids, ids, (LONG,) * group_size, True)
     last = Decision(0, 0, LONG, attempt_id=LONG, order=ids, calls=(LONG,) * group_size)
-    report = replace(report, sync=sync, last_sync=last)
+    report = replace(report, last_sync=last)
     kept = {outcome.attempt_id for outcome in report.outcomes}
     assert {LONG - number for number in range(calls_max)} <= kept
-    assert len(report.attempts) == calls_max
+    assert len(report.running) == calls_max
     data = encode(report)
     assert len(data) <= limits.MESSAGE_BYTES_MAX
     assert decode_peer_message(data) == report
@@ -98,8 +97,8 @@ def test_a_report_fits_after_the_group_has_shrunk() -> None:
     for number in range(first, first + second):
         memory.on_decision(refusal(1, 1 + number, after), None, ())
     assert [outcome.order for outcome in outcomes(memory)] == [after] * (first + second)
-    plans = [Plan(9, (Lane(ids),), (2**32 - 1,) * len(ids), 1) for ids in [before] * first + [after] * second]
-    calls = [ReduceCall(1, Phase.RUNNING, 9, spec=spec(1), plan=plan) for plan in plans]
+    plans = [Plan(9, (2**32 - 1,) * len(ids), Reducing((Lane(ids),), 1)) for ids in [before] * first + [after] * second]
+    calls = [Call(1, spec(1), Phase.RUNNING, 9, plan) for plan in plans]
     assert len(encode(memory.report(HELLO, 0, 1, (), (), 0, calls))) <= limits.MESSAGE_BYTES_MAX
 
 
@@ -109,8 +108,8 @@ def test_the_ends_of_as_many_calls_as_another_may_have_in_flight_are_kept() -> N
     memory.on_members([Member(peer_id, 0, "n") for peer_id in ids], 0, is_committed=True)
     in_flight = limits.calls_in_flight_max(256)
     for number in range(in_flight):
-        plan = Plan(1 + number, (Lane(ids),), (1,) * 256, 1)
-        call = ReduceCall(number, Phase.REPORTED, 1 + number, spec=spec(number), plan=plan)
+        plan = Plan(1 + number, (1,) * 256, Reducing((Lane(ids),), 1))
+        call = Call(number, spec(number), Phase.REPORTED, 1 + number, plan)
         memory.on_decision(Decision(number, 0, 256, attempt_id=1 + number), call, frozenset(ids))
     for number in range(limits.PARTIAL_REFUSALS_KEPT_MAX):  # The others had no part in these.
         memory.on_decision(refusal(1, 10_000 + number, ids[:2]), None, ())

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from protocol.harness import sync_spec, topology_vote
 from zpccl import limits
 from zpccl.protocol import messages as m
 
-from .harness import HELLO, entry, pid, spec
+from .harness import HELLO, pid, spec
 
 PEER_TYPES = get_args(m.PeerMessage)
 MASTER_TYPES = get_args(m.MasterMessage)
@@ -75,30 +76,35 @@ outcomes = st.builds(
     *(naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts), naturals, naturals),
     *(tuples(ids), tuples(naturals), tuples(names)),
 )
-attempts = st.builds(m.RunningAttempt, naturals, tuples(ids), tuples(naturals), specs, algorithms)
-syncs = st.builds(m.RunningSync, naturals, naturals, tuples(ids), tuples(ids), tuples(naturals), st.booleans())
+lanes = st.builds(m.Lane, tuples(ids), algorithms).map(lambda lane: (lane,))
+hows = st.builds(m.Reducing, lanes, st.integers(1, 2**24)) | st.builds(
+    m.Fetching,
+    *(tuples(ids), naturals, tuples(ids), tuples(st.builds(m.FetchEntry, keys, digests)), tuples(ids), tuples(ids)),
+)
+plans = st.builds(m.Plan, naturals, tuples(naturals), hows)
+any_spec = st.one_of(
+    specs,
+    st.builds(m.TopologySpec, st.sampled_from(m.TopologyKind), naturals),
+    st.builds(
+        m.SyncSpec,
+        *(st.integers(0, 2), st.integers(0, limits.REVISION_MAX), tuples(entries, 1), st.integers(0, 255)),
+    ),
+)
 BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.Hello: hellos,
     m.Ready: st.builds(m.Ready),
     m.Linked: st.builds(m.Linked, tuples(ids)),
-    m.Begin: st.builds(m.Begin, naturals, tuples(st.builds(m.CollectiveCall, naturals, specs), 1)),
-    m.Finished: st.builds(m.Finished, naturals, naturals, st.booleans(), naturals, faults, texts, naturals),
-    m.TopologyVote: st.builds(m.TopologyVote, naturals, naturals, st.sampled_from(m.TopologyKind)),
-    m.SyncOffer: st.builds(
-        m.SyncOffer,
-        *(naturals, naturals, st.integers(0, 2), st.integers(0, limits.REVISION_MAX), tuples(entries, 1)),
-        st.integers(0, 255),
-    ),
-    m.SyncFinished: st.builds(
-        m.SyncFinished,
-        *(naturals, naturals, st.booleans(), faults, texts),
+    m.Votes: st.builds(m.Votes, naturals, tuples(st.builds(m.Vote, naturals, any_spec), 1)),
+    m.Report: st.builds(
+        m.Report,
+        *(naturals, naturals, st.booleans(), faults, texts, naturals, naturals),
         tuples(st.builds(m.Dropped, ids, texts)),
     ),
     m.Withdraw: st.builds(m.Withdraw, naturals),
     m.Acknowledgement: st.builds(m.Acknowledgement, naturals),
     m.Leave: st.builds(m.Leave),
-    m.Report: st.builds(
-        m.Report,
+    m.RunReport: st.builds(
+        m.RunReport,
         hellos,
         *(
             naturals,
@@ -110,8 +116,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
         ),
         st.none() | outcomes,
         tuples(outcomes),
-        tuples(attempts),
-        st.none() | syncs,
+        tuples(st.builds(m.Running, plans, st.none() | specs, st.booleans())),
         tuples(ids),
     ),
     m.Welcome: st.builds(m.Welcome, ids, terms),
@@ -121,19 +126,8 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.MembersCommitted: st.builds(m.MembersCommitted, naturals),
     m.Neighbours: st.builds(m.Neighbours, tuples(neighbours)),
     m.NeighboursChanged: st.builds(m.NeighboursChanged, tuples(neighbours), tuples(ids)),
-    m.Plan: st.builds(
-        m.Plan,
-        naturals,
-        st.builds(m.Lane, tuples(ids), algorithms).map(lambda x: (x,)),
-        tuples(naturals),
-        st.integers(1, 2**24),
-    ),
+    m.Plan: plans,
     m.Decision: outcomes,
-    m.SyncPlan: st.builds(
-        m.SyncPlan,
-        *(naturals, naturals, naturals, tuples(ids), tuples(st.builds(m.FetchEntry, keys, digests))),
-        *(tuples(ids), tuples(naturals), tuples(ids), tuples(ids)),
-    ),
 }
 any_message = st.one_of(*BUILDERS.values())
 
@@ -169,11 +163,14 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: who changes the encoding must change PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x08\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x08\x92\xa8withdraw\x05"
-    assert m.encode(m.TopologyVote(3, 4, m.TopologyKind.PENDING)) == b"zp\x08\x95\xa8topology\x03\x04\x02\x00"
+    assert m.encode(m.Leave()) == b"zp\x09\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x09\x92\xa8withdraw\x05"
+    assert (
+        m.encode(topology_vote(3, 4, m.TopologyKind.PENDING))
+        == b"zp\x09\x93\xa5votes\x03\x91\x92\x04\x93\xa8topology\x02\x00"
+    )
     assert m.encode(HELLO).hex() == (
-        "7a7008" "dc0011" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "7a7009" "dc0011" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
         "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00"
         "c410" "00000000000000000000000000000000" "90" "00"
         "c410" "00000000000000000000000000000000" "c3" "00"
@@ -283,12 +280,16 @@ def changed(message: Any, **changes: Any) -> bytes:
     return m.encode(msgspec.structs.replace(message, **changes))
 
 
-BEGIN = m.Begin(0, (m.CollectiveCall(1, spec()),))
-OFFER = m.SyncOffer(0, 1, 0, 0, (entry("w", "1"),))
+VOTES = m.Votes(0, (m.Vote(1, spec()),))
+OFFER = sync_spec(0)
 
 
 def begin_with(**changes: Any) -> bytes:
-    return m.encode(m.Begin(0, (m.CollectiveCall(1, spec(**changes)),)))
+    return m.encode(m.Votes(0, (m.Vote(1, spec(**changes)),)))
+
+
+def offer_with(**changes: Any) -> bytes:
+    return m.encode(m.Votes(0, (m.Vote(1, msgspec.structs.replace(OFFER, **changes)),)))
 
 
 @pytest.mark.parametrize(
@@ -314,24 +315,24 @@ def begin_with(**changes: Any) -> bytes:
         changed(HELLO, addresses=("a" * 301,)),
         m.encode(m.Linked((b"short",))),
         m.encode(m.Linked((pid("a"),) * (limits.PEERS_MAX + 1))),
-        changed(BEGIN, calls=()),
-        changed(BEGIN, calls=BEGIN.calls * (limits.SPECS_PER_MESSAGE_MAX + 1)),
-        changed(BEGIN, oldest_call_id=-1),
-        m.encode(m.Begin(0, (m.CollectiveCall(-1, spec()),))),
+        changed(VOTES, votes=()),
+        changed(VOTES, votes=VOTES.votes * (limits.SPECS_PER_MESSAGE_MAX + 1)),
+        changed(VOTES, oldest_call_id=-1),
+        m.encode(m.Votes(0, (m.Vote(-1, spec()),))),
         begin_with(count=0),
         begin_with(count=limits.ELEMENTS_MAX + 1),
         begin_with(datatype=256),
         begin_with(op=-1),
         begin_with(block_elements=0),
-        m.encode(m.TopologyVote(0, 1, 3)),  # type: ignore[arg-type]
-        changed(OFFER, entries=()),
-        changed(OFFER, entries=OFFER.entries * (limits.STATE_ENTRIES_MAX + 1)),
-        changed(OFFER, revision=-1),
-        changed(OFFER, revision=limits.REVISION_MAX + 1),
-        changed(OFFER, strategy=3),
-        changed(OFFER, entries=(m.StateEntry("k" * (limits.KEY_CHARS_MAX + 1), 0, 1, False, bytes(32)),)),
-        changed(OFFER, entries=(m.StateEntry("k", 0, 1, False, bytes(31)),)),
-        m.encode(m.Finished(1, 1, True, reason="r" * 4097)),
+        m.encode(topology_vote(0, 1, 3)),  # type: ignore[arg-type]
+        offer_with(entries=()),
+        offer_with(entries=OFFER.entries * (limits.STATE_ENTRIES_MAX + 1)),
+        offer_with(revision=-1),
+        offer_with(revision=limits.REVISION_MAX + 1),
+        offer_with(strategy=3),
+        offer_with(entries=(m.StateEntry("k" * (limits.KEY_CHARS_MAX + 1), 0, 1, False, bytes(32)),)),
+        offer_with(entries=(m.StateEntry("k", 0, 1, False, bytes(31)),)),
+        m.encode(m.Report(1, 1, True, reason="r" * 4097)),
         m.encode(m.Withdraw(-1)),
         PREFIX + msgspec.msgpack.encode(["leave", "more"]),
         PREFIX + msgspec.msgpack.encode(["withdraw"]),
@@ -346,13 +347,13 @@ def test_bounds_of_peer_messages(data: bytes) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        m.Plan(1, (), (), 1),
-        m.Plan(1, (m.Lane(()), m.Lane(())), (), 1),
-        m.Plan(1, (m.Lane((b"x",)),), (), 1),
-        m.Plan(1, (m.Lane((), 0),), (), 1),
-        m.Plan(1, (m.Lane((), 3),), (), 1),
-        m.Plan(1, (m.Lane(()),), (), 0),
-        m.Plan(1, (m.Lane(()),), (), limits.FRAME_BYTES_MAX + 1),
+        m.Plan(1, (), m.Reducing((), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane(()), m.Lane(())), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane((b"x",)),), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane((), 0),), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane((), 3),), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane(()),), 0)),
+        m.Plan(1, (), m.Reducing((m.Lane(()),), limits.FRAME_BYTES_MAX + 1)),
         m.Refused(9, ""),  # type: ignore[arg-type]
         m.Kick(1, "r" * 4097),
         m.Welcome(b"", 1),
@@ -368,9 +369,9 @@ def test_bounds_of_master_messages(message: Any) -> None:
 def test_the_bounds_themselves_are_allowed() -> None:
     for message in (
         msgspec.structs.replace(HELLO, group=limits.PEER_GROUP_MAX, name="n" * limits.NAME_CHARS_MAX),
-        msgspec.structs.replace(BEGIN, calls=BEGIN.calls * limits.SPECS_PER_MESSAGE_MAX),
-        msgspec.structs.replace(OFFER, revision=limits.REVISION_MAX),
-        m.Begin(0, (m.CollectiveCall(1, spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX)),)),
+        msgspec.structs.replace(VOTES, votes=VOTES.votes * limits.SPECS_PER_MESSAGE_MAX),
+        m.Votes(0, (m.Vote(1, msgspec.structs.replace(OFFER, revision=limits.REVISION_MAX)),)),
+        m.Votes(0, (m.Vote(1, spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX)),)),
         m.Linked(tuple(i.to_bytes(16, "big") for i in range(limits.PEERS_MAX))),
     ):
         assert m.decode_peer_message(m.encode(message)) == message
@@ -381,8 +382,8 @@ def test_a_report_leaves_room_for_the_next_number(field: str) -> None:
     """A master that takes the run over goes on from there, and says so in messages."""
     maximum = {"epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}.get(field, limits.TERM_MAX)
 
-    def report(number: int) -> m.Report:
-        blank = m.Report(HELLO, 0, 0, (), False, 0, 0, None, (), (), None)
+    def report(number: int) -> m.RunReport:
+        blank = m.RunReport(HELLO, 0, 0, (), False, 0, 0, None, (), ())
         if field in m.Hello.__struct_fields__:
             return msgspec.structs.replace(blank, hello=msgspec.structs.replace(HELLO, **{field: number}))
         return msgspec.structs.replace(blank, **{field: number})

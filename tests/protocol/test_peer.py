@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from protocol.harness import fetching, sync_vote, topology_vote
 from zpccl import limits
 from zpccl.errors import (
     CollectiveMismatch,
@@ -42,11 +43,8 @@ from zpccl.protocol.effects import (
     UseMaster,
 )
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     Decision,
     Dropped,
-    Finished,
     Kick,
     Leave,
     Linked,
@@ -55,9 +53,9 @@ from zpccl.protocol.messages import (
     Ready,
     Refusal,
     Refused,
-    SyncFinished,
-    SyncOffer,
-    TopologyVote,
+    Report,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
 )
@@ -89,8 +87,8 @@ ENTRIES = (entry("w", "1"),)
 
 def begin(call_id: int, *specs: Any, oldest: int | None = None) -> Send:
     """The votes for collectives with call ids from `call_id` on."""
-    calls = tuple(CollectiveCall(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
-    return Send(Begin(call_id if oldest is None else oldest, calls))
+    calls = tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
+    return Send(Votes(call_id if oldest is None else oldest, calls))
 
 
 def start(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> StartReduce:
@@ -196,9 +194,9 @@ def test_a_connection_that_breaks_before_the_answer() -> None:
 
 def test_another_version() -> None:
     peer = PeerBench().connecting()
-    error = peer.error(peer.handle(events.OtherVersionReceived(9)))
+    error = peer.error(peer.handle(events.OtherVersionReceived(10)))
     assert isinstance(error, VersionMismatch)
-    assert f"it speaks protocol version 9, this peer {limits.PROTOCOL_VERSION}" in str(error)
+    assert f"it speaks protocol version 10, this peer {limits.PROTOCOL_VERSION}" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +345,7 @@ def test_a_collective() -> None:
     peer = PeerBench().member()
     assert peer.reduce(10) == [begin(10)]
     assert peer.plan(10) == [start(10)]
-    assert peer.handle(done()) == [Send(Finished(10, FIRST_ATTEMPT, True, 7))]
+    assert peer.handle(done()) == [Send(Report(10, FIRST_ATTEMPT, True, digest=7))]
     assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
     assert peer.machine.calls == {}
 
@@ -358,14 +356,14 @@ def test_a_batch() -> None:
     assert peer.reduce(12, spec(3)) == [begin(12, spec(3), oldest=10)]
     peer.plan(11)
     peer.plan(10, FIRST_ATTEMPT + 1)
-    assert peer.handle(done(FIRST_ATTEMPT + 1)) == [Send(Finished(10, FIRST_ATTEMPT + 1, True, 7))]
+    assert peer.handle(done(FIRST_ATTEMPT + 1)) == [Send(Report(10, FIRST_ATTEMPT + 1, True, digest=7))]
     peer.hear(committed(10, FIRST_ATTEMPT + 1))
     assert peer.reduce(13, spec(1)) == [begin(13, spec(1), oldest=11)]
 
 
 def test_an_empty_batch() -> None:
     peer = PeerBench().member()
-    assert peer.handle(events.ReduceCalled(())) == []
+    assert peer.handle(events.Called(())) == []
 
 
 @pytest.mark.parametrize("report", [{"error": "reset", "fault": pid("b"), "digest": 3}, {"error": "x" * 9999}])
@@ -373,7 +371,7 @@ def test_a_collective_that_fails_here(report: dict[str, Any]) -> None:
     peer = PeerBench().member()
     peer.reduce(10)
     peer.plan(10)
-    expected = Finished(10, FIRST_ATTEMPT, False, 0, report.get("fault"), report["error"][: limits.TEXT_CHARS_MAX])
+    expected = Report(10, FIRST_ATTEMPT, False, report.get("fault"), report["error"][: limits.TEXT_CHARS_MAX])
     assert peer.handle(done(**report)) == [Send(expected)]
 
 
@@ -457,9 +455,7 @@ def test_a_plan_that_comes_after_a_later_one_is_given_up() -> None:
     peer.reduce(10, spec(1), spec(2))
     peer.plan(11, FIRST_ATTEMPT + 1)
     (report,) = peer.plan(10, FIRST_ATTEMPT)
-    assert report == Send(
-        Finished(10, FIRST_ATTEMPT, False, 0, None, "the plan came too late, after a broken connection")
-    )
+    assert report == Send(Report(10, FIRST_ATTEMPT, False, None, "the plan came too late, after a broken connection"))
     assert peer.hear(aborted(10))[0] == EndReduce(FIRST_ATTEMPT, False)
 
 
@@ -479,20 +475,20 @@ def test_reports_of_the_data_plane_count_once() -> None:
 @pytest.mark.parametrize("kind", [UPDATE, OPTIMIZE, PENDING])
 def test_topology_calls(kind: Any) -> None:
     peer = PeerBench().member()
-    assert peer.topology(10, kind) == [Send(TopologyVote(10, 10, kind))]
+    assert peer.topology(10, kind) == [Send(topology_vote(10, 10, kind))]
     assert peer.hear(Decision(10, OK, 1)) == [Resolve(10, 1)]
 
 
 def test_topology_calls_of_who_is_alone() -> None:
     peer = PeerBench().member("a")
-    assert peer.topology(10) == [Send(TopologyVote(10, 10, UPDATE))]
+    assert peer.topology(10) == [Send(topology_vote(10, 10, UPDATE))]
 
 
 def test_a_failed_update_can_be_tried_again() -> None:
     peer = PeerBench().member()
     peer.topology(10)
     assert type(peer.error(peer.hear(Decision(10, Result.UPDATE_TOPOLOGY_FAILED)))) is UpdateTopologyFailed
-    assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE))]
+    assert peer.topology(11) == [Send(topology_vote(11, 11, UPDATE))]
 
 
 def test_fetching_ahead() -> None:
@@ -557,11 +553,11 @@ def test_admitted_while_it_fetches_ahead() -> None:
 def test_a_sync() -> None:
     """Golden. EndSync comes before Resolve: what was fetched is in its place when the call returns."""
     peer = PeerBench().member()
-    assert peer.sync(10, revision=3) == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    assert peer.sync(10, revision=3) == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
     plan = sync_plan(10, 4, "b", ("w", "2"))
-    assert peer.hear(plan) == [StartSync(plan)]
+    assert peer.hear(plan) == [StartSync(10, plan.attempt_id, fetching(plan))]
     assert peer.hear(plan) == []
-    assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == [Send(SyncFinished(10, FIRST_ATTEMPT, True))]
+    assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == [Send(Report(10, FIRST_ATTEMPT, True))]
     assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
     assert peer.hear(committed(10, value=4)) == [EndSync(10, FIRST_ATTEMPT, True), Resolve(10, 4)]
 
@@ -573,7 +569,7 @@ def test_a_sync_that_fails(reported: bool) -> None:
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
     if reported:
         report = events.FetchDone(FIRST_ATTEMPT, "b died", pid("b"))
-        assert peer.handle(report) == [Send(SyncFinished(10, FIRST_ATTEMPT, False, pid("b"), "b died"))]
+        assert peer.handle(report) == [Send(Report(10, FIRST_ATTEMPT, False, pid("b"), "b died"))]
     effects = peer.hear(aborted(10))
     assert effects[0] == EndSync(10, FIRST_ATTEMPT, False)
     assert type(peer.error(effects)) is PeerLost
@@ -586,7 +582,7 @@ def test_a_fetch_that_dropped_sources() -> None:
     peer.hear(sync_plan(10, 4, "bc", ("w", "2")))
     (said,) = peer.handle(events.FetchDone(FIRST_ATTEMPT, dropped=((pid("b"), "x" * 5000),)))
     named = (Dropped(pid("b"), "x" * limits.OUTCOME_TEXT_CHARS_MAX),)
-    assert said == Send(SyncFinished(10, FIRST_ATTEMPT, True, dropped=named))
+    assert said == Send(Report(10, FIRST_ATTEMPT, True, dropped=named))
 
 
 @pytest.mark.parametrize("fetches, has_all", [(False, False), (True, True), (True, False)])
@@ -599,7 +595,7 @@ def test_the_state_of_this_peer_has_changed(fetches: bool, has_all: bool) -> Non
         peer.handle(events.FetchDone(FIRST_ATTEMPT))
     changed = events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a"))
     assert peer.handle(changed) == [
-        Send(SyncFinished(10, FIRST_ATTEMPT, False, pid("a"), "tensor 'w' has changed")),
+        Send(Report(10, FIRST_ATTEMPT, False, pid("a"), "tensor 'w' has changed")),
     ]
     assert peer.handle(changed) == peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
     error = peer.error(peer.hear(aborted(10, reason="a: tensor 'w' has changed")))
@@ -613,7 +609,7 @@ def test_a_master_that_takes_over_waits_for_who_has_lost_what_it_held() -> None:
     peer.hear(sync_plan(10, 4, "ab"))
     for is_open in (False, True):
         said = peer.hear(Refused(Refusal.REPORT, "", term=2))
-        assert said[0].message.sync.is_open == is_open
+        assert said[0].message.running[0].is_open == is_open
         peer.handle(events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a")))
 
 
@@ -637,7 +633,7 @@ def test_a_sync_plan_that_comes_after_a_later_one() -> None:
     peer.plan(77, FIRST_ATTEMPT + 1)
     (report,) = peer.hear(sync_plan(10, 4, "b", ("w", "2")))
     assert isinstance(report, Send)
-    assert isinstance(report.message, SyncFinished)
+    assert isinstance(report.message, Report)
     assert not report.message.ok
 
 
@@ -807,10 +803,10 @@ def test_everything_is_said_again() -> None:
         Send(Linked(pids("bc"))),
         begin(10, spec(1)),
         begin(11, spec(2), oldest=10),
-        Send(Finished(12, FIRST_ATTEMPT + 1, True, 7)),
+        Send(Report(12, FIRST_ATTEMPT + 1, True, digest=7)),
         Send(Withdraw(13)),  # First, lest the vote be the last one that others wait for.
         begin(13, spec(4), oldest=10),
-        Send(TopologyVote(10, 14, PENDING)),
+        Send(topology_vote(10, 14, PENDING)),
     ]
     peer.hear(Decision(10, LOST))
     assert peer.reconnect()[2] == begin(11, spec(2))
@@ -819,12 +815,12 @@ def test_everything_is_said_again() -> None:
 def test_syncs_are_said_again() -> None:
     peer = PeerBench().member()
     peer.sync(10, revision=3)
-    assert peer.welcome_back()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    assert peer.welcome_back()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
-    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES))]
+    assert peer.reconnect()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
     peer.handle(events.FetchDone(FIRST_ATTEMPT))
-    finished = SyncFinished(10, FIRST_ATTEMPT, True)
-    assert peer.reconnect()[2:] == [Send(SyncOffer(10, 10, 0, 3, ENTRIES)), Send(finished)]
+    finished = Report(10, FIRST_ATTEMPT, True)
+    assert peer.reconnect()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES)), Send(finished)]
 
 
 def test_a_master_that_asks_who_we_are() -> None:
@@ -918,7 +914,7 @@ def test_calls_while_the_connection_is_broken() -> None:
     assert peer.up()[2:] == [begin(10)]
 
 
-FOREIGN: list[events.PeerEvent] = [events.OtherVersionReceived(9), events.NonsenseReceived("5 bytes")]
+FOREIGN: list[events.PeerEvent] = [events.OtherVersionReceived(10), events.NonsenseReceived("5 bytes")]
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
@@ -1086,8 +1082,8 @@ def test_without_a_master_a_call_ends_at_once(call: str) -> None:
     assert peer.machine.state is State.MEMBER
     votes = {
         "reduce": begin(10),
-        "topology": Send(TopologyVote(10, 10, UPDATE)),
-        "sync": Send(SyncOffer(10, 10, 0, 0, ENTRIES)),
+        "topology": Send(topology_vote(10, 10, UPDATE)),
+        "sync": Send(sync_vote(10, 10, 0, 0, ENTRIES)),
     }
     assert led_again(peer) == [Send(Withdraw(10)), votes[call]]
     assert peer.hear(Decision(10, LOST, reason="withdrawn")) == []
@@ -1133,7 +1129,7 @@ def test_a_running_attempt_is_released() -> None:
     end, reject, finished = give_up(peer)[1:]
     assert end == EndReduce(FIRST_ATTEMPT, False)
     assert isinstance(reject, Reject)
-    assert finished == Send(Finished(10, FIRST_ATTEMPT, False, 0, None, "withdrawn"))
+    assert finished == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     assert peer.handle(done()) == []
     assert led_again(peer) == [Send(Withdraw(10)), finished]
     assert peer.hear(aborted(10)) == []
@@ -1148,7 +1144,7 @@ def test_what_has_been_reported_is_not_taken_back() -> None:
     peer.handle(done())
     peer.down()
     assert give_up(peer) == [Send(Withdraw(10))]
-    report = Send(Finished(10, FIRST_ATTEMPT, True, 7))
+    report = Send(Report(10, FIRST_ATTEMPT, True, digest=7))
     assert peer.up()[2:] == [report, Send(Withdraw(10))]
     peer.down()
     assert peer.tick(limits.WITHDRAW_TIMEOUT_NS)[0] == EndReduce(FIRST_ATTEMPT, False)
@@ -1188,10 +1184,10 @@ def test_a_plan_after_the_release_is_not_begun(call: str) -> None:
     led_again(peer)
     if call == "reduce":
         effects = peer.plan(10)
-        assert effects[1] == Send(Finished(10, FIRST_ATTEMPT, False, 0, None, "withdrawn"))
+        assert effects[1] == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     else:
         effects = peer.hear(sync_plan(10, 4, "b", ("w", "2")))
-        assert effects[1] == Send(SyncFinished(10, FIRST_ATTEMPT, False, None, "withdrawn"))
+        assert effects[1] == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
     assert peer.hear(aborted(10)) == []
 
@@ -1211,7 +1207,7 @@ def test_a_holder_is_released_from_a_sync() -> None:
     peer.down()
     end, reject, finished = give_up(peer)[1:]
     assert (end, reject.call_id) == (EndSync(10, FIRST_ATTEMPT, False), 10)
-    assert finished == Send(SyncFinished(10, FIRST_ATTEMPT, False, None, "withdrawn"))
+    assert finished == Send(Report(10, FIRST_ATTEMPT, False, None, "withdrawn"))
     assert peer.handle(events.FetchDone(FIRST_ATTEMPT, "changed", pid("a"))) == []
 
 
@@ -1280,7 +1276,7 @@ def test_a_round_that_ends_after_the_release() -> None:
     peer = released("topology")
     led_again(peer)
     assert peer.hear(Decision(10, OK, round=3)) == []
-    assert peer.topology(11) == [Send(TopologyVote(11, 11, UPDATE, 3))]
+    assert peer.topology(11) == [Send(topology_vote(11, 11, UPDATE, 3))]
 
 
 def test_close_with_released_calls() -> None:
@@ -1344,7 +1340,7 @@ def test_closed_is_the_end() -> None:
         events.ConnectionUp(),
         events.ConnectionDown(),
         events.ConnectionFailed("x"),
-        events.OtherVersionReceived(9),
+        events.OtherVersionReceived(10),
         events.LinkUp(pid("b")),
         events.LinkFailed(pid("b"), "x"),
         events.MasterMessageReceived(Welcome(RUN_ID, 1)),
@@ -1367,7 +1363,7 @@ def test_before_connect_nothing_has_any_effect() -> None:
         events.ConnectionUp(),
         events.ConnectionDown(),
         events.ConnectionFailed("x"),
-        events.OtherVersionReceived(9),
+        events.OtherVersionReceived(10),
         events.LinkUp(pid("b")),
         events.MasterMessageReceived(Welcome(RUN_ID, 1)),
         events.Tick(),

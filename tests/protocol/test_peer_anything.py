@@ -7,20 +7,20 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.harness import sync_spec
 from zpccl import limits
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, EndSync, Reject, Resolve, Send, StartReduce, StartSync
 from zpccl.protocol.messages import (
-    Begin,
     Decision,
-    Finished,
     Kick,
     Neighbours,
     Refusal,
     Refused,
-    SyncFinished,
-    SyncOffer,
-    TopologyVote,
+    Report,
+    TopologySpec,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
 )
@@ -34,7 +34,6 @@ from .harness import (
     RUN_ID,
     UPDATE,
     PeerBench,
-    entry,
     member_list,
     neighbour,
     pid,
@@ -66,12 +65,11 @@ class Watch:
         effects = self.peer.handle(event)
         for effect in effects:
             if isinstance(effect, StartReduce | StartSync):
-                plan = effect if isinstance(effect, StartReduce) else effect.plan
-                assert plan.attempt_id not in self.started, "S3: an attempt begins once"
-                assert plan.attempt_id > max(self.started, default=0), "S4: attempts begin in order"
-                assert plan.call_id not in self.running.values(), "S4: a call has one attempt"
-                self.started.add(plan.attempt_id)
-                self.running[plan.attempt_id] = plan.call_id
+                assert effect.attempt_id not in self.started, "S3: an attempt begins once"
+                assert effect.attempt_id > max(self.started, default=0), "S4: attempts begin in order"
+                assert effect.call_id not in self.running.values(), "S4: a call has one attempt"
+                self.started.add(effect.attempt_id)
+                self.running[effect.attempt_id] = effect.call_id
             elif isinstance(effect, EndReduce | EndSync):
                 self.running.pop(effect.attempt_id, None)
             elif isinstance(effect, Resolve | Reject):
@@ -116,12 +114,12 @@ class Watch:
         attempt = attempt_id or self.attempt_id
         if action in ("reduce", "batch"):
             new = self.new_calls(1 + 2 * (action == "batch"))
-            return events.ReduceCalled(tuple((c, spec(number + c - new[0])) for c in new))
+            return events.Called(tuple(Vote(c, spec(number + c - new[0])) for c in new))
         if action in ("update", "optimize", "pending"):
             kind = {"update": UPDATE, "optimize": OPTIMIZE, "pending": PENDING}[action]
-            return events.TopologyCalled(self.new_calls(1)[0], kind)
+            return events.Called((Vote(self.new_calls(1)[0], TopologySpec(kind)),))
         if action == "sync":
-            return events.SyncCalled(self.new_calls(1)[0], 0, number, (entry("w", "1"),), 0)
+            return events.Called((Vote(self.new_calls(1)[0], sync_spec(number)),))
         if action == "patience":
             self.peer.now_ns += limits.WITHDRAW_TIMEOUT_NS
         if action == "away":
@@ -172,11 +170,11 @@ def test_a_new_connection_is_told_everything_once(steps: list[tuple[str, int]]) 
     said = [effect.message for effect in watch.do(events.ConnectionUp()) if isinstance(effect, Send)]
     standing = said[2:]
     withdrawn = [m for m in standing if isinstance(m, Withdraw)]
-    votes = [m for m in standing if isinstance(m, Begin | Finished | TopologyVote | SyncOffer | SyncFinished)]
+    votes = [m for m in standing if isinstance(m, Votes | Report)]
     assert len(votes) + len(withdrawn) == len(standing)
     calls = watch.peer.machine.calls
     told = {call_id for call_id, call in calls.items() if not call.is_held}
-    assert {m.calls[0].call_id if isinstance(m, Begin) else m.call_id for m in votes} == told
+    assert {m.votes[0].call_id if isinstance(m, Votes) else m.call_id for m in votes} == told
     assert standing == [message for call in calls.values() for message in call.standing(min(calls))]
     assert [m.call_id for m in withdrawn] == [call.call_id for call in calls.values() if call.withdrawn is not None]
     assert CONNECT not in calls

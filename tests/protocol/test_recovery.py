@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from protocol.harness import fetching, is_fetching, running_attempt, running_sync, topology_vote
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.limits import SECOND
@@ -22,11 +23,7 @@ from zpccl.protocol.messages import (
     Plan,
     Refusal,
     Refused,
-    Report,
-    RunningAttempt,
-    RunningSync,
-    SyncPlan,
-    TopologyVote,
+    RunReport,
     Welcome,
 )
 from zpccl.protocol.recovery import History
@@ -91,9 +88,9 @@ def test_the_outcome_that_names_more_is_kept() -> None:
 
 def test_an_outcome_without_names_is_joined_with_the_plan_of_another() -> None:
     history = History(OLD_RUN, [report_of("a", outcomes=(outcome(1, False, ""),))])
-    history.add(report_of("b", attempts=(RunningAttempt(1, pids("ab"), (4, 5), spec()),)))
+    history.add(report_of("b", running=(running_attempt(1, "ab", (4, 5), spec()),)))
     assert history.calls_of(history.outcomes[1]) == {pid("a"): 4, pid("b"): 5}
-    assert history.take_attempts(pids("ab")) == []
+    assert history.take_running(pids("ab")) == []
 
 
 names = st.sampled_from("abcd")
@@ -106,7 +103,7 @@ reports = st.builds(
         round_value=number,
         term=number,
         outcomes=tuple(outcome(i, i % 2 == 0, "ab", 1, 2) for i in sorted(ended)),
-        attempts=tuple(RunningAttempt(i, pids("ab"), (1, 2), spec()) for i in sorted(running)),
+        running=tuple(running_attempt(i, "ab", (1, 2), spec()) for i in sorted(running)),
     ),
     names,
     st.sets(names, max_size=4),
@@ -119,7 +116,7 @@ reports = st.builds(
 
 @settings(max_examples=200)
 @given(st.lists(reports, min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> None:
+def test_the_order_of_reports_does_not_matter(some: list[RunReport], rng: Any) -> None:
     """S3: epochs differ where lists do, so which list is taken does not hang on who was first."""
     some = list({(report.epoch, bool(report.members)): report for report in some}.values())
     shuffled = list(some)
@@ -127,10 +124,10 @@ def test_the_order_of_reports_does_not_matter(some: list[Report], rng: Any) -> N
     one, other = History(OLD_RUN, some), History(OLD_RUN, shuffled)
     facts = [(h.adopted, h.members, h.round, h.round_value, h.adopted_term, h.outcomes) for h in (one, other)]
     assert facts[0] == facts[1]
-    taken = [history.take_attempts(pids("ab")) for history in (one, other)]
-    assert taken[0] == taken[1]
-    assert not {item.attempt_id for item in taken[0]} & one.outcomes.keys()
-    assert one.take_attempts(pids("ab")) == []
+    taken = [history.take_running(pids("ab")) for history in (one, other)]
+    assert sorted(taken[0], key=str) == sorted(taken[1], key=str)
+    assert not {running.plan.attempt_id for _, running in taken[0]} & one.outcomes.keys()
+    assert one.take_running(pids("ab")) == []
 
 
 # --- Recovery --------------------------------------------------------------------------------------------------------
@@ -315,12 +312,12 @@ def test_who_leaves_meanwhile_is_not_waited_for(bench: TakeOver) -> None:
 
 # --- What was under way -----------------------------------------------------------------------------------------------
 
-RUNNING = RunningAttempt(7, pids("ab"), (3, 4), spec())
+RUNNING = running_attempt(7, "ab", (3, 4), spec())
 
 
 def test_one_participant_knows_for_all(bench: TakeOver) -> None:
     """L3: b never got the plan, and gets it now; the attempt is the same one."""
-    bench.report("a", attempts=(RUNNING,))
+    bench.report("a", running=(RUNNING,))
     told = bench.report("b")
     assert ("b1", plan_of(0, 7, calls=(3, 4))) in told
     bench.finish("a", 3, 7)
@@ -332,16 +329,16 @@ def test_one_participant_knows_for_all(bench: TakeOver) -> None:
 def test_a_decision_that_one_has_heard_is_that_of_all(bench: TakeOver) -> None:
     """S1: committed, though b has only its result."""
     bench.report("a", outcomes=(outcome(7, True, "ab", 3, 4),), oldest_call_id=5)
-    bench.report("b", attempts=(RUNNING,), oldest_call_id=4)
+    bench.report("b", running=(RUNNING,), oldest_call_id=4)
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
     assert bench.verdict("a", 3) is None
 
 
 def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
     """S1: a has failed, but c may have heard anything; then c is lost, and the attempt aborts."""
-    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
-    bench.report("a", "abc", attempts=(running,))
-    bench.report("b", "abc", attempts=(running,))
+    running = running_attempt(7, "abc", (3, 4, 5), spec())
+    bench.report("a", "abc", running=(running,))
+    bench.report("b", "abc", running=(running,))
     bench.tick_at_deadline()
     bench.finish("a", 3, 7, ok=False, digest=0, reason="the link broke")
     bench.finish("b", 4, 7)
@@ -354,9 +351,9 @@ def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 
 def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
     """S1: a and b have finished with different results. Nobody can tell whose is wrong when only b is left."""
-    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
-    bench.report("a", "abc", attempts=(running,))
-    bench.report("b", "abc", attempts=(running,))
+    running = running_attempt(7, "abc", (3, 4, 5), spec())
+    bench.report("a", "abc", running=(running,))
+    bench.report("b", "abc", running=(running,))
     bench.tick_at_deadline()
     bench.finish("a", 3, 7, digest=1)
     bench.finish("b", 4, 7, digest=2)
@@ -370,8 +367,8 @@ def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
 
 def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
     """S5: b could not fetch, but c may have heard anything: here, that a and c committed without b."""
-    bench.report("a", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), False))
-    bench.report("b", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), True))
+    bench.report("a", "abc", running=(running_sync(7, 2, "a", "abc", (3, 4, 5), False),))
+    bench.report("b", "abc", running=(running_sync(7, 2, "a", "abc", (3, 4, 5), True),))
     bench.tick_at_deadline()
     bench.fetched("b", 4, 7, ok=False, reason="the link broke")
     assert bench.verdict("a", 3) is None
@@ -382,9 +379,9 @@ def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 
 def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
     """S1: c comes late and tells that the former master committed without b, which has no result."""
-    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
-    bench.report("a", "abc", attempts=(running,))
-    bench.report("b", "abc", attempts=(running,))
+    running = running_attempt(7, "abc", (3, 4, 5), spec())
+    bench.report("a", "abc", running=(running,))
+    bench.report("b", "abc", running=(running,))
     bench.tick_at_deadline()
     told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
     assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
@@ -392,9 +389,9 @@ def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: T
 
 
 def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
-    running = RunningAttempt(7, pids("abc"), (3, 4, 5), spec())
-    bench.report("a", "abc", attempts=(running,))
-    bench.report("b", "abc", attempts=(running,))
+    running = running_attempt(7, "abc", (3, 4, 5), spec())
+    bench.report("a", "abc", running=(running,))
+    bench.report("b", "abc", running=(running,))
     bench.tick_at_deadline()
     assert bench.withdraw("a", 3) == []
     bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5, value=3),), oldest_call_id=6)
@@ -405,42 +402,42 @@ def test_a_round_that_one_has_heard_of_is_complete(bench: TakeOver) -> None:
     """L3: a went on to its next call; b must not wait for it."""
     bench.report("a", round=4, round_value=1)
     bench.report("b", round=3)
-    assert bench.say("b", TopologyVote(1, 1, PENDING, 3)) == [("b1", Decision(1, Result.SUCCESS, 1))]
-    assert bench.say("b", TopologyVote(2, 2, UPDATE, 4)) == []
+    assert bench.say("b", topology_vote(1, 1, PENDING, 3)) == [("b1", Decision(1, Result.SUCCESS, 1))]
+    assert bench.say("b", topology_vote(2, 2, UPDATE, 4)) == []
 
 
 def test_a_running_sync_goes_on(bench: TakeOver) -> None:
     """S5, L3: the holder has its plan, b has not: what b must fetch follows from both offers."""
-    sync = RunningSync(7, 2, pids("a"), pids("ab"), (3, 4), False)
-    bench.report("a", sync=sync)
+    sync = running_sync(7, 2, "a", "ab", (3, 4), False)
+    bench.report("a", running=(sync,))
     bench.report("b")
     bench.say("a", offer(3, 2, entry("w", "new")))
     told = bench.say("b", offer(4, 1, entry("w", "old")))
-    (plan,) = [message for c, message in told if c == "b1" and isinstance(message, SyncPlan)]
-    assert (plan.attempt_id, plan.revision, [e.key for e in plan.fetch]) == (7, 2, ["w"])
+    (plan,) = [message for c, message in told if c == "b1" and is_fetching(message)]
+    assert (plan.attempt_id, fetching(plan).revision, [e.key for e in fetching(plan).fetch]) == (7, 2, ["w"])
     bench.fetched("b", 4, 7)
     assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
 
 
 def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> None:
     """L2, L3: a, who won the election, is gone. b holds the same; what c must fetch follows from its offer."""
-    sync = RunningSync(7, 2, pids("ab"), pids("abc"), (3, 4, 5), False)
-    bench.report("b", "abc", sync=sync)
+    sync = running_sync(7, 2, "ab", "abc", (3, 4, 5), False)
+    bench.report("b", "abc", running=(sync,))
     bench.report("c", "abc")
     bench.tick_at_deadline()
     bench.say("b", offer(4, 2, entry("w", "new")))
     bench.say("c", offer(5, 1, entry("w", "old")))
     while bench.machine.deadline_ns() is not None and bench.names() != "bc":
         bench.tick_at_deadline()
-    (plan,) = [message for message in bench.said["c1"] if isinstance(message, SyncPlan)]
-    assert (plan.attempt_id, plan.sources, [e.key for e in plan.fetch]) == (7, pids("b"), ["w"])
+    (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
+    assert (plan.attempt_id, fetching(plan).sources, [e.key for e in fetching(plan).fetch]) == (7, pids("b"), ["w"])
     bench.fetched("c", 5, 7)
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
 
 
 def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver) -> None:
     """L1, L3: the holder is gone. b has fetched all; what c must fetch nobody knows."""
-    bench.report("b", "abc", sync=RunningSync(7, 2, pids("a"), pids("abc"), (3, 4, 5), True))
+    bench.report("b", "abc", running=(running_sync(7, 2, "a", "abc", (3, 4, 5), True),))
     bench.report("c", "abc")
     bench.tick_at_deadline()
     bench.say("b", offer(4, 1, entry("w", "old")))
@@ -458,9 +455,9 @@ def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: T
     bench.report("b")
     bench.tick(limits.MINORITY_WAIT_NS)
     bench.say("b", offer(4, 1, entry("w", "old")))
-    bench.report("a", sync=RunningSync(7, 2, pids("a"), pids("ab"), (3, 4), False))
+    bench.report("a", running=(running_sync(7, 2, "a", "ab", (3, 4), False),))
     told = bench.say("a", offer(3, 2, entry("w", "new")))
-    assert [message.attempt_id for c, message in told if c == "b1" and isinstance(message, SyncPlan)] == [7]
+    assert [message.attempt_id for c, message in told if c == "b1" and is_fetching(message)] == [7]
     bench.fetched("b", 4, 7)
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
     bench.say("b", offer(5, 3, entry("w", "next"), oldest=5))  # It counts once: the next sync is another one.
@@ -471,7 +468,7 @@ def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: T
 
 
 def test_an_offer_that_does_not_fit_ends_the_sync(bench: TakeOver) -> None:
-    bench.report("a", sync=RunningSync(7, 2, pids("a"), pids("ab"), (3, 4), False))
+    bench.report("a", running=(running_sync(7, 2, "a", "ab", (3, 4), False),))
     bench.report("b")
     bench.say("a", offer(3, 2, entry("w", "new")))
     bench.say("b", offer(4, 1, entry("other", "old")))
@@ -506,7 +503,7 @@ def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: Take
     bench.withdraw("b", 5)
     peers = {bench.peer("a"): 4, bench.peer("b"): 5}
     machine = bench.machine
-    machine.collectives.restore(RunningAttempt(1, pids("ab"), (4, 5), spec()), peers)
+    machine.collectives.restore(running_attempt(1, "ab", (4, 5), spec()), bench.peer("a"), peers)
     machine.validate()
     assert not machine.operations.running
     ended = bench.peer("a").answers[4]
@@ -536,10 +533,10 @@ def test_a_peer_reports_and_says_all_again_when_it_is_welcomed() -> None:
     peer.plan(10, 7)
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=2))
     report = said.message
-    assert isinstance(report, Report)
-    assert report.attempts == (RunningAttempt(7, pids("ab"), (10, 10), spec()),)
+    assert isinstance(report, RunReport)
+    assert report.running == (running_attempt(7, "ab", (10, 10), spec()),)
     assert (report.hello.run_id, report.epoch, report.oldest_call_id) == (RUN_ID, 2, 10)
-    assert [type(effect.message).__name__ for effect in peer.hear(Welcome(RUN_ID, 2))] == ["Linked", "Begin"]
+    assert [type(effect.message).__name__ for effect in peer.hear(Welcome(RUN_ID, 2))] == ["Linked", "Votes"]
     assert peer.hear(Welcome(RUN_ID, 2)) == []
 
 
@@ -571,7 +568,7 @@ def test_a_peer_remembers_the_round_that_answered_it() -> None:
     peer.hear(Decision(10, Result.SUCCESS, value=1, round=4))
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=5))
     assert (said.message.round, said.message.round_value) == (4, 1)
-    assert [effect.message for effect in peer.topology(11)] == [TopologyVote(11, 11, UPDATE, 4)]
+    assert [effect.message for effect in peer.topology(11)] == [topology_vote(11, 11, UPDATE, 4)]
 
 
 def test_a_sync_that_failed_is_not_the_last_one() -> None:
@@ -689,7 +686,7 @@ def test_a_gathering_master_does_not_hold_more_than_its_bounds(monkeypatch: pyte
         told = bench.hello(name)
     assert [message.refusal for _, message in told] == [Refusal.FULL]
     assert 3 * SECOND > limits.RECOVERY_GRACE_NS
-    assert sent(bench.handle(events.PeerMessageReceived("z", TopologyVote(0, 0, UPDATE))))
+    assert sent(bench.handle(events.PeerMessageReceived("z", topology_vote(0, 0, UPDATE))))
     assert Plan not in map(type, bench.said)
 
 
@@ -727,7 +724,7 @@ def test_who_was_removed_by_a_later_list_is_none() -> None:
         bench.tick(limits.MINORITY_WAIT_NS)
         assert bench.names() == "abc"
         bench.report("c", "bc", 6, outcomes=(outcome(1, committed, "bc", 5, 6),))
-        told = bench.report("a", "abc", 5, attempts=(RunningAttempt(1, pids("abc"), (4, 5, 6), spec()),))
+        told = bench.report("a", "abc", 5, running=(running_attempt(1, "abc", (4, 5, 6), spec()),))
         assert [message.refusal for _, message in told] == [Refusal.UNKNOWN_SESSION]
         assert bench.names() == "bc"
 

@@ -17,7 +17,7 @@ MS, SECOND = limits.MS, limits.SECOND
 AT_ONCE_NS = 10 * MS
 LATE_NS = limits.CONNECT_TIMEOUT_NS
 WELCOME = Welcome(RUN_ID, 1)
-OTHER_VERSION = MAGIC + bytes([9])
+OTHER_VERSION = MAGIC + bytes([limits.PROTOCOL_VERSION + 1])
 UP_EVENTS = [events.DialStarted(), events.TcpConnected(), events.HandshakeDone()]
 PATHS: dict[Phase, list[Any]] = {
     Phase.DIALLING: [],

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from zpccl.protocol.election import elect
 from zpccl.protocol.membership import Peer
-from zpccl.protocol.messages import SyncOffer
+from zpccl.protocol.messages import SyncSpec
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
-from .harness import entry, offer
+from .harness import entry, sync_spec
 
 NAMES = "abcde"
 PAIRS = [one + other for one in NAMES for other in NAMES if one < other]
 offers_strategy = st.lists(
     st.builds(
-        lambda revision, free, contents, strategy: offer(
-            1, revision, entry("free", free, free=True), entry("w", contents), strategy=strategy
+        lambda revision, free, contents, strategy: sync_spec(
+            revision, entry("free", free, free=True), entry("w", contents), strategy=strategy
         ),
         st.sampled_from([0, 1, 1]),
         st.sampled_from("xyz"),
@@ -35,7 +35,7 @@ def peers_of(count: int) -> list[Peer]:
     return [Peer(name.encode(), 0, name, (), b"", None) for name in NAMES[:count]]
 
 
-def find(peers: list[Peer], offers: dict[Peer, SyncOffer], down: frozenset[str]) -> Sources:
+def find(peers: list[Peer], offers: dict[Peer, SyncSpec], down: frozenset[str]) -> Sources:
     election = elect(offers, None, frozenset())
     present = [peer for peer in peers if peer in election.fetch]
 
@@ -45,14 +45,14 @@ def find(peers: list[Peer], offers: dict[Peer, SyncOffer], down: frozenset[str])
     return find_sources(present, election.holders, election.fetch, offers, linked)
 
 
-def contents(peer: Peer, offers: dict[Peer, SyncOffer], found: Sources) -> dict[str, bytes]:
+def contents(peer: Peer, offers: dict[Peer, SyncSpec], found: Sources) -> dict[str, bytes]:
     """What a peer has in the end."""
     own = {e.key: e.digest for e in offers[peer].entries}
     return own | {e.key: e.digest for e in found.fetch[peer]}
 
 
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
-def test_whoever_is_named_has_what_is_fetched(made: list[SyncOffer], down: frozenset[str]) -> None:
+def test_whoever_is_named_has_what_is_fetched(made: list[SyncSpec], down: frozenset[str]) -> None:
     """S5, L2: and over a link that is there; a source without fetching anything, a fellow in the end."""
     peers = peers_of(len(made))
     offers = dict(zip(peers, made, strict=True))
@@ -75,7 +75,7 @@ def test_whoever_is_named_has_what_is_fetched(made: list[SyncOffer], down: froze
 
 
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
-def test_nobody_is_without_who_reaches_a_holder(made: list[SyncOffer], down: frozenset[str]) -> None:
+def test_nobody_is_without_who_reaches_a_holder(made: list[SyncSpec], down: frozenset[str]) -> None:
     """L2: by way of whomever else."""
     peers = peers_of(len(made))
     offers = dict(zip(peers, made, strict=True))

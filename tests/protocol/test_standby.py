@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from protocol.harness import running_attempt
 from zpccl import limits
 from zpccl.errors import Kicked, MasterUnreachable, Result
 from zpccl.limits import SECOND
@@ -23,8 +24,7 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     Refusal,
     Refused,
-    Report,
-    RunningAttempt,
+    RunReport,
     Welcome,
 )
 from zpccl.protocol.peer import State
@@ -175,9 +175,9 @@ def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
 
 def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> None:
     """Split, seed 456. S1, S3."""
-    running = RunningAttempt(1, pids("ab"), (4, 5), spec())
-    bench.report("a", "ab", attempts=(running,))
-    bench.report("b", "ab", attempts=(running,))
+    running = running_attempt(1, "ab", (4, 5), spec())
+    bench.report("a", "ab", running=(running,))
+    bench.report("b", "ab", running=(running,))
     bench.finish("a", 4, 1)
     bench.finish("b", 5, 1)
     assert bench.verdict("a", 4) is None
@@ -270,9 +270,9 @@ def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: S
 
 def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None:
     """Split, seed 1217, B1: also where the list is not established."""
-    running = RunningAttempt(1, pids("a"), (4,), spec())
+    running = running_attempt(1, "a", (4,), spec())
     for name in "abc":
-        bench.report(name, "abc", attempts=(running,) if name == "a" else ())
+        bench.report(name, "abc", running=(running,) if name == "a" else ())
     assert bench.machine.operations.running
     bench.leave("a")
     assert bench.names() == "abc", "S3: no other list before the adopted one is committed"
@@ -493,7 +493,7 @@ def test_a_member_turns_to_the_next_master() -> None:
     said = peer.up()
     assert isinstance(said[0].message, Hello)
     (report,) = peer.hear(Refused(Refusal.REPORT, "", term=77))
-    assert isinstance(report.message, Report)
+    assert isinstance(report.message, RunReport)
     assert report.message.hello.promised == 77
     peer.hear(Welcome(RUN_ID, 77))
     assert peer.machine.term == 77

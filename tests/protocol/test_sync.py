@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.harness import fetching, is_fetching
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.messages import Decision, Dropped, Kick, Linked, StateEntry, SyncPlan
+from zpccl.protocol.messages import Decision, Dropped, Kick, Linked, Plan, StateEntry
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, spec, sync_plan
 
@@ -152,7 +153,7 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
     bench.say("a", offer(1, 1, w("x")))
     bench.say("b", offer(1, 1, entry("v", "x")))
     sent = bench.say("c", offer(1, 0, w("y")))
-    assert [(c, type(m)) for c, m in sent] == [("b1", Decision), ("a1", SyncPlan), ("c1", SyncPlan)]
+    assert [(c, type(m)) for c, m in sent] == [("b1", Decision), ("a1", Plan), ("c1", Plan)]
     answer = bench.verdict("b", 1)
     assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_ARGUMENT
@@ -414,8 +415,8 @@ def test_holders_are_in_ring_order() -> None:
     bench = bench_of("c", "a", "b")
     for name in "abc":
         bench.say(name, offer(1, 0))
-    plans = [message for message in bench.said["a1"] if isinstance(message, SyncPlan)]
-    assert plans[0].holders == pids("cab")
+    plans = [message for message in bench.said["a1"] if is_fetching(message)]
+    assert fetching(plans[0]).holders == pids("cab")
 
 
 # --- Links ----------------------------------------------------------------------------------------------------------
@@ -423,18 +424,18 @@ def test_holders_are_in_ring_order() -> None:
 
 def sources_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
     """Who has what each fetches, by the last plan."""
-    return {name: plan.sources for name, plan in plans_of(bench).items()}
+    return {name: fetching(plan).sources for name, plan in plans_of(bench).items()}
 
 
 def fellows_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
     """Who fetches the same as each."""
-    return {name: plan.fellows for name, plan in plans_of(bench).items()}
+    return {name: fetching(plan).fellows for name, plan in plans_of(bench).items()}
 
 
-def plans_of(bench: MasterBench) -> dict[str, SyncPlan]:
+def plans_of(bench: MasterBench) -> dict[str, Plan]:
     """The last plan of each who fetches."""
-    plans = {name: [m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan)] for name in bench.names()}
-    return {name: of_peer[-1] for name, of_peer in plans.items() if of_peer and of_peer[-1].fetch}
+    plans = {name: [m for m in bench.said[f"{name}1"] if is_fetching(m)] for name in bench.names()}
+    return {name: of_peer[-1] for name, of_peer in plans.items() if of_peer and fetching(of_peer[-1]).fetch}
 
 
 def unlink(bench: MasterBench, *pairs: str) -> None:
@@ -480,8 +481,8 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
 
 def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
     """What a peer must fetch: keys and contents."""
-    (plan,) = (m for m in bench.said[f"{name}1"] if isinstance(m, SyncPlan))
-    return {entry.key: entry.digest.decode().rstrip("-") for entry in plan.fetch}
+    (plan,) = (m for m in bench.said[f"{name}1"] if is_fetching(m))
+    return {entry.key: entry.digest.decode().rstrip("-") for entry in fetching(plan).fetch}
 
 
 @pytest.mark.parametrize(
@@ -536,7 +537,7 @@ def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
     for name in "xy":
         bench.begin(name, 1)
     bench.say("a", Linked(pids("b")))
-    (plan,) = (m for m in bench.said["b1"] if isinstance(m, SyncPlan))
+    (plan,) = (m for m in bench.said["b1"] if is_fetching(m))
     assert plan.attempt_id > max(bench.plans)
     bench.fetched("b", 1, plan.attempt_id)
     assert bench.verdict("a", 1) == committed(1, 1, plan.attempt_id)

@@ -11,7 +11,7 @@ from zpccl import limits
 from zpccl.errors import CollectiveMismatch, InvalidUsage, Kicked, PCCLError, Result, TooFewPeers
 from zpccl.limits import SECOND
 from zpccl.protocol.master import MasterOptions
-from zpccl.protocol.messages import Decision, Lane, MasterMessage, Member, Members, Plan, Report, encode
+from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Plan, Reducing, RunReport, encode
 from zpccl.protocol.peer import State
 
 from .world import Call, Peer, World, check_agreement, reduce_spec, results_of
@@ -133,9 +133,9 @@ def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool)
     def enlarge(peer: Peer, message: MasterMessage) -> MasterMessage:
         if isinstance(message, Members):
             return replace(message, members=members)
-        if isinstance(message, Plan):
-            lane = Lane(ids, message.lanes[0].algorithm)
-            return replace(message, lanes=(lane,), calls=message.calls + (2**31,) * (size - 2))
+        if isinstance(message, Plan) and isinstance(message.how, Reducing):
+            how = replace(message.how, lanes=(replace(message.how.lanes[0], order=ids),))
+            return replace(message, how=how, calls=message.calls + (2**31,) * (size - 2))
         if isinstance(message, Decision) and not is_committed:
             return replace(message, result=Result.RANK_CONNECTION_LOST, reason="x" * limits.TEXT_CHARS_MAX)
         return message
@@ -154,8 +154,8 @@ def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool)
     assert peers[0].running
     world.kill_master("m")
     world.start_master("m", 3000)
-    world.until(lambda: any(isinstance(message, Report) for peer in peers for message in peer.sent))
-    sizes = [len(encode(m)) for peer in peers for m in peer.sent if isinstance(m, Report)]
+    world.until(lambda: any(isinstance(message, RunReport) for peer in peers for message in peer.sent))
+    sizes = [len(encode(m)) for peer in peers for m in peer.sent if isinstance(m, RunReport)]
     assert max(sizes) <= limits.MESSAGE_BYTES_MAX, f"a report of {max(sizes)} bytes"
 
 

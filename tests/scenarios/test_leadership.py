@@ -7,7 +7,7 @@ import pytest
 from zpccl import limits
 from zpccl.errors import Kicked, MasterUnreachable
 from zpccl.limits import MS, SECOND
-from zpccl.protocol.messages import Report, TopologyKind
+from zpccl.protocol.messages import RunReport, TopologyKind
 from zpccl.protocol.peer import State
 
 from .world import Call, Master, Peer, World, check_agreement
@@ -206,7 +206,7 @@ def test_a_promise_to_another_leadership_is_reported(salt: int) -> None:
     world.until(lambda: all(peer.address == "a" and peer.connection is not None for peer in peers))
     world.run(15)
     for peer in peers:
-        assert any(isinstance(message, Report) for message in peer.sent), f"{peer.name} was not asked for a report"
+        assert any(isinstance(message, RunReport) for message in peer.sent), f"{peer.name} was not asked for a report"
     check_members(world, peers)
 
 

@@ -25,7 +25,10 @@ from zpccl.protocol.messages import (
     MasterMessage,
     PeerMessage,
     StateEntry,
+    SyncSpec,
     TopologyKind,
+    TopologySpec,
+    Vote,
     decode_master_message,
     decode_peer_message,
     encode,
@@ -141,17 +144,17 @@ class Peer:
 
     def batch(self, *specs: CollectiveSpec) -> list[Call]:
         calls = [self._open() for _ in specs]
-        self.handle(events.ReduceCalled(tuple((c.call_id, spec) for c, spec in zip(calls, specs, strict=True))))
+        self.handle(events.Called(tuple(Vote(c.call_id, spec) for c, spec in zip(calls, specs, strict=True))))
         return calls
 
     def topology(self, kind: TopologyKind = TopologyKind.UPDATE) -> Call:
         call = self._open()
-        self.handle(events.TopologyCalled(call.call_id, kind))
+        self.handle(events.Called((Vote(call.call_id, TopologySpec(kind)),)))
         return call
 
     def sync(self, revision: int, text: str) -> Call:
         call = self._open()
-        self.handle(events.SyncCalled(call.call_id, 0, revision, (state_entry(text),), 0))
+        self.handle(events.Called((Vote(call.call_id, SyncSpec(0, revision, (state_entry(text),))),)))
         return call
 
     def _open(self) -> Call:
@@ -192,8 +195,8 @@ class Peer:
             value = self.running.pop(effect.attempt_id, 0)
             if effect.commit:
                 self._values[self._call_of[effect.attempt_id]] = value
-        elif isinstance(effect, effects.StartSync) and effect.plan.fetch:
-            self.world.after(ATTEMPT_NS, lambda: self.handle(events.FetchDone(effect.plan.attempt_id)))
+        elif isinstance(effect, effects.StartSync) and effect.how.fetch:
+            self.world.after(ATTEMPT_NS, lambda: self.handle(events.FetchDone(effect.attempt_id)))
         elif isinstance(effect, (effects.Resolve, effects.Reject)):
             is_ok = isinstance(effect, effects.Resolve)
             call = self._calls[effect.call_id]

@@ -37,11 +37,8 @@ from benchmarks.scenario import Column, Scenario, Table, times
 from zpccl import limits
 from zpccl.control.master_loop import open_router
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
     Hello,
     Kick,
     Linked,
@@ -49,8 +46,11 @@ from zpccl.protocol.messages import (
     PeerMessage,
     Plan,
     Refused,
+    Report,
     TopologyKind,
-    TopologyVote,
+    TopologySpec,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
     decode_master_message,
@@ -162,7 +162,7 @@ class Crowd:
                 peer.receive(Refused)  # They have no calls to withdraw; but now the master has read of their links.
             for peer in members:
                 (call_id,) = peer.call_ids(1)
-                peer.send(TopologyVote(call_id, call_id, TopologyKind.UPDATE, rounds))
+                peer.send(Votes(call_id, (Vote(call_id, TopologySpec(TopologyKind.UPDATE, rounds)),)))
             rounds += 1
             admitted = {peer.receive(Decision).value for peer in members}  # type: ignore[union-attr]
             if admitted != {len(joiners)}:
@@ -200,15 +200,14 @@ class Crowd:
         first = time.monotonic()
         for peer in self.peers:
             call_ids = peer.call_ids(batch)
-            calls = tuple(CollectiveCall(*call) for call in zip(call_ids, specs, strict=True))
-            peer.send(Begin(call_ids[0], calls))
+            peer.send(Votes(call_ids[0], tuple(map(Vote, call_ids, specs))))
         last = time.monotonic()
         for peer in self.peers:
             for _ in range(batch):
                 plan = peer.receive(Plan)
                 assert isinstance(plan, Plan)
-                call_id = plan.calls[plan.lanes[0].order.index(peer.peer_id)]
-                peer.send(Finished(call_id, plan.attempt_id, True, digest=1))
+                call_id = plan.calls[plan.order.index(peer.peer_id)]
+                peer.send(Report(call_id, plan.attempt_id, True, digest=1))
         for peer in self.peers:
             for _ in range(batch):
                 decision = peer.receive(Decision)

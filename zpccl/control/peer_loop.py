@@ -42,7 +42,7 @@ from zpccl.engine.ciphers import Cipher
 from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, Writable
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import Member, encode
+from zpccl.protocol.messages import Member, Spec, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Phase, Session, SessionEvent
 from zpccl.state.offers import CHANNEL, Offers
@@ -222,8 +222,12 @@ class PeerLoop:
         self.call(lambda ids: events.ConnectCalled(ids[0], connect_tries), [call])
         self._thread.start()
 
+    def vote(self, specs: Sequence[Spec], pending: list[PendingCall]) -> None:
+        """Makes calls: some collectives at once, or any other call."""
+        self.call(lambda ids: events.Called(tuple(map(Vote, ids, specs))), pending)
+
     def call(self, make_event: Callable[[list[int]], events.PeerEvent], pending: list[PendingCall]) -> None:
-        """Makes calls: numbers them and hands the event with their ids to the machine."""
+        """Numbers calls, and hands the event with their ids to the machine."""
         with self._lock:
             call_ids = list(range(self._next_call_id, self._next_call_id + len(pending)))
             self._next_call_id += len(pending)
@@ -479,16 +483,16 @@ class PeerLoop:
             self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
 
     def _start_sync(self, effect: effects.StartSync) -> None:
-        plan = effect.plan
-        transfer = self._calls[plan.call_id].transfer
+        attempt_id, plan = effect.attempt_id, effect.how
+        transfer = self._calls[effect.call_id].transfer
         assert transfer is not None
-        self._attempts[plan.attempt_id] = plan.call_id
-        self._engine.open_channel(plan.attempt_id)
-        self._channels.add(plan.attempt_id)
+        self._attempts[attempt_id] = effect.call_id
+        self._engine.open_channel(attempt_id)
+        self._channels.add(attempt_id)
         own_id = self.options.peer_id
         begin = sorted((own_id, *plan.fellows)).index(own_id) / (len(plan.fellows) + 1)
         fetch = {entry.key: entry.digest for entry in plan.fetch}
-        transfer.start(plan.attempt_id, plan.sources, plan.fellows, fetch, begin)
+        transfer.start(attempt_id, plan.sources, plan.fellows, fetch, begin)
 
     def _end_sync(self, effect: effects.EndSync) -> None:
         self._attempts.pop(effect.attempt_id, None)

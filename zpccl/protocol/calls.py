@@ -5,7 +5,7 @@
                    +-------- Decision or Decision(aborted) ---------+--> answered
     barrier:     VOTING --Decision--> answered
     topology:    VOTING --Decision--> answered
-    sync:        VOTING --SyncPlan--> RUNNING --fetched--> REPORTED --Decision--> answered
+    sync:        VOTING --Plan--> RUNNING --fetched--> REPORTED --Decision--> answered
                                                             ^   | own state found changed
                                                             `---'
 
@@ -41,19 +41,18 @@ from zpccl.errors import (
     UpdateTopologyFailed,
 )
 from zpccl.protocol.messages import (
-    Begin,
-    CollectiveCall,
     CollectiveSpec,
     Decision,
-    Finished,
+    Fetching,
     PeerMessage,
     Plan,
-    StateEntry,
-    SyncFinished,
-    SyncOffer,
-    SyncPlan,
+    Report,
+    Spec,
+    SyncSpec,
     TopologyKind,
-    TopologyVote,
+    TopologySpec,
+    Vote,
+    Votes,
     Withdraw,
 )
 from zpccl.types import CollectiveKind
@@ -72,24 +71,36 @@ class Call:
     """One call without an answer."""
 
     call_id: int
+    spec: Spec
     phase: Phase = Phase.VOTING
     attempt_id: int | None = None
-    report: Finished | SyncFinished | None = None
+    plan: Plan | None = None
+    """That of the attempt, where it came."""
+    begun_ns: int = 0
+    """When the attempt started."""
+    report: Report | None = None
     withdrawn: OperationTimeout | InvalidUsage | None = None
     """What the call ends with, where the user gave it up and it does not succeed after all."""
     is_released: bool = False
     """The user has its end, and the buffers: only the master's word on it is missing."""
     is_held: bool = False
     """The master has not been told of it."""
+    is_at_fault: bool = False
+    """Of a sync: what this peer said that it holds has changed since."""
 
     @property
     def may_succeed(self) -> bool:
         """True if this peer has done its part, and the user still waits."""
         return self.report is not None and self.report.ok and not self.is_released
 
-    def vote(self, oldest_call_id: int) -> PeerMessage:
-        """The message that makes this call."""
-        raise NotImplementedError
+    @property
+    def vote(self) -> Vote:
+        """What the master is told of this call."""
+        return Vote(self.call_id, self.spec)
+
+    def is_planned_by(self, plan: Plan) -> bool:
+        """True if a plan is of the kind that this call waits for."""
+        return isinstance(self.spec, SyncSpec if isinstance(plan.how, Fetching) else CollectiveSpec)
 
     def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
         """What to say again after a broken connection.
@@ -105,78 +116,37 @@ class Call:
         return (*said, withdraw) if self.may_succeed else (withdraw, *said)
 
     def _said(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
-        return (self.report,) if self.report is not None else (self.vote(oldest_call_id),)
+        votes = Votes(oldest_call_id, (self.vote,))
+        if self.report is None:
+            return (votes,)
+        # From what its members hold another master finds what those of a sync must fetch who never got the plan.
+        return (votes, self.report) if is_sync(self) else (self.report,)
 
 
-@dataclass(slots=True)
-class ReduceCall(Call):
-    """A collective."""
-
-    spec: CollectiveSpec | None = None
-    plan: Plan | None = None
-    begun_ns: int = 0
-    """When the data plane started."""
-
-    def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
-        """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
-        plan = self.plan
-        if plan is None or plan.attempt_id != attempt_id:
-            return []
-        return list(zip(plan.lanes[0].order, plan.calls, strict=False))
-
-    def vote(self, oldest_call_id: int) -> Begin:
-        """The message that makes this call."""
-        assert self.spec is not None
-        return Begin(oldest_call_id, (CollectiveCall(self.call_id, self.spec),))
+def is_collective(call: Call) -> bool:
+    """True for a call that is known by its tag."""
+    return isinstance(call.spec, CollectiveSpec)
 
 
 def is_barrier(call: Call) -> bool:
     """True for a collective that has no data."""
-    return isinstance(call, ReduceCall) and call.spec is not None and call.spec.kind == CollectiveKind.BARRIER
+    return isinstance(call.spec, CollectiveSpec) and call.spec.kind == CollectiveKind.BARRIER
 
 
-@dataclass(slots=True)
-class TopologyCall(Call):
-    """update_topology, optimize_topology or are_peers_pending."""
-
-    kind: TopologyKind = TopologyKind.UPDATE
-    after_round: int = 0
-
-    def vote(self, oldest_call_id: int) -> TopologyVote:
-        """The message that makes this call."""
-        return TopologyVote(oldest_call_id, self.call_id, self.kind, self.after_round)
+def is_sync(call: Call) -> bool:
+    """True for sync_shared_state()."""
+    return isinstance(call.spec, SyncSpec)
 
 
-@dataclass(slots=True)
-class SyncCall(Call):
-    """sync_shared_state."""
+def is_question(call: Call) -> bool:
+    """True for are_peers_pending()."""
+    return isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.PENDING
 
-    strategy: int = 0
-    revision: int = 0
-    entries: tuple[StateEntry, ...] = ()
-    digest_kind: int = 0
-    plan: SyncPlan | None = None
-    is_at_fault: bool = False
-    """What this peer offered has changed since."""
 
-    def participants(self, attempt_id: int) -> list[tuple[bytes, int]]:
-        """Who takes part in an attempt, with the call of each; empty where its plan did not come."""
-        plan = self.plan
-        return (
-            list(zip(plan.order, plan.calls, strict=False))
-            if plan is not None and plan.attempt_id == attempt_id
-            else []
-        )
-
-    def vote(self, oldest_call_id: int) -> SyncOffer:
-        """The message that makes this call."""
-        facts = (self.strategy, self.revision, self.entries, self.digest_kind)
-        return SyncOffer(oldest_call_id, self.call_id, *facts)
-
-    def _said(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
-        """The offer too, from which a new master finds what others must fetch."""
-        offer = self.vote(oldest_call_id)
-        return (offer, self.report) if self.report is not None else (offer,)
+def tag_of(call: Call) -> int:
+    """The tag of a collective."""
+    assert isinstance(call.spec, CollectiveSpec)
+    return call.spec.tag
 
 
 class Released:
@@ -187,27 +157,16 @@ class Released:
 
     def __init__(self, calls: Iterable[Call]) -> None:
         released = [call for call in calls if call.is_released]
-        self._tags = {tag_of(call) for call in released if isinstance(call, ReduceCall)}
-        others = [call for call in released if not isinstance(call, ReduceCall)]
+        self._tags = {tag_of(call) for call in released if is_collective(call)}
+        others = [call for call in released if not is_collective(call)]
         self._has_others = bool(others)
         self._has_exclusive = not all(is_question(call) for call in others)
 
     def block(self, call: Call) -> bool:
         """True if a new call must be held back."""
-        if isinstance(call, ReduceCall):
+        if is_collective(call):
             return self._has_exclusive or tag_of(call) in self._tags
         return self._has_others or (bool(self._tags) and not is_question(call))
-
-
-def is_question(call: Call) -> bool:
-    """True for are_peers_pending()."""
-    return isinstance(call, TopologyCall) and call.kind is TopologyKind.PENDING
-
-
-def tag_of(call: ReduceCall) -> int:
-    """The tag of a collective."""
-    assert call.spec is not None
-    return call.spec.tag
 
 
 _ERRORS: dict[int, type[PCCLError]] = {
@@ -223,13 +182,13 @@ _ERRORS: dict[int, type[PCCLError]] = {
 
 def error_of(call: Call, decision: Decision) -> PCCLError:
     """The error that a decision other than SUCCESS stands for."""
-    if decision.field and isinstance(call, ReduceCall) and call.spec is not None:
+    if decision.field and isinstance(call.spec, CollectiveSpec):
         return CollectiveMismatch(decision.reason, tag=call.spec.tag, field=decision.field, values=decision.values)
     if decision.is_refusal:
         return _ERRORS.get(decision.result, InternalError)(decision.reason)
     if decision.attempt_id and decision.result == Result.INTERNAL_ERROR:
         return ResultMismatch(decision.reason)
-    if isinstance(call, SyncCall) and call.is_at_fault:
+    if is_sync(call) and call.is_at_fault:
         return call.withdrawn or InvalidUsage(decision.reason)
     if decision.result == Result.RANK_CONNECTION_LOST:
         return call.withdrawn or PeerLost(decision.reason, peers=decision.peers)

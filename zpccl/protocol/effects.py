@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from zpccl.errors import PCCLError
-from zpccl.protocol.messages import MasterMessage, Neighbour, PeerMessage, SyncPlan
+from zpccl.protocol.messages import Fetching, MasterMessage, Neighbour, PeerMessage
 from zpccl.types import Algorithm
 
 
@@ -103,7 +103,9 @@ class EndReduce:
 class StartSync:
     """Fetch or serve state as the plan says, until EndSync."""
 
-    plan: SyncPlan
+    call_id: int
+    attempt_id: int
+    how: Fetching
 
 
 @dataclass(frozen=True, slots=True)

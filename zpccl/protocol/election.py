@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from zpccl.errors import Result
-from zpccl.protocol.messages import FetchEntry, StateEntry, SyncOffer
+from zpccl.protocol.messages import FetchEntry, StateEntry, SyncSpec
 from zpccl.types import SharedStateSyncStrategy
 
 PeerT = TypeVar("PeerT", bound=Hashable)
@@ -63,7 +63,7 @@ class Election(Generic[PeerT]):
 
 
 def elect(
-    offers: Mapping[PeerT, SyncOffer], last_revision: int | None, completed_last: frozenset[PeerT]
+    offers: Mapping[PeerT, SyncSpec], last_revision: int | None, completed_last: frozenset[PeerT]
 ) -> Election[PeerT]:
     """Elects the shared state.
 
@@ -141,7 +141,7 @@ def choose_revision(
     return highest, not any(offered.get(peer) == highest for peer in completed_last)
 
 
-def entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tuple[FetchEntry, ...] | None:
+def entries_to_fetch(offer: SyncSpec, elected: SyncSpec, revision: int) -> tuple[FetchEntry, ...] | None:
     """What a peer must fetch where `elected` won the election of `revision`; None if the two do not go together."""
     return _entries_to_fetch(offer, elected, revision) if _shape(offer) == _shape(elected) else None
 
@@ -166,24 +166,24 @@ def describe_shape_difference(expected: Shape, found: Shape) -> str:
     return "the shared state is equal"
 
 
-def _shape(offer: SyncOffer) -> Shape:
+def _shape(offer: SyncSpec) -> Shape:
     tensors = tuple((e.key, e.datatype, e.count, e.allow_content_inequality) for e in offer.entries)
     return Shape(offer.digest_kind, tensors)
 
 
-def _contents(offer: SyncOffer) -> tuple[bytes, ...]:
+def _contents(offer: SyncSpec) -> tuple[bytes, ...]:
     return tuple(entry.digest for entry in offer.entries if not entry.allow_content_inequality)
 
 
-def _holdings(offer: SyncOffer) -> set[FetchEntry]:
+def _holdings(offer: SyncSpec) -> set[FetchEntry]:
     return {FetchEntry(entry.key, entry.digest) for entry in offer.entries}
 
 
-def _candidates(offers: Mapping[PeerT, SyncOffer]) -> dict[PeerT, SyncOffer]:
+def _candidates(offers: Mapping[PeerT, SyncSpec]) -> dict[PeerT, SyncSpec]:
     return {p: offer for p, offer in offers.items() if offer.strategy != SharedStateSyncStrategy.RECEIVE_ONLY}
 
 
-def _elect_shape(offers: Mapping[PeerT, SyncOffer], revision: int) -> Shape:
+def _elect_shape(offers: Mapping[PeerT, SyncSpec], revision: int) -> Shape:
     """The most popular key set among those who could send: SEND_ONLY peers first, then peers at the revision."""
     candidates = {p: o for p, o in _candidates(offers).items() if o.revision == revision}
     senders = {p: o for p, o in candidates.items() if o.strategy == SharedStateSyncStrategy.SEND_ONLY}
@@ -191,7 +191,7 @@ def _elect_shape(offers: Mapping[PeerT, SyncOffer], revision: int) -> Shape:
     return Counter(shapes).most_common(1)[0][0] if shapes else Shape(0, ())
 
 
-def _entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tuple[FetchEntry, ...]:
+def _entries_to_fetch(offer: SyncSpec, elected: SyncSpec, revision: int) -> tuple[FetchEntry, ...]:
     if offer.strategy == SharedStateSyncStrategy.SEND_ONLY:
         return ()
     is_behind = offer.revision != revision
@@ -202,7 +202,7 @@ def _entries_to_fetch(offer: SyncOffer, elected: SyncOffer, revision: int) -> tu
     )
 
 
-def _refuse_all(election: Election[PeerT], standing: dict[PeerT, SyncOffer], reason: str) -> Election[PeerT]:
+def _refuse_all(election: Election[PeerT], standing: dict[PeerT, SyncSpec], reason: str) -> Election[PeerT]:
     for peer in standing:
         election.refused[peer] = (Result.NO_SHARED_STATE_AVAILABLE, reason)
     election.why_nobody = reason

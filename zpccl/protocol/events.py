@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zpccl.protocol.messages import CollectiveSpec, MasterMessage, PeerMessage, StateEntry, TopologyKind
+from zpccl.protocol.messages import MasterMessage, PeerMessage, Vote
 
 # --- To the master --------------------------------------------------------------------------------------------------
 
@@ -214,29 +214,10 @@ class ReadyCalled:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceCalled:
-    """A batch of collectives, each with its call id."""
+class Called:
+    """The user has made calls: some collectives at once, or any other call."""
 
-    calls: tuple[tuple[int, CollectiveSpec], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TopologyCalled:
-    """update_topology(), optimize_topology() or are_peers_pending()."""
-
-    call_id: int
-    kind: TopologyKind
-
-
-@dataclass(frozen=True, slots=True)
-class SyncCalled:
-    """sync_shared_state()."""
-
-    call_id: int
-    strategy: int
-    revision: int
-    entries: tuple[StateEntry, ...]
-    digest_kind: int
+    votes: tuple[Vote, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +253,7 @@ PeerEvent: TypeAlias = (
     | FetchDone
     | ConnectCalled
     | ReadyCalled
-    | ReduceCalled
-    | TopologyCalled
-    | SyncCalled
+    | Called
     | CallWithdrawn
     | CloseCalled
     | Tick

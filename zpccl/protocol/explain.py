@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from zpccl import limits
 from zpccl.protocol.election import Election, PeerT
-from zpccl.protocol.messages import SyncOffer
+from zpccl.protocol.messages import SyncSpec
 from zpccl.types import DataType, SharedStateSyncStrategy
 
 
 def explain(
     election: Election[PeerT],
-    offers: Mapping[PeerT, SyncOffer],
+    offers: Mapping[PeerT, SyncSpec],
     last_revision: int | None,
     name_of: Callable[[PeerT], str],
 ) -> list[str]:

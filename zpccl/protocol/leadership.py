@@ -29,7 +29,7 @@ import msgspec
 from zpccl import limits
 from zpccl.protocol.events import PeerMessageReceived
 from zpccl.protocol.membership import reconnect_grace_ns
-from zpccl.protocol.messages import NO_ID, Hello, Report
+from zpccl.protocol.messages import NO_ID, Hello, RunReport
 
 
 class Promise(NamedTuple):
@@ -64,7 +64,7 @@ class MemberList(NamedTuple):
         return not self.old_members
 
     @classmethod
-    def of(cls, report: Report) -> MemberList:
+    def of(cls, report: RunReport) -> MemberList:
         """The list that a peer has accepted."""
         members = frozenset(member.peer_id for member in report.members)
         return cls(report.epoch, members, report.parent, frozenset(report.old_members))
@@ -225,7 +225,7 @@ class Candidate:
         self._started_ns = self._looked_ns = now_ns
         self._reporter_on: dict[Hashable, bytes] = {}
         self._greeted: dict[Hashable, bool] = {}  # Connections of members, and whether their report is here.
-        self.reports: dict[bytes, tuple[PeerMessageReceived, Report]] = {}  # By peer.
+        self.reports: dict[bytes, tuple[PeerMessageReceived, RunReport]] = {}  # By peer.
         self._held_ns: dict[Hashable, int] = {}
         self._summoned: set[Hashable] = set()
         self.held: dict[Hashable, PeerMessageReceived] = {}  # The Hellos of newcomers and pending peers.
@@ -293,7 +293,7 @@ class Candidate:
         self._summoned.update(found)
         return found
 
-    def add(self, event: PeerMessageReceived, report: Report, now_ns: int) -> bool:
+    def add(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> bool:
         """A report comes, perhaps again. False if it is not that of the peer which reported first, or one too many."""
         peer_id = report.hello.peer_id
         if self._reporter_on.setdefault(event.connection, peer_id) != peer_id:
@@ -458,7 +458,7 @@ class Candidate:
         return not all(found is not None and found[1].is_updating for found in theirs)
 
 
-def choose_run(reports: Iterable[Report]) -> bytes | None:
+def choose_run(reports: Iterable[RunReport]) -> bytes | None:
     """The run that most of the reports are of; of several, the one with the highest epoch. None without reports."""
     votes: Counter[bytes] = Counter()
     epochs: dict[bytes, int] = {}

@@ -66,7 +66,7 @@ from zpccl.protocol.messages import (
     Ready,
     Refusal,
     Refused,
-    Report,
+    RunReport,
     Welcome,
 )
 from zpccl.protocol.operation import Operations
@@ -257,8 +257,8 @@ class MasterMachine:
         """True if the key of a connection may speak for the peer that the connection and the message name."""
         peer = self.registry.by_connection.get(event.connection)
         named = [peer.peer_id] if peer is not None else []
-        if isinstance(event.message, (Hello, Report)):
-            hello = event.message.hello if isinstance(event.message, Report) else event.message
+        if isinstance(event.message, (Hello, RunReport)):
+            hello = event.message.hello if isinstance(event.message, RunReport) else event.message
             named.append(hello.peer_id)
         return all(is_peer_id_of(peer_id, event.identity) for peer_id in named)
 
@@ -273,7 +273,7 @@ class MasterMachine:
         message = event.message
         if isinstance(message, Hello):
             self._on_hello(event, peer, message, now_ns)
-        elif isinstance(message, Report):
+        elif isinstance(message, RunReport):
             self._on_report(event, message, now_ns)
         elif peer is None and event.connection in self._dismissed:
             self._on_dismissed(event.connection, message, now_ns)
@@ -767,9 +767,9 @@ class MasterMachine:
         message, connection = event.message, event.connection
         if isinstance(message, Hello):
             self._on_early_hello(candidate, event, message, now_ns)
-        elif isinstance(message, Report) and not is_plausible(message):
+        elif isinstance(message, RunReport) and not is_plausible(message):
             self._refuse_session(connection)
-        elif isinstance(message, Report):
+        elif isinstance(message, RunReport):
             hello = message.hello
             if Promise.of(hello) != candidate.promise:  # It answers an earlier request.
                 self._raise_above(candidate, hello)
@@ -884,7 +884,7 @@ class MasterMachine:
                 self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, has_left=True)
         self._relinked.update(self.registry.pending())
 
-    def _on_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
+    def _on_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
         """A peer reports when the run has been taken over already."""
         hello, history = report.hello, self._history
         known = self.registry.peers.get(hello.peer_id)
@@ -919,25 +919,25 @@ class MasterMachine:
         self.collectives.on_members_changed(now_ns)
         self.syncs.on_members_changed(now_ns)
 
-    def _knows_later(self, report: Report, history: History) -> bool:
+    def _knows_later(self, report: RunReport, history: History) -> bool:
         """True if a member knows of a later list than the adopted one, while nothing is decided by that.
 
         With several masters a quorum would have known of it.
         """
         return not (self._leader.needs_quorum or self._has_decided() or report.epoch <= history.adopted.epoch)
 
-    def _remove_former(self, report: Report, history: History, now_ns: int) -> None:
+    def _remove_former(self, report: RunReport, history: History, now_ns: int) -> None:
         """The former master had removed members of the adopted list, who came first and did not know of it."""
         history.adopted = MemberList.of(report)
         for peer in [peer for peer in self.registry.order if peer.peer_id not in history.adopted.members]:
             self._kick(peer, Result.RANK_CONNECTION_LOST, "the former master had removed it", now_ns)
 
-    def _on_late_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> None:
+    def _on_late_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
         """One who is not in the adopted list has waited for it to be committed. It may be gone."""
         if event.connection in self._asked:
             self._on_report(event, report, now_ns)
 
-    def _accept_report(self, event: PeerMessageReceived, report: Report, now_ns: int) -> Peer | None:
+    def _accept_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> Peer | None:
         """Takes note of who reports: a member of the adopted list, a pending peer, or one who is neither."""
         history, hello = self._history, report.hello
         assert history is not None
@@ -986,7 +986,7 @@ def start_master(own_id: bytes, options: MasterOptions | None, now_ns: int) -> M
     return machine
 
 
-def is_plausible(report: Report) -> bool:
+def is_plausible(report: RunReport) -> bool:
     """False where no honest peer would report this: no master gives epochs of another, or a member twice."""
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = report.parent <= report.epoch and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised

@@ -14,6 +14,7 @@ import enum
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -21,13 +22,16 @@ from zpccl.protocol.counts import Counts
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
 from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Neighbour
 
+if TYPE_CHECKING:
+    from zpccl.protocol.operation import Key
+
 
 class Standing(enum.Enum):
     """Who is at the other end of a connection. The value is for people."""
 
     STRANGER = "stranger"
     EXPECTED = "peer that is to report"
-    """It waits for a master that takes a run over, which has asked it for a Report."""
+    """It waits for a master that takes a run over, which has asked it for a RunReport."""
     PENDING = "pending peer"
     MEMBER = "member"
 
@@ -66,7 +70,7 @@ class Peer:
     """When a call of it was answered last."""
     witnesses: set[bytes] = field(default_factory=set)
     """Members that lost the link to this peer since it last said which links it has, this one among them."""
-    open_calls: dict[int, Hashable] = field(default_factory=dict)
+    open_calls: dict[int, Key] = field(default_factory=dict)
     """Calls that wait for their answer: what each one is, by call id."""
     answers: dict[int, Decision] = field(default_factory=dict)
     """Answers that the peer may not have got, by call id, the oldest answer first."""

@@ -18,15 +18,17 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.protocol.calls import Call, Phase, ReduceCall, SyncCall, TopologyCall
+from zpccl.protocol.calls import Call, Phase, is_sync
 from zpccl.protocol.messages import (
+    CollectiveSpec,
     Decision,
     Hello,
     Member,
-    Report,
-    RunningAttempt,
-    RunningSync,
+    Reducing,
+    Running,
+    RunReport,
     TopologyKind,
+    TopologySpec,
     cut,
 )
 
@@ -78,14 +80,15 @@ class Memory:
         if decision.attempt_id == 0:
             return
         order, calls = decision.order, decision.calls
-        if not order and isinstance(call, (ReduceCall, SyncCall)):
-            pairs = [pair for pair in call.participants(decision.attempt_id) if pair[0] in member_ids]
+        plan = call.plan if call is not None else None
+        if not order and plan is not None and plan.attempt_id == decision.attempt_id:
+            pairs = [pair for pair in plan.participants.items() if pair[0] in member_ids]
             order, calls = tuple(peer_id for peer_id, _ in pairs), tuple(call_id for _, call_id in pairs)
         reason = cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX)
         outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())
         self._keep(outcome)
         is_newer = self._last_sync is None or outcome.attempt_id > self._last_sync.attempt_id
-        if isinstance(call, SyncCall) and outcome.committed and is_newer:
+        if call is not None and is_sync(call) and outcome.committed and is_newer:
             self._last_sync = outcome
 
     def _keep(self, outcome: Decision) -> None:
@@ -108,31 +111,21 @@ class Memory:
         old_members: tuple[bytes, ...],
         parent: int,
         calls: Iterable[Call],
-    ) -> Report:
+    ) -> RunReport:
         """All that another master must know."""
-        attempts: list[RunningAttempt] = []
-        sync: RunningSync | None = None
+        running: list[Running] = []
         is_updating = False
         for call in calls:
-            is_updating = is_updating or (isinstance(call, TopologyCall) and call.kind is TopologyKind.UPDATE)
-            if call.phase is Phase.VOTING or call.attempt_id is None:
+            is_updating = is_updating or (isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.UPDATE)
+            if call.phase is Phase.VOTING or call.plan is None:
                 continue
-            if isinstance(call, ReduceCall) and call.plan is not None and call.spec is not None:
-                plan = call.plan
-                lane = plan.lanes[0]
-                how = lane.algorithm, plan.frame_bytes
-                attempts.append(RunningAttempt(plan.attempt_id, lane.order, plan.calls, call.spec, *how))
-            elif isinstance(call, SyncCall) and call.plan is not None:
-                of_sync = call.plan
-                sync = RunningSync(
-                    of_sync.attempt_id,
-                    of_sync.revision,
-                    of_sync.holders,
-                    of_sync.order,
-                    of_sync.calls,
-                    bool(of_sync.fetch) or (call.report is not None and not call.report.ok),
-                )
-        return Report(
+            if isinstance(call.plan.how, Reducing):
+                running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))
+            else:
+                brief = replace(call.plan, how=replace(call.plan.how, fetch=(), sources=(), fellows=()))
+                has_failed = call.report is not None and not call.report.ok
+                running.append(Running(brief, is_open=bool(call.plan.how.fetch) or has_failed))
+        return RunReport(
             hello,
             oldest_call_id,
             epoch,
@@ -142,8 +135,7 @@ class Memory:
             self._round_value,
             self._last_sync,
             tuple(self._outcomes.values()),
-            tuple(attempts),
-            sync,
+            tuple(running),
             old_members,
             parent,
         )

@@ -105,7 +105,7 @@ class Linked(_Message, tag="linked", frozen=True):
     peers: PeerIds
 
 
-class CollectiveSpec(_Message, frozen=True):
+class CollectiveSpec(_Message, tag="collective", frozen=True):
     """What all voters for one tag must agree on, but for `is_root`."""
 
     tag: int
@@ -123,35 +123,6 @@ class CollectiveSpec(_Message, frozen=True):
     """RING or DIRECT to force one, where the links allow it."""
 
 
-class CollectiveCall(_Message, frozen=True):
-    """One vote to begin a collective."""
-
-    call_id: Natural
-    spec: CollectiveSpec
-
-
-class Begin(_Message, tag="begin", frozen=True):
-    """Votes to begin each of a batch of collectives."""
-
-    oldest_call_id: Natural
-    """The sender's oldest call without an answer: answers before it need not be kept."""
-    calls: Annotated[tuple[CollectiveCall, ...], Meta(min_length=1, max_length=limits.SPECS_PER_MESSAGE_MAX)]
-
-
-class Finished(_Message, tag="finished", frozen=True):
-    """The sender's part of an attempt is done: `ok` with the digest of its result, or failed."""
-
-    call_id: Natural
-    attempt_id: Natural
-    ok: bool
-    digest: int = 0
-    fault: PeerId | None = None
-    """The neighbour whose link failed, where it failed."""
-    reason: Text = ""
-    duration_us: Natural = 0
-    """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
-
-
 class TopologyKind(enum.IntEnum):
     """What all members decide together."""
 
@@ -160,11 +131,9 @@ class TopologyKind(enum.IntEnum):
     PENDING = 2
 
 
-class TopologyVote(_Message, tag="topology", frozen=True):
-    """Votes for an operation of all members of all groups."""
+class TopologySpec(_Message, tag="topology", frozen=True):
+    """A call of all members of all groups."""
 
-    oldest_call_id: Natural
-    call_id: Natural
     kind: TopologyKind
     after_round: Natural = 0
     """The last round of topology votes whose end the sender knows: this vote is for a later one."""
@@ -183,16 +152,33 @@ class StateEntry(_Message, frozen=True):
 StateEntries: TypeAlias = Annotated[tuple[StateEntry, ...], Meta(min_length=1, max_length=limits.STATE_ENTRIES_MAX)]
 
 
-class SyncOffer(_Message, tag="offer", frozen=True):
-    """Votes to sync the shared state of the group, and says what the sender holds. Entries are sorted by key."""
+class SyncSpec(_Message, tag="sync", frozen=True):
+    """A sync of the shared state of the group: what the sender holds. Entries are sorted by key."""
 
-    oldest_call_id: Natural
-    call_id: Natural
     strategy: Annotated[int, Meta(ge=0, le=2)]
     revision: Annotated[int, Meta(ge=0, le=limits.REVISION_MAX)]
     entries: StateEntries
     digest_kind: Annotated[int, Meta(ge=0, le=255)] = 0
     """How the digests were made: those of different kinds cannot be compared."""
+
+
+Spec: TypeAlias = CollectiveSpec | TopologySpec | SyncSpec
+"""What a member calls."""
+
+
+class Vote(_Message, frozen=True):
+    """A call of a member, which takes effect when all in its scope have made it."""
+
+    call_id: Natural
+    spec: Spec
+
+
+class Votes(_Message, tag="votes", frozen=True):
+    """A batch of calls."""
+
+    oldest_call_id: Natural
+    """The sender's oldest call without an answer: answers before it need not be kept."""
+    votes: Annotated[tuple[Vote, ...], Meta(min_length=1, max_length=limits.SPECS_PER_MESSAGE_MAX)]
 
 
 class Dropped(_Message, frozen=True):
@@ -202,19 +188,26 @@ class Dropped(_Message, frozen=True):
     reason: Annotated[str, Meta(max_length=limits.OUTCOME_TEXT_CHARS_MAX)]
 
 
-class SyncFinished(_Message, tag="fetched", frozen=True):
-    """The sender holds and has checked all that it was told to fetch, or could not.
+class Report(_Message, tag="report", frozen=True):
+    """How an attempt ended for its sender.
 
-    Who has nothing to fetch says nothing, unless it finds its own state changed since its offer: then `ok` is false. So
-    may who has said before that all is here.
+    Of a collective: it has its result, or failed. Of a sync: it holds all that it was told to fetch, or could not. Who
+    has nothing to fetch says so only if it finds that its own state has changed since its vote: then `ok` is false. So
+    may a sender that has reported success before.
     """
 
     call_id: Natural
     attempt_id: Natural
     ok: bool
     fault: PeerId | None = None
+    """The peer by which it failed: of a collective the neighbour whose link did."""
     reason: Text = ""
+    digest: int = 0
+    """Of the result of a collective."""
+    duration_us: Natural = 0
+    """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
     dropped: Annotated[tuple[Dropped, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    """The sources that a sync went on without."""
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):
@@ -233,30 +226,18 @@ class Leave(_Message, tag="leave", frozen=True):
     """The sender leaves the run."""
 
 
-class RunningAttempt(_Message, frozen=True):
-    """An attempt of a collective that its sender began, and of which it does not know the end."""
+class Running(_Message, frozen=True):
+    """An attempt of which the sender has the plan, and does not know the end."""
 
-    attempt_id: Natural
-    order: PeerIds
-    calls: CallIds
-    spec: CollectiveSpec
-    algorithm: PlannedAlgorithm = Algorithm.RING
-    frame_bytes: FrameBytes = limits.FRAME_BYTES_DEFAULT
-
-
-class RunningSync(_Message, frozen=True):
-    """A sync of which the sender has the plan but does not know the end."""
-
-    attempt_id: Natural
-    revision: Natural
-    holders: PeerIds
-    order: PeerIds
-    calls: CallIds
-    is_open: bool
-    """There was something to fetch, or the sender has lost what it held: SyncFinished says what became of it."""
+    plan: Plan
+    """Of a sync without what the sender itself fetches, and from whom."""
+    spec: CollectiveSpec | None = None
+    """Of a collective."""
+    is_open: bool = True
+    """Of a sync: there was something to fetch, or the sender has lost what it held, so that it is yet to report."""
 
 
-class Report(_Message, tag="report", frozen=True):
+class RunReport(_Message, tag="run_report", frozen=True):
     """All that a master which takes the run over must know from the sender, beside the calls that it makes again."""
 
     hello: Hello
@@ -273,8 +254,7 @@ class Report(_Message, tag="report", frozen=True):
     """The last sync of the sender's group that was committed."""
     outcomes: Annotated[tuple[Decision, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
     """The ends of attempts, and refusals of several calls, that the sender knows of."""
-    attempts: Annotated[tuple[RunningAttempt, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
-    sync: RunningSync | None
+    running: Annotated[tuple[Running, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     old_members: PeerIds = ()
     """As in Members: empty where the list is committed, as far as the sender knows."""
     parent: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
@@ -302,7 +282,7 @@ class Refusal(enum.IntEnum):
     """The peer was removed, or the master is another one."""
     FULL = 3
     REPORT = 4
-    """The master takes the run over from another one: it needs a Report first."""
+    """The master takes the run over from another one: it needs a RunReport first."""
     NO_RUN = 5
     """To a newcomer: this master leads no run, and knows of none. Another one may."""
     NO_QUORUM = 6
@@ -391,14 +371,57 @@ class Lane(_Message, frozen=True):
     algorithm: PlannedAlgorithm = Algorithm.RING
 
 
+class Reducing(_Message, tag="reduce", frozen=True):
+    """How a collective moves tensors. All who take part get the same, so what one knows suffices to go on with it."""
+
+    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
+    frame_bytes: FrameBytes
+
+    @property
+    def order(self) -> PeerIds:
+        """All who take part."""
+        return self.lanes[0].order
+
+
+class FetchEntry(_Message, frozen=True):
+    """A tensor that the receiver must fetch, with the digest that it must then have."""
+
+    key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
+    digest: Digest
+
+
+class Fetching(_Message, tag="fetch", frozen=True):
+    """The outcome of an election: what the receiver fetches, and from whom. Whoever has something of it serves it."""
+
+    order: PeerIds
+    """All who take part."""
+    revision: Natural
+    holders: PeerIds
+    """Who had all that was elected, the winner first."""
+    fetch: Annotated[tuple[FetchEntry, ...], Meta(max_length=limits.STATE_ENTRIES_MAX)] = ()
+    sources: PeerIds = ()
+    """Who has all of it now, of those to whom the receiver has a link, the best first."""
+    fellows: PeerIds = ()
+    """Who fetches the same, of those to whom the receiver has a link: what one has checked it serves to the others."""
+
+
 class Plan(_Message, tag="plan", frozen=True):
-    """Starts an attempt. All who take part get the same: what one knows of it suffices to go on with it."""
+    """Starts an attempt."""
 
     attempt_id: Natural
-    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
     calls: CallIds
-    """The call of each peer of the first lane's order that this attempt is for."""
-    frame_bytes: FrameBytes
+    """The call of each of those who take part that this attempt is for."""
+    how: Reducing | Fetching
+
+    @property
+    def order(self) -> PeerIds:
+        """All who take part."""
+        return self.how.order
+
+    @property
+    def participants(self) -> dict[bytes, int]:
+        """All who take part, and the call of each."""
+        return dict(zip(self.how.order, self.calls, strict=False))
 
 
 class Decision(_Message, tag="decision", frozen=True):
@@ -444,46 +467,9 @@ REFUSALS = frozenset(
 """Results of calls that end without an attempt."""
 
 
-class FetchEntry(_Message, frozen=True):
-    """A tensor that the receiver must fetch, with the digest that it must then have."""
-
-    key: Annotated[str, Meta(max_length=limits.KEY_CHARS_MAX)]
-    digest: Digest
-
-
-class SyncPlan(_Message, tag="sync", frozen=True):
-    """The outcome of an election: what the receiver fetches, and from whom. Whoever has something of it serves it."""
-
-    call_id: Natural
-    attempt_id: Natural
-    revision: Natural
-    holders: PeerIds
-    fetch: Annotated[tuple[FetchEntry, ...], Meta(max_length=limits.STATE_ENTRIES_MAX)]
-    order: PeerIds
-    """All who take part, and the call of each."""
-    calls: CallIds
-    sources: PeerIds = ()
-    """Who has all of it now, of those to whom the receiver has a link, the best first."""
-    fellows: PeerIds = ()
-    """Who fetches the same, of those to whom the receiver has a link: what one has checked it serves to the others."""
-
-
-PeerMessage: TypeAlias = (
-    Hello
-    | Ready
-    | Linked
-    | Begin
-    | Finished
-    | TopologyVote
-    | SyncOffer
-    | SyncFinished
-    | Withdraw
-    | Acknowledgement
-    | Leave
-    | Report
-)
+PeerMessage: TypeAlias = Hello | Ready | Linked | Votes | Report | Withdraw | Acknowledgement | Leave | RunReport
 MasterMessage: TypeAlias = (
-    Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision | SyncPlan
+    Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision
 )
 Message: TypeAlias = PeerMessage | MasterMessage
 

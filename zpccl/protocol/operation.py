@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -37,15 +37,15 @@ from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
     CollectiveSpec,
     Decision,
-    Finished,
-    SyncFinished,
-    SyncOffer,
+    Reducing,
+    Report,
+    Running,
+    Spec,
+    SyncSpec,
     TopologyKind,
-    TopologyVote,
+    Vote,
 )
 from zpccl.types import CollectiveKind
-
-Call: TypeAlias = CollectiveSpec | TopologyVote | SyncOffer
 
 COLLECTIVE = "collective"
 SYNC = "sync_shared_state"
@@ -69,18 +69,11 @@ class Key(NamedTuple):
         return what if self.group is None else f"{what} of group {self.group}"
 
 
-def key_of(peer: Peer, call: Call) -> Key:
+def key_of(peer: Peer, spec: Spec) -> Key:
     """The operation that a peer votes for by a call."""
-    if isinstance(call, CollectiveSpec):
-        return Key(COLLECTIVE, peer.group, call.tag)
-    return Key(SYNC, peer.group) if isinstance(call, SyncOffer) else Key(TOPOLOGY[call.kind])
-
-
-class Vote(NamedTuple):
-    """A member's call."""
-
-    call_id: int
-    call: Call
+    if isinstance(spec, CollectiveSpec):
+        return Key(COLLECTIVE, peer.group, spec.tag)
+    return Key(SYNC, peer.group) if isinstance(spec, SyncSpec) else Key(TOPOLOGY[spec.kind])
 
 
 class Verdict(NamedTuple):
@@ -124,6 +117,18 @@ class Kind(Protocol[AttemptT]):
     def judge(self, attempt: AttemptT, survivors: list[Peer]) -> Verdict | None:
         """How an attempt ends, of which those are left; None while it goes on. Changes nothing."""
 
+    def on_report(self, attempt: AttemptT, peer: Peer, report: Report) -> None:
+        """A peer has done its part of an attempt, or failed."""
+
+    def on_late_report(self, peer: Peer, report: Report) -> None:
+        """A peer reports on an attempt that runs no more. It may say why that failed."""
+
+    def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
+        """Goes on with an attempt of a former master, by the word of one who has its plan. May come again from others.
+
+        `calls`: who takes part, in the order of the plan, those who are gone too.
+        """
+
     def value_of(self, attempt: AttemptT) -> int:
         """What its callers get."""
 
@@ -147,12 +152,12 @@ class Operation:
     @property
     def name(self) -> str:
         """What the first voter calls, for people."""
-        call = next(iter(self.votes.values())).call
-        if not isinstance(call, CollectiveSpec):
+        spec = next(iter(self.votes.values())).spec
+        if not isinstance(spec, CollectiveSpec):
             return self.key.function
-        known = call.kind in set(CollectiveKind)
-        kind = CollectiveKind(call.kind).name.lower() if known else str(call.kind)
-        return f"{kind} at tag {call.tag}"
+        known = spec.kind in set(CollectiveKind)
+        kind = CollectiveKind(spec.kind).name.lower() if known else str(spec.kind)
+        return f"{kind} at tag {spec.tag}"
 
     @property
     def title(self) -> str:
@@ -195,9 +200,9 @@ class Operations:
         needed = len(self._registry.order) if group is None else self._registry.member_count(group)
         return len(operation.votes) >= needed
 
-    def vote(self, peer: Peer, call_id: int, call: Call, now_ns: int) -> bool:
+    def vote(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
         """A member makes a call. False if it is known already, or was refused."""
-        key = key_of(peer, call)
+        key, call_id = key_of(peer, vote.spec), vote.call_id
         if key.function == COLLECTIVE:
             earlier, busy = self.pending.get(key), f"tag {key.tag} is in use by another call of this peer"
         else:
@@ -210,7 +215,7 @@ class Operations:
             return False
         operation = self.pending.setdefault(key, Operation(key, now_ns, now_ns))
         operation.voted_ns = self.voted_ns = now_ns
-        operation.votes[peer] = Vote(call_id, call)
+        operation.votes[peer] = vote
         if key.function != COLLECTIVE:
             self._exclusive[peer] = operation
         return True
@@ -302,20 +307,31 @@ class Operations:
         """The attempt that a call is part of."""
         return next((attempt for attempt in self.running.values() if attempt.calls.get(peer) == call_id), None)
 
-    def reported(self, peer: Peer, report: Finished | SyncFinished) -> Attempt | None:
-        """A peer reports on an attempt: that one, if it runs. Who has missed the decision is told it again."""
+    def on_report(self, peer: Peer, report: Report) -> None:
+        """A peer reports on an attempt. One that has missed the decision is told it again."""
+        attempt = self.running.get(report.attempt_id)
+        if attempt is not None and attempt.calls.get(peer) == report.call_id:
+            return self._kinds[attempt.key.function].on_report(attempt, peer, report)
+        for kind in self._kinds.values():
+            kind.on_late_report(peer, report)
         if report.call_id in peer.answers:
             self._outbox.send(peer, peer.answers[report.call_id])
-            return None
-        attempt = self.running.get(report.attempt_id)
-        if attempt is None or attempt.calls.get(peer) != report.call_id:
+        else:
             self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
-            return None
-        return attempt
+        return None
 
     def present(self, peers: Iterable[Peer]) -> list[Peer]:
         """Those who still take part in the run."""
         return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
+
+    def restore(self, running: Running, reporter: Peer) -> None:
+        """A former master has begun an attempt, of which nobody who has reported knows the end."""
+        calls = {
+            self._registry.peers.get(peer_id) or absent(peer_id): call_id
+            for peer_id, call_id in running.plan.participants.items()
+        }
+        function = COLLECTIVE if isinstance(running.plan.how, Reducing) else SYNC
+        self._kinds[function].restore(running, reporter, calls)
 
     def take_attempt(self, attempt_id: int) -> dict[Peer, int]:
         """A former master has decided an attempt: who takes part. It runs no more."""
@@ -407,7 +423,7 @@ class Operations:
             assert operation.key == key and operation.votes
             for peer, vote in operation.votes.items():
                 assert peer.is_member and self._registry.peers.get(peer.peer_id) is peer
-                assert key_of(peer, vote.call) == key
+                assert key_of(peer, vote.spec) == key
                 assert key.function == COLLECTIVE or self._exclusive[peer] is operation
         assert all(peer in operation.votes for peer, operation in self._exclusive.items())
         assert all(self.running.get(attempt.attempt_id) is attempt for attempt in self._running_at.values())
@@ -422,3 +438,8 @@ class Operations:
 
 def _place(key: Key) -> tuple[bool, Key]:
     return key.function == COLLECTIVE, key
+
+
+def absent(peer_id: bytes) -> Peer:
+    """Stands for a participant of an attempt who is gone."""
+    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", None)

@@ -31,6 +31,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from zpccl import limits
 from zpccl.errors import (
     AuthenticationFailed,
@@ -48,13 +50,13 @@ from zpccl.protocol import events
 from zpccl.protocol.calls import (
     Call,
     Phase,
-    ReduceCall,
     Released,
-    SyncCall,
-    TopologyCall,
     error_of,
     error_of_kick,
     is_barrier,
+    is_collective,
+    is_question,
+    is_sync,
     tag_of,
 )
 from zpccl.protocol.effects import (
@@ -79,11 +81,9 @@ from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
-    Begin,
-    CollectiveCall,
     Decision,
     Dropped,
-    Finished,
+    Fetching,
     Hello,
     Kick,
     Leave,
@@ -100,9 +100,11 @@ from zpccl.protocol.messages import (
     Ready,
     Refusal,
     Refused,
-    SyncFinished,
-    SyncPlan,
-    TopologyKind,
+    Report,
+    Spec,
+    TopologySpec,
+    Vote,
+    Votes,
     Welcome,
     Withdraw,
 )
@@ -244,8 +246,8 @@ class PeerMachine:
             self._on_reduce_done(event, now_ns)
         elif isinstance(event, events.FetchDone):
             self._on_fetch_done(event)
-        elif isinstance(event, (events.ReduceCalled, events.TopologyCalled, events.SyncCalled)):
-            self._on_call(event)
+        elif isinstance(event, events.Called):
+            self._on_call(event.votes)
         elif isinstance(event, events.CallWithdrawn):
             self._on_withdrawn(event, now_ns)
         elif isinstance(event, (events.LinkUp, events.LinkFailed)):
@@ -470,8 +472,6 @@ class PeerMachine:
             self._on_plan(message, now_ns)
         elif isinstance(message, Decision):
             self._on_decision(message)
-        elif isinstance(message, SyncPlan):
-            self._on_sync_plan(message)
         elif isinstance(message, Members):
             self._on_members(message)
         elif isinstance(message, Neighbours):
@@ -680,74 +680,50 @@ class PeerMachine:
 
     # --- Calls ------------------------------------------------------------------------------------------------------
 
-    def _on_call(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> None:
-        call_ids = [c for c, _ in event.calls] if isinstance(event, events.ReduceCalled) else [event.call_id]
-        if not call_ids:
+    def _on_call(self, votes: Sequence[Vote]) -> None:
+        if not votes:
             return
-        self._next_call_id = max(self._next_call_id, max(call_ids) + 1)
-        error = self._reason_against(event)
+        self._next_call_id = max(self._next_call_id, max(vote.call_id for vote in votes) + 1)
+        calls = [Call(vote.call_id, self._after_last_round(vote.spec)) for vote in votes]
+        error = self._reason_against(calls)
         if error is not None:
-            self._effects.extend(Reject(call_id, error) for call_id in call_ids)
+            self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
-        calls, released = self._calls_of(event), Released(self.calls.values())
+        released = Released(self.calls.values())
         for call in calls:
             call.is_held = released.block(call)
         self.calls.update((call.call_id, call) for call in calls)
         self._vote([call for call in calls if not call.is_held])
 
-    def _calls_of(self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled) -> Sequence[Call]:
-        if isinstance(event, events.ReduceCalled):
-            return [ReduceCall(call_id, spec=spec) for call_id, spec in event.calls]
-        if isinstance(event, events.TopologyCalled):
-            return [TopologyCall(event.call_id, kind=event.kind, after_round=self._memory.round_answered)]
-        return [
-            SyncCall(
-                event.call_id,
-                strategy=event.strategy,
-                revision=event.revision,
-                entries=event.entries,
-                digest_kind=event.digest_kind,
-            )
-        ]
+    def _after_last_round(self, spec: Spec) -> Spec:
+        return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
 
     def _vote(self, calls: Sequence[Call]) -> None:
-        """Tells the master of calls: of collectives all at once. A peer that is returning says them once it is back."""
-        if self.state is not State.MEMBER:
-            return
-        batch = [CollectiveCall(c.call_id, c.spec) for c in calls if isinstance(c, ReduceCall) and c.spec is not None]
-        if batch:
-            self._send(Begin(self._oldest_call_id(), tuple(batch)))
-        for call in calls:
-            if not isinstance(call, ReduceCall):
-                self._send(call.vote(self._oldest_call_id()))
+        """Tells the master of calls. A peer that is returning says them once it is back."""
+        if self.state is State.MEMBER and calls:
+            self._send(Votes(self._oldest_call_id(), tuple(call.vote for call in calls)))
 
-    def _reason_against(
-        self, event: events.ReduceCalled | events.TopologyCalled | events.SyncCalled
-    ) -> PCCLError | None:
-        """Why a call cannot be made now, or None."""
+    def _reason_against(self, new: Sequence[Call]) -> PCCLError | None:
+        """Why calls cannot be made now, or None. Of calls other than collectives there is one at a time."""
         if self.state not in (State.MEMBER, State.RETURNING):
             return self.error or InvalidUsage("call connect() first")
         calls = [call for call in self.calls.values() if not call.is_released]
-        exclusive = next((call for call in calls if not isinstance(call, ReduceCall)), None)
-        if isinstance(event, events.ReduceCalled):
-            is_asking = isinstance(exclusive, TopologyCall) and exclusive.kind is TopologyKind.PENDING
-            if exclusive is not None and not is_asking:
+        exclusive = next((call for call in calls if not is_collective(call)), None)
+        if is_collective(new[0]):
+            if exclusive is not None and not is_question(exclusive):
                 return InvalidUsage("another thread waits in an operation that no collective may run beside")
-            tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
-            tags += [spec.tag for _, spec in event.calls]
+            tags = [tag_of(call) for call in [*calls, *new] if is_collective(call)]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
-            if len(self.calls) + len(event.calls) > self._calls_max():
-                return self._too_many_calls()
-            alone = len(self.group_members()) <= 1
-            return TooFewPeers("this peer is alone in its group; wait for others") if alone else None
-        if exclusive is not None:
+        elif exclusive is not None:
             return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
-        if calls and not (isinstance(event, events.TopologyCalled) and event.kind is TopologyKind.PENDING):
+        elif calls and not is_question(new[0]):
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
-        if len(self.calls) >= self._calls_max():
+        if len(self.calls) + len(new) > self._calls_max():
             return self._too_many_calls()
-        if isinstance(event, events.SyncCalled) and len(self.group_members()) <= 1:
+        if len(self.group_members()) <= 1 and is_collective(new[0]):
+            return TooFewPeers("this peer is alone in its group; wait for others")
+        if len(self.group_members()) <= 1 and is_sync(new[0]):
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
 
@@ -807,48 +783,39 @@ class PeerMachine:
             self._vote(held)
 
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
-        order, algorithm = plan.lanes[0].order, plan.lanes[0].algorithm
-        own_call = dict(zip(order, plan.calls, strict=False)).get(self.options.peer_id, -1)
-        call = self.calls.get(own_call)
-        is_wanted = isinstance(call, ReduceCall) and call.phase is Phase.VOTING and not call.is_held
+        call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
+        if call is not None and (not call.is_planned_by(plan) or call.phase is not Phase.VOTING or call.is_held):
+            call = None  # It waits for another plan, or has one.
         if plan.attempt_id <= self._seen_attempt_id:
-            if call is not None and is_wanted:
+            if call is not None:
                 self._report_late(call, plan.attempt_id)
-            return
+            return None
+        if call is None and isinstance(plan.how, Fetching):
+            return None
         self._seen_attempt_id = plan.attempt_id
-        if not isinstance(call, ReduceCall) or not is_wanted or call.is_released:
-            self._effects.append(EndReduce(plan.attempt_id, commit=False))
-            if isinstance(call, ReduceCall) and is_wanted:
+        if call is None or call.is_released:
+            self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Its frames are stale.
+            if call is not None:
                 call.plan = plan
                 self._report(call, plan.attempt_id, _WITHDRAWN)
-            return
+            return None
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
-        self._effects.append(StartReduce(call.call_id, plan.attempt_id, order, plan.frame_bytes, algorithm))
+        if isinstance(plan.how, Fetching):
+            return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
+        lane = plan.how.lanes[0]
+        start = StartReduce(call.call_id, plan.attempt_id, lane.order, plan.how.frame_bytes, lane.algorithm)
+        return self._effects.append(start)
 
     def _on_reduce_done(self, event: events.ReduceDone, now_ns: int) -> None:
         call = self._call_of_attempt(event.attempt_id)
-        if not isinstance(call, ReduceCall) or call.phase is not Phase.RUNNING:
+        if call is None or not is_collective(call) or call.phase is not Phase.RUNNING:
             return
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
         self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us)
 
-    def _on_sync_plan(self, plan: SyncPlan) -> None:
-        call = self.calls.get(plan.call_id)
-        if not isinstance(call, SyncCall) or call.phase is not Phase.VOTING or call.is_held:
-            return
-        if plan.attempt_id <= self._seen_attempt_id:
-            return self._report_late(call, plan.attempt_id)
-        self._seen_attempt_id = plan.attempt_id
-        if call.is_released:
-            self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Of messages, too, the number tells enough.
-            call.plan = plan
-            return self._report(call, plan.attempt_id, _WITHDRAWN)
-        call.phase, call.attempt_id, call.plan = Phase.RUNNING, plan.attempt_id, plan
-        self._effects.append(StartSync(plan))
-
     def _on_fetch_done(self, event: events.FetchDone) -> None:
         call = self._call_of_attempt(event.attempt_id)
-        if not isinstance(call, SyncCall) or call.phase is Phase.VOTING or call.plan is None:
+        if call is None or not is_sync(call) or call.phase is Phase.VOTING:
             return
         if call.report is not None and not (call.report.ok and event.error):
             return  # It was said already.
@@ -871,14 +838,9 @@ class PeerMachine:
     ) -> None:
         call.phase, call.attempt_id = Phase.REPORTED, attempt_id
         ok, reason = not error, error[: limits.TEXT_CHARS_MAX]
-        if isinstance(call, SyncCall):
-            named = tuple(
-                Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX]
-            )
-            call.report = SyncFinished(call.call_id, attempt_id, ok, fault, reason, named)
-        else:
-            facts = (digest, fault, reason, duration_us) if ok else (0, fault, reason)
-            call.report = Finished(call.call_id, attempt_id, ok, *facts)
+        named = tuple(Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX])
+        facts = (digest, duration_us) if ok else (0, 0)
+        call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named)
         self._send(call.report)
 
     def _call_of_attempt(self, attempt_id: int) -> Call | None:
@@ -891,7 +853,7 @@ class PeerMachine:
             self._memory.on_round_answered(decision.round, decision.value)
         if call is None:
             return  # Sent again; it is settled here.
-        lacks_result = isinstance(call, ReduceCall) and not (call.report is not None and call.report.ok)
+        lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
         self._settle(call)
@@ -911,7 +873,7 @@ class PeerMachine:
             self._effects.append(Reject(call.call_id, error_of(call, decision)))
 
     def _end(self, call: Call, attempt_id: int, commit: bool) -> None:
-        if isinstance(call, SyncCall):
+        if is_sync(call):
             self._effects.append(EndSync(call.call_id, attempt_id, commit))
         elif not is_barrier(call):
             self._effects.append(EndReduce(attempt_id, commit))
@@ -957,5 +919,5 @@ class PeerMachine:
 
 def are_compatible(calls: Sequence[Call]) -> bool:
     """True for calls that one user may wait for at a time."""
-    tags = [tag_of(call) for call in calls if isinstance(call, ReduceCall)]
+    tags = [tag_of(call) for call in calls if is_collective(call)]
     return len(calls) - len(tags) <= 1 and len(set(tags)) == len(tags)

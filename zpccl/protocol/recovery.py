@@ -9,21 +9,9 @@ anything that was decided in it, on every connection, so who knows of a decision
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from zpccl.protocol.leadership import MemberList, descend
-from zpccl.protocol.messages import Decision, Member, Report, RunningAttempt, RunningSync
-
-RunningT = TypeVar("RunningT", RunningAttempt, RunningSync)
-
-
-@dataclass(frozen=True)
-class Reported(Generic[RunningT]):
-    """Something that runs, by the word of a peer."""
-
-    running: RunningT
-    reporter: bytes
+from zpccl.protocol.messages import Decision, Member, Running, RunReport
 
 
 class History:
@@ -41,7 +29,7 @@ class History:
         outcomes: how attempts ended, by attempt.
     """
 
-    def __init__(self, run_id: bytes, reports: Iterable[Report]) -> None:
+    def __init__(self, run_id: bytes, reports: Iterable[RunReport]) -> None:
         of_run = [report for report in reports if report.hello.run_id == run_id]
         self.run_id = run_id
         self.adopted = descend(map(MemberList.of, of_run))
@@ -52,15 +40,14 @@ class History:
         self._rounds: dict[bytes, int] = {}  # By member: the last of which it knows.
         self.outcomes: dict[int, Decision] = {}
         self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
-        self._attempts: list[Reported[RunningAttempt]] = []
-        self._syncs: list[Reported[RunningSync]] = []
+        self._running: list[tuple[bytes, Running]] = []  # By whose word.
         self._last_syncs: dict[int, Decision] = {}  # By group.
         self._newer_syncs: dict[int, Decision] = {}  # Those of them that nobody has taken yet.
 
         for report in of_run:
             self.add(report)
 
-    def add(self, report: Report) -> None:
+    def add(self, report: RunReport) -> None:
         """Takes note of one report. Only members know anything of the run."""
         if report.hello.run_id != self.run_id or not report.members:
             return
@@ -72,12 +59,9 @@ class History:
             if known is None or len(known.calls) < len(outcome.calls):
                 self.outcomes[outcome.attempt_id] = outcome
         reporter = report.hello.peer_id
-        for attempt in report.attempts:
-            self._calls[attempt.attempt_id] = dict(zip(attempt.order, attempt.calls, strict=False))
-            self._attempts.append(Reported(attempt, reporter))
-        if report.sync is not None:
-            self._calls[report.sync.attempt_id] = dict(zip(report.sync.order, report.sync.calls, strict=False))
-            self._syncs.append(Reported(report.sync, reporter))
+        for running in report.running:
+            self._calls[running.plan.attempt_id] = running.plan.participants
+            self._running.append((reporter, running))
         last, group = report.last_sync, report.hello.group
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
             self._last_syncs[group] = self._newer_syncs[group] = last
@@ -88,7 +72,7 @@ class History:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
-    def would_admit(self, report: Report, round_here: int) -> bool:
+    def would_admit(self, report: RunReport, round_here: int) -> bool:
         """True for a newcomer that alone knows of its admission by the former master: to those who are members here.
 
         Once they have completed that round anew, without it, they are elsewhere in their programs than it is.
@@ -109,28 +93,21 @@ class History:
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Decision]]:
         """Who reports that an attempt runs which has ended for others, without it: who, its call, and the end."""
-        items: list[tuple[bytes, RunningAttempt | RunningSync]] = [(i.reporter, i.running) for i in self._attempts]
-        items += [(i.reporter, i.running) for i in self._syncs]
         found = []
-        for reporter, running in items:
-            outcome = self.outcomes.get(running.attempt_id)
-            call_id = dict(zip(running.order, running.calls, strict=False)).get(reporter)
+        for reporter, running in self._running:
+            outcome = self.outcomes.get(running.plan.attempt_id)
+            call_id = running.plan.participants.get(reporter)
             if outcome is None or call_id is None or reporter not in present:
                 continue
             if reporter not in self.calls_of(outcome):
                 found.append((reporter, call_id, outcome))
         return found
 
-    def take_attempts(self, present: Container[bytes]) -> list[RunningAttempt]:
-        """Attempts that nobody knows the end of, the oldest first, by the word of who takes part in the run."""
-        taken, self._attempts = self._attempts, []
-        found = {item.running.attempt_id: item.running for item in taken if item.reporter in present}
-        return [found[attempt_id] for attempt_id in sorted(found) if attempt_id not in self.outcomes]
-
-    def take_syncs(self, present: Container[bytes]) -> list[Reported[RunningSync]]:
-        """Syncs that nobody knows the end of, by the word of each who has the plan and takes part in the run."""
-        taken, self._syncs = self._syncs, []
-        return [s for s in taken if s.running.attempt_id not in self.outcomes and s.reporter in present]
+    def take_running(self, present: Container[bytes]) -> list[tuple[bytes, Running]]:
+        """Attempts that nobody knows the end of, the oldest first, by the word of each who takes part in the run."""
+        taken, self._running = self._running, []
+        found = [item for item in taken if item[0] in present and item[1].plan.attempt_id not in self.outcomes]
+        return sorted(found, key=lambda item: item[1].plan.attempt_id)
 
     def take_last_syncs(self) -> dict[int, Decision]:
         """The last committed sync of each group, where it is news."""

@@ -6,7 +6,7 @@ become of it. A peer that breaks the bounds of its calls is removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -16,16 +16,16 @@ from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.membership import Outbox, Peer, Registry
 from zpccl.protocol.messages import (
-    Begin,
+    CollectiveSpec,
     Decision,
-    Finished,
     PeerMessage,
-    SyncFinished,
-    SyncOffer,
-    TopologyVote,
+    Report,
+    SyncSpec,
+    Vote,
+    Votes,
     Withdraw,
 )
-from zpccl.protocol.operation import SYNC, Operations
+from zpccl.protocol.operation import Operations, key_of
 
 
 class Requests:
@@ -56,22 +56,13 @@ class Requests:
 
     def take(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
         """A member makes calls, reports on them, or takes one back."""
-        if isinstance(message, Begin):
+        if isinstance(message, Votes):
             self._forget_answers(peer, message.oldest_call_id)
-            for call in message.calls:
-                if self._accept_call(peer, call.call_id, call.spec, now_ns):
-                    self._collectives.begin(peer, call.call_id, call.spec, now_ns)
-        elif isinstance(message, Finished):
-            self._collectives.finished(peer, message)
-        elif isinstance(message, TopologyVote):
-            self._forget_answers(peer, message.oldest_call_id)
-            if self._accept_call(peer, message.call_id, message.kind, now_ns):
-                self._operations.vote(peer, message.call_id, message, now_ns)
-                self._rounds.answer_missed()
-        elif isinstance(message, SyncOffer):
-            self._on_sync_offer(peer, message, now_ns)
-        elif isinstance(message, SyncFinished):
-            self._syncs.finished(peer, message)
+            for vote in message.votes:
+                if self._accept_call(peer, vote, now_ns):
+                    self._on_vote(peer, vote, now_ns)
+        elif isinstance(message, Report):
+            self._operations.on_report(peer, message)
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
 
@@ -85,18 +76,24 @@ class Requests:
                     assert peer is not None
                     self._on_withdraw(peer, message)
 
-    def _on_sync_offer(self, peer: Peer, offer: SyncOffer, now_ns: int) -> None:
-        self._forget_answers(peer, offer.oldest_call_id)
-        if not self._accept_call(peer, offer.call_id, SYNC, now_ns):
-            return
-        problem = validate_entries(offer.entries)
-        if self._syncs.is_running(peer, offer.call_id, None if problem else offer):
+    def _on_vote(self, peer: Peer, vote: Vote, now_ns: int) -> None:
+        if isinstance(vote.spec, CollectiveSpec):
+            self._collectives.begin(peer, vote, now_ns)
+        elif isinstance(vote.spec, SyncSpec):
+            self._on_sync_vote(peer, vote, vote.spec, now_ns)
+        else:
+            self._operations.vote(peer, vote, now_ns)
+            self._rounds.answer_missed()
+
+    def _on_sync_vote(self, peer: Peer, vote: Vote, spec: SyncSpec, now_ns: int) -> None:
+        problem = validate_entries(spec.entries)
+        if self._syncs.is_running(peer, vote.call_id, None if problem else spec):
             return
         if problem:
-            self._operations.forget(peer, offer.call_id)  # It may have been offered well before.
-            answer = Decision(offer.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
+            self._operations.forget(peer, vote.call_id)  # It may have been said well before.
+            answer = Decision(vote.call_id, Result.INVALID_ARGUMENT, reason=problem[: limits.TEXT_CHARS_MAX])
             return self._outbox.answer(peer, answer)
-        self._operations.vote(peer, offer.call_id, offer, now_ns)
+        self._operations.vote(peer, vote, now_ns)
         return None
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
@@ -113,8 +110,9 @@ class Requests:
         elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
             self._outbox.answer(peer, Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 
-    def _accept_call(self, peer: Peer, call_id: int, call: Hashable, now_ns: int) -> bool:
+    def _accept_call(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
         """False for calls that were answered, which is said again, and for peers that break their bounds."""
+        call_id, key = vote.call_id, key_of(peer, vote.spec)
         if peer.peer_id not in self._registry.peers or call_id < peer.oldest_call_id:
             return False
         if call_id in peer.answers:
@@ -124,7 +122,7 @@ class Requests:
         calls_max = limits.calls_in_flight_max(member_count)
         if call_id not in peer.open_calls and len(peer.open_calls) >= calls_max:
             reason = f"more than {calls_max} calls without an answer, in a group of {member_count}"
-        elif peer.open_calls.setdefault(call_id, call) != call:
+        elif peer.open_calls.setdefault(call_id, key) != key:
             reason = f"call id {call_id} was used for two calls"
         else:
             return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from zpccl.protocol.membership import Peer
-from zpccl.protocol.messages import FetchEntry, SyncOffer
+from zpccl.protocol.messages import FetchEntry, SyncSpec
 
 WhoT = TypeVar("WhoT", bound=Hashable)
 Entries: TypeAlias = tuple[FetchEntry, ...]
@@ -41,7 +41,7 @@ def find_sources(
     present: Sequence[Peer],
     holders: Sequence[Peer],
     fetch: dict[Peer, Entries],
-    offers: dict[Peer, SyncOffer],
+    offers: dict[Peer, SyncSpec],
     linked: Linked,
 ) -> Sources:
     """Finds them for all who fetch.
@@ -100,7 +100,7 @@ def can_all_finish(
 class _FreeKeys:
     """The keys in which those may differ who have the elected contents."""
 
-    def __init__(self, offers: dict[Peer, SyncOffer]) -> None:
+    def __init__(self, offers: dict[Peer, SyncSpec]) -> None:
         self._own = {
             peer: {entry.key: entry.digest for entry in offer.entries if entry.allow_content_inequality}
             for peer, offer in offers.items()

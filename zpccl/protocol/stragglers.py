@@ -26,8 +26,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import TopologyKind
-from zpccl.protocol.operation import PENDING, Operation, Operations
+from zpccl.protocol.operation import PENDING, Key, Operation, Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +278,7 @@ def _reach(peer: Peer, edges: Mapping[Peer, set[Peer]]) -> set[Peer]:
 
 def _calls_that_hold_up(peer: Peer) -> int:
     """How many calls a peer waits in that keep it from others."""
-    return sum(call != TopologyKind.PENDING for call in peer.open_calls.values())
+    return sum(key != Key(PENDING) for key in peer.open_calls.values())
 
 
 def _key(wait: Wait) -> tuple[str, int]:

@@ -57,21 +57,8 @@ class TakeOver:
                 without[peers[peer_id]] = None
             else:
                 self._settle(outcome, {peer_id: call_id})
-        for attempt in history.take_attempts(peers):
-            calls = {
-                peers.get(peer_id) or _absent(peer_id): call_id
-                for peer_id, call_id in zip(attempt.order, attempt.calls, strict=False)
-            }
-            self._collectives.restore(attempt, calls)
-        for sync in history.take_syncs(peers):
-            reporter = peers[sync.reporter]
-            calls = {
-                peers[peer_id]: call_id
-                for peer_id, call_id in zip(sync.running.order, sync.running.calls, strict=False)
-                if peer_id in peers and call_id not in peers[peer_id].answers
-            }
-            holders = tuple(peers.get(peer_id) or _absent(peer_id) for peer_id in sync.running.holders)
-            self._syncs.restore(sync.running, reporter, calls, holders)
+        for reporter, running in history.take_running(peers):
+            self._operations.restore(running, peers[reporter])
         for group, last in history.take_last_syncs().items():
             completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
             self._syncs.restore_last(group, last.value, completed)
@@ -98,8 +85,3 @@ class TakeOver:
             order, its_calls = tuple(calls), tuple(calls.values())
             self._outbox.answer(peer, replace(outcome, call_id=call_id, order=order, calls=its_calls))
         return [peer for peer in running if peer.peer_id not in calls]
-
-
-def _absent(peer_id: bytes) -> Peer:
-    """Stands for a participant of an attempt who is gone."""
-    return Peer(peer_id, 0, peer_id.hex()[:8], (), b"", None)

@@ -16,14 +16,15 @@ from zpccl.protocol import effects
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
 from zpccl.protocol.messages import (
     Decision,
+    Fetching,
     Kick,
     MasterMessage,
     Member,
     Members,
     MembersCommitted,
     Plan,
-    Report,
-    SyncPlan,
+    Reducing,
+    RunReport,
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.dataplane import result_of
@@ -176,7 +177,7 @@ class InputSafety(Checker):
     def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
         """Records the participants of each attempt."""
         if isinstance(message, Plan):
-            self._orders[master.key(connection, message.attempt_id)] = message.lanes[0].order
+            self._orders[master.key(connection, message.attempt_id)] = message.order
 
     def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
         """Records the input of each peer."""
@@ -265,9 +266,10 @@ class SingleHistory(Checker):
         if isinstance(message, Members):
             first = self._members.setdefault(master.key(connection, message.epoch), message.members)
             require(first == message.members, "S3", f"epoch {message.epoch} has two member lists")
-        elif isinstance(message, (Plan, SyncPlan)):
+        elif isinstance(message, Plan):
             attempt_id, attempt = message.attempt_id, master.key(connection, message.attempt_id)
-            facts = message.lanes if isinstance(message, Plan) else (message.revision, message.holders)
+            how = message.how
+            facts = how if isinstance(how, Reducing) else (how.revision, how.holders)
             if attempt not in self._plans:
                 newest = self._newest_attempt_ids.get(master.lifetime, 0)
                 require(attempt_id > newest, "S3", f"attempt {attempt_id} is not the newest")
@@ -350,13 +352,13 @@ class SyncSources(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._plans: dict[RunKey, dict[bytes, SyncPlan]] = {}
+        self._plans: dict[RunKey, dict[bytes, Fetching]] = {}
 
     def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
         """Looks for such a seed; a link counts if both its ends have reported it."""
         node = self.cluster.node_of(connection)
-        if isinstance(message, SyncPlan) and node is not None:
-            self._plans.setdefault(master.key(connection, message.attempt_id), {})[node.peer_id] = message
+        if isinstance(message, Plan) and isinstance(message.how, Fetching) and node is not None:
+            self._plans.setdefault(master.key(connection, message.attempt_id), {})[node.peer_id] = message.how
         if not isinstance(message, Decision) or message.committed or NOBODY_LEFT not in message.reason:
             return
         registry = master.machine.registry
@@ -383,25 +385,25 @@ class Causes(Checker):
         self._members: dict[bytes, str] = {}
         self._evicted: set[bytes] = set()
         self._run_id = b""
-        self._reign = (0, 0, 1)
+        self._lifetime = (0, 0, 1)
         self._terms: dict[bytes, int] = {}
 
     def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault that concerns its participants; so does an eviction."""
         if isinstance(message, Kick):
             return self._on_kick(connection, message)
-        if not isinstance(message, (Plan, SyncPlan, Decision)):
+        if not isinstance(message, (Plan, Decision)):
             return
         attempt = master.key(connection, message.attempt_id)
-        if isinstance(message, Plan):
-            known = (frozenset(message.lanes[0].order), self.cluster.clock.now_ns)
-            self._participants.setdefault(attempt, known)
-        elif isinstance(message, SyncPlan):
+        how = message.how if isinstance(message, Plan) else None
+        if isinstance(how, Reducing):
+            self._participants.setdefault(attempt, (frozenset(how.order), self.cluster.clock.now_ns))
+        elif how is not None:
             node = self.cluster.node_of(connection)
             peers, since_ns = self._participants.get(attempt, (frozenset(), self.cluster.clock.now_ns))
             ids = {node.peer_id} if node is not None else set()
-            self._participants[attempt] = (peers.union(message.holders, ids), since_ns)
-        elif not message.committed and attempt in self._participants:
+            self._participants[attempt] = (peers.union(how.holders, ids), since_ns)
+        elif isinstance(message, Decision) and not message.committed and attempt in self._participants:
             peers, since_ns = self._participants[attempt]
             has_cause = self.cluster.has_cause(peers, since_ns)
             self.cluster.require(
@@ -456,8 +458,8 @@ class Causes(Checker):
             return  # Another master leads in a higher term; this one does not know it yet.
         self._terms[machine.run_id] = machine.term
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
-        if self._reign != master.lifetime:  # A peer that has not received its admission is no member.
-            self._reign = master.lifetime
+        if self._lifetime != master.lifetime:  # A peer that has not received its admission is no member.
+            self._lifetime = master.lifetime
             nodes = self.cluster.nodes
             if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
                 self._members = {}  # A new run: the members of the old one were away for too long.
@@ -519,7 +521,7 @@ class Lineage(Checker):
 
     def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
         """Records the list of a peer that sends a report."""
-        if isinstance(effect, effects.Send) and isinstance(effect.message, Report) and node.connection is not None:
+        if isinstance(effect, effects.Send) and isinstance(effect.message, RunReport) and node.connection is not None:
             key = node.key(node.machine.epoch)
             self._reported.setdefault(node.connection.master.lifetime, {})[key] = None
 
@@ -589,10 +591,8 @@ class Commits(Checker):
 
     def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
         """Records participants and calls of each attempt."""
-        if isinstance(message, (Plan, SyncPlan)):
-            order = message.lanes[0].order if isinstance(message, Plan) else message.order
-            pairs = dict(zip(order, message.calls, strict=True))
-            self._calls.setdefault(master.key(connection, message.attempt_id), pairs)
+        if isinstance(message, Plan):
+            self._calls.setdefault(master.key(connection, message.attempt_id), message.participants)
 
     def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
         """Records the result of each peer. Parts of a reduce-scatter differ, and so may data that a user wrote."""

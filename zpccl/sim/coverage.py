@@ -13,9 +13,18 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 from zpccl.protocol import events
-from zpccl.protocol.calls import Call, Phase, TopologyCall
+from zpccl.protocol.calls import Call, Phase
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.messages import MasterMessage, PeerMessage, Refusal, Refused, TopologyKind
+from zpccl.protocol.messages import (
+    CollectiveSpec,
+    MasterMessage,
+    PeerMessage,
+    Refusal,
+    Refused,
+    SyncSpec,
+    TopologyKind,
+    TopologySpec,
+)
 from zpccl.protocol.peer import PeerMachine, State
 from zpccl.protocol.session import Phase as SessionPhase
 from zpccl.protocol.session import Session, SessionEvent
@@ -60,21 +69,20 @@ def names_of_events(union: Any, received: type, messages: Any) -> list[str]:
     return sorted(names)
 
 
+_NAMES = {CollectiveSpec: "collective", SyncSpec: "sync"}
+
+
 def name_of_call(call: Call) -> str:
     """The kind of a call, and its phase."""
-    kind = type(call).__name__.removesuffix("Call").lower()
-    return f"{call.kind.name.lower()} round" if isinstance(call, TopologyCall) else f"{kind} {call.phase.value}"
+    if isinstance(call.spec, TopologySpec):
+        return f"{call.spec.kind.name.lower()} round"
+    return f"{_NAMES[type(call.spec)]} {call.phase.value}"
 
 
 def names_of_calls() -> list[str]:
     """All names that name_of_call() can return."""
-    names = []
-    for kind in Call.__subclasses__():
-        if kind is TopologyCall:
-            names += [f"{k.name.lower()} round" for k in TopologyKind]
-        else:
-            names += [f"{kind.__name__.removesuffix('Call').lower()} {phase.value}" for phase in Phase]
-    return names
+    rounds = [f"{kind.name.lower()} round" for kind in TopologyKind]
+    return [f"{name} {phase.value}" for name in _NAMES.values() for phase in Phase] + rounds
 
 
 def states_of_peer(machine: PeerMachine) -> Iterable[str]:

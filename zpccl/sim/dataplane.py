@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
 from zpccl.protocol import events
-from zpccl.protocol.messages import CollectiveSpec, FetchEntry, SyncPlan
+from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching
 from zpccl.sim.clock import Timer
 from zpccl.types import Algorithm, CollectiveKind
 
@@ -111,7 +111,8 @@ class RunningAttempt:
 class Fetch:
     """One peer's part in a sync."""
 
-    plan: SyncPlan
+    attempt_id: int
+    plan: Fetching
     values: dict[str, int] = field(default_factory=dict)
     dropped: dict[bytes, str] = field(default_factory=dict)
     """Seeds and partial seeds that are not asked any more, and why."""
@@ -301,15 +302,15 @@ class DataPlane:
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 
-    def start_sync(self, node: PeerProcess, plan: SyncPlan) -> None:
+    def start_sync(self, node: PeerProcess, attempt_id: int, plan: Fetching) -> None:
         """Begins one peer's part in a sync. A fetcher gets FetchDone unless end_sync() comes first."""
-        key = (node.peer_id, plan.attempt_id)
+        key = (node.peer_id, attempt_id)
         self._cluster.require(key not in self.ended and key not in self.fetches, "S4", f"{node.name} syncs twice")
-        fetch = self.fetches[key] = Fetch(plan)
+        fetch = self.fetches[key] = Fetch(attempt_id, plan)
         if plan.fetch:
             self._expect(node, fetch)
             self._continue(node, fetch)
-        self._wake(plan.attempt_id)
+        self._wake(attempt_id)
 
     def end_sync(self, node: PeerProcess, attempt_id: int, commit: bool) -> None:
         """Stops fetching and serving; writes the fetched values if the sync was committed.
@@ -333,8 +334,8 @@ class DataPlane:
 
     def serving(self) -> set[bytes]:
         """The peers from which others are fetching."""
-        fetching = [fetch.plan for fetch in self.fetches.values() if fetch.missing and not fetch.is_done]
-        named = ((i, plan.attempt_id) for plan in fetching for i in (*plan.sources, *plan.fellows))
+        fetching = [fetch for fetch in self.fetches.values() if fetch.missing and not fetch.is_done]
+        named = ((i, fetch.attempt_id) for fetch in fetching for i in (*fetch.plan.sources, *fetch.plan.fellows))
         return {peer_id for peer_id, attempt_id in named if (peer_id, attempt_id) in self.fetches}
 
     def change_state(self, node: PeerProcess, key: str, value: int) -> None:
@@ -376,7 +377,7 @@ class DataPlane:
             (other_id, entry)
             for other_id in left
             for entry in fetch.missing
-            if other_id not in fetch.silent and self._has(other_id, fetch.plan.attempt_id, entry.key)
+            if other_id not in fetch.silent and self._has(other_id, fetch.attempt_id, entry.key)
         ]
         if offers:
             source_id, entry = self._rng.choice(offers)
@@ -402,7 +403,7 @@ class DataPlane:
     def _copy(self, node: PeerProcess, fetch: Fetch, source_id: bytes, entry: FetchEntry) -> None:
         """Receives a key, unless the source is gone by now."""
         fetch.step = None
-        attempt_id, key = fetch.plan.attempt_id, entry.key
+        attempt_id, key = fetch.attempt_id, entry.key
         is_linked = self._cluster.links.are_linked(node.peer_id, source_id)
         if is_linked and self._has(source_id, attempt_id, key):
             value = self._serve(source_id, attempt_id, entry)
@@ -442,7 +443,7 @@ class DataPlane:
             if fetch.stall is not None:
                 fetch.stall.cancel()
             dropped = tuple(fetch.dropped.items())
-            self._tell(node, fetch, events.FetchDone(fetch.plan.attempt_id, error, fault, dropped))
+            self._tell(node, fetch, events.FetchDone(fetch.attempt_id, error, fault, dropped))
 
     def _tell(self, node: PeerProcess, fetch: Fetch, event: events.FetchDone) -> None:
         """A machine is told in a step of its own."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from zpccl.limits import SECOND
 from zpccl.protocol import effects
 from zpccl.protocol.events import MasterEvent, PeerMessageReceived
-from zpccl.protocol.messages import Refusal, Refused, Report
+from zpccl.protocol.messages import Refusal, Refused, RunReport
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -56,7 +56,7 @@ class Nemesis:
             return NOT_NOW
         sent = [(c, e.message) for e in todo if isinstance(e, effects.Broadcast) for c in e.connections]
         asks = any(isinstance(m, Refused) and m.refusal is Refusal.REPORT for _, m in sent)
-        promises = isinstance(event, PeerMessageReceived) and isinstance(event.message, Report)
+        promises = isinstance(event, PeerMessageReceived) and isinstance(event.message, RunReport)
         now = self.look(master)
         was_left = self._left is not None and self._cluster.clock.now_ns < self._left_ns + RETURN_NS
         is_return = was_left and master is not self._left and not now[0] and now[2] and before != now

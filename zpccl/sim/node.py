@@ -15,7 +15,7 @@ from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects, events
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.messages import StateEntry
+from zpccl.protocol.messages import StateEntry, SyncSpec, TopologySpec, Vote
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Session, SessionEvent
 from zpccl.sim.clock import LocalClock, Timer
@@ -292,7 +292,7 @@ class PeerProcess:
                 self.committed[self._call_of_attempt[effect.attempt_id]] = self.key(effect.attempt_id)
             cluster.dataplane.end_reduce(self, effect.attempt_id, effect.commit)
         elif isinstance(effect, effects.StartSync):
-            cluster.dataplane.start_sync(self, effect.plan)
+            cluster.dataplane.start_sync(self, effect.attempt_id, effect.how)
         elif isinstance(effect, effects.EndSync):
             if effect.commit:
                 self.committed[effect.call_id] = self.key(effect.attempt_id)
@@ -378,9 +378,9 @@ class PeerProcess:
         elif isinstance(request, Batch):
             gather = Gather(len(request.collectives), answer)
             calls = [self._open(one, gather.at(place)) for place, one in enumerate(request.collectives)]
-            specs = tuple((call.call_id, one.spec) for call, one in zip(calls, request.collectives, strict=True))
+            votes = tuple(Vote(call.call_id, one.spec) for call, one in zip(calls, request.collectives, strict=True))
             self._limit(calls, request.timeout_ns)
-            self.handle(events.ReduceCalled(specs))
+            self.handle(events.Called(votes))
         else:
             call = self._open(request, answer)
             self._limit([call], 0 if isinstance(request, Connect) else request.timeout_ns)
@@ -392,10 +392,10 @@ class PeerProcess:
                     if not self.is_ready and self.rng.random() < 0.3:  # The prefetch is given up at once.
                         self._fetch_ahead(100 * MS)
             elif isinstance(request, Topology):
-                self.handle(events.TopologyCalled(call.call_id, request.kind))
+                self.handle(events.Called((Vote(call.call_id, TopologySpec(request.kind)),)))
             else:
-                revision = self.shared_state.revision
-                self.handle(events.SyncCalled(call.call_id, request.strategy, revision, self._entries(), 0))
+                spec = SyncSpec(request.strategy, self.shared_state.revision, self._entries())
+                self.handle(events.Called((Vote(call.call_id, spec),)))
 
     def _open(self, request: CallRequest, answer: Callable[[Answer], None]) -> UserCall:
         self._call_count += 1

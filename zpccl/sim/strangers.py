@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import events
-from zpccl.protocol.messages import Begin, CollectiveCall, CollectiveSpec, Hello, Linked, PeerMessage, TopologyVote
+from zpccl.protocol.messages import CollectiveSpec, Hello, Linked, PeerMessage, TopologySpec, Vote, Votes
 from zpccl.protocol.messages import TopologyKind as Kind
 from zpccl.sim.network import Connection
 
@@ -35,16 +35,17 @@ class Strangers:
             for _ in range(3):
                 connection.to_master.send(self._delay_ns(), lambda: self._garbage(connection))
         elif kind == "unregistered":
-            self._say(connection, Begin(0, (CollectiveCall(0, SPEC),)), Linked(tuple(known)))
+            self._say(connection, Votes(0, (Vote(0, SPEC),)), Linked(tuple(known)))
         elif kind == "impostor" and known:
             claimed = self._rng.choice(known)
-            self._say(connection, self._hello(claimed, True), Linked(()), Begin(0, (CollectiveCall(0, SPEC),)))
+            self._say(connection, self._hello(claimed, True), Linked(()), Votes(0, (Vote(0, SPEC),)))
         elif kind == "ghost":
-            self._say(connection, self._hello(self._rng.randbytes(16), True), TopologyVote(0, 0, Kind.PENDING))
+            question = Votes(0, (Vote(0, TopologySpec(Kind.PENDING)),))
+            self._say(connection, self._hello(self._rng.randbytes(16), True), question)
         else:
             hello = self._hello(self._rng.randbytes(16), False)
-            vote = Begin(0, (CollectiveCall(0, SPEC),))
-            self._say(connection, hello, Linked(tuple(known)), vote, TopologyVote(0, 1, Kind.UPDATE), hello)
+            votes = [Votes(0, (Vote(0, SPEC),)), Votes(0, (Vote(1, TopologySpec(Kind.UPDATE)),))]
+            self._say(connection, hello, Linked(tuple(known)), *votes, hello)
         stay_ns = self._rng.randrange(12 * SECOND)
         cluster.clock.after(stay_ns, lambda: cluster.network.break_connection(connection, is_silent=False))
 

@@ -37,8 +37,8 @@ from zpccl.errors import Result
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import CollectiveSpec, Decision, Finished, Lane, Plan, RunningAttempt, cut
-from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, Vote, key_of
+from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Reducing, Report, Running, Vote, cut
+from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import mesh_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -49,11 +49,10 @@ class Reduction(Attempt):
     """A running attempt at a collective."""
 
     spec: CollectiveSpec
-    plan: tuple[Lane, ...]
-    frame_bytes: int
+    how: Reducing
     epoch: int = -1
     """The epoch in which all of `order` were members; while it lasts, nobody of them is lost."""
-    reports: dict[Peer, Finished] = field(default_factory=dict)
+    reports: dict[Peer, Report] = field(default_factory=dict)
     faults: set[frozenset[Peer]] = field(default_factory=set)
     """The links by which it failed, as peers at their ends say."""
 
@@ -66,7 +65,7 @@ class Reduction(Attempt):
     @property
     def algorithm(self) -> int:
         """How it reduces."""
-        return self.plan[0].algorithm
+        return self.how.lanes[0].algorithm
 
     @property
     def is_direct(self) -> bool:
@@ -112,26 +111,26 @@ class Collectives:
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
         self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
 
-    def begin(self, peer: Peer, call_id: int, spec: CollectiveSpec, now_ns: int) -> None:
+    def begin(self, peer: Peer, vote: Vote, now_ns: int) -> None:
         """A member votes. A vote that came before gets what has become of it."""
-        key = key_of(peer, spec)
+        key, call_id = key_of(peer, vote.spec), vote.call_id
         running = self._operations.running_at(key)
         if isinstance(running, Reduction) and running.calls.get(peer) == call_id:
             return self._send_plan(running, (peer,))
         if running is not None and peer in running.calls:
-            reason = f"tag {spec.tag} is in use by a running collective of this peer"
+            reason = f"tag {key.tag} is in use by a running collective of this peer"
             return self._outbox.answer(peer, Decision(call_id, Result.INVALID_USAGE, reason=reason))
-        if self._operations.vote(peer, call_id, spec, now_ns):
+        if self._operations.vote(peer, vote, now_ns):
             self._evaluate(self._operations.pending[key], now_ns)
 
-    def finished(self, peer: Peer, report: Finished) -> None:
-        """A participant's part is done or failed."""
+    def on_late_report(self, peer: Peer, report: Report) -> None:
+        """Others were first to say that an attempt failed, but not by which link."""
         aborted = self._aborted.get(report.attempt_id)
         if aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok:
-            self._blame(aborted, peer, report.fault)  # Others were first to say that it failed, not by what.
-        attempt = self._operations.reported(peer, report)
-        if not isinstance(attempt, Reduction):
-            return
+            self._blame(aborted, peer, report.fault)
+
+    def on_report(self, attempt: Reduction, peer: Peer, report: Report) -> None:
+        """A participant's part is done or failed."""
         attempt.reports[peer] = report
         if not report.ok:
             self._blame(attempt, peer, report.fault)
@@ -229,8 +228,10 @@ class Collectives:
             calls={peer: votes[peer].call_id for peer in order},
             begun_ns=now_ns,
             spec=spec,
-            plan=(Lane(tuple(peer.peer_id for peer in order), algorithm),),
-            frame_bytes=frame_bytes(algorithm, self._speeds_of(order)),
+            how=Reducing(
+                (Lane(tuple(peer.peer_id for peer in order), algorithm),),
+                frame_bytes(algorithm, self._speeds_of(order)),
+            ),
             epoch=self._registry.epoch,
         )
         assert self._operations.running_at(key) is None, "its participants cannot have voted"
@@ -271,34 +272,35 @@ class Collectives:
 
     def _send_plan(self, attempt: Reduction, peers: Iterable[Peer]) -> None:
         calls = tuple(attempt.calls.values())
-        self._outbox.broadcast(peers, Plan(attempt.attempt_id, attempt.plan, calls, attempt.frame_bytes))
+        self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how))
 
     # --- Taking over ------------------------------------------------------------------------------------------------
 
-    def restore(self, running: RunningAttempt, calls: dict[Peer, int]) -> None:
-        """Goes on with an attempt of a former master: `calls` in the order of its plan, with those who are gone."""
-        if running.attempt_id in self._operations.running:
-            return
-        ahead, spec, first = False, running.spec, next(iter(calls), None)
+    def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
+        """Goes on with an attempt of a former master. What one knows of it is all that can be known."""
+        del reporter
+        plan, spec = running.plan, running.spec
+        if plan.attempt_id in self._operations.running or not isinstance(plan.how, Reducing) or spec is None:
+            return None
+        ahead = False
         for peer in self._operations.present(calls):  # The votes of some count in a later attempt already.
             if calls[peer] in peer.answers or self._operations.attempt_of(peer, calls[peer]) is not None:
                 ahead = True
                 del calls[peer]
         present = self._operations.present(calls)
         if not present:
-            return
+            return None
+        lane = replace(plan.how.lanes[0], order=tuple(peer.peer_id for peer in calls))
         attempt = Reduction(
-            attempt_id=running.attempt_id,
+            attempt_id=plan.attempt_id,
             key=key_of(present[0], spec),
             calls=calls,
             spec=spec,
-            plan=(Lane(tuple(peer.peer_id for peer in calls), running.algorithm),),
-            frame_bytes=running.frame_bytes,
+            how=Reducing((lane,), plan.how.frame_bytes),
         )
         for peer in present:
             self._operations.forget(peer, calls[peer])
-            is_root = spec.kind == CollectiveKind.BROADCAST and peer is first
-            peer.open_calls.setdefault(calls[peer], replace(spec, is_root=is_root))
+            peer.open_calls.setdefault(calls[peer], attempt.key)
         self._operations.run(attempt)
         if ahead:  # Nobody could finish this one.
             verdict = Verdict(Result.RANK_CONNECTION_LOST, "another master has begun it anew")
@@ -386,7 +388,7 @@ class Collectives:
 
 
 def _specs_of(votes: dict[Peer, Vote]) -> dict[Peer, CollectiveSpec]:
-    return {peer: vote.call for peer, vote in votes.items() if isinstance(vote.call, CollectiveSpec)}
+    return {peer: vote.spec for peer, vote in votes.items() if isinstance(vote.spec, CollectiveSpec)}
 
 
 def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, ...]] | None:

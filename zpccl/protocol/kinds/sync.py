@@ -22,7 +22,7 @@ gone the next. Until all have reported nothing is decided, as with collectives.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -32,8 +32,8 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.election import elect, entries_to_fetch
 from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import FetchEntry, RunningSync, SyncFinished, SyncOffer, SyncPlan
-from zpccl.protocol.operation import SYNC, Attempt, Key, Operations, Verdict, Vote
+from zpccl.protocol.messages import FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
+from zpccl.protocol.operation import SYNC, Attempt, Key, Operations, Verdict, absent
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
@@ -54,7 +54,7 @@ class Transfer(Attempt):
     """Who has said which sources it dropped: that is in the log."""
     failed: Verdict | None = None
     """Why a transfer failed, and the peers at fault."""
-    offers: dict[Peer, SyncOffer] = field(default_factory=dict)
+    offers: dict[Peer, SyncSpec] = field(default_factory=dict)
     """All that each holds, until the plan is sent; of a sync that was taken over: offers made again."""
     sources: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
     """Who had all when the plan was sent, for each who fetches by a plan of this master, the best first."""
@@ -203,16 +203,17 @@ class StateSyncs:
         return found
 
     def _send_plan(self, transfer: Transfer, peer: Peer) -> None:
-        holder_ids = tuple(holder.peer_id for holder in transfer.holders)
-        call_id = transfer.calls[peer]
-        order = tuple(participant.peer_id for participant in transfer.calls)
-        calls = tuple(transfer.calls.values())
-        facts = (call_id, transfer.attempt_id, transfer.revision, holder_ids, transfer.fetch[peer], order, calls)
-        sources = tuple(source.peer_id for source in transfer.sources.get(peer, ()))
-        fellows = tuple(fellow.peer_id for fellow in transfer.fellows.get(peer, ()))
-        self._outbox.send(peer, SyncPlan(*facts, sources, fellows))
+        how = Fetching(
+            _ids(transfer.calls),
+            transfer.revision,
+            _ids(transfer.holders),
+            transfer.fetch[peer],
+            _ids(transfer.sources.get(peer, ())),
+            _ids(transfer.fellows.get(peer, ())),
+        )
+        self._outbox.send(peer, Plan(transfer.attempt_id, tuple(transfer.calls.values()), how))
 
-    def is_running(self, peer: Peer, call_id: int, offer: SyncOffer | None) -> bool:
+    def is_running(self, peer: Peer, call_id: int, offer: SyncSpec | None) -> bool:
         """True if the call is part of a running sync. Its plan is then sent again."""
         transfer = self._transfer_of(peer)
         if transfer is None or transfer.calls.get(peer) != call_id:
@@ -228,30 +229,32 @@ class StateSyncs:
 
     # --- Taking over ------------------------------------------------------------------------------------------------
 
-    def restore(self, sync: RunningSync, reporter: Peer, calls: dict[Peer, int], holders: tuple[Peer, ...]) -> None:
+    def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
         """Goes on with a sync of a former master, by the word of one who has its plan."""
-        if reporter not in calls:
+        plan, how = running.plan, running.plan.how
+        calls = {peer: calls[peer] for peer in self._operations.present(calls) if calls[peer] not in peer.answers}
+        if reporter not in calls or not isinstance(how, Fetching):
             return  # It has no part in what it tells of.
         transfer = self._transfer_of(reporter)
         if transfer is None:
             transfer = Transfer(
-                attempt_id=sync.attempt_id,
+                attempt_id=plan.attempt_id,
                 key=Key(SYNC, reporter.group),
                 calls=calls,
-                revision=sync.revision,
-                holders=holders,
+                revision=how.revision,
+                holders=tuple(self._registry.peers.get(peer_id) or absent(peer_id) for peer_id in how.holders),
                 fetch={},
             )
             self._operations.run(transfer)
             for peer, call_id in calls.items():
                 vote = self._operations.forget(peer, call_id)
-                if vote is not None and isinstance(vote.call, SyncOffer):
-                    transfer.offers[peer] = vote.call  # It never got the plan, and came before who did.
-                peer.open_calls.setdefault(call_id, SYNC)
-        if transfer.attempt_id != sync.attempt_id or reporter not in transfer.calls:
+                if vote is not None and isinstance(vote.spec, SyncSpec):
+                    transfer.offers[peer] = vote.spec  # It never got the plan, and came before who did.
+                peer.open_calls.setdefault(call_id, transfer.key)
+        if transfer.attempt_id != plan.attempt_id or reporter not in transfer.calls:
             return
         transfer.fetch[reporter] = ()  # It has its plan, and does not heed another.
-        if not sync.is_open:
+        if not running.is_open:
             transfer.done.add(reporter)
         self._plan_anew(transfer)
 
@@ -283,11 +286,11 @@ class StateSyncs:
 
     # --- Decisions --------------------------------------------------------------------------------------------------
 
-    def finished(self, peer: Peer, report: SyncFinished) -> None:
+    def on_late_report(self, peer: Peer, report: Report) -> None:
+        """Says nothing new."""
+
+    def on_report(self, transfer: Transfer, peer: Peer, report: Report) -> None:
         """A peer has fetched all that it should, or could not."""
-        transfer = self._operations.reported(peer, report)
-        if not isinstance(transfer, Transfer):
-            return None
         self._note_dropped(transfer, peer, report)
         if report.ok:
             transfer.done.add(peer)
@@ -302,7 +305,7 @@ class StateSyncs:
         transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason, fault)
         return self._operations.decide(transfer)
 
-    def _note_dropped(self, transfer: Transfer, peer: Peer, report: SyncFinished) -> None:
+    def _note_dropped(self, transfer: Transfer, peer: Peer, report: Report) -> None:
         """Names the sources that a fetch went on without, once."""
         if peer in transfer.told or not report.dropped:
             return
@@ -361,6 +364,10 @@ class StateSyncs:
             assert set(transfer.fetch) <= set(transfer.calls)
 
 
-def _offer_of(vote: Vote) -> SyncOffer:
-    assert isinstance(vote.call, SyncOffer)
-    return vote.call
+def _offer_of(vote: Vote) -> SyncSpec:
+    assert isinstance(vote.spec, SyncSpec)
+    return vote.spec
+
+
+def _ids(peers: Iterable[Peer]) -> tuple[bytes, ...]:
+    return tuple(peer.peer_id for peer in peers)

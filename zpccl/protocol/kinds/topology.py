@@ -18,8 +18,8 @@ from collections.abc import Callable
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import Decision, TopologyVote
-from zpccl.protocol.operation import PENDING, TOPOLOGY, UPDATE, Key, Operation, Operations, Vote
+from zpccl.protocol.messages import Decision, TopologySpec, Vote
+from zpccl.protocol.operation import PENDING, TOPOLOGY, UPDATE, Key, Operation, Operations
 from zpccl.protocol.paths import Paths
 
 
@@ -48,8 +48,8 @@ class Rounds:
         for function in TOPOLOGY.values():
             operation = self._operations.pending.get(Key(function))
             for peer, vote in list(operation.votes.items()) if operation is not None else ():
-                assert isinstance(vote.call, TopologyVote)
-                if vote.call.after_round == number - 1:
+                assert isinstance(vote.spec, TopologySpec)
+                if vote.spec.after_round == number - 1:
                     self._operations.forget(peer, vote.call_id)
                     self._outbox.answer(peer, Decision(vote.call_id, Result.SUCCESS, value=value, round=number))
 
