@@ -43,7 +43,7 @@ from zpccl.sim.clock import Clock, LocalClock
 from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import Buffer, DataPlane, Fetch
 from zpccl.sim.faults import TURNS
-from zpccl.sim.node import PeerProcess
+from zpccl.sim.node import SimulatedPeer
 from zpccl.sim.program import Script, make_spec
 from zpccl.sim.runs import Setup, replay_command, run_seed, tight_limits
 from zpccl.types import Algorithm, CollectiveKind
@@ -82,7 +82,7 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     original = DataPlane._report_fetch
     tell = DataPlane._tell
 
-    def report(self: DataPlane, node: PeerProcess, fetch: Fetch, error: str, fault: bytes | None) -> None:
+    def report(self: DataPlane, node: SimulatedPeer, fetch: Fetch, error: str, fault: bytes | None) -> None:
         plan = fetch.plan
         reached["several sources"] += len(plan.sources) > 1
         reached["fellows"] += bool(plan.fellows)
@@ -92,7 +92,7 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         reached["goes on without a source of wrong data"] += "digest" in str(fetch.dropped) and not error
         original(self, node, fetch, error, fault)
 
-    def notice(self: DataPlane, node: PeerProcess, fetch: Fetch, event: events.FetchDone) -> None:
+    def notice(self: DataPlane, node: SimulatedPeer, fetch: Fetch, event: events.FetchDone) -> None:
         reached["finds its own state changed"] += event.fault == node.peer_id
         tell(self, node, fetch, event)
 
@@ -503,9 +503,9 @@ def test_profiles_do_what_they_say() -> None:
 def test_random_programs_meet_all_that_may_come_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many of their calls succeed; others are refused by the peer, or by the master, for all the reasons there are."""
     outcomes: Counter[tuple[str, str]] = Counter()
-    original = PeerProcess._answer
+    original = SimulatedPeer._answer
 
-    def answer(self: PeerProcess, call_id: int, outcome: Any) -> None:
+    def answer(self: SimulatedPeer, call_id: int, outcome: Any) -> None:
         request = type(self.calls[call_id].request).__name__
         outcomes[request, "" if isinstance(outcome, int) else type(outcome).__name__] += 1
         text = str(outcome)
@@ -513,7 +513,7 @@ def test_random_programs_meet_all_that_may_come_of_a_call(monkeypatch: pytest.Mo
         outcomes["refusal", "SEND_ONLY"] += "SEND_ONLY peers hold different contents" in text
         original(self, call_id, outcome)
 
-    monkeypatch.setattr(PeerProcess, "_answer", answer)
+    monkeypatch.setattr(SimulatedPeer, "_answer", answer)
     for seed in range(45):
         run_seed(seed, faults="unruly", steps=1000)
     for request in ("Collective", "Sync", "Topology"):

@@ -34,7 +34,7 @@ from zpccl.types import CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterProcess, PeerProcess, RunKey, UserCall
+    from zpccl.sim.node import RunKey, SimulatedMaster, SimulatedPeer, UserCall
 
 ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: simulated programs make few calls, so more kept answers would be a leak."""
@@ -55,22 +55,22 @@ class Checker:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """The master sends a message."""
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """The master has handled an event."""
 
-    def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """A peer is about to perform an effect."""
 
-    def on_peer_step(self, node: PeerProcess) -> None:
+    def on_peer_step(self, node: SimulatedPeer) -> None:
         """A peer has handled an event."""
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """A call of the user is answered."""
 
-    def on_closed(self, node: PeerProcess) -> None:
+    def on_closed(self, node: SimulatedPeer) -> None:
         """A process ends by closing its communicator."""
 
     def on_end(self) -> None:
@@ -88,7 +88,7 @@ class Agreement(Checker):
         self._have_released: set[bytes] = set()
         self._results: dict[RunKey, int] = {}
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """All decisions of one master on an attempt agree. Its successor may decide otherwise if no peer knows them."""
         if isinstance(message, Decision):
             attempt, committed, lifetime = (
@@ -101,7 +101,7 @@ class Agreement(Checker):
             is_one = lifetime not in decided[not committed]
             self.cluster.require(is_one, "S1", f"attempt {message.attempt_id} is decided twice")
 
-    def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """A member ends an attempt as decided; no peer commits an attempt that was not committed."""
         if isinstance(effect, effects.Reject) and effect.call_id in node.machine.calls:
             self._have_released.add(node.peer_id)
@@ -131,7 +131,7 @@ class Agreement(Checker):
             same = other_commit == commit or not has_survived or node.peer_id not in self.cluster.member_ids
             self.cluster.require(same, "S1", f"attempt {attempt_id} ends differently for {node.name} and {other.name}")
 
-    def on_peer_step(self, node: PeerProcess) -> None:
+    def on_peer_step(self, node: SimulatedPeer) -> None:
         """A peer that released a call before its decision, and then learns that it was committed, leaves the group."""
         released = self._released.get(node.peer_id)
         if not released or node.machine.state is not State.MEMBER:
@@ -143,7 +143,7 @@ class Agreement(Checker):
             text = f"{node.name} stays a member without the result of attempt {attempt_id}"
             self.cluster.require(not is_won or bool(is_lost), "S1", text)
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Committed results are equal; a call succeeds only after its attempt was committed.
 
         A peer may be left behind (LEFT_BEHIND) only after a change of the master or after it released a call itself.
@@ -174,12 +174,12 @@ class InputSafety(Checker):
         self._orders: dict[RunKey, tuple[bytes, ...]] = {}
         self._roots: dict[RunKey, bytes] = {}  # From the users' calls, not from plans.
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Records the participants of each attempt."""
         if isinstance(message, Plan):
             self._orders[master.key(connection, message.attempt_id)] = message.order
 
-    def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """Records the input of each peer."""
         if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
             attempt = node.key(effect.attempt_id)
@@ -190,7 +190,7 @@ class InputSafety(Checker):
                 first = self._roots.setdefault(attempt, node.peer_id)
                 self.cluster.require(first == node.peer_id, "S1", f"attempt {effect.attempt_id} has two roots")
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Compares the buffer, or the shared state, with what the outcome requires."""
         if isinstance(call.request, Sync) and isinstance(outcome, PCCLError):
             state = (node.shared_state.revision, node.shared_state.values)
@@ -217,7 +217,7 @@ class InputSafety(Checker):
             f"{node.name}: attempt {attempt_id} left {value} and says {outcome}, inputs were {list(inputs.values())}",
         )
 
-    def _is_last(self, node: PeerProcess, order: tuple[bytes, ...]) -> bool:
+    def _is_last(self, node: SimulatedPeer, order: tuple[bytes, ...]) -> bool:
         return not any(peer_id in order for peer_id in self.cluster.member_ids if peer_id != node.peer_id)
 
 
@@ -228,14 +228,14 @@ class Barriers(Checker):
         super().__init__(cluster)
         self._passed: dict[tuple[bytes, int], tuple[tuple[bytes, int], ...]] = {}  # By peer and call.
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Records the participants of each barrier."""
         node = self.cluster.node_of(connection)
         if isinstance(message, Decision) and message.committed and node is not None:
             pairs = tuple(zip(message.order, message.calls, strict=True))
             self._passed[node.peer_id, message.call_id] = pairs
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Checks that all participants have called the barrier."""
         if call.call_id not in node.barriers or isinstance(outcome, PCCLError):
             return
@@ -260,7 +260,7 @@ class SingleHistory(Checker):
         self._plans: dict[RunKey, object] = {}
         self._epoch_of_peer: dict[tuple[bytes, bytes], int] = {}  # By peer and run.
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Compares member lists and plans with those sent before."""
         require = self.cluster.require
         if isinstance(message, Members):
@@ -276,7 +276,7 @@ class SingleHistory(Checker):
                 self._newest_attempt_ids[master.lifetime] = attempt_id
             require(self._plans.setdefault(attempt, facts) == facts, "S3", f"attempt {attempt_id} has two plans")
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """The member list changes only with the epoch. A new master continues above every epoch that peers know."""
         machine = master.machine
         if machine.is_recovering:
@@ -294,7 +294,7 @@ class SingleHistory(Checker):
         if self._orders.setdefault((machine.run_id, epoch), order) != order:
             raise self.cluster.violation("S3", f"epoch {epoch} changes its members")
 
-    def on_peer_step(self, node: PeerProcess) -> None:
+    def on_peer_step(self, node: SimulatedPeer) -> None:
         """The epoch of a peer never decreases, and its member list is one that a master sent."""
         machine = node.machine
         earlier = self._epoch_of_peer.get((node.peer_id, machine.run_id), 0)
@@ -308,7 +308,7 @@ class SingleHistory(Checker):
 class Quiet(Checker):
     """S4: after a call is answered the data plane does not touch its buffer any more."""
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """The data plane has released the buffer."""
         dataplane = self.cluster.dataplane
         if isinstance(call.request, Collective):
@@ -317,7 +317,7 @@ class Quiet(Checker):
             is_active = isinstance(call.request, Sync) and dataplane.is_syncing(node)
         self.cluster.require(not is_active, "S4", f"{node.name}: call {call.call_id} is answered while it runs")
 
-    def on_closed(self, node: PeerProcess) -> None:
+    def on_closed(self, node: SimulatedPeer) -> None:
         """A closed process has no active attempt and no open call."""
         is_active = self.cluster.dataplane.active_calls(node) or self.cluster.dataplane.is_syncing(node)
         self.cluster.require(not is_active, "S4", f"{node.name} is closed while the data plane runs")
@@ -331,7 +331,7 @@ class EqualState(Checker):
         super().__init__(cluster)
         self._outcomes: dict[RunKey, tuple[int, dict[str, int]]] = {}
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Compares states."""
         if not isinstance(call.request, Sync) or isinstance(outcome, PCCLError):
             return
@@ -354,7 +354,7 @@ class SyncSources(Checker):
         super().__init__(cluster)
         self._plans: dict[RunKey, dict[bytes, Fetching]] = {}
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Looks for such a seed; a link counts if both its ends have reported it."""
         node = self.cluster.node_of(connection)
         if isinstance(message, Plan) and isinstance(message.how, Fetching) and node is not None:
@@ -388,7 +388,7 @@ class Causes(Checker):
         self._lifetime = (0, 0, 1)
         self._terms: dict[bytes, int] = {}
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault that concerns its participants; so does an eviction."""
         if isinstance(message, Kick):
             return self._on_kick(connection, message)
@@ -427,7 +427,7 @@ class Causes(Checker):
             self.cluster.require(is_guilty, "S6", f"{node.name} is removed without a fault: {kick.reason}")
             self._evicted.add(node.peer_id)
 
-    def _has_ring(self, node: PeerProcess) -> bool:
+    def _has_ring(self, node: SimulatedPeer) -> bool:
         """True if the paths of a member's group have allowed a ring for so long that the master must know it."""
         faults, links, nodes = self.cluster.faults, self.cluster.links, self.cluster.nodes
         known_ns = self.cluster.clock.now_ns - limits.LINK_SUSPECT_NS - 2 * limits.LINK_WAIT_TIMEOUT_NS
@@ -448,7 +448,7 @@ class Causes(Checker):
 
         return reaches_first(first, rest)
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """A removal needs a fault that concerns the member."""
         machine = master.machine
         if machine.is_recovering or machine.registry.old_members or master is not self.cluster.master:
@@ -482,7 +482,7 @@ class Causes(Checker):
         self._members = members
 
 
-def is_member(node: PeerProcess) -> bool:
+def is_member(node: SimulatedPeer) -> bool:
     """True if the peer machine of a process is in state MEMBER."""
     return node.machine.state is State.MEMBER
 
@@ -511,7 +511,7 @@ class Lineage(Checker):
         self._committed: dict[bytes, RunKey] = {}  # The last one, by run.
         self._seen: set[RunKey] = set()  # Those that have been committed.
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Records lists that are proposed and committed in the middle of a step."""
         if isinstance(message, Members):
             members = tuple([member.peer_id for member in message.members])
@@ -519,13 +519,13 @@ class Lineage(Checker):
         elif isinstance(message, MembersCommitted):
             self._commit(master, master.key(connection, message.epoch))
 
-    def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """Records the list of a peer that sends a report."""
         if isinstance(effect, effects.Send) and isinstance(effect.message, RunReport) and node.connection is not None:
             key = node.key(node.machine.epoch)
             self._reported.setdefault(node.connection.master.lifetime, {})[key] = None
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """Records lists of which no message is sent."""
         machine, registry = master.machine, master.machine.registry
         if len(self.cluster.masters) == 1 or machine.is_recovering or not registry.order:
@@ -535,7 +535,7 @@ class Lineage(Checker):
         if registry.is_committed:
             self._commit(master, key)
 
-    def _enter(self, master: MasterProcess, key: RunKey, members: tuple[bytes, ...]) -> None:
+    def _enter(self, master: SimulatedMaster, key: RunKey, members: tuple[bytes, ...]) -> None:
         newest = self._newest.get((master.lifetime, key[0]))
         if newest == key:
             return
@@ -552,7 +552,7 @@ class Lineage(Checker):
             parents = parents or [other for other, theirs in known if set(members) <= set(theirs)]
         self._lists[key] = _List(members, parents)
 
-    def _commit(self, master: MasterProcess, key: RunKey) -> None:
+    def _commit(self, master: SimulatedMaster, key: RunKey) -> None:
         if key in self._seen or key not in self._lists or len(self.cluster.masters) == 1:
             return
         self._seen.add(key)
@@ -589,12 +589,12 @@ class Commits(Checker):
         self._answers: dict[tuple[bytes, int], object] = {}  # By peer and call; None: the call failed.
         self._winners: dict[RunKey, tuple[bytes, object]] = {}  # By attempt: the first success.
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Records participants and calls of each attempt."""
         if isinstance(message, Plan):
             self._calls.setdefault(master.key(connection, message.attempt_id), message.participants)
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Records the result of each peer. Parts of a reduce-scatter differ, and so may data that a user wrote."""
         is_barrier = isinstance(call.request, Collective) and not has_data(call)
         if is_barrier or not isinstance(call.request, (Collective, Sync)):
@@ -636,7 +636,7 @@ class Readiness(Checker):
         super().__init__(cluster)
         self._admitted: set[bytes] = set()
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """Checks every peer that is a member for the first time."""
         if master.machine.is_recovering:
             return
@@ -652,7 +652,7 @@ class Readiness(Checker):
 class Lists(Checker):
     """S3: all members were configured with the same list of masters."""
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """Compares the lists of masters of all members."""
         if master.machine.is_recovering or not self.cluster.faults.list_chance:
             return
@@ -664,7 +664,7 @@ class Lists(Checker):
 class Patience(Checker):
     """L3: no call of a member fails just because the master dies or a standby runs another version."""
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Some errors follow from the call itself, whatever the master does."""
         is_passed_over = isinstance(call.request, Connect) or not isinstance(outcome, VersionMismatch)
         self.cluster.require(is_passed_over, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
@@ -677,7 +677,7 @@ class Patience(Checker):
 class Bounds(Checker):
     """B1: the state that the master keeps per peer is bounded and does not grow with time."""
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """Counts the state kept for each peer."""
         machine = master.machine
         for peer in machine.registry.peers.values():
@@ -708,7 +708,7 @@ class Liveness(Checker):
         self._fresh_ns = self.cluster.clock.now_ns
         self.groups_done.clear()
 
-    def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """Records begin and end of attempts."""
         if isinstance(effect, effects.StartReduce):
             begun = (node.machine.run_id, node.group), self.cluster.clock.now_ns
@@ -722,7 +722,7 @@ class Liveness(Checker):
             else:
                 self.aborted_count += 1
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Counts answers. A barrier has no EndReduce effect, so its answer counts as the commit."""
         self.answered_count += 1
         if call.call_id in node.barriers and not isinstance(outcome, PCCLError):
@@ -759,12 +759,12 @@ class Checkers(Checker):
         """The checkers that override a method. Most override few, and these are called at every step."""
         return [getattr(c, name) for c in self.all if getattr(type(c), name) is not getattr(Checker, name)]
 
-    def on_master_message(self, master: MasterProcess, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """The master sends a message."""
         for check in self._watching["on_master_message"]:
             check(master, connection, message)
 
-    def on_master_step(self, master: MasterProcess) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """The master has handled an event."""
         machine = master.machine
         if not machine.is_recovering and master is self.cluster.master:
@@ -772,22 +772,22 @@ class Checkers(Checker):
         for check in self._watching["on_master_step"]:
             check(master)
 
-    def on_peer_effect(self, node: PeerProcess, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """A peer is about to perform an effect."""
         for check in self._watching["on_peer_effect"]:
             check(node, effect)
 
-    def on_peer_step(self, node: PeerProcess) -> None:
+    def on_peer_step(self, node: SimulatedPeer) -> None:
         """A peer has handled an event."""
         for check in self._watching["on_peer_step"]:
             check(node)
 
-    def on_answer(self, node: PeerProcess, call: UserCall, outcome: Answer) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """A call of the user is answered."""
         for check in self._watching["on_answer"]:
             check(node, call, outcome)
 
-    def on_closed(self, node: PeerProcess) -> None:
+    def on_closed(self, node: SimulatedPeer) -> None:
         """A process ends by closing its communicator."""
         for check in self._watching["on_closed"]:
             check(node)

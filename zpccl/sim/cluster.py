@@ -39,7 +39,7 @@ from zpccl.sim.faults import (
 from zpccl.sim.links import Links
 from zpccl.sim.nemesis import Nemesis
 from zpccl.sim.network import Network
-from zpccl.sim.node import MasterProcess, PeerProcess
+from zpccl.sim.node import SimulatedMaster, SimulatedPeer
 from zpccl.sim.program import Script
 from zpccl.sim.strangers import Strangers
 from zpccl.sim.trace import describe, line
@@ -94,7 +94,7 @@ class Cluster:
         self.peers_max = 2 * peer_count
         self.make_peer = make_peer
         self.incidents: list[Incident] = []
-        self.nodes: dict[bytes, PeerProcess] = {}
+        self.nodes: dict[bytes, SimulatedPeer] = {}
         self.member_ids: dict[bytes, None] = {}
         """The members, according to the master that led last."""
         self.script = script or Script.draw(self.child_rng())
@@ -107,10 +107,10 @@ class Cluster:
         self.nemesis = Nemesis(self)
         self._make_master = make_master
         self._felt_until_ns = 0  # Faults near a crash of the master, or a stall, may have effects until then.
-        self.masters: list[MasterProcess] = []
+        self.masters: list[SimulatedMaster] = []
         for index in range(masters):
             clock = self.draw_clock()
-            self.masters.append(MasterProcess(self, index, self._start_master(clock), clock))
+            self.masters.append(SimulatedMaster(self, index, self._start_master(clock), clock))
         self.step_count = 0
         self.master_crash_count = 0
         self.healed_ns = -(10**18)
@@ -144,7 +144,7 @@ class Cluster:
         return TAKEOVER_NS + (MOVE_NS if len(self.masters) > 1 else 0)
 
     @property
-    def master(self) -> MasterProcess:
+    def master(self) -> SimulatedMaster:
         """The master that leads in the highest term; the first master if none leads."""
         leading = [node for node in self.masters if node.is_alive and not node.machine.is_recovering]
         return max(leading, key=lambda node: node.machine.term, default=self.masters[0])
@@ -210,29 +210,29 @@ class Cluster:
         is_skewed = rng.random() < self.faults.skew_chance and self.injector.strikes("skew_chance")
         return LocalClock.draw(self.clock, rng) if is_skewed else LocalClock(self.clock)
 
-    def live_nodes(self) -> list[PeerProcess]:
+    def live_nodes(self) -> list[SimulatedPeer]:
         """The peers whose processes are alive."""
         return [node for node in self.nodes.values() if node.is_alive]
 
-    def node_of(self, connection: str) -> PeerProcess | None:
+    def node_of(self, connection: str) -> SimulatedPeer | None:
         """The peer at the other end of a master's connection; None for strangers."""
         found = self.network.connections.get(connection)
         return found.node if found is not None else None
 
-    def spares(self, node: PeerProcess) -> bool:
+    def spares(self, node: SimulatedPeer) -> bool:
         """True if the current profile does not let faults strike this process."""
         return self.faults.spares_members and node.machine.state not in (State.CONNECTING, State.PENDING)
 
-    def spawn(self, group: int | None = None, state: SimulatedState | None = None) -> PeerProcess:
+    def spawn(self, group: int | None = None, state: SimulatedState | None = None) -> SimulatedPeer:
         """Starts a new process."""
         if group is None:
             group = self._rng.randrange(self.script.groups)
-        node = PeerProcess(self, f"p{len(self.nodes)}g{group}", group, state or SimulatedState())
+        node = SimulatedPeer(self, f"p{len(self.nodes)}g{group}", group, state or SimulatedState())
         self.nodes[node.peer_id] = node
         node.start()
         return node
 
-    def restart(self, node: PeerProcess) -> None:
+    def restart(self, node: SimulatedPeer) -> None:
         """Starts a new process for one whose program gave up, as a supervisor would, with its state or without."""
         state = node.shared_state if self._rng.random() < 0.5 else None
 
@@ -241,7 +241,7 @@ class Cluster:
 
         self.clock.after(self._rng.randrange(SECOND), happen)
 
-    def crash_master(self, master: MasterProcess, absence_ns: int) -> None:
+    def crash_master(self, master: SimulatedMaster, absence_ns: int) -> None:
         """Kills a master and restarts it later. That alone excuses no abort and no removal."""
         if not master.is_alive:
             return
@@ -286,7 +286,7 @@ class Cluster:
         return self._make_master(self._rng.randbytes(16), options, clock.now_ns())
 
     def note(
-        self, kind: str, *nodes: PeerProcess, is_silent: bool = False, duration_ns: int = 0, lasts: bool = False
+        self, kind: str, *nodes: SimulatedPeer, is_silent: bool = False, duration_ns: int = 0, lasts: bool = False
     ) -> Incident:
         """Records a fault. One that `lasts` has effects until end_incident()."""
         over_ns = self.clock.now_ns + duration_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)

@@ -32,7 +32,7 @@ from zpccl.sim.faults import KINDS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerProcess
+    from zpccl.sim.node import SimulatedPeer
 
 PEER, SESSION, MASTER, FAULT = "peer", "session", "master", "fault"
 TITLES = {
@@ -155,7 +155,7 @@ class Coverage:
         for state in states_of_master(machine, event):
             self.counts[MASTER][name, state] += 1
 
-    def on_strike(self, cluster: Cluster, kind: str, nodes: Iterable[PeerProcess]) -> None:
+    def on_strike(self, cluster: Cluster, kind: str, nodes: Iterable[SimulatedPeer]) -> None:
         """Counts a fault that strikes `nodes`; if empty, something that all need."""
         for node in tuple(nodes) or cluster.live_nodes():
             for state in states_of_peer(node.machine):

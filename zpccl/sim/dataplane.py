@@ -26,7 +26,7 @@ from zpccl.types import Algorithm, CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerProcess
+    from zpccl.sim.node import SimulatedPeer
 
 RUBBISH = -1
 
@@ -70,7 +70,7 @@ def result_of(kind: int, inputs: Mapping[bytes, int], root: bytes, peer_id: byte
 class Part:
     """One peer's part in an attempt."""
 
-    node: PeerProcess
+    node: SimulatedPeer
     call_id: int
     buffer: Buffer
     saved: int
@@ -154,7 +154,7 @@ class DataPlane:
 
     def start_reduce(
         self,
-        node: PeerProcess,
+        node: SimulatedPeer,
         call_id: int,
         attempt_id: int,
         order: tuple[bytes, ...],
@@ -195,7 +195,7 @@ class DataPlane:
             for other in attempt.parts.values():
                 self._let_finish(attempt, other)
 
-    def end_reduce(self, node: PeerProcess, attempt_id: int, commit: bool) -> None:
+    def end_reduce(self, node: SimulatedPeer, attempt_id: int, commit: bool) -> None:
         """Releases a buffer: with the result (commit), or restored."""
         self.ended.add((node.peer_id, attempt_id))
         attempt = self.attempts.get(node.key(attempt_id))
@@ -212,11 +212,11 @@ class DataPlane:
         if not commit:
             part.buffer.value = part.saved
 
-    def active_calls(self, node: PeerProcess) -> set[int]:
+    def active_calls(self, node: SimulatedPeer) -> set[int]:
         """The calls of a peer whose buffers the data plane may write."""
         return {t.parts[node.peer_id].call_id for t in self.attempts.values() if node.peer_id in t.parts}
 
-    def lose_peer(self, node: PeerProcess) -> None:
+    def lose_peer(self, node: SimulatedPeer) -> None:
         """Ends all parts and fetches of a dead process."""
         for attempt in self.attempts.values():
             part = attempt.parts.pop(node.peer_id, None)
@@ -297,12 +297,12 @@ class DataPlane:
         error = "no byte came for too long" if fault is None else "the link broke"
         part.node.handle(events.ReduceDone(attempt.attempt_id, 0, error, fault))
 
-    def _delay_ns(self, node: PeerProcess) -> int:
+    def _delay_ns(self, node: SimulatedPeer) -> int:
         return self._rng.randrange(MS, 150 * MS) * node.slowness
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 
-    def start_sync(self, node: PeerProcess, attempt_id: int, plan: Fetching) -> None:
+    def start_sync(self, node: SimulatedPeer, attempt_id: int, plan: Fetching) -> None:
         """Begins one peer's part in a sync. A fetcher gets FetchDone unless end_sync() comes first."""
         key = (node.peer_id, attempt_id)
         self._cluster.require(key not in self.ended and key not in self.fetches, "S4", f"{node.name} syncs twice")
@@ -312,7 +312,7 @@ class DataPlane:
             self._continue(node, fetch)
         self._wake(attempt_id)
 
-    def end_sync(self, node: PeerProcess, attempt_id: int, commit: bool) -> None:
+    def end_sync(self, node: SimulatedPeer, attempt_id: int, commit: bool) -> None:
         """Stops fetching and serving; writes the fetched values if the sync was committed.
 
         A peer with nothing to fetch may get the end of a sync whose plan it never received.
@@ -328,7 +328,7 @@ class DataPlane:
             self._cluster.require(not missing, "S5", f"{node.name} commits sync {attempt_id} without {missing}")
             node.shared_state.values.update(fetch.values)
 
-    def is_syncing(self, node: PeerProcess) -> bool:
+    def is_syncing(self, node: SimulatedPeer) -> bool:
         """True while the data plane may read or write the shared state of a peer."""
         return any(peer_id == node.peer_id for peer_id, _ in self.fetches)
 
@@ -338,7 +338,7 @@ class DataPlane:
         named = ((i, fetch.attempt_id) for fetch in fetching for i in (*fetch.plan.sources, *fetch.plan.fellows))
         return {peer_id for peer_id, attempt_id in named if (peer_id, attempt_id) in self.fetches}
 
-    def change_state(self, node: PeerProcess, key: str, value: int) -> None:
+    def change_state(self, node: SimulatedPeer, key: str, value: int) -> None:
         """Writes a value to a state that is being synced, as a user may."""
         node.shared_state.values[key] = value
         self.changed.update(sync for sync in self.fetches if sync[0] == node.peer_id)
@@ -347,7 +347,7 @@ class DataPlane:
         fetch.stop()
         del self.fetches[key]
 
-    def _expect(self, node: PeerProcess, fetch: Fetch) -> None:
+    def _expect(self, node: SimulatedPeer, fetch: Fetch) -> None:
         """Restarts the stall timeout of a fetcher."""
         if fetch.stall is not None:
             fetch.stall.cancel()
@@ -355,7 +355,7 @@ class DataPlane:
             STATE_STALL_TIMEOUT_NS, lambda: self._report_fetch(node, fetch, "nothing came for too long", None)
         )
 
-    def _continue(self, node: PeerProcess, fetch: Fetch) -> None:
+    def _continue(self, node: SimulatedPeer, fetch: Fetch) -> None:
         """Requests a missing key from a random source that has it, unless one is in flight."""
         if fetch.is_done or fetch.step is not None:
             return
@@ -385,7 +385,7 @@ class DataPlane:
                 self._delay_ns(node), lambda: self._copy(node, fetch, source_id, entry)
             )
 
-    def _drop_later(self, node: PeerProcess, fetch: Fetch, other_id: bytes) -> None:
+    def _drop_later(self, node: SimulatedPeer, fetch: Fetch, other_id: bytes) -> None:
         """Drops a silent source after the source timeout."""
 
         def happen() -> None:
@@ -400,7 +400,7 @@ class DataPlane:
         theirs = self.fetches.get((peer_id, attempt_id))
         return theirs is not None and not theirs.has_changed and key not in [entry.key for entry in theirs.missing]
 
-    def _copy(self, node: PeerProcess, fetch: Fetch, source_id: bytes, entry: FetchEntry) -> None:
+    def _copy(self, node: SimulatedPeer, fetch: Fetch, source_id: bytes, entry: FetchEntry) -> None:
         """Receives a key, unless the source is gone by now."""
         fetch.step = None
         attempt_id, key = fetch.attempt_id, entry.key
@@ -437,7 +437,7 @@ class DataPlane:
             if of_attempt == attempt_id and other.plan.fetch:
                 self._continue(self._cluster.nodes[other_id], other)
 
-    def _report_fetch(self, node: PeerProcess, fetch: Fetch, error: str, fault: bytes | None) -> None:
+    def _report_fetch(self, node: SimulatedPeer, fetch: Fetch, error: str, fault: bytes | None) -> None:
         if not fetch.is_done:
             fetch.is_done = True
             if fetch.stall is not None:
@@ -445,6 +445,6 @@ class DataPlane:
             dropped = tuple(fetch.dropped.items())
             self._tell(node, fetch, events.FetchDone(fetch.attempt_id, error, fault, dropped))
 
-    def _tell(self, node: PeerProcess, fetch: Fetch, event: events.FetchDone) -> None:
+    def _tell(self, node: SimulatedPeer, fetch: Fetch, event: events.FetchDone) -> None:
         """A machine is told in a step of its own."""
         fetch.timers.append(self._cluster.clock.after(0, lambda: node.handle(event)))

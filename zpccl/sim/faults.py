@@ -28,7 +28,7 @@ from zpccl.limits import (
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterProcess, PeerProcess
+    from zpccl.sim.node import SimulatedMaster, SimulatedPeer
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ class Injector:
             if getattr(faults, kind) > 0:
                 self._schedule(kind, getattr(faults, kind), self._era)
 
-    def strikes(self, kind: str, *nodes: PeerProcess, is_silent: bool = False) -> bool:
+    def strikes(self, kind: str, *nodes: SimulatedPeer, is_silent: bool = False) -> bool:
         """Numbers a fault of this kind at these processes (none: at something that all need). False: it is skipped."""
         self.struck.append(kind)
         if len(self.struck) in self.skip:
@@ -388,7 +388,7 @@ class Injector:
 
         self._cluster.clock.after(int(rng.expovariate(rate) * SECOND), happen)
 
-    def _victims(self) -> list[PeerProcess]:
+    def _victims(self) -> list[SimulatedPeer]:
         return [node for node in self._cluster.live_nodes() if not self._cluster.spares(node)]
 
     def _is_silent(self, rng: random.Random) -> bool:
@@ -482,7 +482,7 @@ class Injector:
             if self.strikes("desertions", victim, is_silent=is_silent):
                 victim.crash(is_silent=is_silent)
 
-    def _servers(self) -> list[PeerProcess]:
+    def _servers(self) -> list[SimulatedPeer]:
         serving = self._cluster.dataplane.serving()
         return [node for node in self._victims() if node.peer_id in serving]
 
@@ -539,7 +539,7 @@ class Injector:
             self.cut_off(cuts, duration_ns, is_silent=is_silent)
 
     def cut_off(
-        self, cuts: list[tuple[list[PeerProcess], MasterProcess]], duration_ns: int, *, is_silent: bool
+        self, cuts: list[tuple[list[SimulatedPeer], SimulatedMaster]], duration_ns: int, *, is_silent: bool
     ) -> None:
         """Peers cannot reach masters for a while."""
         cluster = self._cluster
@@ -565,7 +565,7 @@ class Injector:
             for master in others:
                 self._reload_later(rng.randrange(6 * SECOND), node, master)
 
-    def _reload_later(self, delay_ns: int, node: PeerProcess, master: MasterProcess) -> None:
+    def _reload_later(self, delay_ns: int, node: SimulatedPeer, master: SimulatedMaster) -> None:
         def reload() -> None:
             self._cluster.network.revoke(node, master)
 

@@ -22,7 +22,7 @@ from zpccl.sim.clock import Timer
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerProcess
+    from zpccl.sim.node import SimulatedPeer
 
 
 class EndState(enum.Enum):
@@ -107,7 +107,7 @@ class Links:
         pair.is_cut = pair.is_black_hole = False
         pair.restored_ns = self._cluster.clock.now_ns
 
-    def open(self, node: PeerProcess, neighbour: Neighbour) -> None:
+    def open(self, node: SimulatedPeer, neighbour: Neighbour) -> None:
         """Opens one end of a link; LinkUp or LinkFailed follows."""
         other_id = neighbour.peer_id
         pair = self._pair(node.peer_id, other_id)
@@ -124,7 +124,7 @@ class Links:
             self._cluster.clock.after(LINK_SETUP_TIMEOUT_NS, lambda: self._fail(node.peer_id, other_id, "nobody there"))
         )
 
-    def close(self, node: PeerProcess, other_id: bytes) -> None:
+    def close(self, node: SimulatedPeer, other_id: bytes) -> None:
         """Closes one end of a link, which gets no more events about it."""
         self._drop(node.peer_id, other_id, is_silent=False)
 
@@ -176,7 +176,7 @@ class Links:
 
         pair.ends[dialler].timers.append(self._cluster.clock.after(self._rng.randrange(MS, 80 * MS), happen))
 
-    def _refuses(self, dialler: PeerProcess) -> bool:
+    def _refuses(self, dialler: SimulatedPeer) -> bool:
         is_refused = self._rng.random() < self._cluster.faults.refusal_chance
         return is_refused and self._cluster.injector.strikes("refusal_chance", dialler)
 

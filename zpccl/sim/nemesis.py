@@ -21,7 +21,7 @@ from zpccl.protocol.messages import Refusal, Refused, RunReport
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterProcess
+    from zpccl.sim.node import SimulatedMaster
 
 RARITY = 10
 """How much more likely a strike is at a change than at other steps with several sends."""
@@ -39,16 +39,16 @@ class Nemesis:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = cluster.child_rng()
-        self._left: MasterProcess | None = None  # The master that peers were cut off from last.
+        self._left: SimulatedMaster | None = None  # The master that peers were cut off from last.
         self._left_ns = 0
 
-    def look(self, master: MasterProcess) -> Moment:
+    def look(self, master: SimulatedMaster) -> Moment:
         """The state whose change makes a moment."""
         registry = master.machine.registry
         return master.machine.is_recovering, registry.epoch, registry.is_committed
 
     def ambush(
-        self, master: MasterProcess, before: Moment, event: MasterEvent, todo: Sequence[effects.MasterEffect]
+        self, master: SimulatedMaster, before: Moment, event: MasterEvent, todo: Sequence[effects.MasterEffect]
     ) -> tuple[int, Callable[[], None]]:
         """The number of sends of this step after which it strikes (-1: it does not), and the strike."""
         chance = self._cluster.faults.ambush_chance
@@ -71,7 +71,7 @@ class Nemesis:
         sends = 0 if rng.random() < 0.3 else rng.randint(0, len(sent))
         return sends, lambda: self._strike(master, how, rng, self._left if is_return else None)
 
-    def _strike(self, master: MasterProcess, how: str, rng: random.Random, back_to: MasterProcess | None) -> None:
+    def _strike(self, master: SimulatedMaster, how: str, rng: random.Random, back_to: SimulatedMaster | None) -> None:
         cluster = self._cluster
         if back_to is not None:
             cluster.network.join(cluster.live_nodes(), back_to)

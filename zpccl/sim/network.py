@@ -32,7 +32,7 @@ from zpccl.sim.faults import FAR_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterProcess, PeerProcess
+    from zpccl.sim.node import SimulatedMaster, SimulatedPeer
 
 
 OTHER_VERSION = MAGIC + bytes([99])
@@ -81,8 +81,8 @@ class Connection:
 
     name: str
     number: int
-    node: PeerProcess | None
-    master: MasterProcess
+    node: SimulatedPeer | None
+    master: SimulatedMaster
     latency_ns: int
     to_master: Stream
     to_peer: Stream
@@ -104,7 +104,7 @@ class Network:
         self._cut: dict[tuple[bytes, int], int] = {}  # By peer and master: number of cuts that are in force.
         self._revoked: set[tuple[bytes, int]] = set()  # Peer and master that does not admit its key any more.
 
-    def open_socket(self, node: PeerProcess, index: int) -> None:
+    def open_socket(self, node: SimulatedPeer, index: int) -> None:
         """Opens a new socket of a peer to master number `index` of its list, and closes its old one."""
         if node.connection is not None:
             self.close(node.connection)
@@ -115,7 +115,7 @@ class Network:
         delay_ns = int(10 ** self._rng.uniform(0, 2) * MS)
         self._later(node, max(delay_ns, 4 * FAR_NS if node.is_far else 0), lambda: self._reach(node, master))
 
-    def _reach(self, node: PeerProcess, master: MasterProcess) -> None:
+    def _reach(self, node: SimulatedPeer, master: SimulatedMaster) -> None:
         """A connection attempt of a peer reaches the address of a master."""
         key, faults = (node.peer_id, master.index), self._cluster.faults
         if key in self._cut or not (master.is_alive or master.is_foreign):
@@ -138,7 +138,7 @@ class Network:
             self.break_connection(connection, is_silent=is_silent)
         return None
 
-    def _refuse(self, node: PeerProcess) -> None:
+    def _refuse(self, node: SimulatedPeer) -> None:
         """Fails a connection attempt: refused, or a handshake that is closed, or silent until a timeout, or endless."""
         kind = self._rng.choice(("refused", "closed", "silent", "endless"))
         if kind == "refused":
@@ -149,19 +149,19 @@ class Network:
         self._cluster.note(f"{kind} handshake", node, is_silent=True)
         return self._tell(node, CONNECT_TIMEOUT_NS, events.HandshakeFailed()) if kind == "silent" else None
 
-    def ask_mechanism(self, node: PeerProcess, index: int) -> None:
+    def ask_mechanism(self, node: SimulatedPeer, index: int) -> None:
         """Answers that the server which broke off the handshake is gone."""
         self._tell(node, self._rng.randrange(100 * MS), events.MechanismTold(index, "", "gone"))
 
-    def _tell(self, node: PeerProcess, delay_ns: int, event: SessionEvent) -> None:
+    def _tell(self, node: SimulatedPeer, delay_ns: int, event: SessionEvent) -> None:
         self._later(node, delay_ns, lambda: node.on_session(event))
 
-    def _later(self, node: PeerProcess, delay_ns: int, happen: Callable[[], None]) -> None:
+    def _later(self, node: SimulatedPeer, delay_ns: int, happen: Callable[[], None]) -> None:
         """Calls `happen` after a delay, unless the peer has opened another socket by then."""
         count = node.socket_count
         self._cluster.clock.after(delay_ns, lambda: happen() if node.socket_count == count else None)
 
-    def revoke(self, node: PeerProcess, master: MasterProcess) -> None:
+    def revoke(self, node: SimulatedPeer, master: SimulatedMaster) -> None:
         """Revokes the key of a peer at a master, also for restarts of that master."""
         self._revoked.add((node.peer_id, master.index))
         master.handle(events.KeysRevoked({node.identity: node.name}))
@@ -170,7 +170,7 @@ class Network:
             after_ns = connection.latency_ns + SECOND
             self._cluster.clock.after(after_ns, lambda: self.break_connection(connection, is_silent=False))
 
-    def cut(self, nodes: list[PeerProcess], master: MasterProcess, *, is_silent: bool) -> None:
+    def cut(self, nodes: list[SimulatedPeer], master: SimulatedMaster, *, is_silent: bool) -> None:
         """Cuts the paths between peers and a master until `join`; connections break."""
         for node in nodes:
             key = (node.peer_id, master.index)
@@ -178,7 +178,7 @@ class Network:
             if node.connection is not None and node.connection.master is master:
                 self.break_connection(node.connection, is_silent=is_silent)
 
-    def join(self, nodes: list[PeerProcess], master: MasterProcess) -> None:
+    def join(self, nodes: list[SimulatedPeer], master: SimulatedMaster) -> None:
         """Ends a cut."""
         for node in nodes:
             key = (node.peer_id, master.index)
@@ -186,7 +186,7 @@ class Network:
             if self._cut[key] <= 0:  # Below 0 if heal() has ended it before.
                 del self._cut[key]
 
-    def stall(self, node: PeerProcess, duration_ns: int, *, to_master: bool, to_peer: bool) -> None:
+    def stall(self, node: SimulatedPeer, duration_ns: int, *, to_master: bool, to_peer: bool) -> None:
         """Stalls the path of a peer to its master for a while, in one direction or both."""
         connection = node.connection
         if connection is None or connection.is_broken:
@@ -212,7 +212,7 @@ class Network:
         """Ends all cuts."""
         self._cut.clear()
 
-    def open(self, node: PeerProcess | None, name: str, master: MasterProcess) -> Connection:
+    def open(self, node: SimulatedPeer | None, name: str, master: SimulatedMaster) -> Connection:
         """Makes a connection to a master; `node` is None for strangers."""
         self._count += 1
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
@@ -269,7 +269,7 @@ class Network:
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._master_learns(connection))
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._peer_learns(connection))
 
-    def lose_master(self, master: MasterProcess) -> None:
+    def lose_master(self, master: SimulatedMaster) -> None:
         """Breaks all connections to a dead master; what it has not read is lost."""
         for connection in list(self.connections.values()):
             if connection.master is master:

@@ -49,7 +49,7 @@ MASTER_TIMEOUT_NS = 20 * SECOND
 """With several masters: peers of a run that has lost its quorum for good must give up before the simulation ends."""
 
 
-class MasterProcess:
+class SimulatedMaster:
     """The process of a master, and those that restart it at the same address.
 
     Attributes:
@@ -153,7 +153,7 @@ class UserCall:
     """Sync: revision and contents at the call."""
 
 
-class PeerProcess:
+class SimulatedPeer:
     """The process of a peer."""
 
     def __init__(self, cluster: Cluster, name: str, group: int, state: SimulatedState) -> None:

@@ -26,7 +26,7 @@ from zpccl.sim.dataplane import Buffer
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, ReduceOp, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
-    from zpccl.sim.node import PeerProcess
+    from zpccl.sim.node import SimulatedPeer
 
 COUNT = 64
 
@@ -153,7 +153,7 @@ class Fatal(Exception):
 # --- The training loop ------------------------------------------------------------------------------------------------
 
 
-def train(node: PeerProcess, script: Script) -> Program:
+def train(node: SimulatedPeer, script: Script) -> Program:
     """The training program of one process, after connect()."""
     loop = Loop(node, script)
     while True:
@@ -165,7 +165,7 @@ def train(node: PeerProcess, script: Script) -> Program:
 class Loop:
     """The training loop of one process."""
 
-    node: PeerProcess
+    node: SimulatedPeer
     script: Script
     is_new: bool = True
     must_sync: bool = True
@@ -267,7 +267,7 @@ class Loop:
         return make_spec(tag, count, kind, is_root=is_newest(self.node))
 
 
-def is_newest(node: PeerProcess) -> bool:
+def is_newest(node: SimulatedPeer) -> bool:
     """True for the newest member of a group. It is the root of broadcasts, since other rings begin with the oldest."""
     members = node.machine.group_members()
     return bool(members) and members[-1].peer_id == node.peer_id

@@ -43,7 +43,7 @@ from zpccl.sim.program import (
 from zpccl.types import CollectiveKind, DataType, ReduceOp, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
-    from zpccl.sim.node import PeerProcess
+    from zpccl.sim.node import SimulatedPeer
 
 SLOT_NS = 400 * MS
 """Length of a time slot."""
@@ -53,7 +53,7 @@ TAGS = 5
 PATIENCE_NS = 3 * SECOND
 
 
-def live(node: PeerProcess, script: Script) -> Program:
+def live(node: SimulatedPeer, script: Script) -> Program:
     """The whole program of one process."""
     node.shared_state.values.pop("extra", None)  # Else it might refuse all other peers for ever.
     wanders = node.rng.random() < node.faults.wander_chance and node.strikes("wander_chance")
@@ -67,7 +67,7 @@ def live(node: PeerProcess, script: Script) -> Program:
     yield from train(node, script)
 
 
-def wander(node: PeerProcess, script: Script) -> Program:
+def wander(node: SimulatedPeer, script: Script) -> Program:
     """Makes random calls until the healing."""
     wanderer = Wanderer(node, script)
     while node.faults.wander_chance > 0:
@@ -87,7 +87,7 @@ def insist_on_refusal(request: Action) -> Program:
 class Wanderer:
     """The random program of one process."""
 
-    def __init__(self, node: PeerProcess, script: Script) -> None:
+    def __init__(self, node: SimulatedPeer, script: Script) -> None:
         self._node = node
         self._script = script
 
