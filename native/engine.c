@@ -1,8 +1,8 @@
-/* The engine: opening, closing, the queue of events, and what becomes of it in a forked child.
+/* The engine: opening, closing, the queue of events, and fork().
  *
- * A forked child has the engine's memory but not its threads. Its copies of the descriptors are closed in the child at
- * once, so that a child that lives on does not keep the connections of a dead parent open; the engine in the child is
- * unusable and its caller must not touch it. */
+ * A forked child has the engine's memory but not its threads. The child closes its copies of the file descriptors at
+ * once, so that it does not keep connections open after the parent has died. In the child the engine is unusable, and no
+ * function may be called with it. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static void fork_child(void)
 	pthread_mutex_unlock(&registry_mutex);
 }
 
-/* Enters the engine where forks find it. */
+/* Adds the engine to the registry, which the fork handlers walk. */
 static int engine_register(zp_engine *engine)
 {
 	int rc = 0;
@@ -138,7 +138,7 @@ static void threads_stop(zp_engine *engine)
 			pthread_join(engine->threads[i].pthread, NULL);
 }
 
-/* The threads have ended: all connections get closed here. */
+/* Closes all links; the threads have ended. */
 static void links_discard(zp_engine *engine)
 {
 	pthread_mutex_lock(&engine->mutex);
@@ -162,9 +162,9 @@ static void event_discard(zp_engine *engine, zp__event *event)
 	if (event->event.kind == ZP_EVENT_LINK_LOST)
 		zp__link_release(ZP__ELEMENT(event, zp__link, event));
 	else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
-		zp__link_release(ZP__ELEMENT(event, zp__connection, settling.event)->link);
-	else if (event->event.kind == ZP_EVENT_ROOM)
-		zp__link_release(ZP__ELEMENT(event, zp__link, room));
+		zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
+	else if (event->event.kind == ZP_EVENT_WRITABLE)
+		zp__link_release(ZP__ELEMENT(event, zp__link, writable));
 	else if (event->event.kind == ZP_EVENT_MESSAGE)
 		zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
 }
@@ -173,7 +173,7 @@ static void engine_free(zp_engine *engine)
 {
 	while (!zp__list_empty(&engine->events))
 		event_discard(engine, ZP__ELEMENT(engine->events.next, zp__event, node));
-	while (!zp__list_empty(&engine->messages)) /* Polled and never released. */
+	while (!zp__list_empty(&engine->messages)) /* Messages that were polled and never released. */
 		zp__message_forget(engine, ZP__ELEMENT(engine->messages.next, zp__message_in, node));
 	zp__buffers_discard(engine);
 	ZP__EACH(node, &engine->channels)
@@ -238,15 +238,15 @@ int zp_engine_poll(zp_engine *engine, zp_event *result)
 		if (event->event.kind == ZP_EVENT_LINK_LOST)
 			zp__link_release(ZP__ELEMENT(event, zp__link, event));
 		else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
-			zp__link_release(ZP__ELEMENT(event, zp__connection, settling.event)->link);
-		else if (event->event.kind == ZP_EVENT_ROOM)
-			zp__link_release(ZP__ELEMENT(event, zp__link, room));
+			zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
+		else if (event->event.kind == ZP_EVENT_WRITABLE)
+			zp__link_release(ZP__ELEMENT(event, zp__link, writable));
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return found;
 }
 
-void zp__id_told(zp_engine *engine, uint64_t id)
+void zp__id_note(zp_engine *engine, uint64_t id)
 {
 	if (id > engine->id_known_max)
 		engine->id_known_max = id;

@@ -103,7 +103,7 @@ SMALL = ["--rtt", "2", "--loss", "0", "--rate", "200", "--connections", "2", "--
 @pytest.mark.e2e
 def test_it_measures_systems_side_by_side() -> None:
     pytest.importorskip("nacl")
-    systems = ["zpccl", "raw_tcp", "sealed"]
+    systems = ["zpccl", "raw_tcp", "encrypted"]
     rows = rows_of("wan", *SMALL, "--peers", "3", "--systems", *systems)
     assert [(row["system"], row["connections"], row["peers"]) for row in rows] == [(name, 2, 3) for name in systems]
     for found in rows:

@@ -181,7 +181,7 @@ def test_shrinking_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, JOINERS_NEVER_ADMITTED)
     found = shrink(3, Setup(faults="chaos"), lambda: True)
     assert found is not None
-    assert found.setup == Setup(faults="chaos").settle(3)
+    assert found.setup == Setup(faults="chaos").resolve(3)
 
 
 def test_what_does_not_fail_is_not_shrunk() -> None:

@@ -208,8 +208,8 @@ CASES = (
         fault(
             "result-of-other-inputs",
             "sim.dataplane:DataPlane.start_reduce",
-            "transfer.inputs[node.peer_id] = buffer.value",
-            "transfer.inputs[node.peer_id] = 7",
+            "attempt.inputs[node.peer_id] = buffer.value",
+            "attempt.inputs[node.peer_id] = 7",
         ),
         "calm",
         "S2",

@@ -44,7 +44,7 @@ def test_parses_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "0", "0.5", "1.0001KiB", "4 elephants", "1e3", "nan"])
 def test_refuses_what_is_no_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"is no size|is not a whole number"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not a size|is not a whole number"):
         common.parse_bytes(text)
 
 
@@ -441,9 +441,12 @@ def test_memory_sees_the_workspace_of_in_place() -> None:
 def test_encryption_compares_kinds_with_plain() -> None:
     pytest.importorskip("nacl")
     options = ["--kinds", "plain", "CHACHA20_POLY1305", "--bytes", "64KiB", "--reps", "1"]
-    plain, sealed = rows_of("encryption", *options)
-    assert (plain["system"], sealed["system"]) == ("plain", "CHACHA20_POLY1305")
-    assert sealed["ratio"] == pytest.approx(plain["seconds_median"] / sealed["seconds_median"]) and plain["ratio"] == 1
+    plain, encrypted = rows_of("encryption", *options)
+    assert (plain["system"], encrypted["system"]) == ("plain", "CHACHA20_POLY1305")
+    assert (
+        encrypted["ratio"] == pytest.approx(plain["seconds_median"] / encrypted["seconds_median"])
+        and plain["ratio"] == 1
+    )
 
 
 @pytest.mark.e2e
@@ -510,7 +513,7 @@ def test_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
 def test_wrong_arguments_are_said_in_a_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         bench.main([name, "--bytes", "much"])
-    assert f"tools/bench.py {name}: error: argument --bytes: 'much' is no size" in capsys.readouterr().err
+    assert f"tools/bench.py {name}: error: argument --bytes: 'much' is not a size" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="0"):
         bench.main([name, "--help"])
     assert "--json" in capsys.readouterr().out

@@ -358,7 +358,7 @@ def test_a_list_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
         with reducing(members):
             partners.file.write_text("zpp_nonsense alice\n")
             run.master.signal(signal.SIGHUP)
-            until(lambda: "the old allow list stays" in run.master.log.read_text(), "the log of it")
+            until(lambda: "the old one stays in force" in run.master.log.read_text(), "the log of it")
 
 
 def test_a_partner_cannot_pass_for_another(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 from engine_mesh import WAIT_S, Mesh, peer_id, send, wait_events
 
-from zpccl.engine.engine import EngineError, MessageReceived, RoomFound
+from zpccl.engine.engine import EngineError, MessageReceived, Writable
 
 
 def test_a_message_in_two_parts_and_the_room_for_the_next() -> None:
@@ -22,7 +22,7 @@ def test_a_message_in_two_parts_and_the_room_for_the_next() -> None:
     (event,) = wait_events(b, 1)
     assert isinstance(event, MessageReceived) and event.body.read() == b"head" + bytes(1000)
     (room,) = wait_events(a, 1)
-    assert isinstance(room, RoomFound) and room.peer == peer_id(1)
+    assert isinstance(room, Writable) and room.peer == peer_id(1)
     assert a.post_message(peer_id(1), 3, b"", b"next", 1500)
     with pytest.raises(EngineError) as error:
         a.post_message(peer_id(5), 3, b"", b"", 1500)

@@ -57,7 +57,7 @@ static void message_take(uint8_t value)
 	zp_message_release(engines[1], event.body);
 }
 
-/* The receiver has no channel yet, so nothing is confirmed: the queue fills, and its room is told of once. */
+/* The receiver has no channel yet, so nothing is acknowledged: the queue fills, and WRITABLE is reported once. */
 static void test_room(void)
 {
 	mesh_open();
@@ -81,7 +81,7 @@ static void test_room(void)
 		zp_message_release(engines[1], event.body);
 	}
 	zp_event room = event_take(0);
-	CHECK(room.kind == ZP_EVENT_ROOM && memcmp(room.peer, ids[1], sizeof room.peer) == 0 && room.id == stats.link);
+	CHECK(room.kind == ZP_EVENT_WRITABLE && memcmp(room.peer, ids[1], sizeof room.peer) == 0 && room.id == stats.link);
 	CHECK(post(9, QUEUE_BYTES) == 0);
 	message_take(9);
 	mesh_close();
@@ -94,7 +94,7 @@ static void test_one_may_always_pass(void)
 	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN);
 	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
 	message_take(1);
-	CHECK(event_take(0).kind == ZP_EVENT_ROOM);
+	CHECK(event_take(0).kind == ZP_EVENT_WRITABLE);
 	CHECK(post(2, 1) == 0);
 	message_take(2);
 	mesh_close();

@@ -52,7 +52,7 @@ static void message_send(int end, uint64_t channel)
 	int rc;
 	id_of(!end, id);
 	while ((rc = zp_message_post(engines[end], id, channel, body, sizeof body, NULL, 0, UINT64_MAX)) == -EAGAIN)
-		CHECK(event_take(end).kind == ZP_EVENT_ROOM);
+		CHECK(event_take(end).kind == ZP_EVENT_WRITABLE);
 	CHECK(rc == 0);
 }
 
@@ -69,7 +69,7 @@ int main(void)
 	message_send(0, CHANNEL_LATER); /* The other end does not know the channel yet, and reads no further. */
 	message_send(1, CHANNEL);
 	message_take(0, CHANNEL);
-	message_send(1, CHANNEL); /* Waits until the first is confirmed. */
+	message_send(1, CHANNEL); /* Waits until the first is acknowledged. */
 	message_take(0, CHANNEL);
 	CHECK(shutdown(fds[1][1], SHUT_RDWR) == 0);
 	for (int end = 0; end < 2; end++) { /* Each needs to hear from the other what has come. */

@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # One for each connection, those of strangers too.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # One per connection, strangers included.
     metrics = None
     try:
         keys = master_keys(secret_file=options.secret_file, allow_file=options.allow)

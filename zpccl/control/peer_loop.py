@@ -39,7 +39,7 @@ from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.control.waiter import Waiter
 from zpccl.engine.ciphers import Cipher
-from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, RoomFound
+from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, Writable
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import Member, Spec, Vote, encode
@@ -401,7 +401,7 @@ class PeerLoop:
                 call.transfer.deliver(event.peer, event.body)
             else:
                 event.body.release()
-        elif isinstance(event, RoomFound):
+        elif isinstance(event, Writable):
             for call in self._calls.values():
                 if call.transfer is not None:
                     call.transfer.find_room(event.peer)

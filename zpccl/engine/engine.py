@@ -154,7 +154,7 @@ class LinkStats:
         open_count: connections that are open now.
         lost_count: connections that were lost while others were left.
         resent_frames: sent again because their connection was lost.
-        message_bytes: of messages that are queued, being sent, or sent and not confirmed by the other end.
+        message_bytes: of messages that are queued, being sent, or sent and not acknowledged by the other end.
         tx_bytes: sent in each place of the link, headers included.
         rx_bytes: received in each place.
         generations: of the connection that is, or was last, in each place.
@@ -231,8 +231,8 @@ class MessageReceived:
 
 
 @dataclass(frozen=True)
-class RoomFound:
-    """A link for whose messages `post_message` had no room has room again.
+class Writable:
+    """The message queue of a link, which `post_message` found full, has space again.
 
     Attributes:
         peer: id of its other end.
@@ -243,7 +243,7 @@ class RoomFound:
     link_id: int
 
 
-EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | RoomFound
+EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | Writable
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -359,8 +359,8 @@ class Engine:
             return LinkLost(peer, event.id, event.status)
         if event.kind == lib.ZP_EVENT_CONNECTION_LOST:
             return ConnectionLost(peer, event.id, event.connection, event.generation, event.status)
-        if event.kind == lib.ZP_EVENT_ROOM:
-            return RoomFound(peer, event.id)
+        if event.kind == lib.ZP_EVENT_WRITABLE:
+            return Writable(peer, event.id)
         return MessageReceived(peer, event.id, Body(self, event.body, event.body_bytes))
 
     # --- Links --------------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ class Engine:
             seal: how it is sealed; None if, and only if, the connections of the link are not.
 
         Raises:
-            EngineError: ENOTCONN, there is no such link; EBUSY, the place is taken or not settled; ESTALE, the
+            EngineError: ENOTCONN, there is no such link; EBUSY, that index is open or not retransmitted; ESTALE, the
                 generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
         """
         native = ffi.NULL if seal is None else _seals([seal])
@@ -543,10 +543,10 @@ class Engine:
             channel_id: on which channel.
             head: the first bytes.
             body: the rest, from anywhere in memory.
-            queue_bytes_max: of messages that the peer has not confirmed, this one included. One may always pass.
+            queue_bytes_max: of messages that the peer has not acknowledged, this one included. One may always pass.
 
         Returns:
-            False if there is no room. A `RoomFound` follows once half of that is free.
+            False if there is no room. A `Writable` follows once half of that is free.
 
         Raises:
             EngineError: ENOTCONN, no link; EMSGSIZE, longer than allowed; ENOMEM.
@@ -571,8 +571,8 @@ def _peer(peer: bytes) -> bytes:
 
 
 def _seals(seals: Sequence[ciphers.Seal]) -> Any:
-    """An array of zp_seal."""
-    native = ffi.new("zp_seal[]", len(seals))
+    """An array of zp_aead."""
+    native = ffi.new("zp_aead[]", len(seals))
     for target, seal in zip(native, seals, strict=True):
         aead = ciphers.available()[seal.cipher]
         if {len(seal.tx_key), len(seal.rx_key)} != {aead.key_bytes}:
