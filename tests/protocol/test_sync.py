@@ -550,7 +550,7 @@ def test_who_stays_without_a_source_is_removed() -> None:
     for name in "abc":
         bench.say(name, offer(1, int(name == "a"), w(name)))
     kick = bench.tick_at_deadline()[0]
-    reason = "no data connection to anybody who can send it the shared state of a"
+    reason = "no data connection to a peer that can send it the shared state of a"
     assert kick == ("c1", Kick(Result.RANK_CONNECTION_FAILED, reason))
     assert (bench.names(), sources_of(bench)) == ("ab", {"b": pids("a")})
     bench.fetched("b", 1, FIRST_ATTEMPT + 1)

@@ -12,7 +12,7 @@
 A call without an answer has standing messages, which the peer sends again on a new connection.
 
 A call that the user gives up is withdrawn, and the master decides how it ends. If that takes too long, the call is
-released: the user gets an error and the buffers, and the peer goes on waiting for the decision. Until it arrives, the
+released: the user gets an error and the buffers, and the peer still waits for the decision. Until it arrives, the
 master may treat the call as one in progress. So the peer holds back a new call that the master would confuse with the
 released one: the user waits in it as in any other call, and the peer sends the vote later.
 """

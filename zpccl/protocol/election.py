@@ -108,7 +108,7 @@ def elect(
 
     voters = senders or [peer for peer, offer in _candidates(standing).items() if offer.revision == revision]
     if not voters:
-        return _refuse_all(election, standing, f"nobody who offers revision {revision} can send it")
+        return _refuse_all(election, standing, f"every peer that offers revision {revision} is refused")
     camps: dict[tuple[bytes, ...], list[PeerT]] = {}
     for peer in voters:
         camps.setdefault(_contents(standing[peer]), []).append(peer)
@@ -129,7 +129,7 @@ def elect(
 def choose_revision(
     offered: Mapping[PeerT, int], last_revision: int | None, completed_last: frozenset[PeerT]
 ) -> tuple[int, bool]:
-    """The revision by rule 1; True beside it if there was a sync before that no participant of it continues."""
+    """The revision by rule 1, and whether there was a sync before that none of its participants continues."""
     if last_revision is None:
         return max(offered.values()), False
     expected = last_revision + 1
@@ -185,7 +185,7 @@ def _candidates(offers: Mapping[PeerT, SyncSpec]) -> dict[PeerT, SyncSpec]:
 
 
 def _elect_shape(offers: Mapping[PeerT, SyncSpec], revision: int) -> Shape:
-    """The most popular key set among those who could send: SEND_ONLY peers first, then peers at the revision."""
+    """The most popular key set among possible senders: SEND_ONLY peers first, then peers at the revision."""
     candidates = {p: o for p, o in _candidates(offers).items() if o.revision == revision}
     senders = {p: o for p, o in candidates.items() if o.strategy == SharedStateSyncStrategy.SEND_ONLY}
     shapes = [_shape(offer) for offer in (senders or candidates or offers).values()]

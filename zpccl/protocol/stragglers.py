@@ -179,14 +179,14 @@ class Stragglers:
     def _end_deadlocks(self, deadlocks: list[Deadlock], now_ns: int, timeout_ns: int | None) -> None:
         """Logs deadlocks, and refuses the operations of those that have lasted too long."""
         named: dict[frozenset[tuple[str, int]], int] = {}
-        for place, deadlock in enumerate(deadlocks):
+        for index, deadlock in enumerate(deadlocks):
             key = frozenset(_key(wait) for wait in deadlock.waits)
             began_ns = min(wait.since_ns for wait in deadlock.waits)
             next_ns = self._deadlocks.get(key, began_ns + limits.STRAGGLER_WARNING_NS)
             # A member that has not reported may know a decision.
             may_end = timeout_ns is not None and self._registry.have_all_reported
             is_over = may_end and now_ns - deadlock.since_ns >= (timeout_ns or 0)
-            if (is_over or next_ns <= now_ns) and place < limits.STRAGGLER_LINES_MAX:
+            if (is_over or next_ns <= now_ns) and index < limits.STRAGGLER_LINES_MAX:
                 how = "; their calls are ended" if is_over else ""
                 text = f"{deadlock.describe()}; since {(now_ns - began_ns) // limits.SECOND} s{how}"
                 self._outbox.log(Level.WARNING, text[: limits.TEXT_CHARS_MAX])
@@ -208,11 +208,11 @@ class Stragglers:
         return known.next_ns if known is not None else wait.since_ns + limits.STRAGGLER_WARNING_NS
 
     def _warn_of(self, waits: list[Wait], now_ns: int) -> None:
-        for place, wait in enumerate(waits):
+        for index, wait in enumerate(waits):
             waited_ns = now_ns - wait.since_ns
             shortest_ns = min(waited_ns, limits.STRAGGLER_WARNING_NS)
             late = [peer for peer, since_ns in wait.stragglers().items() if now_ns - since_ns >= shortest_ns]
-            is_logged = place < limits.STRAGGLER_LINES_MAX
+            is_logged = index < limits.STRAGGLER_LINES_MAX
             if is_logged:
                 who = names(late) if late else f"{names(wait.missing)}, busy in other calls"
                 text = f"waiting for {who}: {_describe(wait, now_ns)}"
@@ -261,9 +261,9 @@ def find_deadlocks(waits: Sequence[Wait]) -> list[Deadlock]:
             peer = further.pop()
         members = _reach(peer, lacked)
         stuck -= _reach(peer, lacking)
-        places = [i for i, wait in enumerate(waits) if wait.holds_up and not members.isdisjoint(wait.voters)]
-        times = [waits[place].voted_ns for place in places] + [peer.answered_ns for peer in members]
-        deadlocks.append((places[0], Deadlock([waits[place] for place in places], max(times))))
+        indexes = [i for i, wait in enumerate(waits) if wait.holds_up and not members.isdisjoint(wait.voters)]
+        times = [waits[index].voted_ns for index in indexes] + [peer.answered_ns for peer in members]
+        deadlocks.append((indexes[0], Deadlock([waits[index] for index in indexes], max(times))))
     return [deadlock for _, deadlock in sorted(deadlocks, key=lambda item: item[0])]
 
 

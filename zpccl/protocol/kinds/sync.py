@@ -198,7 +198,7 @@ class StateSyncs(Kind[Transfer]):
         found: list[tuple[Peer, str]] = []
         for transfer in self.transfers():
             if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self._link_wait_ns:
-                reason = f"no data connection to anybody who can send it the shared state of {names(transfer.holders)}"
+                reason = f"no data connection to a peer that can send it the shared state of {names(transfer.holders)}"
                 found += [(peer, reason) for peer in self._find_sources(transfer, now_ns).without]
         return found
 
