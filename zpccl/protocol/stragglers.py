@@ -94,7 +94,7 @@ class Stragglers:
         self._operations = operations
         self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and its start.
         self._deadlocks: dict[frozenset[tuple[str, int]], int] = {}  # When each is logged again, by its operations.
-        self._look_ns: int | None = None
+        self._check_ns: int | None = None
         # The latest vote or answer, and the member list, for which a check is scheduled: each may cause a deadlock.
         self._newest_ns = -1
         self._epoch = -1
@@ -134,20 +134,20 @@ class Stragglers:
         newest_ns = self._operations.voted_ns if self._operations.pending else -1
         soonest_ns = now_ns + min(limits.STRAGGLER_WARNING_NS, timeout_ns or limits.STRAGGLER_WARNING_NS)
         if newest_ns < 0:
-            self._look_ns = None
+            self._check_ns = None
         elif max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch:
-            self._look_ns = soonest_ns if self._look_ns is None else min(self._look_ns, soonest_ns)
-        elif self._look_ns is None and any(wait.missing for wait in self.waits()):  # A vote was withdrawn.
-            self._look_ns = soonest_ns
+            self._check_ns = soonest_ns if self._check_ns is None else min(self._check_ns, soonest_ns)
+        elif self._check_ns is None and any(wait.missing for wait in self.waits()):  # A vote was withdrawn.
+            self._check_ns = soonest_ns
         self._newest_ns = max(self._newest_ns, newest_ns, self._outbox.answered_ns)
         self._epoch = self._registry.epoch
         self._log_released()
 
     def tick(self, now_ns: int, timeout_ns: int | None) -> list[tuple[Peer, str]]:
         """Logs warnings. Returns the peers to remove, with reasons; without a timeout, none."""
-        if self._look_ns is None or now_ns < self._look_ns:
+        if self._check_ns is None or now_ns < self._check_ns:
             return []
-        self._look_ns = None
+        self._check_ns = None
         overdue: dict[Peer, str] = {}
         waits = [wait for wait in self.waits() if wait.missing]
         deadlocks = find_deadlocks(waits)
@@ -166,15 +166,15 @@ class Stragglers:
                     overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and it did not vote")
                 due_ns = [since_ns + timeout_ns for peer, since_ns in stragglers.items() if peer not in late]
                 next_ns = min(next_ns, now_ns + timeout_ns, *due_ns)  # Peers held up now are not late before that.
-            self._look_no_later(next_ns)
+            self._check_no_later(next_ns)
         return list(overdue.items())
 
     def deadline_ns(self) -> int | None:
         """When tick() has something to do."""
-        return self._look_ns
+        return self._check_ns
 
-    def _look_no_later(self, next_ns: int) -> None:
-        self._look_ns = next_ns if self._look_ns is None else min(self._look_ns, next_ns)
+    def _check_no_later(self, next_ns: int) -> None:
+        self._check_ns = next_ns if self._check_ns is None else min(self._check_ns, next_ns)
 
     def _end_deadlocks(self, deadlocks: list[Deadlock], now_ns: int, timeout_ns: int | None) -> None:
         """Logs deadlocks, and refuses the operations of those that have lasted too long."""
@@ -197,9 +197,9 @@ class Stragglers:
             if next_ns <= now_ns:
                 next_ns = now_ns + max(now_ns - began_ns, limits.STRAGGLER_WARNING_NS)
             named[key] = next_ns
-            self._look_no_later(next_ns)
+            self._check_no_later(next_ns)
             if timeout_ns is not None:
-                self._look_no_later(deadlock.since_ns + timeout_ns if may_end else now_ns + timeout_ns)
+                self._check_no_later(deadlock.since_ns + timeout_ns if may_end else now_ns + timeout_ns)
         self._deadlocks = named
 
     def _warn_ns(self, wait: Wait) -> int:
