@@ -215,7 +215,7 @@ static void tell(zp__connection *c)
 	if (!zp__list_empty(&event->node)) /* The loss before this one has not been polled: this one is enough. */
 		return;
 	link->references++;
-	zp__event_push(link->engine, event);
+	zp__event_push(&link->engine->queue, event);
 }
 
 /* The connection is closed here and at the other end, and both numbers are known. */

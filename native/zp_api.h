@@ -6,15 +6,15 @@
  *   From then on the engine owns them.
  * - The engine runs a few epoll threads. Each connection belongs to one of them for its whole life.
  * - There are no callbacks. What happened is put in a queue; zp_engine_fd() is an eventfd that is readable while the
- *   queue is not empty; zp_engine_poll() takes one event. One thread at a time may poll; all else may be called from
- *   any thread.
+ *   queue is not empty; zp_engine_poll() takes one event. A channel may have a queue of its own, for the thread that
+ *   its messages are for. One thread at a time may poll each queue; all else may be called from any thread.
  * - Every function returns 0 (or a count) or -errno.
  *
  * Ids. Attempts and channels share one space of 64-bit ids that only grows. A frame whose id is above every id this
  * engine has been told of (zp_reduce_start, zp_reduce_end, zp_channel_open, zp_channel_close) makes its connection
  * wait: its attempt is about to be started here. A frame whose id is known and not active is read and dropped. So tell
  * of ids in rising order: frames of an id that is told of after a greater one may be gone, and its attempt then
- * stalls.
+ * stalls. Channels from ZP_FREE_CHANNEL on may be opened in any order, and nobody waits for them.
  */
 #ifndef ZP_API_H
 #define ZP_API_H
@@ -26,6 +26,7 @@
 #define ZP_LINK_CONNECTIONS_MAX 64
 #define ZP_SEAL_KEY_BYTES_MAX 32
 #define ZP_FIRST_BYTES_MAX 1024
+#define ZP_FREE_CHANNEL 0x8000000000000000
 
 enum zp_dtype {
 	ZP_UINT8 = 0,
@@ -70,7 +71,7 @@ enum zp_event_kind {
 	/* A connection of link `id` to `peer` is gone, others are left. What it had not delivered goes over these. Its
 	 * place `connection` can be taken by zp_link_add() with a generation above `generation`. */
 	ZP_EVENT_CONNECTION_LOST = 4,
-	ZP_EVENT_ROOM = 5 /* The queue of link `id` to `peer`, which zp_message_post() found full, has room again. */
+	ZP_EVENT_ROOM = 5 /* A link for whose messages on channel `id` zp_message_post() found no room has room again. */
 };
 
 typedef struct zp_engine zp_engine;
@@ -122,7 +123,7 @@ typedef struct {
 	uint32_t kind; /* enum zp_event_kind */
 	int32_t status;
 	uint64_t id;			/* attempt, link or channel */
-	uint8_t peer[ZP_PEER_ID_BYTES]; /* link: its other end. failed reduce: the peer at fault, or zeros */
+	uint8_t peer[ZP_PEER_ID_BYTES]; /* link, message: its other end. failed reduce: the peer at fault, or zeros */
 	uint64_t digest;		/* of the result; equal on all peers iff the results are; reduce-scatter: 0 */
 	uint64_t tx_bytes;		/* this attempt's, headers included */
 	uint64_t rx_bytes;
@@ -213,13 +214,19 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
  * an attempt that was never started. Does not wait for the network: a half-written frame is finished from a copy. */
 int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
 
-/* From open to close, messages on this id are delivered. */
-int zp_channel_open(zp_engine *engine, uint64_t channel);
+/* From open to close, messages on this id are delivered. `fd`, unless it is -1, is an eventfd, of which the engine makes a
+ * descriptor of its own: then the events of the channel have a queue of their own, and the eventfd is written whenever
+ * that gets its first one. */
+int zp_channel_open(zp_engine *engine, uint64_t channel, int fd);
 int zp_channel_close(zp_engine *engine, uint64_t channel);
+
+/* Takes the next event of a channel with a queue of its own. Returns 1, or 0 when there is none. */
+int zp_channel_poll(zp_engine *engine, uint64_t channel, zp_event *event);
 
 /* Queues a message whose body is `head` and then `body`, which are copied. Never waits: -EAGAIN, there are messages in the
  * queue of the link, and with this one they would have more than `queue_bytes_max`; once they have no more than half of
- * that, a ROOM event follows. -ENOTCONN: no link; -EMSGSIZE. One message may overtake another. */
+ * that, a ROOM event of the channel follows: it may be of any link, so try all again. -ECANCELED: the channel is not open
+ * here; -ENOTCONN: no link; -EMSGSIZE. One message may overtake another. */
 int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *head, uint64_t head_bytes,
 		    const void *body, uint64_t body_bytes, uint64_t queue_bytes_max);
 

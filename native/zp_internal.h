@@ -91,9 +91,14 @@ typedef struct {
 
 /* An event that waits to be polled. Part of the thing it tells of, so that telling allocates nothing. */
 typedef struct {
-	zp__list node; /* in engine->events, or alone */
+	zp__list node; /* in a queue, or alone */
 	zp_event event;
 } zp__event;
+
+typedef struct {
+	zp__list events;
+	int fd; /* an eventfd that is written when the first event comes */
+} zp__queue;
 
 typedef struct {
 	zp__event event;
@@ -115,6 +120,10 @@ typedef struct {
 typedef struct {
 	zp__list node; /* in engine->channels */
 	uint64_t id;
+	zp__queue *queue; /* `own`, or the engine's; constant */
+	zp__queue own;
+	bool waits; /* zp_message_post() found no room since the last ROOM */
+	zp__event room;
 } zp__channel;
 
 /* Frames of one attempt, or messages of one link, first in first out. The flows of a link take turns. */
@@ -293,7 +302,6 @@ struct zp__link {
 	zp__flow messages;
 	uint64_t message_bytes; /* queued, being sent, and not confirmed */
 	uint64_t room_bytes;	/* ROOM is told when message_bytes is no more than this; UINT64_MAX: nobody waits for it */
-	zp__event room;		/* holds a reference of the link while it waits */
 	uint64_t resent_frames;
 	uint32_t lost_count;
 	bool local;		/* within this host; constant */
@@ -317,7 +325,7 @@ struct zp__thread {
 
 struct zp_engine {
 	zp_engine_config config; /* constant */
-	int event_fd;
+	zp__queue queue;
 	uint32_t thread_count;
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
@@ -325,7 +333,7 @@ struct zp_engine {
 	uint64_t id_known_max;
 	uint64_t link_id_last;
 	uint64_t links_check_ns; /* when the links are looked at next */
-	zp__list links, channels, parked, events, messages;
+	zp__list links, channels, parked, messages;
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
 	zp__list buffers;
@@ -359,9 +367,10 @@ void zp__copy_past_cache(void *to, const void *from, size_t bytes);
 void zp__copy_past_cache_done(void);
 
 /* engine.c */
-void zp__event_push(zp_engine *engine, zp__event *event); /* lock held */
+void zp__event_push(zp__queue *queue, zp__event *event); /* lock held */
 void zp__event_withdraw(zp_engine *engine, zp__event *event); /* lock held */
 void zp__id_told(zp_engine *engine, uint64_t id); /* lock held */
+bool zp__id_is_known(const zp_engine *engine, uint64_t id); /* lock held */
 
 /* loop.c */
 int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index);

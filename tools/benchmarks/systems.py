@@ -180,7 +180,7 @@ class ZpcclBench(Bench):
         """Connections to the other peers, if they are all to be the same: those of the link that has most."""
         loop = self.peer.comm._loop
         assert loop is not None
-        return max(loop._engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
+        return max(loop.engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
 
     def reset(self) -> None:
         """The input, for in place."""

@@ -112,7 +112,6 @@ class _Fetcher:
     queue: deque[Place] = field(default_factory=deque)
     parcels: deque[tuple[Any, Any]] = field(default_factory=deque)  # Ready, and there was no room for them.
     is_blocked: bool = False
-    rooms: int = 0  # How often room was told of.
 
 
 @dataclass(frozen=True)
@@ -152,6 +151,7 @@ class Server:
         self._bucket = bucket
         self._jobs_max = jobs_max
         self._jobs = 0
+        self._rooms = 0  # How often room was told of.
         self._fetchers: dict[bytes, _Fetcher] = {}
         self._turns: deque[_Fetcher] = deque()
 
@@ -172,11 +172,10 @@ class Server:
         if fetcher is not None:
             self._turns.remove(fetcher)
 
-    def find_room(self, peer: bytes) -> None:
-        """The link to a fetcher has room again."""
-        fetcher = self._fetchers.get(peer)
-        if fetcher is not None:
-            fetcher.rooms += 1
+    def find_room(self) -> None:
+        """Some link has room again: all are tried."""
+        self._rooms += 1
+        for fetcher in self._turns:
             fetcher.is_blocked = False
 
     def on_served(self, result: Served, now_ns: int) -> None:
@@ -189,7 +188,7 @@ class Server:
             return
         if result.left:
             fetcher.parcels.extend(result.left)
-            fetcher.is_blocked = fetcher.rooms == result.rooms  # Else there has been room since.
+            fetcher.is_blocked = self._rooms == result.rooms  # Else there has been room since.
 
     def pump(self, now_ns: int) -> int | None:
         """Starts what jobs it may. When it should be called again though nothing has happened, or None."""
@@ -222,7 +221,7 @@ class Server:
         if self._bucket is not None:  # What is sent in the end may be less: on_served() sets it right.
             self._bucket.take(charged, now_ns)
         self._jobs += 1
-        job = _Job(fetcher, parcels, places, fetcher.rooms)
+        job = _Job(fetcher, parcels, places, self._rooms)
         self._submit(lambda: self._done(replace(self._serve(job), charged_bytes=charged)))
 
     def _batch(self, queue: deque[Place]) -> list[Place]:

@@ -1,10 +1,10 @@
 """Moving shared state: the part of one peer in one sync.
 
 A `StateTransfer` belongs to the thread of the user that called sync_shared_state: that thread runs `run()` and decides
-what is asked of whom and what is served next. The peer's loop only puts things into its mailbox: the plan, messages of
-others, room in a link, the end. Workers do what takes time: they check blocks before they are sent, and when they have
-come; results go to the mailbox too. They have ended when `run()` returns or raises, so nobody touches the tensors after
-that.
+what is asked of whom and what is served next. It takes the messages of others from the engine itself. The peer's loop
+only puts into its mailbox how the sync begins and ends, and whose link is lost. Workers do what takes time: they check
+blocks before they are sent, and when they have come; results go to the mailbox too. They have ended when `run()`
+returns or raises, so nobody touches the tensors after that.
 
 A fetcher asks sources for the lists of block digests, checks each list against the elected digest, and asks for the
 blocks that differ from its own; `swarm.py` says whom. What came is checked and kept aside, in memory for what has come
@@ -15,16 +15,16 @@ What a fetcher has checked it serves to its fellows, who fetch the same; `servin
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from zpccl import limits
+from zpccl.engine.engine import Body, Engine, MessageReceived, RoomFound
+from zpccl.engine.mailbox import Mailbox
 from zpccl.state.codec import DamagedBlock
 from zpccl.state.contents import Arrival, Contents
 from zpccl.state.messages import (
@@ -53,22 +53,9 @@ _INLINE_BYTES = 64 * limits.KIB
 """Shorter messages are handled faster at once than by a worker."""
 
 
-class Body(Protocol):
-    """A message in memory that is lent. It is given back when it is dropped, too."""
-
-    def __len__(self) -> int:
-        """How many bytes it has."""
-
-    def open(self) -> AbstractContextManager[memoryview]:
-        """The bytes, while the block runs."""
-
-    def release(self) -> None:
-        """Gives it back."""
-
-
 Post: TypeAlias = Callable[[bytes, int, Any, Any, int], bool]
-"""Posts (peer, channel, head, body, bytes that may be queued). False: no room, find_room() follows; OSError: no link,
-or the sync is over."""
+"""Posts (peer, channel, head, body, bytes that may be queued). False: no room, RoomFound follows; OSError: no link, or
+the channel is closed."""
 Report: TypeAlias = Callable[[int, str, "bytes | None", "tuple[tuple[bytes, str], ...]"], None]
 """Tells (attempt id, error or "", the peer at fault, sources that were dropped and why) to the machine."""
 
@@ -80,21 +67,11 @@ class _Start:
     fellows: tuple[bytes, ...]
     fetch: dict[str, bytes]
     begin: float
-
-
-@dataclass(frozen=True)
-class _Delivery:
-    peer: bytes
-    body: Body
+    engine: Engine | None
 
 
 @dataclass(frozen=True)
 class _LinkLost:
-    peer: bytes
-
-
-@dataclass(frozen=True)
-class _RoomFound:
     peer: bytes
 
 
@@ -114,7 +91,7 @@ class _End:
     commit: bool
 
 
-_Item: TypeAlias = "_Start | _Delivery | _LinkLost | _RoomFound | _Checked | Served | _End"
+_Item: TypeAlias = "_Start | MessageReceived | _LinkLost | RoomFound | _Checked | Served | _End"
 
 
 class StateTransfer:
@@ -132,6 +109,7 @@ class StateTransfer:
 
     Attributes:
         digests: the digest of each tensor, computed now.
+        mailbox: takes the messages of the channel.
         is_written: the sync was committed, and the tensors hold what was elected.
         tx_bytes, rx_bytes: what was sent and received.
     """
@@ -153,7 +131,7 @@ class StateTransfer:
         self._report = report
         self._own_id = own_id
         self._on_moved = on_moved
-        self._mailbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.mailbox = Mailbox()
         self._plan: _Start | None = None
         self._swarm: Swarm | None = None
         self._is_reported = False
@@ -168,7 +146,7 @@ class StateTransfer:
             self._post,
             is_local,
             self._workers.submit,
-            self._mailbox.put,
+            self.mailbox.put,
             upload,
             jobs_max=2 * self._workers.count,
         )
@@ -197,6 +175,7 @@ class StateTransfer:
         fellows: tuple[bytes, ...],
         fetch: dict[str, bytes],
         begin: float = 0.0,
+        engine: Engine | None = None,
     ) -> None:
         """The plan has come.
 
@@ -206,24 +185,17 @@ class StateTransfer:
             fellows: peers that fetch it too.
             fetch: the elected digests of the keys to fetch. Empty: only serve.
             begin: where in it to begin, from 0 to 1. Fellows that begin at different places have more for each other.
+            engine: whose channel it is, unless the mailbox listens to all that it shall.
         """
-        self._mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin))
-
-    def deliver(self, peer: bytes, body: Body) -> None:
-        """A message of another peer has come."""
-        self._mailbox.put(_Delivery(peer, body))
+        self.mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin, engine))
 
     def lose_link(self, peer: bytes) -> None:
         """The link to another peer is gone: what was asked for on it will not come."""
-        self._mailbox.put(_LinkLost(peer))
-
-    def find_room(self, peer: bytes) -> None:
-        """The link to another peer takes messages again."""
-        self._mailbox.put(_RoomFound(peer))
+        self.mailbox.put(_LinkLost(peer))
 
     def end(self, commit: bool) -> None:
         """The sync is over: `run()` returns, after writing what was fetched if it is committed."""
-        self._mailbox.put(_End(commit))
+        self.mailbox.put(_End(commit))
 
     # --- For the thread of the user ---------------------------------------------------------------------------------
 
@@ -240,7 +212,6 @@ class StateTransfer:
                 self._write()
         finally:
             self._workers.close()
-            self._drop_mail()
 
     def _wait(self) -> list[_Item]:
         """What is in the mailbox, once there is something or something is due."""
@@ -252,14 +223,7 @@ class StateTransfer:
             deadlines.append(self._serve_again_ns)
         if self._news and self._followers:
             deadlines.append(self._told_ns + limits.STATE_ANNOUNCE_INTERVAL_NS)
-        items: list[_Item] = []
-        try:
-            items.append(self._mailbox.get(timeout=max(min(deadlines) - now_ns, 0) / limits.SECOND))
-            while len(items) < limits.POLL_EVENTS_MAX:
-                items.append(self._mailbox.get_nowait())
-        except queue.Empty:
-            pass
-        return items
+        return self.mailbox.take(min(deadlines))
 
     def _handle_all(self, items: list[_Item]) -> _End | None:
         for item in items:
@@ -267,14 +231,14 @@ class StateTransfer:
                 return item
             if isinstance(item, _Start):
                 self._begin(item)
-            elif isinstance(item, _Delivery):
+            elif isinstance(item, MessageReceived):
                 self._on_delivery(item.peer, item.body)
             elif isinstance(item, _Checked):
                 self._on_checked(item)
             elif isinstance(item, Served):
                 self._on_served(item)
-            elif isinstance(item, _RoomFound):
-                self._server.find_room(item.peer)
+            elif isinstance(item, RoomFound):
+                self._server.find_room()
             else:
                 self._server.lose_link(item.peer)
                 self._followers.discard(item.peer)
@@ -293,15 +257,6 @@ class StateTransfer:
             self._finish_fetch(swarm)
         self._announce(now_ns)
         self._serve_again_ns = self._server.pump(now_ns)
-
-    def _drop_mail(self) -> None:
-        try:
-            while True:
-                item = self._mailbox.get_nowait()
-                if isinstance(item, _Delivery):
-                    item.body.release()
-        except queue.Empty:
-            pass
 
     def _write(self) -> None:
         """Writes what was fetched: all of it, also when Ctrl-C comes in between."""
@@ -367,6 +322,8 @@ class StateTransfer:
 
     def _begin(self, plan: _Start) -> None:
         self._plan = plan
+        if plan.engine is not None:
+            self.mailbox.listen(plan.engine, plan.attempt_id)
         if not plan.fetch:
             return
         self._swarm = Swarm(plan.sources, plan.fellows, plan.begin, time.monotonic_ns())
@@ -428,7 +385,7 @@ class StateTransfer:
                     self._fail("there is no memory for the state that is fetched")
                     return False
         if arrivals and len(view) > _INLINE_BYTES:
-            self._workers.submit(lambda: self._mailbox.put(self._check_body(peer, body, arrivals)))
+            self._workers.submit(lambda: self.mailbox.put(self._check_body(peer, body, arrivals)))
             return True
         if arrivals:
             self._on_checked(self._check(peer, view, arrivals))
