@@ -132,7 +132,7 @@ class Peer:
         total = 0
         for peer_id in list(loop._link_ids):
             with contextlib.suppress(OSError):
-                total += sum(loop._engine.link_stats(peer_id)[0])
+                total += sum(loop.engine.link_stats(peer_id)[0])
         return total
 
 

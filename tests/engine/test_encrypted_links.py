@@ -151,6 +151,7 @@ def wire_of(seal: Seal, *bodies: bytes) -> list[bytes]:
     records = []
     with Engine() as engine, far:
         engine.open_link(peer_id(0), [near.detach()], [seal])
+        engine.open_channel(CHANNEL)
         for body in bodies:
             send(engine, peer_id(0), CHANNEL, body)
             record = b""

@@ -1,7 +1,7 @@
 """The C engine as Python sees it; in the package the only user of `ffi` and `lib`.
 
-Threads: `poll` is called by one thread at a time; everything else by any. All calls release the GIL. `close` may come
-at any moment: it waits for the calls in progress, and later ones raise. The engine does not survive a
+Threads: each queue of events is polled by one thread at a time; all else is called by any. All calls release the GIL.
+`close` may come at any moment: it waits for the calls in progress, and later ones raise. The engine does not survive a
 fork: its threads stay in the parent, and every call in the child raises.
 
 Memory: `start_reduce` takes addresses, not objects. Whoever calls it keeps the tensors alive, and leaves them alone,
@@ -27,6 +27,8 @@ from zpccl.engine._native import ffi, lib
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
+FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
+"""Channels from here on may be opened in any order, and are of no attempt."""
 _NOBODY = bytes(PEER_ID_BYTES)
 
 
@@ -232,15 +234,9 @@ class MessageReceived:
 
 @dataclass(frozen=True)
 class Writable:
-    """The message queue of a link, which `post_message` found full, has space again.
+    """The message queue of a link, which `post_message` found full, has space again: of whichever link of a channel."""
 
-    Attributes:
-        peer: id of its other end.
-        link_id: what `open_link` returned.
-    """
-
-    peer: bytes
-    link_id: int
+    channel_id: int
 
 
 EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | Writable
@@ -290,7 +286,6 @@ class Engine:
         self._calls = 0
         self._closed = True
         self._pid = os.getpid()
-        self._event = ffi.new("zp_event *")
         check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
         self._engine = result[0]
         self._fd: int = lib.zp_engine_fd(self._engine)
@@ -342,12 +337,19 @@ class Engine:
         """The eventfd that is readable while events wait. It belongs to the engine."""
         return self._fd
 
-    def poll(self, events_max: int = 64) -> list[EngineEvent]:
-        """Takes the events that wait, at most `events_max`; never blocks. What is left keeps `fileno` readable."""
+    def poll(self, events_max: int = 64, channel_id: int | None = None) -> list[EngineEvent]:
+        """Takes the events that wait, at most `events_max`; never blocks. What is left keeps `fileno` readable.
+
+        Args:
+            events_max: how many.
+            channel_id: takes those of a channel with a mailbox.
+        """
         events: list[EngineEvent] = []
+        event = ffi.new("zp_event *")
+        poll, queue = (lib.zp_engine_poll, ()) if channel_id is None else (lib.zp_channel_poll, (channel_id,))
         with self._call() as engine:
-            while len(events) < events_max and check_rc(lib.zp_engine_poll(engine, self._event), "zp_engine_poll"):
-                events.append(self._take(self._event))
+            while len(events) < events_max and check_rc(poll(engine, *queue, event), "zp_engine_poll"):
+                events.append(self._take(event))
         return events
 
     def _take(self, event: Any) -> EngineEvent:
@@ -360,7 +362,7 @@ class Engine:
         if event.kind == lib.ZP_EVENT_CONNECTION_LOST:
             return ConnectionLost(peer, event.id, event.connection, event.generation, event.status)
         if event.kind == lib.ZP_EVENT_WRITABLE:
-            return Writable(peer, event.id)
+            return Writable(event.id)
         return MessageReceived(peer, event.id, Body(self, event.body, event.body_bytes))
 
     # --- Links --------------------------------------------------------------------------------------------------------
@@ -458,7 +460,7 @@ class Engine:
     def is_local(self, peer: bytes) -> bool:
         """True if `peer` is on this host, by the addresses of the link to it; False without a link."""
         stats = ffi.new("zp_link_stats *")
-        with self._call() as engine:
+        with contextlib.suppress(EngineError), self._call() as engine:
             lib.zp_link_get_stats(engine, _peer(peer), stats)
         return bool(stats.local)
 
@@ -514,14 +516,18 @@ class Engine:
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
-    def open_channel(self, channel_id: int) -> None:
-        """From now on messages on `channel_id` are delivered.
+    def open_channel(self, channel_id: int, fileno: int = -1) -> None:
+        """From now on messages on `channel_id` are delivered, and may be posted.
+
+        Args:
+            channel_id: which.
+            fileno: of the mailbox that takes its events; -1: `poll` does.
 
         Raises:
             EngineError: EEXIST, it is open.
         """
         with self._call() as engine:
-            check_rc(lib.zp_channel_open(engine, channel_id), "zp_channel_open")
+            check_rc(lib.zp_channel_open(engine, channel_id, fileno), "zp_channel_open")
 
     def close_channel(self, channel_id: int) -> None:
         """From now on messages on `channel_id` are dropped, those that wait included."""
@@ -549,7 +555,8 @@ class Engine:
             False if there is no room. A `Writable` follows once half of that is free.
 
         Raises:
-            EngineError: ENOTCONN, no link; EMSGSIZE, longer than allowed; ENOMEM.
+            EngineError: ECANCELED, the channel is not open here; ENOTCONN, no link; EMSGSIZE, longer than allowed;
+                ENOMEM.
         """
         first, rest = ffi.from_buffer(head), ffi.from_buffer(body)
         with self._call() as engine:
