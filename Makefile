@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?= torch
 SEEDS ?= 2000
 SECONDS ?= 60
-# Programs of tests in C that run at the same time.
+# Tests in C, and workers under a sanitizer, that run at the same time: they compute more than they wait.
 JOBS ?= $(shell nproc)
 # More arguments for the tool that a target runs: make test ARGS='-k ring -x'
 ARGS ?=
@@ -20,8 +20,8 @@ TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_direct.py::test_more_
 PY := $(VENV)/bin/python
 # -qq: errors only, since what warnings there are is not of this project.
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
-# Most tests wait for processes and timeouts, so they run side by side; tests/conftest.py says how many.
 PYTEST := $(PY) -m pytest -q
+# Most tests wait, for processes and timeouts; tests/conftest.py says how many run at the same time.
 SIDE_BY_SIDE := --numprocesses auto --dist worksteal
 MAKE_NATIVE := $(MAKE) --silent --no-print-directory --jobs=$(JOBS) -C native
 TORCH_INSTALLED := $(VENV)/.$(subst =,-,$(TORCH))
@@ -107,11 +107,11 @@ native-test: ## tests of the C code
 
 asan: deps ## tests in C, and of the data plane from Python, under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(MAKE_NATIVE) asan
-	$(PY) tools/run_sanitized.py address -q $(SIDE_BY_SIDE) $(ASAN_TESTS) $(ARGS)
+	$(PY) tools/run_sanitized.py address -q --numprocesses $(JOBS) --dist worksteal $(ASAN_TESTS) $(ARGS)
 
 tsan: deps ## the same under ThreadSanitizer, fewer of them
 	$(MAKE_NATIVE) tsan
-	$(PY) tools/run_sanitized.py thread -q $(SIDE_BY_SIDE) $(TSAN_TESTS) $(ARGS)
+	$(PY) tools/run_sanitized.py thread -q --numprocesses $(JOBS) --dist worksteal $(TSAN_TESTS) $(ARGS)
 
 fuzz-native: ## frame parser and connections under libFuzzer, which needs clang; SECONDS=60 for each
 	$(MAKE_NATIVE) fuzz SECONDS=$(SECONDS)
