@@ -176,7 +176,7 @@ def give_calls_up(peer: Peer, place: int) -> dict[str, Any]:
     return {"failures": failures, "lost": lost_connections(peer)}
 
 
-@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("is_sealed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_calls_that_are_given_up(is_sealed: bool, tmp_path: Path) -> None:
     """S2, S4, L2."""
     secret = new_secret()
@@ -207,6 +207,7 @@ def die_in_turn(peer: Peer, place: int, kinds: list[str]) -> dict[str, Any]:
     return {"failures": failures, "lost": lost_connections(peer)}
 
 
+@pytest.mark.slow
 def test_calls_whose_peers_die() -> None:
     """S2, S4, L2."""
     kinds = ["in place", "all_gather"]
