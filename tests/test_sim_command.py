@@ -144,7 +144,7 @@ def crash(name: str, function: str, old: str) -> Mutant:
         (next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
         (JOINERS_NEVER_ADMITTED, set(), "Violation: L2"),
         (
-            crash("crash-at-withdrawal", "protocol.requests:Requests._on_withdraw", "call_id = message.call_id"),
+            crash("crash-at-withdrawal", "protocol.operation:Operations._on_withdraw", "call_id = message.call_id"),
             {"withdraw_chance"},
             "ZeroDivisionError: planted",
         ),

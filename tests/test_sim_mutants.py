@@ -186,7 +186,7 @@ CASES = (
     Case(
         fault(
             "answers-kept-for-ever",
-            "protocol.requests:Requests._forget_answers",
+            "protocol.operation:Operations._forget_answers",
             "del peer.answers[call_id]",
             "pass",
         ),

@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         name="report-of-another-call-counts",
-        function="protocol.operation:Operations.on_report",
+        function="protocol.operation:Operations._on_report",
         old="attempt is not None and attempt.calls.get(peer) == report.call_id",
         new="attempt is not None and peer in attempt.calls",
         breaks="S1: a report that belongs to another call of the peer counts",
@@ -136,7 +136,7 @@ MUTANTS = (
     # --- Operations -------------------------------------------------------------------------------------------------
     Mutant(
         name="withdrawal-commits",
-        function="protocol.operation:Operations.withdraw",
+        function="protocol.operation:Operations._withdraw",
         old="Verdict(Result.RANK_CONNECTION_LOST, f'{peer.name} withdrew from it', (peer,))",
         new="Verdict()",
         breaks="S1: who gives a running call up has the others told that it succeeded",
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         name="decision-is-not-said-again",
-        function="protocol.operation:Operations.on_report",
+        function="protocol.operation:Operations._on_report",
         old="self._outbox.send(peer, peer.answers[report.call_id])",
         new="pass",
         breaks="L1: who missed a decision by a broken connection reports again, and is never told",
@@ -267,7 +267,7 @@ MUTANTS = (
     ),
     Mutant(
         name="conflicts-refused-before-all-are-heard",
-        function="protocol.operation:Operations.refuse_conflicts",
+        function="protocol.operation:Operations._refuse_conflicts",
         old="self._registry.have_all_reported",
         new="self._registry.is_committed",
         breaks="S1: a call is refused that succeeded at the former master, by the word of one who is away",
@@ -534,7 +534,7 @@ MUTANTS = (
     ),
     Mutant(
         name="answer-forgotten-one-call-early",
-        function="protocol.requests:Requests._forget_answers",
+        function="protocol.operation:Operations._forget_answers",
         old="[call_id for call_id in peer.answers if call_id < oldest_call_id]",
         new="[call_id for call_id in peer.answers if call_id <= oldest_call_id]",
         breaks="S1: a call whose answer got lost is begun anew by one peer alone",
@@ -542,7 +542,7 @@ MUTANTS = (
     ),
     Mutant(
         name="withdrawal-before-all-are-heard",
-        function="protocol.requests:Requests._on_withdraw",
+        function="protocol.operation:Operations._on_withdraw",
         old="not self._registry.have_all_reported",
         new="not self._registry.order",
         breaks="L3: a call is withdrawn that the former master has committed",
@@ -587,7 +587,7 @@ MUTANTS = (
     ),
     Mutant(
         name="calls-in-flight-without-bound",
-        function="protocol.requests:Requests._accept_call",
+        function="protocol.operation:Operations._is_open",
         old="call_id not in peer.open_calls and len(peer.open_calls) >= calls_max",
         new="call_id in peer.open_calls and len(peer.open_calls) >= calls_max",
         breaks="B1: one peer can make the master keep calls without limit",
@@ -603,7 +603,7 @@ MUTANTS = (
     ),
     Mutant(
         name="calls-of-any-group-alike",
-        function="protocol.requests:Requests._accept_call",
+        function="protocol.operation:Operations._is_open",
         old="calls_max = limits.calls_in_flight_max(member_count)",
         new="calls_max = limits.CALLS_IN_FLIGHT_MAX",
         breaks="L3: a member has more calls in flight than the others remember the ends of",

@@ -11,7 +11,6 @@ Tick. Its parts share a registry of peers and an outbox:
       Rounds           topology calls, admission            (kinds/topology.py)
       StateSyncs       election and transfer of state       (kinds/sync.py)
       Stragglers       who does not vote                    (stragglers.py)
-      Requests         calls, on their way to the former    (requests.py)
       TakeOver         what the reports of peers tell       (takeover.py, recovery.py)
       Leader           which master decides                 (leadership.py)
 
@@ -72,7 +71,6 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.operation import Operations
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.recovery import History
-from zpccl.protocol.requests import Requests
 from zpccl.protocol.stragglers import Stragglers
 from zpccl.protocol.takeover import TakeOver
 
@@ -138,14 +136,12 @@ class MasterMachine:
         self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
-        self.operations = Operations(self.registry, self._outbox, self._next_attempt_id)
+        self.operations = Operations(self.registry, self._outbox, self._next_attempt_id, self._kick)
         self.collectives = Collectives(*how, self.operations, options.link_wait_ns)
         self.rounds = Rounds(*how, self.operations, self._admit, options.admission_wait_ns)
         self.syncs = StateSyncs(*how, self.operations, options.link_wait_ns)
         self._stragglers = Stragglers(self.registry, self._outbox, self.operations)
-        parts = (self.registry, self._outbox, self.operations, self.collectives, self.rounds, self.syncs, self._kick)
-        self.requests = Requests(*parts)
-        self._takeover = TakeOver(*parts)
+        self._takeover = TakeOver(self.registry, self._outbox, self.operations, self.rounds, self.syncs, self._kick)
 
     def number(self, term: int) -> None:
         """Sets the term of a master that leads no run yet, should it begin one. Epochs follow it."""
@@ -209,8 +205,7 @@ class MasterMachine:
         """When the next Tick is due, or None."""
         if self._recovery is not None:
             return self._recovery.deadline_ns()
-        deadlines = [self.collectives.deadline_ns(), self.rounds.deadline_ns(), self.syncs.deadline_ns()]
-        deadlines.append(self._stragglers.deadline_ns())
+        deadlines = [self.operations.deadline_ns(), self._stragglers.deadline_ns()]
         deadlines.append(self._earlier.deadline_ns() if self._earlier is not None else None)
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
@@ -244,8 +239,6 @@ class MasterMachine:
         """States what always holds between events."""
         self.registry.validate()
         self.operations.validate()
-        self.collectives.validate()
-        self.syncs.validate()
         assert self._announced_epoch == self.registry.epoch
         for peer in self.registry.pending():
             assert (peer.unlinked_ns is not None) == self._is_unlinked(peer)
@@ -289,7 +282,7 @@ class MasterMachine:
         elif isinstance(message, Acknowledgement) and peer.is_member:
             self._on_acknowledgement(peer, message, now_ns)
         elif peer.is_member:
-            self.requests.take(peer, message, now_ns)
+            self.operations.on_message(peer, message, now_ns)
         else:  # It was a member, was removed, and registered anew before it read of its first admission.
             self._refuse_session(event.connection)
 
@@ -439,8 +432,7 @@ class MasterMachine:
             other.witnesses.add(peer.peer_id)
             if other.disconnected_ns is not None and self._is_given_up(other):
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
-        self.collectives.on_links_changed(now_ns)
-        self.syncs.on_links_changed(now_ns)
+        self.operations.on_links_changed(now_ns)
 
     def _on_acknowledgement(self, peer: Peer, message: Acknowledgement, now_ns: int) -> None:
         """A member has accepted a list. Once it is committed, the members need not report those before it."""
@@ -459,8 +451,7 @@ class MasterMachine:
             self._outbox.reply(connection, gone.kick)
         for change in deferred.values():
             change(now_ns)
-        self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed(now_ns)
+        self.operations.on_members_changed(now_ns)
 
     def _on_malformed(self, event: MalformedReceived) -> None:
         self.malformed_count += 1
@@ -528,12 +519,9 @@ class MasterMachine:
                     continue  # Whom it could not reach is gone, just now.
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
-        self.collectives.tick(now_ns)
-        for peer, reason in [*self.collectives.unreachable(now_ns), *self.syncs.unreachable(now_ns)]:
+        for peer, reason in self.operations.tick(now_ns):
             if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
-                self.collectives.wait_again(now_ns)
-                self.syncs.wait_again(now_ns)
-        self.rounds.tick(now_ns)
+                self.operations.wait_again(now_ns)
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
@@ -647,16 +635,14 @@ class MasterMachine:
             self._adopt(candidate, now_ns)
             if self.is_recovering:
                 return
-        self.requests.settle()
+        self.operations.answer_withdrawals()
         if not self.registry.order:
             for peer in self._connected_pending()[:1]:  # An empty run admits at once, ready or not: nobody has state.
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
         if self._is_alone and all(peer.connection is not None for peer in self.registry.order):
             self._is_alone = False
-        self.operations.refuse_conflicts()
-        self.rounds.evaluate(now_ns)
-        self.syncs.evaluate(now_ns)
+        self.operations.evaluate(now_ns)
         for peer in self._relinked:
             if peer.is_member or not self._is_unlinked(peer):
                 peer.unlinked_ns = None
@@ -696,8 +682,7 @@ class MasterMachine:
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         for connection in self._dismissed:
             self._outbox.reply(connection, self.registry.member_list())
-        self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed(now_ns)
+        self.operations.on_members_changed(now_ns)
 
     def _propose(self) -> None:
         """The member list is a new one."""
@@ -916,8 +901,7 @@ class MasterMachine:
         if knows_later:
             self._remove_former(report, history, now_ns)
         self._announce_epoch(now_ns)
-        self.collectives.on_members_changed(now_ns)
-        self.syncs.on_members_changed(now_ns)
+        self.operations.on_members_changed(now_ns)
 
     def _knows_later(self, report: RunReport, history: History) -> bool:
         """True if a member knows of a later list than the adopted one, while nothing is decided by that.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -37,6 +37,7 @@ from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import (
     CollectiveSpec,
     Decision,
+    PeerMessage,
     Reducing,
     Report,
     Running,
@@ -44,6 +45,8 @@ from zpccl.protocol.messages import (
     SyncSpec,
     TopologyKind,
     Vote,
+    Votes,
+    Withdraw,
 )
 from zpccl.types import CollectiveKind
 
@@ -108,17 +111,54 @@ class Attempt:
         return tuple(self.calls)
 
 
-AttemptT = TypeVar("AttemptT", bound=Attempt, contravariant=True)
+AttemptT = TypeVar("AttemptT", bound=Attempt)
 
 
-class Kind(Protocol[AttemptT]):
-    """What differs between operations that have a plan."""
+class Kind(Generic[AttemptT]):
+    """What differs between operations. A kind without attempts says only when its votes suffice."""
+
+    def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
+        """The answer to a call that cannot be made, beside the attempt that runs at its operation; None if it can."""
+        del peer, vote, running
+        return None
+
+    def on_voted(self, operation: Operation, now_ns: int) -> None:
+        """A member has voted, anew or again."""
+
+    def on_vote_again(self, attempt: AttemptT, peer: Peer, vote: Vote) -> None:
+        """One that takes part in an attempt votes again, so it may lack the plan."""
+
+    def evaluate(self, now_ns: int) -> None:
+        """Looks for operations whose votes suffice. Called after every event."""
+
+    def on_members_changed(self, now_ns: int) -> None:
+        """The member list has changed: those who are gone are no longer waited for."""
+
+    def on_links_changed(self, now_ns: int) -> None:
+        """A link came up or went down: plans that wait for links are looked at again."""
+
+    def tick(self, now_ns: int) -> None:
+        """The deadline has come."""
+
+    def deadline_ns(self) -> int | None:
+        """When tick() or unreachable() has something to do."""
+        return None
+
+    def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
+        """Members for whose links plans have waited for too long, and why each must go."""
+        del now_ns
+        return []
+
+    def wait_again(self, now_ns: int) -> None:
+        """Members that plans could do without must stay: all that wait for links go on waiting."""
 
     def judge(self, attempt: AttemptT, survivors: list[Peer]) -> Verdict | None:
         """How an attempt ends, of which those are left; None while it goes on. Changes nothing."""
+        raise NotImplementedError
 
     def on_report(self, attempt: AttemptT, peer: Peer, report: Report) -> None:
         """A peer has done its part of an attempt, or failed."""
+        raise NotImplementedError
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """A peer reports on an attempt that runs no more. It may say why that failed."""
@@ -128,12 +168,17 @@ class Kind(Protocol[AttemptT]):
 
         `calls`: who takes part, in the order of the plan, those who are gone too.
         """
+        raise NotImplementedError
 
     def value_of(self, attempt: AttemptT) -> int:
         """What its callers get."""
+        raise NotImplementedError
 
     def on_ended(self, attempt: AttemptT, verdict: Verdict, survivors: list[Peer]) -> None:
         """It has ended, and is about to be told. Counts and learns."""
+
+    def validate(self) -> None:
+        """States what always holds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,25 +211,41 @@ class Operation:
 
 
 class Operations:
-    """All operations of the run.
+    """All operations of the run: the calls of its members, from their votes to their ends.
+
+    Every message may come twice. A call keeps its id, so one that is known gets its answer again, or is told what has
+    become of it.
+
+    Args:
+        kick: removes a peer that breaks the bounds of its calls, with a result and a reason, at a time.
 
     Attributes:
         next_attempt_id: gives ids that grow and never repeat.
+        kinds: all of them.
         pending: those that lack votes, or wait for links or joiners.
         running: the attempts, by their ids.
         voted_ns: when the last vote came.
     """
 
-    def __init__(self, registry: Registry, outbox: Outbox, next_attempt_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        outbox: Outbox,
+        next_attempt_id: Callable[[], int],
+        kick: Callable[[Peer, Result, str, int], object],
+    ) -> None:
         self._registry = registry
         self._outbox = outbox
+        self._kick = kick
         self.next_attempt_id = next_attempt_id
         self.pending: dict[Key, Operation] = {}
         self.running: dict[int, Attempt] = {}
         self._running_at: dict[Key, Attempt] = {}
-        self._kinds: dict[str, Kind[Any]] = {}
+        self.kinds: list[Kind[Any]] = []
+        self._kinds: dict[str, Kind[Any]] = {}  # By function.
         self.voted_ns = -1
         self._exclusive: dict[Peer, Operation] = {}  # In which a peer waits: those that it may be in one at a time.
+        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # That wait until all members have reported.
 
     def of(self, function: str) -> list[Operation]:
         """The operations of a function."""
@@ -200,8 +261,100 @@ class Operations:
         needed = len(self._registry.order) if group is None else self._registry.member_count(group)
         return len(operation.votes) >= needed
 
+    # --- Messages of members ----------------------------------------------------------------------------------------
+
+    def on_message(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
+        """A member makes calls, reports on them, or takes one back."""
+        if isinstance(message, Votes):
+            self._forget_answers(peer, message.oldest_call_id)
+            for vote in message.votes:
+                if self._is_open(peer, vote, now_ns):
+                    self._on_vote(peer, vote, now_ns)
+        elif isinstance(message, Report):
+            self._on_report(peer, message)
+        elif isinstance(message, Withdraw):
+            self._on_withdraw(peer, message)
+
+    @staticmethod
+    def _forget_answers(peer: Peer, oldest_call_id: int) -> None:
+        if oldest_call_id > peer.oldest_call_id:
+            peer.oldest_call_id = oldest_call_id
+            for call_id in [call_id for call_id in peer.answers if call_id < oldest_call_id]:
+                del peer.answers[call_id]
+
+    def _is_open(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
+        """False for calls that were answered, which is said again, and for peers that break their bounds."""
+        call_id, key = vote.call_id, key_of(peer, vote.spec)
+        if peer.peer_id not in self._registry.peers or call_id < peer.oldest_call_id:
+            return False
+        if call_id in peer.answers:
+            self._outbox.send(peer, peer.answers[call_id])
+            return False
+        member_count = self._registry.member_count(peer.group)
+        calls_max = limits.calls_in_flight_max(member_count)
+        if call_id not in peer.open_calls and len(peer.open_calls) >= calls_max:
+            reason = f"more than {calls_max} calls without an answer, in a group of {member_count}"
+        elif peer.open_calls.setdefault(call_id, key) != key:
+            reason = f"call id {call_id} was used for two calls"
+        else:
+            return True
+        self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
+        return False
+
+    def _on_vote(self, peer: Peer, vote: Vote, now_ns: int) -> None:
+        key = key_of(peer, vote.spec)
+        kind, running = self._kinds[key.function], self._running_at.get(key)
+        if running is not None and running.calls.get(peer) == vote.call_id:
+            return kind.on_vote_again(running, peer, vote)
+        refusal = kind.refusal_of(peer, vote, running)
+        if refusal is not None:
+            self.forget(peer, vote.call_id)  # It may have been made well before.
+            return self._outbox.answer(peer, refusal)
+        self.vote(peer, vote, now_ns)
+        operation = self.pending.get(key)
+        return kind.on_voted(operation, now_ns) if operation is not None else None
+
+    def _on_report(self, peer: Peer, report: Report) -> None:
+        """A peer reports on an attempt. One that has missed the decision is told it again."""
+        attempt = self.running.get(report.attempt_id)
+        if attempt is not None and attempt.calls.get(peer) == report.call_id:
+            return self._kinds[attempt.key.function].on_report(attempt, peer, report)
+        for kind in self.kinds:
+            kind.on_late_report(peer, report)
+        if report.call_id in peer.answers:
+            self._outbox.send(peer, peer.answers[report.call_id])
+        else:
+            self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
+        return None
+
+    def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
+        call_id = message.call_id
+        if not self._registry.have_all_reported:  # One of those who are away may know that the call has succeeded.
+            waiting = self._withdrawals.setdefault(peer.peer_id, {})
+            if len(waiting) < limits.CALLS_IN_FLIGHT_MAX:  # Its vote may come after it.
+                waiting[call_id] = message
+            return
+        if call_id in peer.answers:
+            self._outbox.send(peer, peer.answers[call_id])
+        elif call_id in peer.open_calls:
+            self._withdraw(peer, call_id)
+        elif call_id >= peer.oldest_call_id:  # Its vote got lost; it will not be sent again.
+            self._outbox.answer(peer, Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
+
+    def answer_withdrawals(self) -> None:
+        """Answers withdrawals that have waited for all members to report."""
+        if self._withdrawals and self._registry.have_all_reported:
+            withdrawals, self._withdrawals = self._withdrawals, {}
+            for peer_id, of_peer in withdrawals.items():
+                peer = self._registry.peers.get(peer_id)
+                for message in of_peer.values() if peer is not None else ():
+                    assert peer is not None
+                    self._on_withdraw(peer, message)
+
+    # --- Votes ------------------------------------------------------------------------------------------------------
+
     def vote(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
-        """A member makes a call. False if it is known already, or was refused."""
+        """A member makes a call. False if it is known already, or is refused."""
         key, call_id = key_of(peer, vote.spec), vote.call_id
         if key.function == COLLECTIVE:
             earlier, busy = self.pending.get(key), f"tag {key.tag} is in use by another call of this peer"
@@ -237,7 +390,7 @@ class Operations:
                 return vote
         return None
 
-    def withdraw(self, peer: Peer, call_id: int) -> None:
+    def _withdraw(self, peer: Peer, call_id: int) -> None:
         """A member takes a vote back, or gives up an attempt, which aborts it for all."""
         if self.forget(peer, call_id) is not None:
             answer = Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn")
@@ -278,11 +431,46 @@ class Operations:
         if not operation.votes:
             del self.pending[operation.key]
 
+    # --- Changes ----------------------------------------------------------------------------------------------------
+
+    def on_members_changed(self, now_ns: int) -> None:
+        """The member list has changed: those who are gone are no longer waited for."""
+        for kind in self.kinds:
+            kind.on_members_changed(now_ns)
+
+    def on_links_changed(self, now_ns: int) -> None:
+        """A link came up or went down: plans that wait for links are looked at again."""
+        for kind in self.kinds:
+            kind.on_links_changed(now_ns)
+
+    def tick(self, now_ns: int) -> list[tuple[Peer, str]]:
+        """Returns the members for whose links plans have waited for too long, and why each must go."""
+        for kind in self.kinds:
+            kind.tick(now_ns)
+        return [found for kind in self.kinds for found in kind.unreachable(now_ns)]
+
+    def wait_again(self, now_ns: int) -> None:
+        """Members that plans could do without must stay: all that wait for links go on waiting."""
+        for kind in self.kinds:
+            kind.wait_again(now_ns)
+
+    def evaluate(self, now_ns: int) -> None:
+        """Goes on with operations whose votes suffice. Called after every event."""
+        self._refuse_conflicts()
+        for kind in self.kinds:
+            kind.evaluate(now_ns)
+
+    def deadline_ns(self) -> int | None:
+        """When tick() or evaluate() has something to do."""
+        deadlines = [kind.deadline_ns() for kind in self.kinds]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
     # --- Attempts ---------------------------------------------------------------------------------------------------
 
-    def add_kind(self, function: str, kind: Kind[Any]) -> None:
-        """Says who judges the attempts at operations of a function."""
-        self._kinds[function] = kind
+    def add_kind(self, kind: Kind[Any], *functions: str) -> None:
+        """Says of what kind the operations of some functions are."""
+        self.kinds.append(kind)
+        self._kinds.update(dict.fromkeys(functions, kind))
 
     def run(self, attempt: Attempt) -> None:
         """An attempt begins, or goes on after a take-over."""
@@ -306,19 +494,6 @@ class Operations:
     def attempt_of(self, peer: Peer, call_id: int) -> Attempt | None:
         """The attempt that a call is part of."""
         return next((attempt for attempt in self.running.values() if attempt.calls.get(peer) == call_id), None)
-
-    def on_report(self, peer: Peer, report: Report) -> None:
-        """A peer reports on an attempt. One that has missed the decision is told it again."""
-        attempt = self.running.get(report.attempt_id)
-        if attempt is not None and attempt.calls.get(peer) == report.call_id:
-            return self._kinds[attempt.key.function].on_report(attempt, peer, report)
-        for kind in self._kinds.values():
-            kind.on_late_report(peer, report)
-        if report.call_id in peer.answers:
-            self._outbox.send(peer, peer.answers[report.call_id])
-        else:
-            self._outbox.log(Level.DEBUG, f"{peer.name} reports on attempt {report.attempt_id}, unknown here")
-        return None
 
     def present(self, peers: Iterable[Peer]) -> list[Peer]:
         """Those who still take part in the run."""
@@ -381,7 +556,7 @@ class Operations:
 
     # --- Calls that wait for each other -----------------------------------------------------------------------------
 
-    def refuse_conflicts(self) -> None:
+    def _refuse_conflicts(self) -> None:
         """Refuses calls that wait for each other, once all members have reported: one may have heard their end."""
         if not self._exclusive or len(self.pending) <= 1 or not self._registry.have_all_reported:
             return
@@ -419,6 +594,8 @@ class Operations:
 
     def validate(self) -> None:
         """States what always holds."""
+        for kind in self.kinds:
+            kind.validate()
         for key, operation in self.pending.items():
             assert operation.key == key and operation.votes
             for peer, vote in operation.votes.items():

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from zpccl.errors import Result
-from zpccl.protocol.kinds.collective import Collectives
 from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.membership import Outbox, Peer, Registry
@@ -27,7 +26,6 @@ class TakeOver:
         registry: Registry,
         outbox: Outbox,
         operations: Operations,
-        collectives: Collectives,
         rounds: Rounds,
         syncs: StateSyncs,
         kick: Callable[[Peer, Result, str, int], object],
@@ -35,7 +33,6 @@ class TakeOver:
         self._registry = registry
         self._outbox = outbox
         self._operations = operations
-        self._collectives = collectives
         self._rounds = rounds
         self._syncs = syncs
         self._kick = kick

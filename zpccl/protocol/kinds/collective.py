@@ -38,7 +38,7 @@ from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
 from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Reducing, Report, Running, Vote, cut
-from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Operation, Operations, Verdict, key_of
+from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Kind, Operation, Operations, Verdict, key_of
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import mesh_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -90,7 +90,7 @@ class Reduction(Attempt):
         return distance > 0 and (self.is_direct or distance in (1, len(self.order) - 1))
 
 
-class Collectives:
+class Collectives(Kind[Reduction]):
     """All collectives of the run."""
 
     def __init__(
@@ -105,23 +105,27 @@ class Collectives:
         self._paths = paths
         self._outbox = outbox
         self._operations = operations
-        operations.add_kind(COLLECTIVE, self)
+        operations.add_kind(self, COLLECTIVE)
         self._link_wait_ns = link_wait_ns
         self._aborted: dict[int, Reduction] = {}  # The last that failed by reports, without these.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # Of each group's latest members.
         self._unexplained: set[int] = set()  # Those of them that stalled, and nobody has named a link so far.
 
-    def begin(self, peer: Peer, vote: Vote, now_ns: int) -> None:
-        """A member votes. A vote that came before gets what has become of it."""
-        key, call_id = key_of(peer, vote.spec), vote.call_id
-        running = self._operations.running_at(key)
-        if isinstance(running, Reduction) and running.calls.get(peer) == call_id:
-            return self._send_plan(running, (peer,))
-        if running is not None and peer in running.calls:
-            reason = f"tag {key.tag} is in use by a running collective of this peer"
-            return self._outbox.answer(peer, Decision(call_id, Result.INVALID_USAGE, reason=reason))
-        if self._operations.vote(peer, vote, now_ns):
-            self._evaluate(self._operations.pending[key], now_ns)
+    def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
+        """A peer makes one call at a tag at a time."""
+        if running is None or peer not in running.calls:
+            return None
+        reason = f"tag {running.key.tag} is in use by a running collective of this peer"
+        return Decision(vote.call_id, Result.INVALID_USAGE, reason=reason)
+
+    def on_voted(self, operation: Operation, now_ns: int) -> None:
+        """It may have been the last vote."""
+        self._evaluate(operation, now_ns)
+
+    def on_vote_again(self, attempt: Reduction, peer: Peer, vote: Vote) -> None:
+        """The plan is sent again."""
+        del vote
+        self._send_plan(attempt, (peer,))
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """Others were first to say that an attempt failed, but not by which link."""

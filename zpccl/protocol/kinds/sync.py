@@ -29,11 +29,11 @@ from typing import ClassVar
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.election import elect, entries_to_fetch
+from zpccl.protocol.election import elect, entries_to_fetch, validate_entries
 from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
-from zpccl.protocol.messages import FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
-from zpccl.protocol.operation import SYNC, Attempt, Key, Operations, Verdict, absent
+from zpccl.protocol.messages import Decision, FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
+from zpccl.protocol.operation import SYNC, Attempt, Key, Kind, Operations, Verdict, absent
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
@@ -70,7 +70,7 @@ class Transfer(Attempt):
         return self.key.group
 
 
-class StateSyncs:
+class StateSyncs(Kind[Transfer]):
     """The syncs of all groups, at most one running in each."""
 
     def __init__(
@@ -86,7 +86,7 @@ class StateSyncs:
         self._paths = paths
         self._link_wait_ns = link_wait_ns
         self._operations = operations
-        operations.add_kind(SYNC, self)
+        operations.add_kind(self, SYNC)
         self.last_revision: dict[int, int] = {}  # By group.
         self._completed_last: dict[int, frozenset[Peer]] = {}
 
@@ -103,7 +103,7 @@ class StateSyncs:
                 self._operations.refuse(operation.key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
                 continue
             votes = self._operations.take(operation.key)
-            offers = {peer: _offer_of(votes[peer]) for peer in self._operations.members_of(operation.key)}
+            offers = {peer: _spec_of(votes[peer]) for peer in self._operations.members_of(operation.key)}
             calls = {peer: votes[peer].call_id for peer in offers}
             last_revision = self.last_revision.get(group)
             election = elect(offers, last_revision, self._completed_last.get(group, frozenset()))
@@ -213,19 +213,22 @@ class StateSyncs:
         )
         self._outbox.send(peer, Plan(transfer.attempt_id, tuple(transfer.calls.values()), how))
 
-    def is_running(self, peer: Peer, call_id: int, offer: SyncSpec | None) -> bool:
-        """True if the call is part of a running sync. Its plan is then sent again."""
-        transfer = self._transfer_of(peer)
-        if transfer is None or transfer.calls.get(peer) != call_id:
-            return False
-        if transfer.agreed_ns is not None:
-            return True  # The plan is yet to come.
-        if peer in transfer.fetch:
-            self._send_plan(transfer, peer)
-        if offer is not None and transfer.fetch.keys() != transfer.calls.keys():
-            transfer.offers[peer] = offer
-            self._plan_anew(transfer)
-        return True
+    def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
+        """Entries must be in order, each once."""
+        del peer, running
+        problem = validate_entries(_spec_of(vote).entries)
+        reason = problem[: limits.TEXT_CHARS_MAX]
+        return Decision(vote.call_id, Result.INVALID_ARGUMENT, reason=reason) if problem else None
+
+    def on_vote_again(self, attempt: Transfer, peer: Peer, vote: Vote) -> None:
+        """The plan is sent again. To one who never got it from a former master it follows from what it holds."""
+        if attempt.agreed_ns is not None:
+            return  # The plan is yet to come.
+        if peer in attempt.fetch:
+            self._send_plan(attempt, peer)
+        if attempt.fetch.keys() != attempt.calls.keys() and not validate_entries(_spec_of(vote).entries):
+            attempt.offers[peer] = _spec_of(vote)
+            self._plan_anew(attempt)
 
     # --- Taking over ------------------------------------------------------------------------------------------------
 
@@ -285,9 +288,6 @@ class StateSyncs:
         self._completed_last[group] = completed
 
     # --- Decisions --------------------------------------------------------------------------------------------------
-
-    def on_late_report(self, peer: Peer, report: Report) -> None:
-        """Says nothing new."""
 
     def on_report(self, transfer: Transfer, peer: Peer, report: Report) -> None:
         """A peer has fetched all that it should, or could not."""
@@ -364,7 +364,7 @@ class StateSyncs:
             assert set(transfer.fetch) <= set(transfer.calls)
 
 
-def _offer_of(vote: Vote) -> SyncSpec:
+def _spec_of(vote: Vote) -> SyncSpec:
     assert isinstance(vote.spec, SyncSpec)
     return vote.spec
 

@@ -19,11 +19,11 @@ from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Decision, TopologySpec, Vote
-from zpccl.protocol.operation import PENDING, TOPOLOGY, UPDATE, Key, Operation, Operations
+from zpccl.protocol.operation import PENDING, TOPOLOGY, UPDATE, Attempt, Key, Kind, Operation, Operations
 from zpccl.protocol.paths import Paths
 
 
-class Rounds:
+class Rounds(Kind[Attempt]):
     """The rounds of topology votes."""
 
     def __init__(
@@ -41,6 +41,12 @@ class Rounds:
         self._operations = operations
         self._admit = admit
         self._admission_wait_ns = admission_wait_ns
+        operations.add_kind(self, *TOPOLOGY.values())
+
+    def on_voted(self, operation: Operation, now_ns: int) -> None:
+        """It may be a vote for a round that is complete."""
+        del operation, now_ns
+        self.answer_missed()
 
     def answer_missed(self) -> None:
         """Answers votes for a round that is complete already."""
@@ -68,12 +74,8 @@ class Rounds:
             else:
                 self._complete(operation)
 
-    def tick(self, now_ns: int) -> None:
-        """Stops waiting for joiners whose time is up."""
-        self.evaluate(now_ns)
-
     def deadline_ns(self) -> int | None:
-        """When tick() has something to do."""
+        """When joiners have been waited for long enough: evaluate() then goes on without them."""
         update = self._operations.pending.get(Key(UPDATE))
         return None if update is None or update.agreed_ns is None else update.agreed_ns + self._admission_wait_ns
 
