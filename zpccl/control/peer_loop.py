@@ -500,7 +500,7 @@ class PeerLoop:
             return
         try:
             fds = [connection.fileno() for connection in sockets]
-            self._link_ids[peer_id] = self.engine.open_link(peer_id, fds, link.seals)
+            self._link_ids[peer_id] = self.engine.open_link(peer_id, fds, link.cipher_keys)
             self._link_numbers[peer_id] = link.number
         except OSError as error:
             for connection in sockets:
@@ -518,7 +518,7 @@ class PeerLoop:
             if link_id is None or self._link_numbers[new.peer_id] != new.number:
                 raise OSError(errno.ENOTCONN, "its link is gone")
             fd = new.connection.fileno()
-            self.engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.seal)
+            self.engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.keys)
         except OSError as error:
             new.connection.close()
             logger.debug("connection %d to peer %s is not taken: %s", new.index, new.peer_id.hex(), error)

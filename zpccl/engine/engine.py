@@ -367,13 +367,15 @@ class Engine:
 
     # --- Links --------------------------------------------------------------------------------------------------------
 
-    def open_link(self, peer: bytes, fds: Sequence[int], seals: Sequence[ciphers.Seal] | None = None) -> int:
+    def open_link(
+        self, peer: bytes, fds: Sequence[int], cipher_keys: Sequence[ciphers.CipherKeys] | None = None
+    ) -> int:
         """Gives the engine the connected stream sockets `fds` to `peer`, which it owns from then on.
 
         Args:
             peer: id of the other end.
             fds: the sockets.
-            seals: how each of them is sealed; None: not at all.
+            cipher_keys: cipher and keys of each of them; None: they are not encrypted.
 
         Returns:
             The id of the link.
@@ -383,9 +385,9 @@ class Engine:
                 says of them. Then the sockets are still the caller's.
         """
         link_id = ffi.new("uint64_t *")
-        native = ffi.NULL if seals is None else _seals(seals)
-        if seals is not None and len(seals) != len(fds):
-            raise ValueError(f"{len(fds)} sockets and {len(seals)} seals")
+        native = ffi.NULL if cipher_keys is None else _cipher_keys(cipher_keys)
+        if cipher_keys is not None and len(cipher_keys) != len(fds):
+            raise ValueError(f"{len(fds)} sockets and {len(cipher_keys)} cipher keys")
         with self._call() as engine:
             check_rc(lib.zp_link_open(engine, _peer(peer), list(fds), native, len(fds), link_id), "zp_link_open")
         return int(link_id[0])
@@ -398,7 +400,7 @@ class Engine:
         generation: int,
         fd: int,
         first: bytes = b"",
-        seal: ciphers.Seal | None = None,
+        keys: ciphers.CipherKeys | None = None,
     ) -> None:
         """Gives the engine a connected stream socket in place of one that an open link lost; it owns it from then on.
 
@@ -410,13 +412,13 @@ class Engine:
             fd: of the socket.
             first: sent before the first frame, if the connection is taken. The end that was dialled must have taken
                 it before the other end may add it: this can tell the other end so.
-            seal: how it is sealed; None if, and only if, the connections of the link are not.
+            keys: its cipher and keys; None if and only if the link is not encrypted.
 
         Raises:
             EngineError: ENOTCONN, there is no such link; EBUSY, that index is open or not retransmitted; ESTALE, the
                 generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
         """
-        native = ffi.NULL if seal is None else _seals([seal])
+        native = ffi.NULL if keys is None else _cipher_keys([keys])
         with self._call() as engine:
             rc = lib.zp_link_add(engine, _peer(peer), link_id, index, generation, fd, native, first, len(first))
             check_rc(rc, "zp_link_add")
@@ -577,18 +579,18 @@ def _peer(peer: bytes) -> bytes:
     return peer
 
 
-def _seals(seals: Sequence[ciphers.Seal]) -> Any:
+def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys]) -> Any:
     """An array of zp_aead."""
-    native = ffi.new("zp_aead[]", len(seals))
-    for target, seal in zip(native, seals, strict=True):
-        aead = ciphers.available()[seal.cipher]
-        if {len(seal.tx_key), len(seal.rx_key)} != {aead.key_bytes}:
-            raise ValueError(f"a key of {seal.cipher.name} has {aead.key_bytes} bytes")
+    native = ffi.new("zp_aead[]", len(cipher_keys))
+    for target, keys in zip(native, cipher_keys, strict=True):
+        aead = ciphers.available()[keys.cipher]
+        if {len(keys.tx_key), len(keys.rx_key)} != {aead.key_bytes}:
+            raise ValueError(f"a key of {keys.cipher.name} has {aead.key_bytes} bytes")
         target.encrypt = ffi.cast("zp_encrypt", aead.encrypt_address)
         target.decrypt = ffi.cast("zp_decrypt", aead.decrypt_address)
         target.key_bytes, target.nonce_bytes, target.tag_bytes = aead.key_bytes, aead.nonce_bytes, aead.tag_bytes
-        target.tx_key[0 : aead.key_bytes] = seal.tx_key
-        target.rx_key[0 : aead.key_bytes] = seal.rx_key
+        target.tx_key[0 : aead.key_bytes] = keys.tx_key
+        target.rx_key[0 : aead.key_bytes] = keys.rx_key
     return native
 
 
