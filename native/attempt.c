@@ -293,7 +293,7 @@ static void report(zp__attempt *attempt, int status, const uint8_t *fault)
 			    .rx_bytes = attempt->rx_bytes};
 	if (fault)
 		memcpy(event->peer, fault, ZP_PEER_ID_BYTES);
-	zp__event_push(attempt->engine, &attempt->event);
+	zp__event_push(&attempt->engine->queue, &attempt->event);
 }
 
 /* Finds the attempt of the frame in c->rx and where its body goes. */
@@ -302,7 +302,7 @@ enum zp__verdict zp__attempt_admit(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	const zp__frame *frame = &c->rx.frame;
 	zp__attempt *attempt = zp__attempt_find(engine, frame->id);
-	if (!attempt && frame->id > engine->id_known_max)
+	if (!attempt && !zp__id_is_known(engine, frame->id))
 		return ZP__PARK;
 	if (!attempt || attempt->status < 0 || attempt->ending)
 		return ZP__DROP;

@@ -87,7 +87,6 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	zp__list_init(&link->flows);
 	zp__list_init(&link->idle);
 	zp__list_init(&link->event.node);
-	zp__list_init(&link->writable.node);
 	link->writable_bytes = UINT64_MAX;
 	zp__flow_open(&link->messages, link, NULL);
 	for (uint32_t i = 0; i < count; i++) {
@@ -274,7 +273,6 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 {
 	if (!link->open)
 		return;
-	zp_engine *engine = link->engine;
 	link->open = false;
 	zp__list_remove(&link->node);
 	for (uint32_t i = 0; i < link->connection_count; i++) {
@@ -291,7 +289,7 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 		link->event.event = (zp_event){.kind = ZP_EVENT_LINK_LOST, .status = status, .id = link->id};
 		memcpy(link->event.event.peer, link->peer, ZP_PEER_ID_BYTES);
 		link->references++;
-		zp__event_push(engine, &link->event);
+		zp__event_push(&link->engine->queue, &link->event);
 	}
 	zp__link_release(link);
 }

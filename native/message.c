@@ -6,8 +6,10 @@
  * At the bound zp_message_post() fails, and a WRITABLE event follows. If there is no other message, one of any size is
  * accepted. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "digest.h"
 #include "zp_internal.h"
@@ -80,15 +82,26 @@ static zp__channel *channel_find(zp_engine *engine, uint64_t id)
 	return NULL;
 }
 
-int zp_channel_open(zp_engine *engine, uint64_t id)
+static void channel_free(zp__channel *channel)
+{
+	if (channel && channel->own.fd >= 0)
+		close(channel->own.fd);
+	free(channel);
+}
+
+int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 {
 	zp__channel *channel = calloc(1, sizeof *channel);
 	if (!channel)
 		return -ENOMEM;
 	channel->id = id;
-	int rc = 0;
+	zp__list_init(&channel->writable.node);
+	zp__list_init(&channel->own.events);
+	channel->queue = fd < 0 ? &engine->queue : &channel->own;
+	channel->own.fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	int rc = fd >= 0 && channel->own.fd < 0 ? -errno : 0;
 	pthread_mutex_lock(&engine->mutex);
-	if (channel_find(engine, id))
+	if (rc == 0 && channel_find(engine, id))
 		rc = -EEXIST;
 	if (rc == 0) {
 		zp__list_append(&engine->channels, &channel->node);
@@ -96,7 +109,7 @@ int zp_channel_open(zp_engine *engine, uint64_t id)
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
-		free(channel);
+		channel_free(channel);
 	return rc;
 }
 
@@ -104,20 +117,36 @@ int zp_channel_close(zp_engine *engine, uint64_t id)
 {
 	pthread_mutex_lock(&engine->mutex);
 	zp__channel *channel = channel_find(engine, id);
-	if (channel)
+	if (channel) {
 		zp__list_remove(&channel->node);
-	ZP__EACH(node, &engine->events)
-	{
-		zp__event *event = ZP__ELEMENT(node, zp__event, node);
-		if (event->event.kind != ZP_EVENT_MESSAGE || event->event.id != id)
-			continue;
-		zp__event_withdraw(engine, event);
-		zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
+		zp__event_withdraw(engine, &channel->writable);
+		ZP__EACH(node, &channel->queue->events)
+		{
+			zp__event *event = ZP__ELEMENT(node, zp__event, node);
+			if (event->event.kind != ZP_EVENT_MESSAGE || event->event.id != id)
+				continue;
+			zp__event_withdraw(engine, event);
+			zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
+		}
 	}
 	zp__id_note(engine, id);
 	pthread_mutex_unlock(&engine->mutex);
-	free(channel);
+	channel_free(channel);
 	return 0;
+}
+
+int zp_channel_poll(zp_engine *engine, uint64_t id, zp_event *result)
+{
+	pthread_mutex_lock(&engine->mutex);
+	zp__channel *channel = channel_find(engine, id);
+	bool found = channel && !zp__list_empty(&channel->own.events);
+	if (found) {
+		zp__event *event = ZP__ELEMENT(channel->own.events.next, zp__event, node);
+		*result = event->event;
+		zp__list_remove(&event->node);
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	return found;
 }
 
 enum zp__verdict zp__message_admit(zp__connection *c)
@@ -127,7 +156,7 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	if (frame->lane || frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
 		return ZP__VIOLATION;
 	if (!channel_find(engine, frame->id))
-		return frame->id > engine->id_known_max ? ZP__PARK : ZP__DROP;
+		return zp__id_is_known(engine, frame->id) ? ZP__DROP : ZP__PARK;
 	uint64_t bound = engine->config.messages_queued_bytes_max;
 	if (engine->messages_bytes && engine->messages_bytes + frame->length > bound)
 		return ZP__PARK;
@@ -154,7 +183,7 @@ void zp__message_forget(zp_engine *engine, zp__message_in *message)
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
-		if (c->rx.frame.kind == ZP__MESSAGE && c->rx.frame.id <= engine->id_known_max)
+		if (c->rx.frame.kind == ZP__MESSAGE && zp__id_is_known(engine, c->rx.frame.id))
 			zp__unpark(c);
 	}
 }
@@ -164,7 +193,8 @@ void zp__message_landed(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	zp__message_in *message = c->rx.message;
 	c->rx.message = NULL;
-	if (!channel_find(engine, c->rx.frame.id)) { /* Closed during reception. */
+	zp__channel *channel = channel_find(engine, c->rx.frame.id);
+	if (!channel) { /* Closed during reception. */
 		zp__message_forget(engine, message);
 		return;
 	}
@@ -173,7 +203,7 @@ void zp__message_landed(zp__connection *c)
 					  .body = message->body,
 					  .body_bytes = message->bytes};
 	memcpy(message->event.event.peer, c->link->peer, ZP_PEER_ID_BYTES);
-	zp__event_push(engine, &message->event);
+	zp__event_push(channel->queue, &message->event);
 }
 
 void zp_message_release(zp_engine *engine, uint8_t *body)
@@ -190,12 +220,16 @@ static void writable_report(zp__link *link)
 	if (!link->open || link->writable_bytes == UINT64_MAX || link->message_bytes > link->writable_bytes)
 		return;
 	link->writable_bytes = UINT64_MAX;
-	if (!zp__list_empty(&link->writable.node)) /* One is queued already. */
-		return;
-	link->writable.event = (zp_event){.kind = ZP_EVENT_WRITABLE, .id = link->id};
-	memcpy(link->writable.event.peer, link->peer, ZP_PEER_ID_BYTES);
-	link->references++;
-	zp__event_push(link->engine, &link->writable);
+	ZP__EACH(node, &link->engine->channels)
+	{
+		zp__channel *channel = ZP__ELEMENT(node, zp__channel, node);
+		if (!channel->waits)
+			continue;
+		channel->waits = false;
+		channel->writable.event = (zp_event){.kind = ZP_EVENT_WRITABLE, .id = channel->id};
+		if (zp__list_empty(&channel->writable.node)) /* Else the previous one was not polled yet, and suffices. */
+			zp__event_push(channel->queue, &channel->writable);
+	}
 }
 
 /* Frees a message that the other end has acknowledged, or that is lost with its link. */
@@ -236,9 +270,14 @@ static void message_offer(zp__link *link, zp__message_out *message)
 	zp__link_offer(link, &link->messages, &message->node);
 }
 
-/* Lock held. 0: `*link` is the link to `peer`, and may queue `bytes` more. -EAGAIN: it may not; WRITABLE will follow. */
-static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t bytes, uint64_t bytes_max, zp__link **link)
+/* Lock held. 0: `*link` is the link to `peer`, and may queue `bytes` more. -EAGAIN: it may not, and WRITABLE will follow on
+ * the channel. */
+static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t id, uint64_t bytes, uint64_t bytes_max,
+			 zp__link **link)
 {
+	zp__channel *channel = channel_find(engine, id);
+	if (!channel)
+		return -ECANCELED;
 	*link = zp__link_find(engine, peer);
 	if (!*link)
 		return -ENOTCONN;
@@ -246,6 +285,7 @@ static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t bytes
 	if ((*link)->message_bytes <= beside)
 		return 0;
 	(*link)->writable_bytes = beside < bytes_max / 2 ? beside : bytes_max / 2;
+	channel->waits = true;
 	return -EAGAIN;
 }
 
@@ -260,7 +300,7 @@ int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, c
 		bytes_max = queue_bytes_max;
 	zp__link *link;
 	pthread_mutex_lock(&engine->mutex); /* Check before copying the body, to fail cheaply, */
-	int rc = link_writable(engine, peer, bytes, bytes_max, &link);
+	int rc = link_writable(engine, peer, channel, bytes, bytes_max, &link);
 	void *memory = rc == 0 ? buffer_take(engine, sizeof(zp__message_out) + bytes) : NULL;
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
@@ -275,7 +315,7 @@ int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, c
 	message->crc = zp__crc32c(0, message->body, bytes);
 
 	pthread_mutex_lock(&engine->mutex); /* and after it, because other threads may have filled the queue. */
-	rc = link_writable(engine, peer, bytes, bytes_max, &link);
+	rc = link_writable(engine, peer, channel, bytes, bytes_max, &link);
 	if (rc == 0)
 		message_offer(link, message);
 	pthread_mutex_unlock(&engine->mutex);

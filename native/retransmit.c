@@ -215,7 +215,7 @@ static void connection_lost_report(zp__connection *c)
 	if (!zp__list_empty(&event->node)) /* The event of an earlier loss is still queued and is now this one. */
 		return;
 	link->references++;
-	zp__event_push(link->engine, event);
+	zp__event_push(&link->engine->queue, event);
 }
 
 /* The connection is closed at both ends, and both know how many frames arrived. */

@@ -6,15 +6,16 @@
  *   From then on the engine owns them.
  * - The engine runs a few epoll threads. Each connection belongs to one of them for its whole life.
  * - There are no callbacks. Events go to a queue. zp_engine_fd() is an eventfd that is readable while the queue is not
- *   empty; zp_engine_poll() takes one event. Only one thread at a time may poll; every other function may be called
- *   from any thread.
+ *   empty; zp_engine_poll() takes one event. A channel may have a queue of its own, for the thread that its messages
+ *   are for. Only one thread at a time may poll each queue; every other function may be called from any thread.
  * - Every function returns 0 (or a count) or -errno.
  *
  * Ids. Attempts and channels share one space of 64-bit ids that only grows. The engine learns ids from
  * zp_reduce_start(), zp_reduce_end(), zp_channel_open() and zp_channel_close(). A frame whose id is greater than every
  * id learnt so far parks its connection until the caller starts that attempt. A frame whose id is not greater, and not
  * active, is read and dropped. So the caller must pass ids in ascending order: if id 7 is passed after id 9, frames of
- * 7 may have been dropped already, and its attempt stalls.
+ * 7 may have been dropped already, and its attempt stalls. Channels from ZP_FREE_CHANNEL on may be opened in any order,
+ * and no connection is parked for them.
  */
 #ifndef ZP_API_H
 #define ZP_API_H
@@ -26,6 +27,7 @@
 #define ZP_LINK_CONNECTIONS_MAX 64
 #define ZP_AEAD_KEY_BYTES_MAX 32
 #define ZP_FIRST_BYTES_MAX 1024
+#define ZP_FREE_CHANNEL 0x8000000000000000
 
 enum zp_dtype {
 	ZP_UINT8 = 0,
@@ -70,7 +72,7 @@ enum zp_event_kind {
 	/* Link `id` to `peer` has lost a connection and has others left, which retransmit what it had not delivered.
 	 * zp_link_add() may replace it at index `connection` with a generation greater than `generation`. */
 	ZP_EVENT_CONNECTION_LOST = 4,
-	ZP_EVENT_WRITABLE = 5 /* zp_message_post() found the queue of link `id` to `peer` full; it has space again. */
+	ZP_EVENT_WRITABLE = 5 /* zp_message_post() on channel `id` found the queue of a link full; it has space again. */
 };
 
 typedef struct zp_engine zp_engine;
@@ -122,7 +124,7 @@ typedef struct {
 	uint32_t kind; /* enum zp_event_kind */
 	int32_t status;
 	uint64_t id;			/* attempt, link or channel */
-	uint8_t peer[ZP_PEER_ID_BYTES]; /* link: its other end. failed reduce: the peer at fault, or zeros */
+	uint8_t peer[ZP_PEER_ID_BYTES]; /* link, message: its other end. failed reduce: the peer at fault, or zeros */
 	uint64_t digest;		/* of the result; peers compare it. reduce-scatter: 0 */
 	uint64_t tx_bytes;		/* of this attempt, headers included */
 	uint64_t rx_bytes;
@@ -215,13 +217,19 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
  * Does not wait for the network: a half-written frame is finished from a copy. */
 int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
 
-/* Messages on this id are delivered between open and close, and dropped after close. */
-int zp_channel_open(zp_engine *engine, uint64_t channel);
+/* Messages on this id are delivered between open and close, and dropped after close. If `fd` is not -1, it is an eventfd,
+ * which the engine duplicates: then the channel has an event queue of its own, and the eventfd is written when that
+ * queue stops being empty. */
+int zp_channel_open(zp_engine *engine, uint64_t channel, int fd);
 int zp_channel_close(zp_engine *engine, uint64_t channel);
 
+/* Takes the next event of a channel with a queue of its own. Returns 1, or 0 when there is none. */
+int zp_channel_poll(zp_engine *engine, uint64_t channel, zp_event *event);
+
 /* Queues a message with the body `head` followed by `body`; both are copied. Never blocks. -EAGAIN: the queue of the
- * link is not empty and would exceed `queue_bytes_max`; a WRITABLE event follows once it holds at most half of that.
- * -ENOTCONN: no link; -EMSGSIZE. Messages may arrive in another order. */
+ * link is not empty and would exceed `queue_bytes_max`; once a link holds at most half of that, a WRITABLE event of the
+ * channel follows, which does not say of which link. -ECANCELED: the channel is not open here; -ENOTCONN: no link;
+ * -EMSGSIZE. Messages may arrive in another order. */
 int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *head, uint64_t head_bytes,
 		    const void *body, uint64_t body_bytes, uint64_t queue_bytes_max);
 

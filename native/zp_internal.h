@@ -92,9 +92,14 @@ typedef struct {
 
 /* An event that waits to be polled. It is embedded in its subject, so that queueing it allocates nothing. */
 typedef struct {
-	zp__list node; /* in engine->events, or in no list */
+	zp__list node; /* in a queue, or in no list */
 	zp_event event;
 } zp__event;
+
+typedef struct {
+	zp__list events;
+	int fd; /* an eventfd that is written when the first event comes */
+} zp__queue;
 
 typedef struct {
 	zp__event event;
@@ -116,6 +121,10 @@ typedef struct {
 typedef struct {
 	zp__list node; /* in engine->channels */
 	uint64_t id;
+	zp__queue *queue; /* `own`, or the engine's; constant */
+	zp__queue own;
+	bool waits; /* zp_message_post() found no room since the last ROOM */
+	zp__event writable;
 } zp__channel;
 
 /* A FIFO queue of the frames of one attempt, or of the messages of one link. The flows of a link take turns. */
@@ -294,7 +303,6 @@ struct zp__link {
 	zp__flow messages;
 	uint64_t message_bytes;	 /* queued, being sent, or not acknowledged */
 	uint64_t writable_bytes; /* WRITABLE is reported once message_bytes is at most this; UINT64_MAX: not wanted */
-	zp__event writable;	 /* holds a reference to the link while it is queued */
 	uint64_t resent_frames;
 	uint32_t lost_count;
 	bool local;	      /* both ends are on this host; constant */
@@ -318,7 +326,7 @@ struct zp__thread {
 
 struct zp_engine {
 	zp_engine_config config; /* constant */
-	int event_fd;
+	zp__queue queue;
 	uint32_t thread_count;
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
@@ -326,7 +334,7 @@ struct zp_engine {
 	uint64_t id_known_max;
 	uint64_t link_id_last;
 	uint64_t links_check_ns; /* time of the next zp__links_check() */
-	zp__list links, channels, parked, events, messages;
+	zp__list links, channels, parked, messages;
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
 	zp__list buffers;
@@ -360,9 +368,10 @@ void zp__copy_past_cache(void *to, const void *from, size_t bytes);
 void zp__copy_past_cache_done(void);
 
 /* engine.c */
-void zp__event_push(zp_engine *engine, zp__event *event); /* lock held */
+void zp__event_push(zp__queue *queue, zp__event *event); /* lock held */
 void zp__event_withdraw(zp_engine *engine, zp__event *event); /* lock held */
 void zp__id_note(zp_engine *engine, uint64_t id); /* lock held */
+bool zp__id_is_known(const zp_engine *engine, uint64_t id); /* lock held */
 
 /* loop.c */
 int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index);

@@ -148,6 +148,7 @@ def test_a_check_that_cannot_run_catches_nothing(checker: str, status: int, outp
 # --- The tool ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lists() -> None:
     done = run_tool("--list")
     assert done.returncode == 0, done.stderr

@@ -66,7 +66,9 @@ SIMPLE = Script(
 # --- The protocol -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", range(0, 200, SEEDS_PER_TEST))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(SEEDS_PER_TEST, 200, SEEDS_PER_TEST))]
+)
 def test_promises_under_faults(first: int) -> None:
     """S1 to S6, then L2: every profile of faults in turn, then healing and one outcome."""
     for seed in range(first, first + SEEDS_PER_TEST):
@@ -76,6 +78,7 @@ def test_promises_under_faults(first: int) -> None:
             raise AssertionError(f"{error}; replay: {replay_command(seed)}") from error
 
 
+@pytest.mark.slow
 def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a swarm can do and suffer happens in runs with its faults."""
     reached: Counter[str] = Counter()
@@ -112,6 +115,7 @@ def test_calm_runs_have_no_failures() -> None:
     assert cluster.master.machine.registry.epoch >= 4
 
 
+@pytest.mark.slow
 def test_dying_joiners_abort_nothing() -> None:
     """S6: joiners crash, stall, lie and vanish, and members lose nobody who was one for a while."""
     counts: Counter[str] = Counter()
@@ -219,6 +223,7 @@ def test_half_of_all_seeds_are_hard_on_leadership() -> None:
     assert Setup(faults="duel").resolve(0).steps > Setup(faults="calm").resolve(0).steps
 
 
+@pytest.mark.slow
 def test_a_duel_has_all_that_may_befall_masters() -> None:
     """Kinds that the profile has strike in some seed, and masters change several times in each."""
     kinds = {
@@ -327,6 +332,7 @@ def lines_of(seed: int, **options: Any) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", PROFILES)
 def test_a_seed_replays(faults: str) -> None:
     """The same seed gives the same trace, another one another."""
@@ -388,6 +394,7 @@ def test_clocks_of_processes_differ_and_agree_with_their_timers() -> None:
     assert min(drifts) < -9000 < 9000 < max(drifts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("to_master", "to_peer"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("seconds", [2, 20])
 def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, seconds: int) -> None:
@@ -423,6 +430,7 @@ def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, se
     assert bool(connected) == is_lost
 
 
+@pytest.mark.slow
 def test_connections_fail_in_all_ways_that_shells_tell_of() -> None:
     """Refused, broken, ended or silent in the handshake; by a master of another version, or one that revoked a key."""
     coverage = Coverage()
@@ -489,6 +497,7 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
         plane.start_reduce(nodes[0], 999, ATTEMPT, order, spec, Algorithm.RING, 4096, buffers[0])
 
 
+@pytest.mark.slow
 def test_profiles_do_what_they_say() -> None:
     """Every kind of fault happens."""
     kinds: Counter[str] = Counter()
@@ -500,6 +509,7 @@ def test_profiles_do_what_they_say() -> None:
     assert kinds.keys() >= {*expected, "path cut", "path is a black hole", "hung"}
 
 
+@pytest.mark.slow
 def test_random_programs_meet_all_that_may_come_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many of their calls succeed; others are refused by the peer, or by the master, for all the reasons there are."""
     outcomes: Counter[tuple[str, str]] = Counter()

@@ -243,6 +243,7 @@ def test_the_unbroken_is_not_accused() -> None:
         run_seed(seed, faults="hostile", steps=600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.name)
 def test_catches(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, case.mutant)

@@ -213,6 +213,21 @@ class Network(Namespaces):
             self._run(self._router, lambda host=host: _wait_for_link(f"host{host}"))  # type: ignore[misc]
 
 
+class Alone(Namespaces):
+    """One host with nothing but a loopback device, whose ports are its own."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of the host."""
+        assert host == 0
+        return "127.0.0.1"
+
+    def _set_up(self) -> None:
+        self._ip(self.namespace(0), ["link set lo up"])
+
+
 def counter(protocol: str, name: str) -> int:
     """A counter of the calling thread's network in /proc/net/snmp, such as ("Tcp", "RetransSegs")."""
     lines = Path("/proc/thread-self/net/snmp").read_text(encoding="ascii").splitlines()

@@ -52,11 +52,11 @@ class PCCLError(Exception):
 
 
 class InternalError(PCCLError):
-    """A bug in zpccl or a resource that the system refused (memory, descriptors)."""
+    """A bug in zpccl, or the operating system is out of a resource (memory, descriptors)."""
 
 
 class InvalidArgument(PCCLError, ValueError):
-    """A value that can never be right: wrong dtype, read-only or non-contiguous tensor, malformed address."""
+    """An invalid value: wrong dtype, read-only or non-contiguous tensor, malformed address."""
 
     default_result = Result.INVALID_ARGUMENT
 
@@ -180,7 +180,7 @@ class NoSharedState(PCCLError):
 
 
 class CheckpointFailed(PCCLError, OSError):
-    """The system refused to write or to read a checkpoint: a full disk, a missing file or directory, no permission.
+    """A checkpoint could not be written or read: full disk, missing file or directory, no permission.
 
     Attributes:
         path: of the checkpoint.

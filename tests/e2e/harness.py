@@ -132,7 +132,7 @@ class Peer:
         total = 0
         for peer_id in list(loop._link_ids):
             with contextlib.suppress(OSError):
-                total += sum(loop._engine.link_stats(peer_id)[0])
+                total += sum(loop.engine.link_stats(peer_id)[0])
         return total
 
 
@@ -224,13 +224,15 @@ class Process:
 
     def stacks(self) -> str:
         """The stacks of all threads and its log, for messages about hangs."""
+        if not self.log.exists():
+            return f"--- {self.name} has not begun ---\n"
         with contextlib.suppress(ProcessLookupError):
-            size = self.log.stat().st_size if self.log.exists() else 0
+            size = self.log.stat().st_size
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGUSR1)
             with contextlib.suppress(AssertionError):
                 until(lambda: self.log.stat().st_size > size, seconds=2)
-        return f"--- {self.name} ---\n" + (self.log.read_text(errors="replace") if self.log.exists() else "")
+        return f"--- {self.name} ---\n" + self.log.read_text(errors="replace")
 
     def descriptors(self) -> int:
         """Number of its open file descriptors."""

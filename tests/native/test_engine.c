@@ -181,7 +181,7 @@ static void test_stress(uint32_t thread_count, enum encryption encryption)
 {
 	engines_open(thread_count, encryption);
 	for (uint32_t rank = 0; rank < PEERS; rank++)
-		CHECK(zp_channel_open(peers[rank].engine, CHANNEL) == 0);
+		CHECK(zp_channel_open(peers[rank].engine, CHANNEL, -1) == 0);
 	pthread_barrier_init(&barrier, NULL, PEERS);
 	for (uint32_t rank = 0; rank < PEERS; rank++)
 		CHECK(pthread_create(&peers[rank].thread, NULL, driver, &peers[rank]) == 0);

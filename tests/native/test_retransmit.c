@@ -507,7 +507,7 @@ static void test_breaks(int count, uint32_t thread_count, uint32_t senders_max, 
 	broken_count = lost_events = 0;
 	for (int rank = 0; rank < count; rank++) {
 		CHECK(zp_engine_open(&config, &peers[rank].engine) == 0);
-		CHECK(zp_channel_open(peers[rank].engine, CHANNEL) == 0);
+		CHECK(zp_channel_open(peers[rank].engine, CHANNEL, -1) == 0);
 	}
 	for (int link = 0; link < link_count; link++)
 		link_open(link);
@@ -621,6 +621,7 @@ static void test_by_hand(void)
 	uint8_t id[ZP_PEER_ID_BYTES], body[100] = {5};
 	hand_open(&h);
 	id_of(7, id);
+	CHECK(zp_channel_open(h.engine, CHANNEL, -1) == 0);
 	CHECK(zp_message_post(h.engine, id, CHANNEL, body, sizeof body, NULL, 0, UINT64_MAX) == 0);
 	struct pollfd fds[HAND_CONNECTIONS];
 	for (int i = 0; i < HAND_CONNECTIONS; i++)

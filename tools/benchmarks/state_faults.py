@@ -135,7 +135,7 @@ class FaultyPeer(Peer):
     def _engine(self) -> Any:
         loop = self.comm._loop
         assert loop is not None
-        return loop._engine
+        return loop.engine
 
 
 @dataclass

@@ -34,7 +34,7 @@ import struct
 from dataclasses import dataclass
 
 from zpccl import limits
-from zpccl.engine.ciphers import SHARE_BYTES, Cipher, Seal, key_bytes, shared_secret
+from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, key_bytes, shared_secret
 from zpccl.errors import ProtocolViolation
 
 MAGIC = b"zpL"
@@ -155,7 +155,7 @@ class Transcript:
             MAGIC, limits.PROTOCOL_VERSION, signal, self.nonce, self.cipher, self._share, self._proof(signal)
         )
 
-    def seal(self, private: bytes, *, is_dialler: bool) -> Seal | None:
+    def derive_keys(self, private: bytes, *, is_dialler: bool) -> CipherKeys | None:
         """Derives the cipher keys of this side; None for a plain connection. Call it after check() has succeeded.
 
         Args:
@@ -176,7 +176,7 @@ class Transcript:
             hashlib.blake2b(side, digest_size=key_bytes(self.cipher), key=root, person=b"zpccl seal key").digest()
             for side in (b"dialler", b"acceptor")
         )
-        return Seal(self.cipher, dialler, acceptor) if is_dialler else Seal(self.cipher, acceptor, dialler)
+        return CipherKeys(self.cipher, dialler, acceptor) if is_dialler else CipherKeys(self.cipher, acceptor, dialler)
 
     def check(self, data: bytes, expected: Signal) -> None:
         """Checks that `data` is the expected message with a valid proof.

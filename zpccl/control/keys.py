@@ -125,7 +125,7 @@ def _text(kind: str, value: bytes) -> str:
 
 
 def _value(text: str, kinds: tuple[str, ...], source: str) -> tuple[str, bytes]:
-    """Kind and bytes of a text. The text is not part of any error: it may be a secret."""
+    """Parses a text: its kind and bytes. Errors do not contain the text, which may be a secret."""
     expected = " or ".join(_WHAT[kind] for kind in kinds)
     kind, _, body = text.strip().partition("_")
     if kind not in kinds:

@@ -97,7 +97,7 @@ def _events(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _traffic(snapshot: Snapshot) -> Iterator[Metric]:
     traffic = snapshot.traffic
-    text = "Connections of those who may not take part."
+    text = "Connections that were refused."
     yield CounterMetricFamily("zpccl_refused_connections", text, traffic.refused_connections)
     yield GaugeMetricFamily("zpccl_connections", "Open control connections.", traffic.connections)
     yield CounterMetricFamily("zpccl_messages_received", "Control messages received.", traffic.messages_received)

@@ -344,7 +344,7 @@ class EqualState(Checker):
         found = (node.shared_state.revision, node.shared_state.shared())
         first = self._outcomes.setdefault(attempt, found)
         self.cluster.require(first == found, "S5", f"sync {attempt_id}: {node.name} holds another state")
-        self.cluster.require(outcome == found[0], "S5", f"sync {attempt_id}: {node.name} is told revision {outcome}")
+        self.cluster.require(outcome == found[0], "S5", f"sync {attempt_id}: {node.name} gets revision {outcome}")
 
 
 class SyncSources(Checker):

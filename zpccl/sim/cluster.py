@@ -321,12 +321,12 @@ class Cluster:
         return Violation(promise, f"at {self.clock.now_ns / SECOND:.6f} s: {text}")
 
     def check_deadline(self, name: str, event: object, deadline_ns: int | None) -> None:
-        """A machine that has had its Tick must not want another one at the same time."""
+        """After a Tick the deadline of a machine must be in the future."""
         if isinstance(event, events.Tick) and deadline_ns is not None and deadline_ns <= self.clock.now_ns:
             raise self.violation("L1", f"{name} spins: its deadline stays in the past")
 
     def rearm(self, timer: Timer | None, deadline_ns: int | None, tick: Callable[[], None]) -> Timer | None:
-        """A timer for the deadline of a machine, in place of the one before."""
+        """Replaces the timer for the deadline of a machine."""
         if timer is not None and timer.callback is not None:
             if timer.time_ns == deadline_ns:
                 return timer

@@ -33,7 +33,7 @@ RUBBISH = -1
 
 @dataclass(eq=False)
 class Buffer:
-    """A tensor of a user: its contents are one number, never negative unless an attempt is writing it."""
+    """A user's tensor. Its contents are one number, which is negative only while an attempt writes it."""
 
     value: int
 
@@ -46,7 +46,7 @@ class SimulatedState:
     values: dict[str, int] = field(default_factory=lambda: {"local": 0, "momentum": 0, "params": 0})
 
     def shared(self) -> dict[str, int]:
-        """What must be equal on all peers after a sync."""
+        """The values that must be equal on all peers after a sync."""
         return {key: value for key, value in self.values.items() if not key.startswith("local")}
 
 
@@ -139,7 +139,7 @@ class Fetch:
 
 
 class DataPlane:
-    """The engines of all peers."""
+    """The data plane of all peers."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -333,7 +333,7 @@ class DataPlane:
         return any(peer_id == node.peer_id for peer_id, _ in self.fetches)
 
     def serving(self) -> set[bytes]:
-        """The peers from which others are fetching."""
+        """The peers from which others fetch."""
         fetching = [fetch for fetch in self.fetches.values() if fetch.missing and not fetch.is_done]
         named = ((i, fetch.attempt_id) for fetch in fetching for i in (*fetch.plan.sources, *fetch.plan.partial_seeds))
         return {peer_id for peer_id, attempt_id in named if (peer_id, attempt_id) in self.fetches}
@@ -432,7 +432,7 @@ class DataPlane:
         return value
 
     def _wake(self, attempt_id: int) -> None:
-        """Who waits for somebody to have something goes on."""
+        """Lets the fetchers of a sync continue that wait for a source to have more."""
         for (other_id, of_attempt), other in list(self.fetches.items()):
             if of_attempt == attempt_id and other.plan.fetch:
                 self._continue(self._cluster.nodes[other_id], other)
@@ -446,5 +446,5 @@ class DataPlane:
             self._tell(node, fetch, events.FetchDone(fetch.attempt_id, error, fault, dropped))
 
     def _tell(self, node: SimulatedPeer, fetch: Fetch, event: events.FetchDone) -> None:
-        """A machine is told in a step of its own."""
+        """Passes an event to the machine in a separate step."""
         fetch.timers.append(self._cluster.clock.after(0, lambda: node.handle(event)))

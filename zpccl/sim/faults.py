@@ -130,7 +130,9 @@ RATES = tuple(kind for kind in KINDS if not kind.endswith("_chance"))
 """The kinds that strike at a rate; the others strike with a chance per occasion."""
 
 CALM = Faults("calm", joins=0.5)
+"""Joins only."""
 CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, silent_chance=0.2, slow_chance=0.1)
+"""Peers join, crash and leave."""
 FLAKY_NETWORK = Faults(
     "flaky",
     joins=0.2,
@@ -142,6 +144,7 @@ FLAKY_NETWORK = Faults(
     flap_chance=0.2,
     slow_chance=0.1,
 )
+"""Control connections and links break, stall and refuse."""
 JOINERS = Faults(
     "joiners",
     joins=2.0,
@@ -156,9 +159,13 @@ JOINERS = Faults(
     refusal_chance=0.3,
     flap_chance=0.1,
 )
+"""Faults hit joiners only: S6."""
 IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
+"""Users give calls up after short timeouts."""
 MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
+"""Single peers make calls that the others do not make."""
 UNRULY = Faults("unruly", joins=0.5, crashes=0.1, leaves=0.1, writes=0.5, wander_chance=1.0, slow_chance=0.1)
+"""Random programs instead of the training loop."""
 HOSTILE = Faults(
     "hostile",
     joins=0.3,
@@ -168,6 +175,7 @@ HOSTILE = Faults(
     damage_chance=0.2,
     duplicate_chance=0.2,
 )
+"""Strangers, wrong results, wrong state data, duplicated messages."""
 CHAOS = Faults(
     "chaos",
     joins=0.7,
@@ -188,6 +196,7 @@ CHAOS = Faults(
     writes=0.3,
     duplicate_chance=0.05,
 )
+"""All faults of peers and the network together."""
 HEADLESS = Faults(
     "headless",
     joins=0.5,
@@ -197,6 +206,7 @@ HEADLESS = Faults(
     ambush_chance=0.05,
     first_chance=0.1,
 )
+"""The only master crashes and restarts; no call may fail."""
 REGICIDE = Faults(
     "regicide",
     joins=0.5,
@@ -217,7 +227,9 @@ REGICIDE = Faults(
     far_chance=0.1,
     is_tight=True,
 )
+"""Master crashes together with faults of peers and the network."""
 ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
+"""REGICIDE with strangers and random programs."""
 STANDBY = Faults(
     "standby",
     joins=0.5,
@@ -228,6 +240,7 @@ STANDBY = Faults(
     first_chance=0.1,
     foreign_chance=0.1,
 )
+"""Two masters, one of which crashes at a time; no call may fail."""
 SPLIT = Faults(
     "split",
     joins=0.4,
@@ -250,6 +263,7 @@ SPLIT = Faults(
     slow_chance=0.1,
     withdraw_chance=0.05,
 )
+"""Three masters, with partitions that separate peers from some of them."""
 DUEL = Faults(
     "duel",
     steps=3000,
@@ -272,6 +286,7 @@ DUEL = Faults(
     far_chance=0.1,
     is_tight=True,
 )
+"""Two masters with frequent short partitions: contested leadership."""
 PATHS = Faults(
     "paths",
     joins=0.2,
@@ -282,6 +297,7 @@ PATHS = Faults(
     straggler_timeout_ns=20 * SECOND,
     silent_chance=0.2,
 )
+"""Paths between peers are cut or drop large packets; programs hang."""
 SWARM = Faults(
     "swarm",
     joins=2.0,
@@ -297,6 +313,7 @@ SWARM = Faults(
     silent_chance=0.2,
     slow_chance=0.3,
 )
+"""Faults of syncs: sources die, change or send wrong data."""
 _ALL = (
     *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
     *(STANDBY, SPLIT, DUEL, PATHS, SWARM),
@@ -306,6 +323,7 @@ _OTHERS = [profile for profile in _ALL if profile not in (SPLIT, DUEL)]
 TURNS = tuple(p for index, other in enumerate(_OTHERS) for p in (other, (DUEL, SPLIT)[index % 2]))
 """The profiles by seed. DUEL and SPLIT, the hardest for leadership, are as frequent as all others together."""
 HEALED = replace(CALM, name="healed", joins=0.0)
+"""No faults: the profile after the healing."""
 
 
 FAR_NS = 150 * MS
@@ -541,7 +559,7 @@ class Injector:
     def cut_off(
         self, cuts: list[tuple[list[SimulatedPeer], SimulatedMaster]], duration_ns: int, *, is_silent: bool
     ) -> None:
-        """Peers cannot reach masters for a while."""
+        """Cuts the paths from groups of peers to masters for a while."""
         cluster = self._cluster
         for node in {node.peer_id: node for cut_off, _ in cuts for node in cut_off}.values():
             cluster.note("cut off from masters", node, is_silent=is_silent, duration_ns=duration_ns)

@@ -34,7 +34,7 @@ NOT_NOW: tuple[int, Callable[[], None]] = (-1, lambda: None)
 
 
 class Nemesis:
-    """Decides when it strikes, and does it."""
+    """Chooses the moments of strikes, and strikes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -5,11 +5,12 @@ All messages use channel 0, which is open between any two peers with a link:
     joiner                                   member
        |---- ASK ------------------------------->|
        |<--- TOLD: number of the offer, catalog -|    number 0: it offers nothing
-       |<--- PART: state_messages ... ---------->|    of the offer of that number, as in a sync
+       |<==== the channel of that number =======>|    messages of messages.py, as in a sync
        |<--- GONE: the number -------------------|    this offer has ended; there may be another one
 
 Both sides use a `StateTransfer`. The member's only serves, in its own thread; the joiner's runs in the user's thread
-that called connect(). The loop of the peer passes messages to them and never blocks.
+that called connect(). Each takes the messages of its channels itself. Only messages on channel 0 pass through the loop
+of the peer, which never blocks.
 
 A member serves the tensors themselves until before_write() is called for one of them; from then on it serves a copy of
 that one. Blocks are read under the lock of their tensor, so a copy is never half written. If a tensor is modified
@@ -26,27 +27,24 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from zpccl import limits
+from zpccl.engine.engine import FREE_CHANNEL, Body, Engine
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
-from zpccl.state.transfer import Body, StateTransfer
+from zpccl.state.transfer import StateTransfer
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
 
 CHANNEL = 0
-"""Less than the id of any attempt."""
-
-Post: TypeAlias = Callable[[bytes, Any, Any, int], bool]
-"""Posts (peer, head, body, bound of the queue in bytes) on the channel. False: the queue is full, find_room() follows;
-OSError: no link."""
+"""The channel on which offers are announced."""
 
 
 class Kind(enum.IntEnum):
@@ -54,12 +52,11 @@ class Kind(enum.IntEnum):
 
     ASK = 0
     TOLD = 1
-    PART = 2
-    GONE = 3
+    GONE = 2
 
 
 _HEAD = struct.Struct(">BQ")
-"""Kind, number of the offer."""
+"""Kind, and number of the offer, which is a free channel of the engine."""
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -84,22 +81,23 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Catalog] = msgspec.msgpack.Decoder(Catalog)
 
 
-class _Rest:
-    """The body of a message without the offers' header."""
+def _say(engine: Engine, peer: bytes, kind: Kind, number: int, body: bytes = b"") -> None:
+    with suppress(OSError):  # The peer is gone, or the engine is closed.
+        engine.post_message(peer, CHANNEL, _HEAD.pack(kind, number), body, limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
 
-    def __len__(self) -> int:
-        return len(self._body) - _HEAD.size
+def _listen(engine: Engine, transfer: StateTransfer, numbers: Iterable[int]) -> None:
+    """Opens the channels of these offers for a transfer."""
+    with suppress(OSError):  # The engine is closed: the end is on its way.
+        for number in numbers:
+            engine.open_channel(number, transfer.mailbox.fileno())
+            transfer.mailbox.listen(engine, number)
 
-    @contextmanager
-    def open(self) -> Iterator[memoryview]:
-        with self._body.open() as view, view[_HEAD.size :] as rest:
-            yield rest
 
-    def release(self) -> None:
-        self._body.release()
+def _close(engine: Engine, numbers: Iterable[int]) -> None:
+    with suppress(OSError):  # The engine is closed.
+        for number in numbers:
+            engine.close_channel(number)
 
 
 # --- Members ----------------------------------------------------------------------------------------------------------
@@ -206,8 +204,7 @@ class Offer:
         regions: Mapping[str, LentRegion],
         may_differ: Collection[str],
         kind: DigestKind,
-        post: Post,
-        is_local: Callable[[bytes], bool],
+        engine: Engine,
         upload: TokenBucket | None,
     ) -> None:
         self.number = number
@@ -216,8 +213,7 @@ class Offer:
         self._regions = regions
         self._may_differ = may_differ
         self._kind = kind
-        self._post_message = post
-        self._is_local = is_local
+        self._engine = engine
         self._upload = upload
         self._lock = threading.Lock()
         self._transfer: StateTransfer | None = None  # Set once the digests are computed.
@@ -264,14 +260,21 @@ class Offer:
 
     def _serve(self) -> None:
         try:
+            engine = self._engine
             transfer = StateTransfer(
-                self._regions, self._post, self._report, self._kind, upload=self._upload, is_local=self._is_local
+                self._regions,
+                engine.post_message,
+                self._report,
+                self._kind,
+                upload=self._upload,
+                is_local=engine.is_local,
             )
             entries = tuple(
                 CatalogEntry(key, region.datatype, region.count, key in self._may_differ, transfer.digests[key])
                 for key, region in sorted(self._regions.items())
             )
-            transfer.start(CHANNEL, (), (), {})
+            _listen(engine, transfer, (self.number,))
+            transfer.start(self.number, (), (), {})
             with self._lock:
                 self._catalog = _encode(Catalog(self.revision, self._kind, entries))
                 self._transfer = transfer
@@ -279,12 +282,13 @@ class Offer:
                     return
                 askers = tuple(self._askers)
             for peer in askers:
-                self._tell(peer, Kind.TOLD, self._catalog)
+                _say(engine, peer, Kind.TOLD, self.number, self._catalog)
             transfer.run()
         except Exception:
             logger.exception("an offer of state ends: this is a bug in zpccl")
         finally:
             self.end()
+            _close(self._engine, (self.number,))
             for region in self._regions.values():
                 region.give_back()
 
@@ -292,13 +296,6 @@ class Offer:
         self.error = error
         logger.error("the offer of revision %d is withdrawn: %s; call before_write() first", self.revision, error)
         self.end()
-
-    def _post(self, peer: bytes, channel: int, head: Any, body: Any, queue_max: int) -> bool:
-        return self._post_message(peer, _HEAD.pack(Kind.PART, self.number) + bytes(head), body, queue_max)
-
-    def _tell(self, peer: bytes, kind: Kind, body: bytes = b"") -> None:
-        with suppress(OSError):  # The peer is gone.
-            self._post_message(peer, _HEAD.pack(kind, self.number), body, limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
 
     # --- For the loop -----------------------------------------------------------------------------------------------
 
@@ -311,7 +308,7 @@ class Offer:
         if transfer is not None:
             transfer.end(commit=False)
         for peer in askers:
-            self._tell(peer, Kind.GONE)
+            _say(self._engine, peer, Kind.GONE, self.number)
 
     def on_ask(self, peer: bytes) -> bool:
         """A peer asks for the offer. False: it has ended."""
@@ -321,13 +318,8 @@ class Offer:
             self._askers[peer] = None
             is_ready = self._transfer is not None
         if is_ready:
-            self._tell(peer, Kind.TOLD, self._catalog)
+            _say(self._engine, peer, Kind.TOLD, self.number, self._catalog)
         return True
-
-    def transfer(self) -> StateTransfer | None:
-        """The transfer that serves; None before it starts and after the end."""
-        with self._lock:
-            return None if self._is_over else self._transfer
 
     def lose_link(self, peer: bytes) -> None:
         """The link to a joiner is lost."""
@@ -349,7 +341,7 @@ class Prefetch:
         may_differ: keys whose contents may differ between peers.
         kind: of the digests.
         deadline_ns: when it gives up, on the monotonic clock.
-        post: sends messages.
+        engine: sends messages.
         on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
     """
 
@@ -359,14 +351,14 @@ class Prefetch:
         may_differ: Collection[str],
         kind: DigestKind,
         deadline_ns: int,
-        post: Post,
+        engine: Engine,
         on_moved: Callable[[int, int], None] | None = None,
     ) -> None:
         self._regions = regions
         self._may_differ = frozenset(may_differ)
         self._kind = kind
         self._deadline_ns = deadline_ns
-        self._post_message = post
+        self._engine = engine
         self._tell_moved = on_moved
         self._changed = threading.Condition()
         # The condition's lock protects everything below.
@@ -377,6 +369,7 @@ class Prefetch:
         self._answers_due_ns = deadline_ns
         self._transfer: StateTransfer | None = None
         self._numbers: dict[bytes, int] = {}  # By peer: number of the offer that is fetched.
+        self._gone: dict[bytes, int] = {}  # By peer: number of its last offer that has ended.
         self._is_stopped = False
         self._dropped: tuple[tuple[bytes, str], ...] = ()
         self.rx_bytes = 0
@@ -420,12 +413,15 @@ class Prefetch:
             if catalog is not None and not self._suits(catalog):
                 logger.warning("peer %s offers another state than was asked for", peer.hex())
                 catalog = None
+            if self._gone.get(peer) == number:  # Its end has overtaken it.
+                return self._ask(peer)
             self._told[peer] = (number, catalog)
-            self._changed.notify_all()
+            return self._changed.notify_all()
 
     def on_gone(self, peer: bytes, number: int) -> None:
         """An offer of a member has ended. The member may have another one."""
         with self._changed:
+            self._gone[peer] = number
             is_news = self._told.get(peer, (0, None))[0] == number or self._numbers.get(peer) == number
         if is_news:
             self._forget(peer)
@@ -441,18 +437,6 @@ class Prefetch:
         if transfer is not None:
             transfer.lose_link(peer)
 
-    def transfer_of(self, peer: bytes, number: int) -> StateTransfer | None:
-        """The transfer that fetches this offer, or None."""
-        with self._changed:
-            return self._transfer if self._numbers.get(peer) == number else None
-
-    def find_room(self, peer: bytes) -> None:
-        """The link to another peer has room again."""
-        with self._changed:
-            transfer = self._transfer
-        if transfer is not None:
-            transfer.find_room(peer)
-
     def stop(self) -> None:
         """Makes `run` return soon."""
         with self._changed:
@@ -464,8 +448,7 @@ class Prefetch:
 
     def _ask(self, peer: bytes) -> None:
         if peer not in self._useless:
-            with suppress(OSError):  # lose_link() will follow.
-                self._post_message(peer, _HEAD.pack(Kind.ASK, 0), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+            _say(self._engine, peer, Kind.ASK, 0)
 
     def _suits(self, catalog: Catalog) -> bool:
         offered = {entry.key: (entry.datatype, entry.count) for entry in catalog.entries}
@@ -526,14 +509,17 @@ class Prefetch:
             if missing and (self._is_stopped or not sources):
                 self._ask_again()
                 return False
+            numbers = {self._numbers[peer] for peer in sources}
             self._dropped = ()
             self._transfer = transfer
         try:
+            _listen(self._engine, transfer, numbers)
             transfer.start(CHANNEL, tuple(sources), (), missing)
             if not missing:
                 transfer.end(commit=True)
             transfer.run()
         finally:
+            _close(self._engine, numbers)
             with self._changed:
                 self._transfer = None
         self.rx_bytes += transfer.rx_bytes
@@ -570,25 +556,25 @@ class Prefetch:
             number = self._numbers.get(peer)
         if number is None:
             raise ConnectionError("the offer has ended")
-        return self._post_message(peer, _HEAD.pack(Kind.PART, number) + bytes(head), body, queue_max)
+        return self._engine.post_message(peer, number, head, body, queue_max)
 
 
 # --- The loop's side --------------------------------------------------------------------------------------------------
 
 
 class Offers:
-    """The offer and the prefetch of a peer: dispatches messages of the channel to them.
+    """The offer and the prefetch of a peer: dispatches messages of channel 0 to them.
 
     Args:
-        post: sends messages.
+        engine: sends messages.
         is_local: whether a peer is on this host.
-        first_number: number of the first offer; random, so that offers of different processes are not confused.
+        last_number: the number before the first offer; random, so that offers of different processes are not confused.
     """
 
-    def __init__(self, post: Post, is_local: Callable[[bytes], bool], first_number: int) -> None:
-        self._post = post
-        self._is_local = is_local
-        self._next_number = first_number
+    def __init__(self, engine: Engine, last_number: int) -> None:
+        self._engine = engine
+        self._last_number = last_number
+        engine.open_channel(CHANNEL)
         self._lock = threading.Lock()
         self._calls = threading.Lock()  # Serialises offer() and withdraw().
         self._offer: Offer | None = None
@@ -616,8 +602,8 @@ class Offers:
             if copy:
                 for region in lent.values():
                     region.detach()
-            self._next_number = (self._next_number + 1) % 2**63
-            offer = Offer(self._next_number, revision, lent, may_differ, kind, self._post, self._is_local, upload)
+            self._last_number = (self._last_number + 1) % FREE_CHANNEL + FREE_CHANNEL
+            offer = Offer(self._last_number, revision, lent, may_differ, kind, self._engine, upload)
             self._replace(offer)
             offer.start()
             return offer
@@ -658,7 +644,7 @@ class Offers:
         on_moved: Callable[[int, int], None] | None = None,
     ) -> Prefetch:
         """Makes a prefetch, which gets the messages of the channel from now on."""
-        prefetch = Prefetch(regions, may_differ, kind, deadline_ns, self._post, on_moved)
+        prefetch = Prefetch(regions, may_differ, kind, deadline_ns, self._engine, on_moved)
         with self._lock:
             self._prefetch = prefetch
         return prefetch
@@ -678,18 +664,15 @@ class Offers:
         """Handles a message on the channel."""
         catalog: Catalog | None = None
         try:
-            with body.open() as view:
-                kind, number = _HEAD.unpack_from(view)
-                if kind == Kind.TOLD and number:
-                    catalog = _decoder.decode(view[_HEAD.size :])
+            data = body.read()
+            kind, number = _HEAD.unpack_from(data)
+            if kind == Kind.TOLD and number:
+                catalog = _decoder.decode(data[_HEAD.size :])
+                number |= FREE_CHANNEL  # Whoever tells of another one shall not have it opened here.
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
-            logger.warning("malformed message about offers from peer %s", peer.hex())
-            return body.release()
+            return logger.warning("malformed message about offers from peer %s", peer.hex())
         except OSError:
-            return body.release()  # The engine is closed.
-        if kind == Kind.PART:
-            return self._on_part(peer, number, body)
-        body.release()
+            return None  # The engine is closed.
         _, prefetch = self._both()
         if kind == Kind.ASK:
             self._on_ask(peer)
@@ -706,21 +689,7 @@ class Offers:
                 self._waiting[peer] = None
                 return
         if offer is None or not offer.on_ask(peer):
-            self._say(peer, Kind.TOLD, 0)
-
-    def _on_part(self, peer: bytes, number: int, body: Body) -> None:
-        offer, prefetch = self._both()
-        transfer = offer.transfer() if offer is not None and offer.number == number else None
-        if transfer is None and prefetch is not None:
-            transfer = prefetch.transfer_of(peer, number)
-        if transfer is not None:
-            return transfer.deliver(peer, _Rest(body))
-        body.release()
-        return self._say(peer, Kind.GONE, number)
-
-    def _say(self, peer: bytes, kind: Kind, number: int) -> None:
-        with suppress(OSError):  # The peer is gone.
-            self._post(peer, _HEAD.pack(kind, number), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+            _say(self._engine, peer, Kind.TOLD, 0)
 
     def on_peers(self, peers: Iterable[bytes]) -> None:
         """Sets the peers that may offer something."""
@@ -743,15 +712,6 @@ class Offers:
             prefetch.on_peer_gone(peer)
         elif prefetch is not None:
             prefetch.lose_link(peer)
-
-    def find_room(self, peer: bytes) -> None:
-        """The link to another peer has room again."""
-        offer, prefetch = self._both()
-        transfer = offer.transfer() if offer is not None else None
-        if transfer is not None:
-            transfer.find_room(peer)
-        if prefetch is not None:
-            prefetch.find_room(peer)
 
     def close(self) -> None:
         """Ends the offer and the prefetch; called when the peer's loop ends."""

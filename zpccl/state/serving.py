@@ -26,7 +26,7 @@ from zpccl.state.swarm import LIST, Place
 from zpccl.state.workers import Job
 
 Post: TypeAlias = Callable[[bytes, Any, Any], bool]
-"""Posts (peer, head, body). False: the queue is full, find_room() follows; OSError: the link is lost or the sync
+"""Posts (peer, head, body). False: the queue is full, on_writable() follows; OSError: the link is lost or the sync
 over."""
 
 _BURST_NS = 50 * limits.MS
@@ -94,7 +94,7 @@ class Served:
 
     Attributes:
         left: messages that the full queue did not accept.
-        rooms: number of find_room() calls for this fetcher before the job was made.
+        rooms: number of on_writable() calls for this fetcher before the job was made.
         charged_bytes: bytes charged to the upload limit in advance.
     """
 
@@ -113,7 +113,6 @@ class _Fetcher:
     queue: deque[Place] = field(default_factory=deque)
     parcels: deque[tuple[Any, Any]] = field(default_factory=deque)  # Packed; the queue was full.
     is_blocked: bool = False
-    rooms: int = 0  # Number of find_room() calls.
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,7 @@ class Server:
         self._bucket = bucket
         self._jobs_max = jobs_max
         self._jobs = 0
+        self._rooms = 0  # How often room was told of.
         self._fetchers: dict[bytes, _Fetcher] = {}
         self._turns: deque[_Fetcher] = deque()
 
@@ -173,11 +173,10 @@ class Server:
         if fetcher is not None:
             self._turns.remove(fetcher)
 
-    def find_room(self, peer: bytes) -> None:
-        """The link to a fetcher has room again."""
-        fetcher = self._fetchers.get(peer)
-        if fetcher is not None:
-            fetcher.rooms += 1
+    def on_writable(self) -> None:
+        """Some link has room again: all are tried."""
+        self._rooms += 1
+        for fetcher in self._turns:
             fetcher.is_blocked = False
 
     def on_served(self, result: Served, now_ns: int) -> None:
@@ -190,7 +189,7 @@ class Server:
             return
         if result.left:
             fetcher.parcels.extend(result.left)
-            fetcher.is_blocked = fetcher.rooms == result.rooms  # Else the link became writable meanwhile.
+            fetcher.is_blocked = self._rooms == result.rooms  # Else a link became writable meanwhile.
 
     def pump(self, now_ns: int) -> int | None:
         """Starts as many jobs as allowed. Returns when to call it again without an event, or None."""
@@ -223,7 +222,7 @@ class Server:
         if self._bucket is not None:  # An estimate; on_served() corrects it.
             self._bucket.take(charged, now_ns)
         self._jobs += 1
-        job = _Job(fetcher, parcels, places, fetcher.rooms)
+        job = _Job(fetcher, parcels, places, self._rooms)
         self._submit(lambda: self._done(replace(self._serve(job), charged_bytes=charged)))
 
     def _batch(self, queue: deque[Place]) -> list[Place]:

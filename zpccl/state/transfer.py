@@ -1,10 +1,10 @@
 """State transfer: one peer's part in one sync.
 
 A `StateTransfer` belongs to the user's thread that called sync_shared_state: that thread runs `run()` and decides what
-to request from which source and what to serve next. The peer's loop only puts items into its mailbox: the plan,
-messages of other peers, writable links, the end. Worker threads verify blocks before they are sent and after they were
-received; their results go to the mailbox, too. They have ended when `run()` returns or raises, so no thread accesses
-the tensors after that.
+to request from which source and what to serve next. It takes the messages of other peers from the engine itself. The
+peer's loop only puts the plan, lost links and the end into its mailbox. Worker threads verify blocks before they are
+sent and after they were received; their results go to the mailbox, too. They have ended when `run()` returns or raises,
+so no thread accesses the tensors after that.
 
 A fetcher requests the lists of block digests, verifies each list against the elected digest, and requests the blocks
 that differ from its own; `swarm.py` chooses the sources. Received blocks are verified and staged in memory, and written
@@ -15,16 +15,16 @@ A fetcher serves verified blocks to the other fetchers (as a partial seed); `ser
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from zpccl import limits
+from zpccl.engine.engine import Body, Engine, MessageReceived, Writable
+from zpccl.engine.mailbox import Mailbox
 from zpccl.state.codec import DamagedBlock
 from zpccl.state.contents import Arrival, Contents
 from zpccl.state.messages import (
@@ -53,22 +53,9 @@ _INLINE_BYTES = 64 * limits.KIB
 """Shorter messages are verified at once, which is faster than passing them to a worker."""
 
 
-class Body(Protocol):
-    """A message in memory of the engine. Deleting it releases it, too."""
-
-    def __len__(self) -> int:
-        """Size in bytes."""
-
-    def open(self) -> AbstractContextManager[memoryview]:
-        """The bytes, valid inside the `with` block."""
-
-    def release(self) -> None:
-        """Returns the memory to the engine."""
-
-
 Post: TypeAlias = Callable[[bytes, int, Any, Any, int], bool]
-"""Posts (peer, channel, head, body, bound of the queue in bytes). False: the queue is full, find_room() follows;
-OSError: no link, or the sync is over."""
+"""Posts (peer, channel, head, body, bound of the queue in bytes). False: the queue is full, Writable follows; OSError:
+no link, or the channel is closed."""
 Report: TypeAlias = Callable[[int, str, "bytes | None", "tuple[tuple[bytes, str], ...]"], None]
 """Reports (attempt id, error or "", the peer at fault, dropped sources with reasons) to the machine."""
 
@@ -80,21 +67,11 @@ class _Start:
     fellows: tuple[bytes, ...]
     fetch: dict[str, bytes]
     begin: float
-
-
-@dataclass(frozen=True)
-class _Delivery:
-    peer: bytes
-    body: Body
+    engine: Engine | None
 
 
 @dataclass(frozen=True)
 class _LinkLost:
-    peer: bytes
-
-
-@dataclass(frozen=True)
-class _RoomFound:
     peer: bytes
 
 
@@ -114,7 +91,7 @@ class _End:
     commit: bool
 
 
-_Item: TypeAlias = "_Start | _Delivery | _LinkLost | _RoomFound | _Checked | Served | _End"
+_Item: TypeAlias = "_Start | MessageReceived | _LinkLost | Writable | _Checked | Served | _End"
 
 
 class StateTransfer:
@@ -132,6 +109,7 @@ class StateTransfer:
 
     Attributes:
         digests: the digest of each tensor, computed by the constructor.
+        mailbox: takes the messages of the channel.
         is_written: the sync was committed, and the tensors hold the elected contents.
         tx_bytes, rx_bytes: bytes sent and received.
     """
@@ -153,7 +131,7 @@ class StateTransfer:
         self._report = report
         self._own_id = own_id
         self._on_moved = on_moved
-        self._mailbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.mailbox = Mailbox()
         self._plan: _Start | None = None
         self._swarm: Swarm | None = None
         self._is_reported = False
@@ -168,7 +146,7 @@ class StateTransfer:
             self._post,
             is_local,
             self._workers.submit,
-            self._mailbox.put,
+            self.mailbox.put,
             upload,
             jobs_max=2 * self._workers.count,
         )
@@ -197,6 +175,7 @@ class StateTransfer:
         fellows: tuple[bytes, ...],
         fetch: dict[str, bytes],
         begin: float = 0.0,
+        engine: Engine | None = None,
     ) -> None:
         """Begins the transfer that a plan describes.
 
@@ -207,24 +186,17 @@ class StateTransfer:
             fetch: the elected digests of the keys to fetch. Empty: only serve.
             begin: relative start position, from 0 to 1. It differs between fetchers, so that they have more to
                 exchange.
+            engine: that of the channel, unless the mailbox listens to all its channels already.
         """
-        self._mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin))
-
-    def deliver(self, peer: bytes, body: Body) -> None:
-        """Delivers a message of another peer."""
-        self._mailbox.put(_Delivery(peer, body))
+        self.mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin, engine))
 
     def lose_link(self, peer: bytes) -> None:
         """The link to another peer is lost: its outstanding blocks will not come."""
-        self._mailbox.put(_LinkLost(peer))
-
-    def find_room(self, peer: bytes) -> None:
-        """The link to another peer is writable again."""
-        self._mailbox.put(_RoomFound(peer))
+        self.mailbox.put(_LinkLost(peer))
 
     def end(self, commit: bool) -> None:
         """The sync is over: `run()` returns, after writing the fetched blocks if `commit`."""
-        self._mailbox.put(_End(commit))
+        self.mailbox.put(_End(commit))
 
     # --- For the thread of the user ---------------------------------------------------------------------------------
 
@@ -241,7 +213,6 @@ class StateTransfer:
                 self._write()
         finally:
             self._workers.close()
-            self._drop_mail()
 
     def _wait(self) -> list[_Item]:
         """Waits for the mailbox or the next deadline; returns the items."""
@@ -253,14 +224,7 @@ class StateTransfer:
             deadlines.append(self._serve_again_ns)
         if self._news and self._followers:
             deadlines.append(self._told_ns + limits.STATE_ANNOUNCE_INTERVAL_NS)
-        items: list[_Item] = []
-        try:
-            items.append(self._mailbox.get(timeout=max(min(deadlines) - now_ns, 0) / limits.SECOND))
-            while len(items) < limits.POLL_EVENTS_MAX:
-                items.append(self._mailbox.get_nowait())
-        except queue.Empty:
-            pass
-        return items
+        return self.mailbox.take(min(deadlines))
 
     def _handle_all(self, items: list[_Item]) -> _End | None:
         for item in items:
@@ -268,14 +232,14 @@ class StateTransfer:
                 return item
             if isinstance(item, _Start):
                 self._begin(item)
-            elif isinstance(item, _Delivery):
+            elif isinstance(item, MessageReceived):
                 self._on_delivery(item.peer, item.body)
             elif isinstance(item, _Checked):
                 self._on_checked(item)
             elif isinstance(item, Served):
                 self._on_served(item)
-            elif isinstance(item, _RoomFound):
-                self._server.find_room(item.peer)
+            elif isinstance(item, Writable):
+                self._server.on_writable()
             else:
                 self._server.lose_link(item.peer)
                 self._followers.discard(item.peer)
@@ -294,15 +258,6 @@ class StateTransfer:
             self._finish_fetch(swarm)
         self._announce(now_ns)
         self._serve_again_ns = self._server.pump(now_ns)
-
-    def _drop_mail(self) -> None:
-        try:
-            while True:
-                item = self._mailbox.get_nowait()
-                if isinstance(item, _Delivery):
-                    item.body.release()
-        except queue.Empty:
-            pass
 
     def _write(self) -> None:
         """Writes the fetched blocks completely, even if Ctrl-C comes meanwhile."""
@@ -368,6 +323,8 @@ class StateTransfer:
 
     def _begin(self, plan: _Start) -> None:
         self._plan = plan
+        if plan.engine is not None:
+            self.mailbox.listen(plan.engine, plan.attempt_id)
         if not plan.fetch:
             return
         self._swarm = Swarm(plan.sources, plan.fellows, plan.begin, time.monotonic_ns())
@@ -429,7 +386,7 @@ class StateTransfer:
                     self._fail("there is no memory for the state that is fetched")
                     return False
         if arrivals and len(view) > _INLINE_BYTES:
-            self._workers.submit(lambda: self._mailbox.put(self._check_body(peer, body, arrivals)))
+            self._workers.submit(lambda: self.mailbox.put(self._check_body(peer, body, arrivals)))
             return True
         if arrivals:
             self._on_checked(self._check(peer, view, arrivals))

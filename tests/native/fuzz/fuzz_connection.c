@@ -303,7 +303,7 @@ static void operation_channel(state *s)
 {
 	uint8_t how = argument(s);
 	uint64_t id = how & 2 ? LONELY_CHANNEL : PAIR_CHANNEL;
-	int rc = how & 1 ? zp_channel_open(s->engine, id) : zp_channel_close(s->engine, id);
+	int rc = how & 1 ? zp_channel_open(s->engine, id, -1) : zp_channel_close(s->engine, id);
 	CHECK(rc == 0 || rc == -EEXIST);
 }
 
@@ -313,7 +313,7 @@ static void operation_send(state *s)
 	uint8_t to[ZP_PEER_ID_BYTES];
 	pair_id(1, to);
 	int rc = zp_message_post(s->engine, to, PAIR_CHANNEL, body, argument(s) * 5u, NULL, 0, UINT64_MAX);
-	CHECK(rc == 0 || rc == -EAGAIN || rc == -ENOTCONN);
+	CHECK(rc == 0 || rc == -EAGAIN || rc == -ENOTCONN || rc == -ECANCELED);
 }
 
 static void release(state *s)
@@ -371,7 +371,7 @@ static void begin(state *s)
 	int fds[CONNECTIONS];
 	zp_aead aeads[CONNECTIONS];
 	uint8_t peer[ZP_PEER_ID_BYTES];
-	CHECK(zp_engine_open(&config, &s->engine) == 0 && zp_channel_open(s->engine, PAIR_CHANNEL) == 0);
+	CHECK(zp_engine_open(&config, &s->engine) == 0 && zp_channel_open(s->engine, PAIR_CHANNEL, -1) == 0);
 	for (int i = 0; i < CONNECTIONS; i++) {
 		int ends[2];
 		connection_make(ends);

@@ -33,7 +33,7 @@ int pair_open(pair *both, uint32_t thread_count)
 	for (int side = 0; rc == 0 && side < 2; side++) {
 		rc = zp_engine_open(&config, &both->engines[side]);
 		if (rc == 0)
-			rc = zp_channel_open(both->engines[side], PAIR_CHANNEL);
+			rc = zp_channel_open(both->engines[side], PAIR_CHANNEL, -1);
 	}
 	if (rc < 0)
 		pair_close(both);
