@@ -40,7 +40,7 @@ from zpccl.protocol.effects import AskMechanism, OpenSocket, UseMaster
 from zpccl.protocol.messages import Malformed, OtherVersion, Welcome, decode_master_message
 
 _REFUSED = "the connection was refused, timed out or broke"
-_NO_ZMQ = "what answers there does not speak ZeroMQ"
+_NO_ZMQ = "the server there does not speak ZeroMQ"
 _KEY_REFUSED = "it does not allow the key of this peer; is its public key in the allow list of the master?"
 _NEEDS_SECRET = "the run has a secret and this peer has none; set ZPCCL_SECRET or secret= to that of the run"
 _HAS_NO_SECRET = "this peer has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
@@ -109,7 +109,7 @@ class Session:
         return self._due_ns
 
     def validate(self) -> None:
-        """States what always holds between events."""
+        """Asserts what always holds between events."""
         assert (self._due_ns is not None) == (self.phase in (Phase.HANDSHAKE, Phase.PAUSED))
 
     def handle(self, event: SessionEvent, now_ns: int) -> list[SessionEffect]:
