@@ -153,7 +153,7 @@ class Leader:
 
     @property
     def may_change(self) -> bool:
-        """False until the list that repeats the adopted one is committed, as the next one may need its quorum."""
+        """False until the list that repeats the adopted one is committed: a later list may need its quorum."""
         return not (self._repeats and self.needs_quorum)
 
     def propose(self, epoch: int, members: Iterable[bytes]) -> None:
@@ -186,7 +186,7 @@ class Leader:
         self._left &= self.list.members  # The others belong to no later list.
         return True
 
-    def may_go_on(self, present: Iterable[bytes]) -> bool:
+    def may_lead(self, present: Iterable[bytes]) -> bool:
         """Rule "step down": False if those present cannot commit the next list without the absent members."""
         if not self.needs_quorum:
             return True
@@ -387,7 +387,7 @@ class Candidate:
     # --- Its end ----------------------------------------------------------------------------------------------------
 
     def take_turned_away(self, now_ns: int) -> list[tuple[Hashable, bool]]:
-        """Removes newcomers that know other masters and have waited in vain; with True if a run has members here."""
+        """Removes newcomers that know other masters and waited long enough; with True if members of a run came."""
         turned_away = []
         for connection, event in list(self.held.items()):
             hello = event.message
@@ -441,7 +441,7 @@ class Candidate:
         return len(hello.masters) <= 1 or (self._is_to_begin(hello) and now_ns >= self._begin_ns)
 
     def _is_to_begin(self, hello: Hello) -> bool:
-        """True for a newcomer that asked all masters in vain: this process too, not an earlier one in its place."""
+        """True for a newcomer that found no run at any master, and asked this process, not an earlier one here."""
         return hello.begins == self._run_id
 
     def _are_all_here(self) -> bool:

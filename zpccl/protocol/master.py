@@ -113,7 +113,7 @@ class MasterMachine:
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
         self._forget_run()
-        self.number(term)
+        self._set_term(term)
 
     def _forget_run(self) -> None:
         """Resets all that it knows of a run."""
@@ -132,7 +132,7 @@ class MasterMachine:
         self._longest_grace_ns = 0  # The longest grace period of a peer.
         self._last_loss_ns: int | None = None  # Of a member that did not send Leave.
         self._is_alone = False  # All members disconnected at once, and not all are back.
-        self._heard_ns: int | None = None  # When it first received a message after that.
+        self._first_message_ns: int | None = None  # When it first received a message after that.
         self._relinked: set[Peer] = set()  # Those whose links, or members to link to, may have changed.
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
@@ -143,7 +143,7 @@ class MasterMachine:
         self._stragglers = Stragglers(self.registry, self._outbox, self.operations)
         self._takeover = TakeOver(self.registry, self._outbox, self.operations, self.rounds, self.syncs, self._kick)
 
-    def number(self, term: int) -> None:
+    def _set_term(self, term: int) -> None:
         """Sets the term in which a master without a run would begin one. Epochs contain it."""
         assert not self.registry.peers
         self.term = term
@@ -236,7 +236,7 @@ class MasterMachine:
         return Standing.EXPECTED if is_expected else Standing.STRANGER
 
     def validate(self) -> None:
-        """States what always holds between events."""
+        """Asserts what always holds between events."""
         self.registry.validate()
         self.operations.validate()
         assert self._announced_epoch == self.registry.epoch
@@ -256,8 +256,8 @@ class MasterMachine:
         return all(is_peer_id_of(peer_id, event.identity) for peer_id in named)
 
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
-        if self._is_alone and self._heard_ns is None:
-            self._heard_ns = now_ns
+        if self._is_alone and self._first_message_ns is None:
+            self._first_message_ns = now_ns
         if self._recovery is not None:
             return self._on_early_message(self._recovery, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
@@ -472,7 +472,7 @@ class MasterMachine:
             return self._recovery.on_connection_closed(connection)
         if self._earlier is not None:
             self._earlier.on_connection_closed(connection)
-        if self._dismissed.pop(connection, None) is not None and not self._may_go_on():
+        if self._dismissed.pop(connection, None) is not None and not self._may_lead():
             return self._step_down("a removed member has disconnected, and the other members may be no quorum", now_ns)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
@@ -482,7 +482,7 @@ class MasterMachine:
         if peer.is_member and self._is_cut_off(now_ns):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
             self._is_alone = True
-            self._heard_ns = now_ns if self._connected_pending() else None
+            self._first_message_ns = now_ns if self._connected_pending() else None
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
         if witnesses and self._is_given_up(peer):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
@@ -534,7 +534,7 @@ class MasterMachine:
         assert peer.disconnected_ns is not None
         recovery_wait_ns = max(self.options.recovery_wait_ns, self._longest_grace_ns)
         if self._is_alone and peer.is_member:
-            return None if self._heard_ns is None else self._heard_ns + recovery_wait_ns
+            return None if self._first_message_ns is None else self._first_message_ns + recovery_wait_ns
         if self._leader.needs_quorum and not (peer.has_reported and peer.is_following):
             return peer.disconnected_ns + max(recovery_wait_ns, limits.QUORUM_WAIT_NS)
         return peer.disconnected_ns + (self._grace_ns(peer) if peer.has_reported else recovery_wait_ns)
@@ -565,12 +565,12 @@ class MasterMachine:
 
     def _may_lose(self, peer: Peer) -> bool:
         """True if the connected members can continue without `peer`."""
-        return not peer.is_member or self._may_go_on(without=peer)
+        return not peer.is_member or self._may_lead(without=peer)
 
-    def _may_go_on(self, without: Peer | None = None) -> bool:
+    def _may_lead(self, without: Peer | None = None) -> bool:
         """True if the connected members can commit lists, with the removed ones that are to acknowledge theirs."""
         here = [p.peer_id for p in self.registry.order if p.connection is not None and p is not without]
-        return self._leader.may_go_on([*here, *(gone.peer_id for gone in self._dismissed.values())])
+        return self._leader.may_lead([*here, *(gone.peer_id for gone in self._dismissed.values())])
 
     def _on_dismissed(self, connection: Hashable, message: PeerMessage, now_ns: int) -> None:
         """A removed member acknowledges the list without it, or leaves. Other messages are ignored."""
@@ -719,7 +719,7 @@ class MasterMachine:
         """Resets to the state after a start, but in a higher term."""
         self._forget_run()
         self.run_id = hashlib.blake2b(self._own_id + self._generation.to_bytes(8, "big"), digest_size=16).digest()
-        self.number(self._term_after(self.term))
+        self._set_term(self._term_after(self.term))
 
     def _term_after(self, term: int) -> int:
         """A higher term. The step differs between masters, as a term that few peers know must not be reused."""
@@ -749,7 +749,7 @@ class MasterMachine:
         return True
 
     def _on_early_message(self, candidate: Candidate, event: PeerMessageReceived, now_ns: int) -> None:
-        """Takes a message while reports are collected. Calls are repeated after the Welcome, so they are dropped."""
+        """Takes a message while reports are collected. Others are dropped: peers repeat them after the Welcome."""
         message, connection = event.message, event.connection
         if isinstance(message, Hello):
             self._on_early_hello(candidate, event, message, now_ns)
@@ -825,7 +825,7 @@ class MasterMachine:
         """Ends the recovery: adopts the run of the reports, or begins a new one."""
         if candidate.chosen is not None:
             self._restore(candidate, candidate.chosen, now_ns)
-        else:  # No report contains a member list, so all peers are newcomers.
+        else:  # No report contains a member list, so these peers are newcomers.
             for event, _ in candidate.reports.values():
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
         for event in candidate.held.values():

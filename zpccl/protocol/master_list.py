@@ -24,7 +24,7 @@ class MasterList:
     Attributes:
         index: of the master that the peer is connected to, or tries to reach.
         stay_ns: until when it waits for that master to lead the run; None if that leads or is not connected.
-        go_on_ns: when it switches to the next master, as this one failed; None if it has not failed.
+        switch_ns: when it switches to the next master, as this one failed; None if it has not failed.
     """
 
     def __init__(self, addresses: tuple[str, ...], peer_id: bytes) -> None:
@@ -32,7 +32,7 @@ class MasterList:
         self._peer_id = peer_id
         self.index = 0
         self.stay_ns: int | None = None
-        self.go_on_ns: int | None = None
+        self.switch_ns: int | None = None
         self._failures = 0  # Failed tries since a master last led the run.
         self._without_run: set[int] = set()  # Masters that lead no run, asked since the first one was.
         self._first_run_id = _NO_ID  # Of the run that the first master would begin.
@@ -57,11 +57,11 @@ class MasterList:
     @property
     def is_leaving(self) -> bool:
         """True if a switch to the next master is due soon."""
-        return self.go_on_ns is not None
+        return self.switch_ns is not None
 
     def on_connected(self) -> None:
         """The current master accepts a connection, so it gets time to answer."""
-        self.go_on_ns = None
+        self.switch_ns = None
 
     def on_disconnected(self) -> None:
         """The connection broke: no master is waited for."""
@@ -69,7 +69,7 @@ class MasterList:
 
     def on_led(self) -> None:
         """The current master leads the run."""
-        self._failures, self.stay_ns, self.go_on_ns = 0, None, None
+        self._failures, self.stay_ns, self.switch_ns = 0, None, None
 
     def on_no_run(self, run_id: bytes, now_ns: int) -> None:
         """The current master knows of no run; `run_id` is that of the run that it would begin."""
@@ -98,22 +98,22 @@ class MasterList:
     def fail(self, now_ns: int) -> None:
         """The current master failed: schedules the switch to the next one, after a pause once all have failed."""
         count = len(self.addresses)
-        if self.has_others and self.go_on_ns is None:
+        if self.has_others and self.switch_ns is None:
             self._failures += 1
             pause_ns = limits.RECONNECT_INTERVAL_NS << min(self._failures // count, 8)
             is_last = self._failures % count == 0
-            self.go_on_ns = now_ns + (min(pause_ns, limits.RECONNECT_INTERVAL_MAX_NS) if is_last else 0)
+            self.switch_ns = now_ns + (min(pause_ns, limits.RECONNECT_INTERVAL_MAX_NS) if is_last else 0)
 
     def is_due(self, now_ns: int) -> bool:
         """True if it is time to switch to the next master."""
-        return any(due_ns is not None and now_ns >= due_ns for due_ns in (self.stay_ns, self.go_on_ns))
+        return any(due_ns is not None and now_ns >= due_ns for due_ns in (self.stay_ns, self.switch_ns))
 
-    def go_on(self) -> int:
+    def switch(self) -> int:
         """Switches to the next master and returns its index."""
-        self.stay_ns = self.go_on_ns = None
+        self.stay_ns = self.switch_ns = None
         self.index = (self.index + 1) % len(self.addresses)
         return self.index
 
     def clear(self) -> None:
         """Cancels all waits."""
-        self.stay_ns = self.go_on_ns = None
+        self.stay_ns = self.switch_ns = None

@@ -31,7 +31,7 @@ class Standing(enum.Enum):
 
     STRANGER = "stranger"
     EXPECTED = "peer that is to report"
-    """It is known to a recovering master, asked for a RunReport, or to acknowledge its own removal."""
+    """It waits for a recovering master, was asked for a RunReport, or has yet to acknowledge its removal."""
     PENDING = "pending peer"
     MEMBER = "member"
 
@@ -215,7 +215,7 @@ class Registry:
         return hashlib.blake2b(pair, digest_size=32, key=self._link_seed).digest()
 
     def validate(self) -> None:
-        """States what always holds."""
+        """Asserts what always holds."""
         ids: list[bytes] = []
         counts: dict[int, int] = {}
         for peer in self.order:

@@ -50,14 +50,14 @@ class Memory:
         self._member_ids: frozenset[bytes] = frozenset()
         self._last_sync: Decision | None = None
 
-    def on_round_heard(self, number: int, value: int) -> None:
+    def on_round(self, number: int, value: int) -> None:
         """A round of topology votes is complete."""
         if number > self._round:
             self._round, self._round_value = number, value
 
     def on_round_answered(self, number: int, value: int) -> None:
         """A round of topology votes has answered a call of this peer."""
-        self.on_round_heard(number, value)
+        self.on_round(number, value)
         self.round_answered = max(self.round_answered, number)
 
     def on_members(self, members: Sequence[Member], group: int, *, is_committed: bool) -> None:

@@ -204,7 +204,7 @@ class PeerMachine:
         self._other_versions: set[int] = set()  # Indexes of masters of another version.
         self._connection_count = 0
         self._handshake_ns: dict[int, int] = {}  # The shortest handshake with each master.
-        self._deadline_ns: int | None = None  # To be registered, or to be led again.
+        self._deadline_ns: int | None = None  # The end of the wait to be registered, or to be led again.
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
@@ -231,12 +231,12 @@ class PeerMachine:
         return (
             self._deadline_ns,
             self._masters.stay_ns,
-            self._masters.go_on_ns,
+            self._masters.switch_ns,
             next(iter(self._release_ns.values()), None),
         )
 
     def validate(self) -> None:
-        """States what always holds between events."""
+        """Asserts what always holds between events."""
         assert (self.state is State.CLOSED) == (self.error is not None)
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
         if not self.calls:
@@ -309,7 +309,7 @@ class PeerMachine:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
             else:
                 self._masters.stay(now_ns)
-            self._say_everything()
+            self._send_everything()
         elif isinstance(event, events.ConnectionFailed):
             self._on_try_failed(f"nobody answers ({event.reason})", now_ns)
         elif isinstance(event, events.AuthenticationRefused):
@@ -378,9 +378,9 @@ class PeerMachine:
     def _on_ready(self) -> None:
         if not self._is_ready:
             self._is_ready = True
-            self._say_ready()
+            self._send_ready()
 
-    def _say_ready(self) -> None:
+    def _send_ready(self) -> None:
         """Sends Ready, if the peer was not ready at first: the last Hello may be older, or to another master."""
         if self._is_registered() and self._is_ready and not self.options.is_ready:
             self._send(Ready())
@@ -405,7 +405,7 @@ class PeerMachine:
         """True while a run has registered it, but not admitted it."""
         return self.state in (State.PENDING, State.RETURNING)
 
-    def _go_on(self, now_ns: int) -> None:
+    def _switch_master(self, now_ns: int) -> None:
         """Switches to the next master. From now on no master leads this peer, though no connection broke."""
         self._is_connected = False
         self._acceptor.on_disconnected()
@@ -413,17 +413,17 @@ class PeerMachine:
             self._deadline_ns = None
         else:
             self._miss_master(now_ns)
-        self._effects.append(UseMaster(self._masters.go_on()))
+        self._effects.append(UseMaster(self._masters.switch()))
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
         master = ",".join(self.options.masters)
         text = f"no master at {master}: {reason}; is zpccl-master running there, and does a firewall let it through?"
         return MasterUnreachable(text, address=master)
 
-    def _say_everything(self) -> None:
+    def _send_everything(self) -> None:
         """Sends Hello, then all that the master may not have received."""
         self._send(self._hello())
-        self._say_standing()
+        self._send_standing()
 
     def _hello(self) -> Hello:
         options = self.options
@@ -445,10 +445,10 @@ class PeerMachine:
             min(self._handshake_ns.get(self._masters.index, 0) // limits.MS, limits.HANDSHAKE_MS_MAX),
         )
 
-    def _say_standing(self) -> None:
+    def _send_standing(self) -> None:
         """Sends which links are up, and repeats all messages that wait for an answer."""
-        self._say_linked()
-        self._say_ready()
+        self._send_linked()
+        self._send_ready()
         if self.state is State.RETURNING:
             return  # Its calls are for the run that is to admit it.
         for call in self.calls.values():
@@ -501,7 +501,7 @@ class PeerMachine:
         elif isinstance(message, Kick):
             # Tells this master that the peer will not switch to another one.
             error = error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER)
-            self._close(error, say_leave=self._masters.has_others)
+            self._close(error, send_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
             self._on_members_committed(message)
         else:
@@ -524,11 +524,11 @@ class PeerMachine:
         self.term = message.term
         if self.state is State.CONNECTING:
             self.state = State.PENDING
-            self._say_ready()
+            self._send_ready()
             return self._log(Level.INFO, "registered; waiting to be admitted")
-        if is_other_run or is_other_term:  # Before it led, it ignored open messages.
+        if is_other_run or is_other_term:  # Before this master led, it ignored these messages.
             self._log(Level.INFO, "registered with another run" if is_other_run else "another master leads the run")
-            self._say_standing()
+            self._send_standing()
         return None
 
     def _register(self, run_id: bytes, leader: Promise) -> None:
@@ -542,7 +542,7 @@ class PeerMachine:
         has_others = self._masters.has_others
         if message.refusal is Refusal.UNREGISTERED:
             if not self._masters.is_leaving:  # Else the Hello was refused too, and a switch is due.
-                self._say_everything()
+                self._send_everything()
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and self._is_registered():
             self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
@@ -574,7 +574,7 @@ class PeerMachine:
         if self.state is State.MEMBER:
             self.state = State.RETURNING
             self._miss_master(now_ns)
-            self._log(Level.WARNING, "the run yields to an earlier one; waiting to be admitted to that one")
+            self._log(Level.WARNING, "the run yields to an earlier run; waiting to be admitted there")
         self._acceptor.on_disconnected()
         self._send(self._hello())
 
@@ -602,7 +602,7 @@ class PeerMachine:
         if self._masters.has_others:
             self._send(Acknowledgement(message.epoch))
         self._memory.on_members(message.members, self.options.group, is_committed=not message.old_members)
-        self._memory.on_round_heard(message.round, message.round_value)
+        self._memory.on_round(message.round, message.round_value)
         if self._is_registered() and is_listed:
             was_returning, self.state = self.state is State.RETURNING, State.MEMBER
             self._is_ready = True
@@ -612,7 +612,7 @@ class PeerMachine:
                 self._effects.append(Resolve(self._connect_call, self.epoch))
                 self._connect_call = None
             if was_returning:
-                self._say_standing()
+                self._send_standing()
 
     def _on_members_committed(self, message: MembersCommitted) -> None:
         if message.epoch == self.epoch:
@@ -634,7 +634,7 @@ class PeerMachine:
             if link is not None:
                 self._effects.append(CloseLink(peer_id))
                 if link.is_up:
-                    self._say_linked()
+                    self._send_linked()
         for neighbour in message.joined:
             peer_id = neighbour.peer_id
             if peer_id == self.options.peer_id:
@@ -657,16 +657,16 @@ class PeerMachine:
         if isinstance(event, events.LinkUp):
             link.is_up, link.failures, link.retry_ns = True, 0, None
             self._log(Level.DEBUG, f"link to {link.neighbour.name} is up")
-            return self._say_linked()
+            return self._send_linked()
         self._log(Level.INFO, f"no link to {link.neighbour.name}: {event.reason}")
         pause_ns = min(limits.LINK_RETRY_INTERVAL_NS << min(link.failures, 8), limits.LINK_RETRY_INTERVAL_MAX_NS)
         link.retry_ns = now_ns + (0 if link.is_up else pause_ns)
         link.failures += 1
         if link.is_up:
             link.is_up = False
-            self._say_linked()
+            self._send_linked()
 
-    def _say_linked(self) -> None:
+    def _send_linked(self) -> None:
         if self.state is State.MEMBER or self._is_registered():
             self._send(Linked(tuple(sorted(peer_id for peer_id, link in self._links.items() if link.is_up))))
 
@@ -687,7 +687,7 @@ class PeerMachine:
             self._release_due(now_ns)
         if self._masters.is_due(now_ns):
             self._log(Level.INFO, f"{self._masters.address} does not lead the run; switching to the next master")
-            self._go_on(now_ns)
+            self._switch_master(now_ns)
 
     def _on_silent_master(self, now_ns: int) -> None:
         reason = "something listens, but it does not answer as a master"
@@ -754,7 +754,7 @@ class PeerMachine:
 
     def _on_withdrawn(self, event: events.CallWithdrawn, now_ns: int) -> None:
         if event.call_id == self._connect_call:
-            return self._close(InvalidUsage("connect() was interrupted"), say_leave=True)
+            return self._close(InvalidUsage("connect() was interrupted"), send_leave=True)
         call = self.calls.get(event.call_id)
         if call is None or call.is_released:
             return
@@ -873,10 +873,10 @@ class PeerMachine:
             return  # A repeated decision.
         lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
-            return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
+            return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
         self._settle(call)
         attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None
-        if attempt_id is not None:  # The data plane will know it.
+        if attempt_id is not None:  # EndReduce or EndSync will name it.
             self._seen_attempt_id = max(self._seen_attempt_id, attempt_id)
         if call.is_released:
             if call.attempt_id is None and attempt_id is not None:  # Its plan got lost; frames may wait for it.
@@ -902,11 +902,11 @@ class PeerMachine:
         if self.state is State.NEW:
             self.state, self.error = State.CLOSED, InvalidUsage("the communicator is closed")
         elif self.state is not State.CLOSED:
-            self._close(InvalidUsage("the communicator is closed"), say_leave=True)
+            self._close(InvalidUsage("the communicator is closed"), send_leave=True)
 
-    def _close(self, error: PCCLError, *, say_leave: bool = False) -> None:
+    def _close(self, error: PCCLError, *, send_leave: bool = False) -> None:
         """Closes the peer: restores the buffers, closes the links, ends every call with `error`."""
-        if say_leave and self._is_connected:
+        if send_leave and self._is_connected:
             self._send(Leave())
         self.state, self.error = State.CLOSED, error
         for call in self._take_calls():

@@ -46,7 +46,7 @@ class History:
             self.add(report)
 
     def add(self, report: RunReport) -> None:
-        """Merges one report. One without a member list says nothing of the run."""
+        """Merges one report. One without a member list contains nothing of the run."""
         if report.hello.run_id != self.run_id or not report.members:
             return
         if report.round > self.round:
