@@ -6,6 +6,8 @@ VENV ?= .venv
 TORCH ?= torch
 SEEDS ?= 2000
 SECONDS ?= 60
+# Tests in C, and workers under a sanitizer, that run at the same time: they compute more than they wait.
+JOBS ?= $(shell nproc)
 # More arguments for the tool that a target runs: make test ARGS='-k ring -x'
 ARGS ?=
 
@@ -16,10 +18,18 @@ TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_direct.py::test_more_
 	tests/state/test_transfer.py tests/e2e/test_loss.py::test_many_reduces_end_when_nobody_is_left
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# -qq: errors only, since what warnings there are is not of this project.
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
+PYTEST := $(PY) -m pytest -q
+# Most tests wait, for processes and timeouts; tests/conftest.py says how many run at the same time.
+SIDE_BY_SIDE := --numprocesses auto --dist worksteal
+MAKE_NATIVE := $(MAKE) --silent --no-print-directory --jobs=$(JOBS) -C native
 TORCH_INSTALLED := $(VENV)/.$(subst =,-,$(TORCH))
 NATIVE := $(wildcard native/*.c native/*.h native/build_native.py)
 CHECKED := setup.py zpccl tools examples tests native
+
+# Tests start hundreds of interpreters: each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -76,14 +86,16 @@ bench: venv ## all-reduce times, a table and out/bench_allreduce.json
 
 # --- Test -------------------------------------------------------------------------------------------------------------
 
-test: venv native-test ## every test but those that need torch
-	$(PY) -m pytest -m 'not torch' $(ARGS)
+test: venv native-test ## tests in C, and of those in Python what gives most for its time: a few minutes
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'not torch and not slow and not alone' $(ARGS)
 
-test-quick: venv ## the tests that start no processes and are not slow
-	$(PY) -m pytest -m 'not torch and not slow and not e2e' $(ARGS)
+# Where ARGS select tests, there may be none in one of the two (5).
+test-all: venv native-test ## every test but those that need torch
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'not torch and not alone' $(ARGS) || test $$? -eq 5
+	$(PYTEST) -m 'not torch and alone' $(ARGS) || test $$? -eq 5
 
 test-torch: venv $(TORCH_INSTALLED) ## adds torch to .venv and runs the tests that need it: TORCH=torch==2.13.0 names a version
-	$(PY) -m pytest -m torch $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m torch $(ARGS)
 
 fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 for each
 	mkdir -p out/fuzz
@@ -91,18 +103,18 @@ fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 
 		$(abspath $(PY)) -m fuzz $$target --seconds $(SECONDS) --directory $(abspath out/fuzz) || exit 1; done
 
 native-test: ## tests of the C code
-	$(MAKE) -C native test
+	$(MAKE_NATIVE) test
 
 asan: deps ## tests in C, and of the data plane from Python, under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(MAKE) -C native asan
-	$(PY) tools/run_sanitized.py address -q $(ASAN_TESTS) $(ARGS)
+	$(MAKE_NATIVE) asan
+	$(PY) tools/run_sanitized.py address -q --numprocesses $(JOBS) --dist worksteal $(ASAN_TESTS) $(ARGS)
 
 tsan: deps ## the same under ThreadSanitizer, fewer of them
-	$(MAKE) -C native tsan
-	$(PY) tools/run_sanitized.py thread -q $(TSAN_TESTS) $(ARGS)
+	$(MAKE_NATIVE) tsan
+	$(PY) tools/run_sanitized.py thread -q --numprocesses $(JOBS) --dist worksteal $(TSAN_TESTS) $(ARGS)
 
 fuzz-native: ## frame parser and connections under libFuzzer, which needs clang; SECONDS=60 for each
-	$(MAKE) -C native fuzz SECONDS=$(SECONDS)
+	$(MAKE_NATIVE) fuzz SECONDS=$(SECONDS)
 
 # --- Check ------------------------------------------------------------------------------------------------------------
 
@@ -118,11 +130,11 @@ types: deps ## mypy, strict
 	$(PY) -m mypy zpccl tools examples tests
 
 native-strict: ## the C code with -Wall -Wextra -Wshadow -Werror
-	$(MAKE) -C native strict
+	$(MAKE_NATIVE) strict
 
 wheel: deps ## sdist and wheel in dist/, the wheel tried in an empty environment without a compiler
-	rm -rf dist
-	$(PY) -m build --no-isolation --outdir dist .
+	@rm -rf dist && mkdir -p build
+	$(PY) -m build --no-isolation --outdir dist . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	$(PY) tools/check_wheel.py dist
 
 # --- Clean ------------------------------------------------------------------------------------------------------------
@@ -133,5 +145,5 @@ clean: ## remove what was built, but not .venv
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 
-.PHONY: help deps venv demo sim mutants model bench test test-quick test-torch fuzz fuzz-native native-test asan tsan lint format types \
+.PHONY: help deps venv demo sim mutants model bench test test-all test-torch fuzz fuzz-native native-test asan tsan lint format types \
 	native-strict wheel clean

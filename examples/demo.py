@@ -1,7 +1,8 @@
-"""Shows fault tolerance: three peers train a language model, one is killed, a new one joins, and training goes on.
+"""Demonstrates fault tolerance: three peers train a language model, one is killed, a new one joins, training continues.
 
 Starts a master and three peers of diloco_text.py as processes on this machine and prints one line per outer step, as
-peer 1 sees it. Succeeds (exit status 0) if the loss fell and all peers ended with the same parameters. Draws the story.
+reported by peer 1. Succeeds (exit status 0) if the loss fell and all peers ended with the same parameters. Also plots
+loss and number of peers.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from typing import Any
 
 EXAMPLE = Path(__file__).with_name("diloco_text.py")
 SILENCE_SECONDS_MAX = 60
-"""If no peer reports anything for so long, something is wrong."""
+"""Timeout: the demo fails if no peer reports anything for this long."""
 MASTER_GREETING = "listens on "
 
 Record = dict[str, Any]
 
 
 class DemoFailed(Exception):
-    """The demo did not show what it is to show."""
+    """The demo did not have the expected outcome."""
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ class Peer:
 
 
 class Demo:
-    """The processes, and what happened when."""
+    """The processes, and the recorded events."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, args: argparse.Namespace) -> None:
         self.stack = stack
@@ -85,7 +86,7 @@ class Demo:
         return greeting.partition(MASTER_GREETING)[2].strip()
 
     def start_peer(self) -> Peer:
-        """Starts one more peer. Its records come to `events` as they happen, and None when it ends."""
+        """Starts one more peer. Its records are put into `events` as they come, and None when it ends."""
         name = f"peer {len(self.peers) + 1}"
         reading, writing = os.pipe()
         command = [str(EXAMPLE), "--master", self.address, "--json-log", f"/dev/fd/{writing}", "--min-peers", "2"]
@@ -102,7 +103,7 @@ class Demo:
     def _pass_on(self, peer: Peer, reading: int) -> None:
         with open(reading) as lines:
             for line in lines:
-                if line.endswith("\n"):  # Who is killed may leave half a line.
+                if line.endswith("\n"):  # A killed peer may leave half a line.
                     self.events.put((peer, {**json.loads(line), "time": self.elapsed()}))
         self.events.put((peer, None))
 
@@ -111,7 +112,7 @@ class Demo:
         return time.monotonic() - self.began
 
     def mark(self, what: str, text: str) -> None:
-        """Notes and prints something that happened."""
+        """Records and prints an event."""
         self.marks.append((self.elapsed(), what))
         print(f"  >> {what}: {text}", flush=True)
 
@@ -149,11 +150,11 @@ class Demo:
             raise DemoFailed(f"nothing happened for {SILENCE_SECONDS_MAX} s\n{self.outputs()}") from None
 
     def outputs(self) -> str:
-        """What the children have printed."""
+        """The output of the children."""
         return "\n".join(f"--- {file.stem}\n{file.read_text()}" for file in sorted(self.folder.iterdir()))
 
     def judge(self) -> None:
-        """Prints how it ended. Raises DemoFailed if the loss did not fall or the peers differ."""
+        """Prints the outcome. Raises DemoFailed if the loss did not fall or the peers differ."""
         losses = [record["validation_loss"] for record in self.peers[0].records if "validation_loss" in record]
         digests = {peer.name: record["sha256"] for peer in self.peers for record in peer.records if "sha256" in record}
         print(f"loss on held-out text: {losses[0]:.3f} before, {losses[-1]:.3f} after (nats per character)")
@@ -194,7 +195,7 @@ class Demo:
 
 
 def print_row(record: Record) -> None:
-    """Prints an outer step; the first record is of no step, but of the state to begin with."""
+    """Prints the row of an outer step; the first record describes the initial state."""
     train_loss = f"{record['train_loss']:.3f}" if "train_loss" in record else "-"
     print(
         f"{record['step']:>6}{record['peers']:>7}{train_loss:>12}{record['validation_loss']:>10.3f}"
@@ -212,7 +213,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.steps < 12:
         parser.error("--steps: the story needs at least 12")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # So that the children are ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Ends the children, too.
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             demo = Demo(stack, Path(folder), args)

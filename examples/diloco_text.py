@@ -5,15 +5,15 @@
 
 Every peer holds the same *outer* parameters. An outer step is:
 
-    1. agree: let newcomers in, then sync the shared state, so that all members hold the same parameters;
+    1. agree: admit newcomers, then sync the shared state, so that all members hold the same parameters;
     2. train: a few hundred AdamW steps on a copy of the parameters and this peer's own shard of the text;
     3. average the *outer gradient* (outer parameters - trained copy) over all members;
     4. take a step of Nesterov SGD along it. All members compute the same bits from the same bits.
 
 Peers talk once per outer step instead of once per inner step, and so can train over the internet (Douillard et al.,
-"DiLoCo", arXiv:2311.08105). A peer that dies costs the others one retry. A peer that joins takes parameters, momentum
-and step number from the shared state. If all die, those who come with `--checkpoint FILE --resume` bring what they
-saved, and all go on from the newest of it. The text is the Python standard library's own source: nothing to download.
+"DiLoCo", arXiv:2311.08105). A peer that dies costs the others one retry. A peer that joins gets parameters, momentum
+and step number from the shared state. If all peers die, start them with `--checkpoint FILE --resume`: all continue from
+the newest checkpoint. The training text is the source of the Python standard library, so there is nothing to download.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Array = npt.NDArray[Any]
 # --- Text: a token is a byte of ASCII -------------------------------------------------------------------------------
 
 VOCABULARY = "\n" + "".join(map(chr, range(32, 127)))
-CONTEXT = 16  # Characters that the model sees before the one it predicts.
-BLOCK = 4096  # Characters that go to one shard together.
-HELD_OUT_EVERY = 10  # One file in so many is for validation.
+CONTEXT = 16  # Number of preceding characters that the model sees.
+BLOCK = 4096  # Characters per block; a shard consists of blocks.
+HELD_OUT_EVERY = 10  # Every tenth file is for validation.
 _TOKEN_OF_BYTE = np.array([max(VOCABULARY.find(chr(byte)), 0) for byte in range(256)], dtype=np.uint8)
 
 
@@ -55,7 +55,7 @@ def load_text() -> tuple[Array, Array]:
 
 
 def shard(text: Array, rank: int, world_size: int) -> Array:
-    """Every `world_size`-th block of the text, shape (blocks, BLOCK): each block goes to one of those who are there."""
+    """The shard of a peer: every `world_size`-th block of the text, shape (blocks, BLOCK)."""
     return text[: len(text) // BLOCK * BLOCK].reshape(-1, BLOCK)[rank::world_size]
 
 
@@ -144,7 +144,7 @@ def inner_steps(model: Model, adam: AdamW, blocks: Array, count: int, random: np
 
 
 class Outer:
-    """What all members hold alike. The revision of the state is the number of outer steps taken."""
+    """The state that is equal on all members. Its revision is the number of outer steps."""
 
     def __init__(self, parameters: Array) -> None:
         self.parameters = parameters.copy()
@@ -160,11 +160,11 @@ class Outer:
         self.state.revision += 1
 
 
-# --- What takes long ------------------------------------------------------------------------------------------------
+# --- Progress bars --------------------------------------------------------------------------------------------------
 
 
 def bars() -> Callable[[zpccl.Progress], None]:
-    """Shows transfers on the terminal while they run: state from other peers, checkpoints. Needs rich."""
+    """Makes a callback that shows the progress of transfers (state, checkpoints) on the terminal. Needs rich."""
     from rich import progress as rich
 
     display = rich.Progress(
@@ -197,11 +197,12 @@ QUANTIZE = dict(zip(("none", "minmax", "zps"), zpccl.QuantizationAlgorithm, stri
 
 
 def agree(comm: zpccl.Communicator, outer: Outer, args: argparse.Namespace, *, newcomer: bool) -> int:
-    """Step 1: lets newcomers in, waits for enough peers, makes all members hold the same; returns bytes moved.
+    """Step 1: admits newcomers, waits for enough peers, syncs the state; returns the bytes moved.
 
-    Members make the same calls in the same order, so every branch here hangs on what is the same for all of them. A sum
-    of ones is; `comm.world_size` is not, since a loss is known here a little before it is known there. `connect`
-    returns to a newcomer when `update_topology` returns to the members, so there it takes up the sequence.
+    All members must make the same calls in the same order, so every branch here depends only on values that are equal
+    on all of them. An all-reduced sum of ones is equal; `comm.world_size` is not, since members learn of a loss at
+    different times. A newcomer's `connect` returns when the members' `update_topology` does, so it joins the sequence
+    there.
     """
     waiting = False
     while True:
@@ -219,7 +220,7 @@ def agree(comm: zpccl.Communicator, outer: Outer, args: argparse.Namespace, *, n
             print(f"agreeing again: {error}", flush=True)  # All members got an error, so all start again.
             continue
         if outer.state.revision >= args.steps:
-            return 0  # Too few are left to wait for, and the last average was the same for all.
+            return 0  # All steps are done, with equal results: no need to wait.
         if not waiting:
             print(f"waiting until {args.min_peers} peers are here", flush=True)
         waiting = True
@@ -227,7 +228,7 @@ def agree(comm: zpccl.Communicator, outer: Outer, args: argparse.Namespace, *, n
 
 
 def average(comm: zpccl.Communicator, gradient: Array, quantize: str) -> tuple[Array, zpccl.ReduceInfo]:
-    """Step 3: the mean of all members' gradients. Who is left alone has only its own."""
+    """Step 3: the mean of all members' gradients. The last remaining peer uses its own."""
     mean = np.empty_like(gradient)
     options = zpccl.QuantizationOptions(zpccl.DataType.UINT8, QUANTIZE[quantize])
     while True:
@@ -240,15 +241,15 @@ def average(comm: zpccl.Communicator, gradient: Array, quantize: str) -> tuple[A
 
 
 def train(args: argparse.Namespace, log: TextIO) -> None:
-    """Takes outer steps together with whoever is there, until `args.steps` of them are taken."""
+    """Takes outer steps together with the other members, until `args.steps` are done."""
     text, held_out = load_text()
-    validation = windows(shard(held_out, 0, 1), 4096, np.random.default_rng(0))  # The same for all, at every step.
+    validation = windows(shard(held_out, 0, 1), 4096, np.random.default_rng(0))  # The same on all peers, at every step.
     model = Model(args.seed)
     adam, outer = AdamW(len(model.parameters)), Outer(model.parameters)
     tell = bars() if args.progress else None
     if args.resume:
         outer.state.load_state(args.checkpoint, on_progress=tell)
-    with zpccl.Communicator(args.master) as comm:  # Connects: begins when the members let this peer in.
+    with zpccl.Communicator(args.master) as comm:  # Connects; returns when the members admit this peer.
         comm.on_progress(tell)
         newcomer = True
         while True:
@@ -281,7 +282,7 @@ def train(args: argparse.Namespace, log: TextIO) -> None:
 
 
 def report(log: TextIO, step: int, **facts: float | str) -> None:
-    """A line for the person who watches, and the same as JSON for the program that does."""
+    """Prints a line for people, and writes the same as JSON for programs."""
     text = (f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
     print(f"step {step:3}", *text, sep="  ", flush=True)
     print(json.dumps({"step": step, **facts}), file=log, flush=True)
@@ -292,16 +293,16 @@ def main() -> int:
     formatter = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], formatter_class=formatter)
     parser.add_argument("--master", default=os.environ.get("ZPCCL_MASTER", "127.0.0.1:48148"), help="host:port")
-    parser.add_argument("--steps", type=int, default=30, help="outer steps in all, whoever takes them")
+    parser.add_argument("--steps", type=int, default=30, help="outer steps in total, by all peers")
     parser.add_argument("--inner-steps", type=int, default=200, help="inner steps of each outer step")
     parser.add_argument(
-        "--quantize", choices=QUANTIZE, default="none", help="send outer gradients in 8 bits an element"
+        "--quantize", choices=QUANTIZE, default="none", help="send outer gradients with 8 bits per element"
     )
     parser.add_argument("--min-peers", type=int, default=2, help="wait while there are fewer; 1: go on alone")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="write it after every outer step")
     parser.add_argument("--resume", action="store_true", help="start from the checkpoint")
-    parser.add_argument("--progress", action="store_true", help="show bars for transfers that take long; needs rich")
-    parser.add_argument("--seed", type=int, default=0, help="of the first parameters and of the choice of windows")
+    parser.add_argument("--progress", action="store_true", help="show progress bars of long transfers; needs rich")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the parameters and of the training windows")
     parser.add_argument("--json-log", default=os.devnull, metavar="FILE", help="write a line of JSON per outer step")
     args = parser.parse_args()
     if args.resume and not (args.checkpoint and args.checkpoint.is_file()):

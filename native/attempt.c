@@ -6,8 +6,8 @@
  *                       +--- link lost, stall --> failed --------------------------------+
  *                       +----------------------------------------------------------------+
  *
- * An attempt is in the table of attempts from start to end. Its memory and the caller's are touched by threads that
- * hold a pin, and, once `ending` is set and no pins are left, by the thread in zp_reduce_end() alone. */
+ * An attempt is in the table of attempts from start to end. Only threads that hold a pin touch its memory and the
+ * caller's; once `ending` is set and no pins are left, only the thread in zp_reduce_end() does. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_b
 	return x < y ? y - x < a_bytes : x - y < b_bytes;
 }
 
-/* True if `owners` are what they should be: every rank once, or one root. */
+/* True if `owners` has every rank once or, for a broadcast, is one valid rank. */
 static bool owners_valid(const zp_reduce_plan *p)
 {
 	if (p->kind == ZP_ALL_REDUCE || !p->owners)
@@ -98,7 +98,8 @@ static int plan_check(const zp_reduce_plan *p)
 	return zp__quantise_check(&how);
 }
 
-/* Chunks: one a peer, but in a broadcast; all of `count` elements, or together so many. */
+/* Sets number and size of the chunks: a broadcast has one chunk of `count` elements, an all-gather world_size of them;
+ * other collectives share `count` elements among world_size chunks. */
 static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
 {
 	l->reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
@@ -115,7 +116,7 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 	uint64_t longest = l->chunk_elements + (l->long_chunks > 0);
 	uint32_t frame_bytes = p->frame_bytes;
 	if (p->algorithm == ZP_DIRECT) {
-		/* Shares and quantised results of a slot, all peers', and ours: a window of a few must find room. */
+		/* Buffers of one slot: a share and a quantised result for each peer. A window of slots must fit. */
 		uint32_t fair = ZP__DIRECT_WINDOW_BYTES / ZP__DIRECT_WINDOW_SLOTS / (2 * p->world_size);
 		frame_bytes = frame_bytes < fair ? frame_bytes : fair;
 	}
@@ -164,7 +165,7 @@ static int attempt_allocate(zp__attempt *attempt)
 		zp__list_init(&attempt->slots[i].node);
 	bool aside = attempt->mode == ZP__IN_PLACE_RESTORE;
 	if (attempt->mode == ZP__SCATTER)
-		aside = l->world_size > 2; /* Of two, nobody forwards. */
+		aside = l->world_size > 2; /* Two peers forward nothing. */
 	int rc = zp__region_take(attempt->engine, aside ? attempt->plan.count * l->itemsize : 0, &attempt->workspace);
 	return rc < 0 ? rc : attempt->algorithm->allocate(attempt);
 }
@@ -265,10 +266,10 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
 		attempt->algorithm->start(attempt);
-		zp__thread_wake(&engine->threads[0]); /* It watches for stalls. */
+		zp__thread_wake(&engine->threads[0]); /* It checks attempts for stalls. */
 	}
 	if (rc != -EINVAL)
-		zp__id_told(engine, plan->attempt);
+		zp__id_note(engine, plan->attempt);
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0 && attempt)
 		attempt_free(attempt);
@@ -292,16 +293,16 @@ static void report(zp__attempt *attempt, int status, const uint8_t *fault)
 			    .rx_bytes = attempt->rx_bytes};
 	if (fault)
 		memcpy(event->peer, fault, ZP_PEER_ID_BYTES);
-	zp__event_push(attempt->engine, &attempt->event);
+	zp__event_push(&attempt->engine->queue, &attempt->event);
 }
 
-/* Finds the attempt of a frame, and its place there. */
+/* Finds the attempt of the frame in c->rx and where its body goes. */
 enum zp__verdict zp__attempt_admit(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
 	const zp__frame *frame = &c->rx.frame;
 	zp__attempt *attempt = zp__attempt_find(engine, frame->id);
-	if (!attempt && frame->id > engine->id_known_max)
+	if (!attempt && !zp__id_is_known(engine, frame->id))
 		return ZP__PARK;
 	if (!attempt || attempt->status < 0 || attempt->ending)
 		return ZP__DROP;
@@ -319,7 +320,7 @@ static void flows_retract(zp__attempt *attempt)
 		zp__link_retract(&attempt->neighbours[i].flow);
 }
 
-/* A frame was sent or received: says so if it was the last. */
+/* Reports REDUCE_DONE once all frames are sent and received. */
 void zp__attempt_progress(zp__attempt *attempt)
 {
 	if (attempt->rx_remaining || attempt->tx_remaining || attempt->done || attempt->status < 0 || attempt->ending)
@@ -359,7 +360,7 @@ static bool takes_nothing(const zp__attempt *attempt, const zp__neighbour *neigh
 	for (uint32_t i = 0; i < neighbour->link->connection_count; i++) {
 		const zp__connection *c = &neighbour->link->connections[i];
 		if ((c->tx.active && c->tx.attempt == attempt) || (c->fd >= 0 && zp__sock_has_unsent(c->fd)) ||
-		    (c->settling.closed && !zp__list_empty(&neighbour->flow.sent[i])))
+		    (c->retransmit.closed && !zp__list_empty(&neighbour->flow.sent[i])))
 			return true;
 	}
 	return false;
@@ -373,12 +374,12 @@ static bool stopped_in_a_frame(const zp__attempt *attempt, const zp__neighbour *
 	return false;
 }
 
-/* Who holds a stalled attempt up, as far as it can be seen from here: who does not take what we send, else who stopped
- * in the middle of a frame, else nobody that we know of.
+/* The peer that probably blocks a stalled attempt: one that does not receive what we send, else one that stopped in the
+ * middle of a frame, else NULL (unknown).
  *
- * The link to it stays. If its path were broken, zp__links_check() would have lost it by now: so its other end is
- * there and is stopped, or waits for others, or has not heard of the attempt. A new link would find it as it is, and
- * the other attempts on the old one would be lost. */
+ * The link to it stays open. If its path were broken zp__links_check() would have lost the link by now. So the peer is
+ * reachable but stopped, or waits for others, or does not know the attempt yet. A new link would not change that, and
+ * closing this one would fail the other attempts that use it. */
 static const uint8_t *stall_fault(const zp__attempt *attempt)
 {
 	uint32_t receivers = attempt->next ? 1 : attempt->neighbour_count; /* A ring sends to `next` alone. */
@@ -410,7 +411,7 @@ uint64_t zp__attempts_check(zp_engine *engine, uint64_t now_ns)
 	return next_ns;
 }
 
-/* Lets the frame that `c` is sending go on from a copy, or forgets it if none of it has left. */
+/* Makes `c` finish its current frame from a copy of the body, or drops the frame if no byte of it was sent. */
 static void transmit_detach(zp__connection *c)
 {
 	zp__transmit *tx = &c->tx;
@@ -445,7 +446,7 @@ static void connection_detach(zp__connection *c, const zp__attempt *attempt)
 	c->rx.stage = ZP__RX_DRAIN;
 }
 
-/* Lock held, no pins. After this no connection knows the attempt. */
+/* Lock held, no pins. Removes every reference of a connection to the attempt. */
 static void attempt_detach(zp__attempt *attempt)
 {
 	for (uint32_t k = 0; k < attempt->neighbour_count; k++) {
@@ -455,20 +456,20 @@ static void attempt_detach(zp__attempt *attempt)
 	}
 }
 
-/* Puts the old bytes of an in-place buffer back. No thread uses the attempt any more. */
+/* Restores the old bytes of an in-place buffer. No other thread uses the attempt any more. */
 static void attempt_restore(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
 	for (uint64_t i = 0; attempt->mode == ZP__IN_PLACE_RESTORE && i < l->slot_count; i++) {
 		if (!(attempt->slots[i].flags & ZP__SLOT_SAVED))
 			continue;
-		zp__place place = zp__slot_place(l, i);
-		size_t at = place.position * l->itemsize;
-		memcpy((uint8_t *)attempt->plan.output + at, attempt->workspace.memory + at, place.elements * l->itemsize);
+		zp__span span = zp__slot_span(l, i);
+		size_t at = span.position * l->itemsize;
+		memcpy((uint8_t *)attempt->plan.output + at, attempt->workspace.memory + at, span.elements * l->itemsize);
 	}
 }
 
-/* Lock held at entry and at return, not in between. */
+/* Lock held at entry and at return; released in between. */
 static void attempt_end(zp_engine *engine, zp__attempt *attempt, bool restore)
 {
 	attempt->ending = true;
@@ -512,7 +513,7 @@ int zp_reduce_end(zp_engine *engine, uint64_t id, int commit)
 		pthread_mutex_lock(&engine->mutex);
 	}
 	if (rc == 0)
-		zp__id_told(engine, id);
+		zp__id_note(engine, id);
 	pthread_mutex_unlock(&engine->mutex);
 	return rc;
 }

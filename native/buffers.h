@@ -1,4 +1,4 @@
-/* Where the bytes of a slot are, and what both algorithms do with them. "Pinned" as in zp_internal.h. */
+/* Where the bytes of a slot are, and operations on them that both algorithms share. "Pinned" as in zp_internal.h. */
 #ifndef ZP_BUFFERS_H
 #define ZP_BUFFERS_H
 
@@ -15,20 +15,20 @@ static inline uint64_t slot_index(const zp__attempt *attempt, const zp__slot *sl
 	return (uint64_t)(slot - attempt->slots);
 }
 
-static inline uint8_t *output_at(const zp__attempt *attempt, const zp__place *place)
+static inline uint8_t *output_at(const zp__attempt *attempt, const zp__span *span)
 {
-	uint64_t position = attempt->mode == ZP__SCATTER ? place->offset : place->position;
+	uint64_t position = attempt->mode == ZP__SCATTER ? span->offset : span->position;
 	return (uint8_t *)attempt->plan.output + position * attempt->layout.itemsize;
 }
 
-static inline const uint8_t *input_at(const zp__attempt *attempt, const zp__place *place)
+static inline const uint8_t *input_at(const zp__attempt *attempt, const zp__span *span)
 {
-	return (const uint8_t *)attempt->plan.input + place->position * attempt->layout.itemsize;
+	return (const uint8_t *)attempt->plan.input + span->position * attempt->layout.itemsize;
 }
 
-static inline uint8_t *workspace_at(const zp__attempt *attempt, const zp__place *place)
+static inline uint8_t *workspace_at(const zp__attempt *attempt, const zp__span *span)
 {
-	return attempt->workspace.memory + place->position * attempt->layout.itemsize;
+	return attempt->workspace.memory + span->position * attempt->layout.itemsize;
 }
 
 static inline zp__quantiser quantiser_of(const zp_reduce_plan *plan)
@@ -40,7 +40,7 @@ static inline zp__quantiser quantiser_of(const zp_reduce_plan *plan)
 			       .block_elements = plan->block_elements};
 }
 
-/* The slot that a frame is for, if it is of the plan: in a chunk, at a multiple of the frame size, of its length. */
+/* The slot of a frame. NULL: the frame does not fit the plan (chunk, offset or length is wrong). */
 static inline zp__slot *slot_of(const zp__attempt *attempt, const zp__frame *frame)
 {
 	const zp__layout *l = &attempt->layout;
@@ -49,9 +49,9 @@ static inline zp__slot *slot_of(const zp__attempt *attempt, const zp__frame *fra
 	if (frame->offset >= zp__chunk_elements(l, frame->chunk) || frame->offset % l->frame_elements)
 		return NULL;
 	uint64_t index = zp__chunk_first_slot(l, frame->chunk) + frame->offset / l->frame_elements;
-	zp__place place = zp__slot_place(l, index);
-	assert(place.chunk == frame->chunk && place.offset == frame->offset);
-	return frame->length == zp__wire_bytes(l, place.elements) ? &attempt->slots[index] : NULL;
+	zp__span span = zp__slot_span(l, index);
+	assert(span.chunk == frame->chunk && span.offset == frame->offset);
+	return frame->length == zp__wire_bytes(l, span.elements) ? &attempt->slots[index] : NULL;
 }
 
 static inline void mark(zp__attempt *attempt, zp__slot *slot, uint8_t flags)
@@ -62,42 +62,42 @@ static inline void mark(zp__attempt *attempt, zp__slot *slot, uint8_t flags)
 }
 
 /* Pinned. Saves the old bytes of the output before it is written. */
-static inline void save(zp__attempt *attempt, zp__slot *slot, const zp__place *place)
+static inline void save(zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	if (slot->flags & ZP__SLOT_SAVED) /* A part of the frame came before, on a connection that was lost. */
+	if (slot->flags & ZP__SLOT_SAVED) /* A part of the frame was received on a connection that was lost. */
 		return;
-	size_t bytes = place->elements * attempt->layout.itemsize;
-	zp__copy_past_cache(workspace_at(attempt, place), output_at(attempt, place), bytes);
+	size_t bytes = span->elements * attempt->layout.itemsize;
+	zp__copy_past_cache(workspace_at(attempt, span), output_at(attempt, span), bytes);
 	zp__copy_past_cache_done();
 	mark(attempt, slot, ZP__SLOT_SAVED);
 }
 
-/* Pinned. Puts the result that `wire` holds in the output. Returns the CRC of the output's bytes. */
-static inline uint32_t result_dequantise(zp__attempt *attempt, zp__slot *slot, const zp__place *place,
+/* Pinned. Dequantises the result at `wire` to the output. Returns the CRC of the output's bytes. */
+static inline uint32_t result_dequantise(zp__attempt *attempt, zp__slot *slot, const zp__span *span,
 					 const uint8_t *wire)
 {
 	zp__quantiser how = quantiser_of(&attempt->plan);
 	if (attempt->mode == ZP__IN_PLACE_RESTORE)
-		save(attempt, slot, place);
-	zp__dequantise(zp__isa_best(), &how, output_at(attempt, place), wire, place->elements);
-	return zp__crc32c(0, output_at(attempt, place), place->elements * attempt->layout.itemsize);
+		save(attempt, slot, span);
+	zp__dequantise(zp__isa_best(), &how, output_at(attempt, span), wire, span->elements);
+	return zp__crc32c(0, output_at(attempt, span), span->elements * attempt->layout.itemsize);
 }
 
-/* Pinned. Makes the header of the frame of `tx`, whose slot has kind and CRC, and says where its body is. */
-static inline void frame_fill(zp__transmit *tx, const zp__place *place, const uint8_t *body)
+/* Pinned. Fills in the header, length and body of `tx`; its slot has kind and CRC already. */
+static inline void frame_fill(zp__transmit *tx, const zp__span *span, const uint8_t *body)
 {
-	tx->length = (uint32_t)zp__wire_bytes(&tx->attempt->layout, place->elements);
+	tx->length = (uint32_t)zp__wire_bytes(&tx->attempt->layout, span->elements);
 	zp__frame frame = {.kind = tx->slot->kind,
 			   .id = tx->attempt->plan.attempt,
-			   .chunk = place->chunk,
-			   .offset = place->offset,
+			   .chunk = span->chunk,
+			   .offset = span->offset,
 			   .length = tx->length,
 			   .crc = tx->slot->crc};
 	zp__frame_encode(tx->header, &frame);
 	tx->body = body;
 }
 
-/* Lock held. Lets the connections of `link` look again at frames of the attempt that had to wait for their place. */
+/* Lock held. Unparks the connections of `link` whose next frame belongs to the attempt. */
 static inline void link_unpark(const zp__attempt *attempt, zp__link *link)
 {
 	for (uint32_t i = 0; i < link->connection_count; i++) {

@@ -1,4 +1,4 @@
-/* CRC32C, on three levels that give the same result: tables for any CPU, the crc32 instruction, and carry-less
+/* CRC32C, in three implementations that give the same result: tables for any CPU, the crc32 instruction, and carry-less
  * multiplication of 512-bit registers. Pure functions over constant tables, which are made once; any thread may call.
  *
  * The crc32 instruction has a latency of three cycles and a throughput of one a cycle, so long inputs are cut in three
@@ -124,7 +124,7 @@ FOLDING static inline __m512i multipliers_load(const multipliers *m)
 	return _mm512_broadcast_i32x4(_mm_set_epi64x((long long)m->low, (long long)m->high));
 }
 
-/* `v` moved on to where `next` stands, added to it: of each of four pairs. */
+/* Folds: multiplies each of the four 128-bit lanes of `v` by the constants of its distance to `next`, and adds `next`. */
 FOLDING static inline __m512i fold(__m512i v, __m512i m, __m512i next)
 {
 	__m512i high = _mm512_clmulepi64_epi128(v, m, 0x00);

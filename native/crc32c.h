@@ -9,10 +9,10 @@ typedef uint32_t zp__crc32c_function(uint32_t crc, const void *data, size_t byte
 
 enum zp__crc32c_level { ZP__CRC32C_TABLES, ZP__CRC32C_INSTRUCTION, ZP__CRC32C_FOLDING };
 
-/* CRC32C of `bytes` at `data`, going on from the CRC of what came before (0: nothing). */
+/* CRC32C of `bytes` at `data`, continued from `crc`, the CRC of the data before (0: none). */
 zp__crc32c_function zp__crc32c;
 
-/* What zp__crc32c() chooses from; NULL where the CPU lacks it. For tests, which call zp__crc32c() before: it makes the
+/* One implementation of zp__crc32c(), for tests; NULL where the CPU lacks it. Call zp__crc32c() before: it makes the
  * tables. */
 zp__crc32c_function *zp__crc32c_of(enum zp__crc32c_level level);
 

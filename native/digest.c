@@ -1,8 +1,8 @@
-/* The digest of a result. A pure function; any thread may call. */
+/* The digest of a result. A pure function; any thread may call it. */
 #include "digest.h"
 
-/* Two rounds of multiply and fold over odd constants: every input bit reaches every output bit, so that sums of shares
- * do not cancel by the structure of CRCs or of slot numbers. */
+/* Two rounds of multiply and fold with odd constants: every input bit affects every output bit, so that summands do not
+ * cancel because of the structure of CRCs or slot numbers. */
 uint64_t zp__digest_share(uint64_t slot, uint32_t crc)
 {
 	uint64_t x = slot * 0x9e3779b97f4a7c15u + crc + 1;

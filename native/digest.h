@@ -1,4 +1,4 @@
-/* The digest of a result, which is made of the CRC32C of its frames. */
+/* The digest of a result, computed from the CRC32C of its frames. */
 #ifndef ZP_DIGEST_H
 #define ZP_DIGEST_H
 
@@ -6,7 +6,8 @@
 
 #include "crc32c.h"
 
-/* What one frame of a result adds (modulo 2^64) to the digest of the whole: a mix of its number and its CRC32C. */
+/* The summand of one frame: a hash of its slot number and its CRC32C. The digest of a result is the sum over all frames,
+ * modulo 2^64. */
 uint64_t zp__digest_share(uint64_t slot, uint32_t crc);
 
 #endif

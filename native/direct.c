@@ -1,38 +1,39 @@
-/* The direct exchange of one attempt: two hops and two roundings, whatever the number of peers.
+/* The direct exchange of one attempt: two hops and two roundings, for any number of peers.
  *
- * Rank j owns chunk j. All others send it their shares of it (reduce-scatter frames); it combines them and its own in
- * order of rank, so that the result does not depend on the order in which they came, and sends the result to all (all-
- * gather frames). Nothing is forwarded. A slot of our own chunk is worked on by the thread that receives its last share.
+ * Rank j owns chunk j. All other ranks send it their shares of that chunk (reduce-scatter frames). It reduces them and
+ * its own share in order of rank, so that the result does not depend on the order of arrival, and sends the result to
+ * all (all-gather frames). Nothing is forwarded. The thread that receives the last share of a slot reduces the slot.
  *
- *   mode              | shares land   | the result of our own chunk       | the result of another chunk
- *   not quantised     | in `shares`   | is made in the output, leaves     | lands in the output
- *                     |               | from there                        |
- *   quantised         | in `shares`   | is made in `wire`, leaves from    | lands in `wire`, where our share of it was
- *                     |               | there; dequantised to the output  | quantised; dequantised to the output
+ *   mode              | shares are    | the result of our own chunk        | the result of another chunk
+ *                     | received      |                                    |
+ *   not quantised     | in `shares`   | is made in the output and sent     | is received in the output
+ *                     |               | from there                         |
+ *   quantised         | in `shares`   | is made in `wire`, sent from there | is received in `wire`, where our share was
+ *                     |               | and dequantised to the output      | quantised, and dequantised to the output
  *
- * In place with restore the old bytes of the output go to the workspace before a result gets there.
+ * In place with restore, the old bytes of the output are saved to the workspace before a result overwrites them.
  *
- * The window. Memory beyond the workspace is that of a window of slots, ZP__DIRECT_WINDOW_BYTES at most, and the slots
- * themselves, whatever the size of the tensor. A sender of shares keeps to it by itself: it queues the shares of the
- * first `window` slots of each chunk, and one more for each result of that chunk that it gets, of the slot that is a
- * window further on. So where a share of slot s comes,
- *   - the share of s - window from the same peer has been combined: the result of that slot got there;
- * and where all shares of s have come,
- *   - the result of s - window has come to all: its place in `wire` may be written again.
+ * The window. Besides the workspace an attempt needs buffers for a window of slots, at most ZP__DIRECT_WINDOW_BYTES
+ * whatever the size of the tensor, and the slots themselves. Each sender of shares limits itself: it queues the shares
+ * of the first `window` slots of each chunk; each result of slot s that it receives lets it queue the share of slot
+ * s + window of the same chunk. Therefore, when a share of slot s arrives,
+ *   - the share of slot s - window from the same peer was reduced already, because that peer has its result;
+ * and when all shares of slot s have arrived,
+ *   - every peer has received the result of slot s - window: its buffer in `wire` may be overwritten.
  * All peers compute the same window from the same plan.
  *
- * Why it cannot deadlock. A frame never waits on a connection for another frame, of its own attempt or another one: a
- * share that comes has its place, by the rule above, and a result has too, since our share of its slot has left. (The
- * thread that sent may not have noted it yet; the frame then waits, for microseconds, for that thread, which waits for
- * nobody. Frames of an attempt that is not started here wait until it is, as always.) So whatever is queued gets to its
- * receiver as fast as the network goes, shares of slots below `window` are queued at the start, and those of s when the
- * result of s - window is there: by induction all come.
+ * Why it cannot deadlock. No frame on a connection waits for another frame, of its own or of another attempt: by the
+ * rule above there is a free buffer for each share that arrives, and for each result, because our share of its slot was
+ * sent. (The sending thread may not have recorded that yet; then the frame waits some microseconds for that thread,
+ * which waits for nothing. Frames of an attempt that is not started here wait until it is, as always.) So every queued
+ * frame reaches its receiver. Shares of slots below `window` are queued at the start, and the share of slot s when the
+ * result of slot s - window has arrived: by induction all of them arrive.
  *
- * A place is written again only when what was sent from it has arrived: results prove that shares did, and shares a
- * window later that results did. So a frame can be sent again as long as it is not known to have arrived.
+ * A buffer is overwritten only after what was sent from it has arrived: a result proves that the share arrived, and a
+ * share one window later proves that the result arrived. So every frame that may not have arrived can be retransmitted.
  *
- * The functions that are called "pinned" work on the memory of slots without the lock: a place is of one thread at a
- * time, by the same rules. */
+ * The functions marked "pinned" work on the memory of slots without the lock: by the same rules only one thread at a
+ * time uses a buffer. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -49,7 +50,7 @@ static uint32_t neighbour_of(const zp__attempt *attempt, uint32_t rank)
 	return rank - (rank > attempt->layout.rank);
 }
 
-/* Place of a slot in its chunk. */
+/* Index of a slot in its chunk. */
 static uint64_t slot_number(const zp__attempt *attempt, const zp__slot *slot, uint32_t chunk)
 {
 	return slot_index(attempt, slot) - zp__chunk_first_slot(&attempt->layout, chunk);
@@ -71,14 +72,14 @@ static bool is_copy(const zp__attempt *attempt, const zp__slot *slot)
 	return attempt->copies && slot >= attempt->copies && slot < attempt->copies + own * attempt->neighbour_count;
 }
 
-/* Where the share of a neighbour of a slot of our chunk lands. */
+/* The buffer for a neighbour's share of slot `number` of our chunk. */
 static uint8_t *share_at(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
 {
 	uint64_t at = number % attempt->window * attempt->neighbour_count + neighbour;
 	return attempt->shares.memory + at * attempt->layout.wire_stride;
 }
 
-/* What travels quantised between us and a neighbour about a slot of its chunk; with neighbour_count, the result of ours. */
+/* The quantised bytes of slot `number` of a neighbour's chunk; with neighbour_count, of our own chunk. */
 static uint8_t *wire_at(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
 {
 	uint64_t at = number % attempt->window * (attempt->neighbour_count + 1) + neighbour;
@@ -111,7 +112,7 @@ static void offer(zp__attempt *attempt, uint32_t neighbour, zp__slot *slot)
 	zp__link_offer(to->link, &to->flow, &slot->node);
 }
 
-/* Lets the share of slot `number` of another chunk leave, if there is such a slot. */
+/* Queues our share of slot `number` of another peer's chunk, if there is such a slot. */
 static void share_offer(zp__attempt *attempt, uint32_t chunk, uint64_t number)
 {
 	if (number >= zp__chunk_slots(&attempt->layout, chunk))
@@ -147,7 +148,7 @@ static enum zp__verdict share_admit(zp__attempt *attempt, zp__connection *c, zp_
 			return ZP__VIOLATION;
 		if (!(before->flags & ZP__SLOT_SENT))
 			return ZP__PARK;
-		zp__list_remove(&before->node); /* The result that it carried has arrived. */
+		zp__list_remove(&before->node); /* The result of that slot has arrived. */
 	}
 	copy->flags |= ZP__SLOT_ARRIVING;
 	c->rx.body = share_at(attempt, number, neighbour);
@@ -160,15 +161,15 @@ static enum zp__verdict result_admit(zp__attempt *attempt, zp__connection *c, zp
 		return ZP__VIOLATION;
 	if (!(slot->flags & ZP__SLOT_SENT))
 		return ZP__PARK;
-	zp__list_remove(&slot->node); /* Our share is in this result, so it has arrived. */
+	zp__list_remove(&slot->node); /* This result contains our share, so the share has arrived. */
 	slot->flags |= ZP__SLOT_LANDING;
-	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, slot));
-	c->rx.body = attempt->quantised ? wire_at(attempt, slot_number(attempt, slot, place.chunk), neighbour)
-					: output_at(attempt, &place);
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
+	c->rx.body = attempt->quantised ? wire_at(attempt, slot_number(attempt, slot, span.chunk), neighbour)
+					: output_at(attempt, &span);
 	return ZP__ADMIT;
 }
 
-/* The neighbour at the other end of a link; neighbour_count: none. */
+/* Index of the neighbour at the other end of a link; neighbour_count: none. */
 static uint32_t neighbour_at(const zp__attempt *attempt, const zp__link *link)
 {
 	uint32_t neighbour = 0;
@@ -196,13 +197,13 @@ static int direct_make_room(zp__connection *c)
 	zp__attempt *attempt = c->rx.attempt;
 	if (c->rx.frame.kind != ZP__ALL_GATHER || attempt->mode != ZP__IN_PLACE_RESTORE || attempt->quantised)
 		return 0;
-	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, c->rx.slot));
-	save(attempt, c->rx.slot, &place);
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, c->rx.slot));
+	save(attempt, c->rx.slot, &span);
 	return 0;
 }
 
-/* Combines `count` elements of all peers, which lie `at` bytes into the shares and into our own, in order of rank. Our
- * own may lie where the result goes: it is read before that, or with it. */
+/* Reduces `count` elements of all shares, `at` bytes from their start, in order of rank. `own` may equal `result`: each
+ * element is read before it is written. */
 static void piece_join(const zp__attempt *attempt, uint8_t *result, const uint8_t *own, uint8_t *shares, size_t at,
 		       size_t count)
 {
@@ -210,7 +211,7 @@ static void piece_join(const zp__attempt *attempt, uint8_t *result, const uint8_
 	const zp__reduce_kernels *kernels = zp__reduce_kernels_of(zp__isa_best());
 	uint32_t rank = attempt->layout.rank, last = attempt->layout.world_size - 1;
 	size_t stride = attempt->layout.wire_stride;
-	uint8_t *sum = shares + at; /* Of the first neighbour: rank 0's or, if that is ours, the next. */
+	uint8_t *sum = shares + at; /* The first neighbour's share: that of rank 0 or, if we are rank 0, of rank 1. */
 	const uint8_t *so_far = rank == 0 ? own + at : sum;
 	for (uint32_t r = 1; r <= last; r++) {
 		const uint8_t *next = r == rank ? own + at : shares + neighbour_of(attempt, r) * stride + at;
@@ -222,31 +223,31 @@ static void piece_join(const zp__attempt *attempt, uint8_t *result, const uint8_
 		kernels->divide[plan->dtype](result + at, count, plan->world_size);
 }
 
-/* Makes the result of a slot of our chunk, of which all shares are there. Returns the CRC of its frames; that of its
- * bytes in the output goes to `result_crc`. */
+/* Reduces a slot of our chunk whose shares have all arrived. Returns the CRC of the frames that carry the result; sets
+ * `result_crc` to the CRC of its bytes in the output. */
 static uint32_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number, uint32_t *result_crc)
 {
 	const zp__layout *l = &attempt->layout;
-	zp__place place = zp__slot_place(l, slot_index(attempt, slot));
+	zp__span span = zp__slot_span(l, slot_index(attempt, slot));
 	if (attempt->quantised) {
 		const uint8_t *shares[ZP__WORLD_SIZE_MAX];
 		for (uint32_t i = 0; i < attempt->neighbour_count; i++)
 			shares[i] = share_at(attempt, number, i);
 		zp__quantiser how = quantiser_of(&attempt->plan);
 		uint8_t *wire = wire_at(attempt, number, attempt->neighbour_count);
-		zp__quantise_join(zp__isa_best(), &how, wire, shares, l->world_size, l->rank, input_at(attempt, &place),
-				  place.elements, attempt->plan.op == ZP_AVG ? l->world_size : 1);
-		*result_crc = result_dequantise(attempt, slot, &place, wire);
-		return zp__crc32c(0, wire, zp__wire_bytes(l, place.elements));
+		zp__quantise_join(zp__isa_best(), &how, wire, shares, l->world_size, l->rank, input_at(attempt, &span),
+				  span.elements, attempt->plan.op == ZP_AVG ? l->world_size : 1);
+		*result_crc = result_dequantise(attempt, slot, &span, wire);
+		return zp__crc32c(0, wire, zp__wire_bytes(l, span.elements));
 	}
 	if (attempt->mode == ZP__IN_PLACE_RESTORE)
-		save(attempt, slot, &place);
-	uint8_t *result = output_at(attempt, &place);
-	size_t bytes = place.elements * l->itemsize;
+		save(attempt, slot, &span);
+	uint8_t *result = output_at(attempt, &span);
+	size_t bytes = span.elements * l->itemsize;
 	*result_crc = 0;
 	for (size_t at = 0; at < bytes; at += ZP__PIECE_BYTES) {
 		size_t n = bytes - at < ZP__PIECE_BYTES ? bytes - at : ZP__PIECE_BYTES;
-		piece_join(attempt, result, input_at(attempt, &place), share_at(attempt, number, 0), at, n / l->itemsize);
+		piece_join(attempt, result, input_at(attempt, &span), share_at(attempt, number, 0), at, n / l->itemsize);
 		*result_crc = zp__crc32c(*result_crc, result + at, n);
 	}
 	return *result_crc;
@@ -257,7 +258,7 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
 	pthread_mutex_lock(&attempt->engine->mutex);
 	bool last = --slot->missing == 0;
-	attempt->rx_remaining -= !last; /* The last counts when the result is there. */
+	attempt->rx_remaining -= !last; /* The last share counts once the result is made. */
 	pthread_mutex_unlock(&attempt->engine->mutex);
 	if (!last)
 		return;
@@ -269,7 +270,7 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 	attempt->rx_remaining--;
 	bool goes_on = attempt->status == 0 && !attempt->ending;
 	for (uint32_t k = 0; goes_on && k < attempt->neighbour_count; k++) {
-		/* Beginning with the next rank: if all began with rank 0, it would get everything at once. */
+		/* Start with the next rank: if all started with rank 0, it would be sent everything at once. */
 		uint32_t i = (attempt->layout.rank + k) % attempt->neighbour_count;
 		zp__slot *copy = copy_of(attempt, number, i);
 		copy->kind = ZP__ALL_GATHER;
@@ -282,14 +283,14 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 
 static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot)
 {
-	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, slot));
-	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, &place, c->rx.body) : c->rx.crc;
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
+	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, &span, c->rx.body) : c->rx.crc;
 	pthread_mutex_lock(&attempt->engine->mutex);
 	slot->flags |= ZP__SLOT_RESULT;
 	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
 	attempt->rx_remaining--;
 	if (attempt->status == 0 && !attempt->ending)
-		share_offer(attempt, place.chunk, slot_number(attempt, slot, place.chunk) + attempt->window);
+		share_offer(attempt, span.chunk, slot_number(attempt, slot, span.chunk) + attempt->window);
 	zp__attempt_progress(attempt);
 	pthread_mutex_unlock(&attempt->engine->mutex);
 }
@@ -302,18 +303,18 @@ static void direct_landed(zp__connection *c)
 		result_landed(c, c->rx.attempt, c->rx.slot);
 }
 
-/* Makes the body of a share. It is quantised and checksummed here, by the connection that sends it, just before. */
-static const uint8_t *share_prepare(zp__attempt *attempt, zp__slot *slot, const zp__place *place, bool sealed)
+/* Makes the body of a share: the thread that is about to send it quantises and checksums it. */
+static const uint8_t *share_prepare(zp__attempt *attempt, zp__slot *slot, const zp__span *span, bool encrypted)
 {
-	const uint8_t *body = input_at(attempt, place);
+	const uint8_t *body = input_at(attempt, span);
 	if (attempt->quantised) {
 		zp__quantiser how = quantiser_of(&attempt->plan);
-		uint64_t number = slot_number(attempt, slot, place->chunk);
-		uint8_t *wire = wire_at(attempt, number, neighbour_of(attempt, place->chunk));
-		zp__quantise(zp__isa_best(), &how, wire, body, place->elements);
+		uint64_t number = slot_number(attempt, slot, span->chunk);
+		uint8_t *wire = wire_at(attempt, number, neighbour_of(attempt, span->chunk));
+		zp__quantise(zp__isa_best(), &how, wire, body, span->elements);
 		body = wire;
 	}
-	slot->crc = sealed ? 0 : zp__crc32c(0, body, zp__wire_bytes(&attempt->layout, place->elements));
+	slot->crc = encrypted ? 0 : zp__crc32c(0, body, zp__wire_bytes(&attempt->layout, span->elements));
 	return body;
 }
 
@@ -324,18 +325,18 @@ static void direct_prepare(zp__connection *c)
 	const zp__layout *l = &attempt->layout;
 	zp__slot *slot = tx->slot;
 	const uint8_t *body;
-	zp__place place;
+	zp__span span;
 	if (is_copy(attempt, slot)) {
 		uint64_t number = (uint64_t)(slot - attempt->copies) / attempt->neighbour_count;
 		slot->crc = own_slot(attempt, number)->crc;
-		place = zp__slot_place(l, slot_index(attempt, own_slot(attempt, number)));
+		span = zp__slot_span(l, slot_index(attempt, own_slot(attempt, number)));
 		body = attempt->quantised ? wire_at(attempt, number, attempt->neighbour_count)
-					  : output_at(attempt, &place);
+					  : output_at(attempt, &span);
 	} else {
-		place = zp__slot_place(l, slot_index(attempt, slot));
-		body = share_prepare(attempt, slot, &place, c->seal != NULL);
+		span = zp__slot_span(l, slot_index(attempt, slot));
+		body = share_prepare(attempt, slot, &span, c->records != NULL);
 	}
-	frame_fill(tx, &place, body);
+	frame_fill(tx, &span, body);
 }
 
 static void direct_sent(zp__attempt *attempt, zp__slot *slot)
@@ -344,7 +345,7 @@ static void direct_sent(zp__attempt *attempt, zp__slot *slot)
 	if (is_copy(attempt, slot))
 		neighbour = (uint32_t)((uint64_t)(slot - attempt->copies) % attempt->neighbour_count);
 	else
-		neighbour = neighbour_of(attempt, zp__slot_place(&attempt->layout, slot_index(attempt, slot)).chunk);
+		neighbour = neighbour_of(attempt, zp__slot_span(&attempt->layout, slot_index(attempt, slot)).chunk);
 	slot->flags |= ZP__SLOT_SENT;
 	attempt->tx_remaining--;
 	link_unpark(attempt, attempt->neighbours[neighbour].link);

@@ -1,8 +1,8 @@
-/* The engine: opening, closing, the queue of events, and what becomes of it in a forked child.
+/* The engine: opening, closing, the queue of events, and fork().
  *
- * A forked child has the engine's memory but not its threads. Its copies of the descriptors are closed in the child at
- * once, so that a child that lives on does not keep the connections of a dead parent open; the engine in the child is
- * unusable and its caller must not touch it. */
+ * A forked child has the engine's memory but not its threads. The child closes its copies of the file descriptors at
+ * once, so that it does not keep connections open after the parent has died. In the child the engine is unusable, and no
+ * function may be called with it. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -48,14 +48,20 @@ static void fork_child(void)
 			close(engine->threads[i].epoll_fd);
 			close(engine->threads[i].wake_fd);
 		}
-		close(engine->event_fd);
+		ZP__EACH(channel_node, &engine->channels)
+		{
+			const zp__channel *channel = ZP__ELEMENT(channel_node, zp__channel, node);
+			if (channel->own.fd >= 0)
+				close(channel->own.fd);
+		}
+		close(engine->queue.fd);
 		zp__list_remove(&engine->registry_node);
 		pthread_mutex_unlock(&engine->mutex);
 	}
 	pthread_mutex_unlock(&registry_mutex);
 }
 
-/* Enters the engine where forks find it. */
+/* Adds the engine to the registry, which the fork handlers walk. */
 static int engine_register(zp_engine *engine)
 {
 	int rc = 0;
@@ -90,7 +96,7 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	zp__list_init(&engine->links);
 	zp__list_init(&engine->channels);
 	zp__list_init(&engine->parked);
-	zp__list_init(&engine->events);
+	zp__list_init(&engine->queue.events);
 	zp__list_init(&engine->messages);
 	zp__list_init(&engine->buffers);
 	zp__list_init(&engine->registry_node);
@@ -98,9 +104,9 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 		zp__list_init(&engine->attempts[i]);
 	pthread_mutex_init(&engine->mutex, NULL);
 	pthread_cond_init(&engine->unpinned, NULL);
-	engine->event_fd = zp__eventfd_open();
+	engine->queue.fd = zp__eventfd_open();
 	*result = engine;
-	return engine->event_fd < 0 ? engine->event_fd : 0;
+	return engine->queue.fd < 0 ? engine->queue.fd : 0;
 }
 
 int zp_engine_open(const zp_engine_config *config, zp_engine **result)
@@ -138,7 +144,7 @@ static void threads_stop(zp_engine *engine)
 			pthread_join(engine->threads[i].pthread, NULL);
 }
 
-/* The threads have ended: all connections get closed here. */
+/* Closes all links; the threads have ended. */
 static void links_discard(zp_engine *engine)
 {
 	pthread_mutex_lock(&engine->mutex);
@@ -156,28 +162,24 @@ static void links_discard(zp_engine *engine)
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-static void event_discard(zp_engine *engine, zp__event *event)
+static void event_discard(zp__event *event)
 {
 	zp__list_remove(&event->node);
 	if (event->event.kind == ZP_EVENT_LINK_LOST)
 		zp__link_release(ZP__ELEMENT(event, zp__link, event));
 	else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
-		zp__link_release(ZP__ELEMENT(event, zp__connection, settling.event)->link);
-	else if (event->event.kind == ZP_EVENT_ROOM)
-		zp__link_release(ZP__ELEMENT(event, zp__link, room));
-	else if (event->event.kind == ZP_EVENT_MESSAGE)
-		zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
+		zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
 }
 
 static void engine_free(zp_engine *engine)
 {
-	while (!zp__list_empty(&engine->events))
-		event_discard(engine, ZP__ELEMENT(engine->events.next, zp__event, node));
-	while (!zp__list_empty(&engine->messages)) /* Polled and never released. */
+	while (!zp__list_empty(&engine->channels))
+		zp_channel_close(engine, ZP__ELEMENT(engine->channels.next, zp__channel, node)->id);
+	while (!zp__list_empty(&engine->queue.events))
+		event_discard(ZP__ELEMENT(engine->queue.events.next, zp__event, node));
+	while (!zp__list_empty(&engine->messages)) /* Messages that were polled and never released. */
 		zp__message_forget(engine, ZP__ELEMENT(engine->messages.next, zp__message_in, node));
 	zp__buffers_discard(engine);
-	ZP__EACH(node, &engine->channels)
-	free(ZP__ELEMENT(node, zp__channel, node));
 	for (uint32_t i = 0; i < engine->thread_count; i++) {
 		free(engine->threads[i].scratch);
 		if (engine->threads[i].epoll_fd >= 0)
@@ -185,8 +187,8 @@ static void engine_free(zp_engine *engine)
 		if (engine->threads[i].wake_fd >= 0)
 			close(engine->threads[i].wake_fd);
 	}
-	if (engine->event_fd >= 0)
-		close(engine->event_fd);
+	if (engine->queue.fd >= 0)
+		close(engine->queue.fd);
 	pthread_cond_destroy(&engine->unpinned);
 	pthread_mutex_destroy(&engine->mutex);
 	free(engine);
@@ -208,14 +210,14 @@ void zp_engine_close(zp_engine *engine)
 
 int zp_engine_fd(zp_engine *engine)
 {
-	return engine->event_fd;
+	return engine->queue.fd;
 }
 
-void zp__event_push(zp_engine *engine, zp__event *event)
+void zp__event_push(zp__queue *queue, zp__event *event)
 {
-	if (zp__list_empty(&engine->events))
-		zp__eventfd_signal(engine->event_fd);
-	zp__list_append(&engine->events, &event->node);
+	if (zp__list_empty(&queue->events))
+		zp__eventfd_signal(queue->fd);
+	zp__list_append(&queue->events, &event->node);
 }
 
 void zp__event_withdraw(zp_engine *engine, zp__event *event)
@@ -223,37 +225,40 @@ void zp__event_withdraw(zp_engine *engine, zp__event *event)
 	if (zp__list_empty(&event->node))
 		return;
 	zp__list_remove(&event->node);
-	if (zp__list_empty(&engine->events))
-		zp__eventfd_drain(engine->event_fd);
+	if (zp__list_empty(&engine->queue.events))
+		zp__eventfd_drain(engine->queue.fd);
 }
 
 int zp_engine_poll(zp_engine *engine, zp_event *result)
 {
 	pthread_mutex_lock(&engine->mutex);
-	bool found = !zp__list_empty(&engine->events);
+	bool found = !zp__list_empty(&engine->queue.events);
 	if (found) {
-		zp__event *event = ZP__ELEMENT(engine->events.next, zp__event, node);
+		zp__event *event = ZP__ELEMENT(engine->queue.events.next, zp__event, node);
 		*result = event->event;
 		zp__event_withdraw(engine, event);
 		if (event->event.kind == ZP_EVENT_LINK_LOST)
 			zp__link_release(ZP__ELEMENT(event, zp__link, event));
 		else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
-			zp__link_release(ZP__ELEMENT(event, zp__connection, settling.event)->link);
-		else if (event->event.kind == ZP_EVENT_ROOM)
-			zp__link_release(ZP__ELEMENT(event, zp__link, room));
+			zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return found;
 }
 
-void zp__id_told(zp_engine *engine, uint64_t id)
+bool zp__id_is_known(const zp_engine *engine, uint64_t id)
 {
-	if (id > engine->id_known_max)
+	return id <= engine->id_known_max || id >= ZP_FREE_CHANNEL;
+}
+
+void zp__id_note(zp_engine *engine, uint64_t id)
+{
+	if (!zp__id_is_known(engine, id))
 		engine->id_known_max = id;
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
-		if (c->rx.frame.id <= engine->id_known_max)
+		if (zp__id_is_known(engine, c->rx.frame.id))
 			zp__unpark(c);
 	}
 }

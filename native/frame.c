@@ -1,4 +1,4 @@
-/* The wire format of frame headers and record prefixes; the only file that knows it. Pure functions, no shared state.
+/* The wire format of frame headers and record prefixes; no other file reads or writes it. Pure functions, no shared state.
  *
  *   0  magic "ZPF1"         4  kind, lane, 2 zero bytes    8  attempt or channel
  *  16  chunk               20  length of the body         24  offset
@@ -65,7 +65,7 @@ int zp__frame_decode(const uint8_t header[ZP__HEADER_BYTES], zp__frame *frame)
 		return -EPROTO;
 	if (get32(header + 36) != zp__crc32c(0, header, 36))
 		return -EBADMSG;
-	if (header[4] < ZP__REDUCE_SCATTER || header[4] > ZP__CONFIRM || header[6] || header[7])
+	if (header[4] < ZP__REDUCE_SCATTER || header[4] > ZP__ACK || header[6] || header[7])
 		return -EPROTO;
 	frame->kind = header[4];
 	frame->lane = header[5];

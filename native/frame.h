@@ -12,23 +12,23 @@ enum zp__frame_kind {
 	ZP__REDUCE_SCATTER = 1,
 	ZP__ALL_GATHER = 2,
 	ZP__MESSAGE = 3,
-	/* About a connection of the same link: `chunk` is its place, `id` its generation, `offset` how many frames came
-	 * whole on it. No body. */
-	ZP__SETTLE = 4, /* it is closed here, so the number is final */
-	ZP__CONFIRM = 5 /* so far */
+	/* Acknowledge frames of any connection of the same link. `chunk` is the index of that connection, `id` its
+	 * generation, `offset` the number of complete frames received on it. No body. */
+	ZP__FINAL_ACK = 4, /* the receiver has closed the connection: the number is final */
+	ZP__ACK = 5	   /* so far */
 };
 
 typedef struct {
 	uint8_t kind;	 /* enum zp__frame_kind */
-	uint8_t lane;	 /* 0: several rings an attempt are not there yet */
-	uint64_t id;	 /* of the attempt or channel; see also ZP__SETTLE */
+	uint8_t lane;	 /* always 0: an attempt has one ring so far */
+	uint64_t id;	 /* attempt, channel, or generation (acknowledgements) */
 	uint32_t chunk;	 /* 0 for messages */
 	uint64_t offset; /* elements from the start of the chunk; 0 for messages */
 	uint32_t length; /* bytes of the body */
 	uint32_t crc;	 /* CRC32C of the body */
 } zp__frame;
 
-/* The prefix of a record of a sealed connection: the bytes of its text. */
+/* The prefix of a record of an encrypted connection: the size of its plaintext in bytes. */
 #define ZP__RECORD_PREFIX_BYTES 4u
 void zp__record_encode(uint8_t prefix[ZP__RECORD_PREFIX_BYTES], uint32_t bytes);
 uint32_t zp__record_decode(const uint8_t prefix[ZP__RECORD_PREFIX_BYTES]);
@@ -41,14 +41,14 @@ typedef struct {
 
 void zp__frame_encode(uint8_t header[ZP__HEADER_BYTES], const zp__frame *frame);
 
-/* Decodes a whole header. -EPROTO: not a header of this version; -EBADMSG: damaged. `frame` is set on success only. */
+/* Decodes a complete header. -EPROTO: not a header of this version; -EBADMSG: damaged. Sets `frame` on success only. */
 int zp__frame_decode(const uint8_t header[ZP__HEADER_BYTES], zp__frame *frame);
 
-/* Where the next bytes of the header go, and how many are missing. */
+/* Sets `*space` to where the next bytes of the header go. Returns how many are missing. */
 size_t zp__frame_missing(zp__frame_parser *parser, uint8_t **space);
 
-/* Notes that `bytes` were put there. 1: the header is complete, `frame` is set, and the parser expects the next;
- * 0: bytes are missing; -errno of zp__frame_decode(). */
+/* Accepts `bytes` that were written to that space. 1: the header is complete, `frame` is set, and the parser is ready
+ * for the next one; 0: bytes are missing; -errno of zp__frame_decode(). */
 int zp__frame_advance(zp__frame_parser *parser, size_t bytes, zp__frame *frame);
 
 #endif

@@ -1,7 +1,7 @@
-/* How a tensor is cut: into one chunk a peer (broadcast: one chunk), and each chunk into slots of one frame. All peers
- * compute the same from the same plan. In a ring a chunk starts its reduce-scatter at the rank after its owner's; the
- * owner, the last to add its share, starts its all-gather. In an all-reduce rank j - 1 owns chunk j, else the plan says
- * who. In the direct exchange rank j owns chunk j. */
+/* How a tensor is cut: into one chunk per peer (broadcast: one chunk), and each chunk into slots of one frame. All peers
+ * compute the same layout from the same plan. In a ring the reduce-scatter of a chunk starts at the rank after its
+ * owner; the owner is the last to add its share and starts the all-gather. In a ring all-reduce rank j - 1 owns chunk j;
+ * for other collectives the plan names the owners. In the direct exchange rank j owns chunk j. */
 #ifndef ZP_LAYOUT_H
 #define ZP_LAYOUT_H
 
@@ -12,17 +12,17 @@
 typedef struct {
 	uint32_t world_size, rank;
 	uint32_t chunks;
-	bool reduces, gathers;	 /* the plan has a reduce-scatter, an all-gather */
+	bool reduces, gathers;	 /* the plan has a reduce-scatter phase, an all-gather phase */
 	const uint32_t *owners;	 /* by chunk; NULL: as in an all-reduce */
 	uint64_t chunk_elements; /* of a short chunk */
-	uint64_t long_chunks;	 /* the first so many chunks have one element more */
-	uint64_t frame_elements; /* of a slot, but the last of its chunk */
-	uint64_t long_slots, short_slots; /* in a chunk */
+	uint64_t long_chunks;	 /* the first long_chunks chunks have one element more */
+	uint64_t frame_elements; /* of a slot; the last slot of a chunk may have fewer */
+	uint64_t long_slots, short_slots; /* slots of a long chunk, of a short chunk */
 	uint64_t slot_count;
 	uint32_t itemsize;
 	uint32_t block_elements;  /* 0: not quantised */
-	uint32_t parameter_bytes; /* of a block */
-	uint32_t code_bits;	  /* of an element, quantised */
+	uint32_t parameter_bytes; /* per block */
+	uint32_t code_bits;	  /* per element, quantised */
 	size_t wire_stride;	  /* bytes of a full slot on the wire */
 } zp__layout;
 
@@ -31,7 +31,7 @@ typedef struct {
 	uint64_t offset;   /* elements from the start of the chunk */
 	uint64_t position; /* elements from the start of the tensor */
 	uint64_t elements;
-} zp__place;
+} zp__span;
 
 static inline uint64_t zp__chunk_elements(const zp__layout *l, uint32_t chunk)
 {
@@ -55,7 +55,7 @@ static inline uint64_t zp__chunk_first_slot(const zp__layout *l, uint32_t chunk)
 	return l->long_chunks * l->long_slots + (chunk - l->long_chunks) * l->short_slots;
 }
 
-/* In a ring. */
+/* Ring only. */
 static inline uint32_t zp__chunk_owner(const zp__layout *l, uint32_t chunk)
 {
 	return l->owners ? l->owners[chunk] : (chunk + l->world_size - 1) % l->world_size;
@@ -75,21 +75,21 @@ static inline size_t zp__wire_bytes(const zp__layout *l, uint64_t elements)
 	       (rest * l->code_bits + 7) / 8;
 }
 
-static inline zp__place zp__slot_place(const zp__layout *l, uint64_t slot)
+static inline zp__span zp__slot_span(const zp__layout *l, uint64_t slot)
 {
-	zp__place place;
+	zp__span span;
 	uint64_t long_total = l->long_chunks * l->long_slots;
 	if (slot < long_total) {
-		place.chunk = (uint32_t)(slot / l->long_slots);
-		place.offset = slot % l->long_slots * l->frame_elements;
+		span.chunk = (uint32_t)(slot / l->long_slots);
+		span.offset = slot % l->long_slots * l->frame_elements;
 	} else {
-		place.chunk = (uint32_t)(l->long_chunks + (slot - long_total) / l->short_slots);
-		place.offset = (slot - long_total) % l->short_slots * l->frame_elements;
+		span.chunk = (uint32_t)(l->long_chunks + (slot - long_total) / l->short_slots);
+		span.offset = (slot - long_total) % l->short_slots * l->frame_elements;
 	}
-	uint64_t rest = zp__chunk_elements(l, place.chunk) - place.offset;
-	place.elements = rest < l->frame_elements ? rest : l->frame_elements;
-	place.position = zp__chunk_position(l, place.chunk) + place.offset;
-	return place;
+	uint64_t rest = zp__chunk_elements(l, span.chunk) - span.offset;
+	span.elements = rest < l->frame_elements ? rest : l->frame_elements;
+	span.position = zp__chunk_position(l, span.chunk) + span.offset;
+	return span;
 }
 
 #endif

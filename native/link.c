@@ -1,16 +1,16 @@
-/* Links and connections: opening, closing, losing, and the queue of frames of a link that its connections take from.
+/* Links and connections: opening, closing, loss, and the queue of frames of a link, which its connections share.
  *
- * Work stealing. A link has one queue (of flows, which take turns frame by frame, so that attempts share the link); a
- * connection whose socket has room takes the next frame, sends it whole and goes to the end of the line. A connection
- * is at any time either busy (a frame in tx), blocked (its socket is full), runnable (its thread is about to look for a
- * frame) or idle (in link->idle). A new frame wakes the connection that is idle longest; all others look for frames by
- * themselves when they are done, so no frame is left behind while a connection could take it.
+ * One queue, many connections. The queue of a link consists of flows that take turns frame by frame, so that attempts
+ * share the link. A connection whose socket has space takes the next frame, sends all of it, and queues for the next. At
+ * any time a connection is busy (a frame in tx), blocked (its socket is full), runnable (its thread is about to look for
+ * a frame) or idle (in link->idle). A new frame wakes the connection that has been idle longest; the others look for
+ * frames by themselves when they are done. So no frame waits while a connection could take it.
  *
- * Within a host one connection carries all that the CPUs can, and each more has buffers of its own that drive the others
- * out of the cache. There only the first local_senders_max open ones take frames; the rest stand by, and send nothing
- * but SETTLE and CONFIRM (settle.c).
+ * Within a host one connection is as fast as the CPUs, and the buffers of more connections would evict each other from
+ * the cache. So only the first local_senders_max open connections take frames there; the others stand by and send
+ * nothing but acknowledgements (retransmit.c).
  *
- * Everything here is under the lock; see zp_internal.h. */
+ * Everything here runs under the lock; see zp_internal.h. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -35,11 +35,11 @@ zp__link *zp__link_find(zp_engine *engine, const uint8_t peer[])
 	return NULL;
 }
 
-/* Frees a link whose connections are closed, or still the caller's. */
+/* Frees a link whose connections are closed or were never taken over from the caller. */
 static void link_free(zp__link *link)
 {
 	for (uint32_t i = 0; i < link->connection_count; i++)
-		zp__seal_close(link->connections[i].seal);
+		zp__record_layer_close(link->connections[i].records);
 	free(link);
 }
 
@@ -65,7 +65,7 @@ void zp__flow_open(zp__flow *flow, zp__link *link, zp__attempt *attempt)
 	zp__list_append(&link->open_flows, &flow->open_node);
 }
 
-/* The link forgets the flow with all its frames, queued and sent. */
+/* Removes the flow and all its frames, queued and sent, from its link. */
 void zp__flow_close(zp__flow *flow)
 {
 	zp__link_retract(flow);
@@ -87,15 +87,14 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	zp__list_init(&link->flows);
 	zp__list_init(&link->idle);
 	zp__list_init(&link->event.node);
-	zp__list_init(&link->room.node);
-	link->room_bytes = UINT64_MAX;
+	link->writable_bytes = UINT64_MAX;
 	zp__flow_open(&link->messages, link, NULL);
 	for (uint32_t i = 0; i < count; i++) {
 		zp__connection *c = &link->connections[i];
 		c->link = link;
 		c->index = i;
 		c->fd = fds[i];
-		zp__settle_init(c);
+		zp__retransmit_init(c);
 		zp__list_init(&c->run_node);
 		zp__list_init(&c->attention_node);
 		zp__list_init(&c->idle_node);
@@ -104,7 +103,7 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	return link;
 }
 
-/* Lock held. True if one of the fds is among the engine's, or twice among these. */
+/* Lock held. True if the engine already owns one of the fds, or one occurs twice. */
 static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
@@ -122,9 +121,9 @@ static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
 	return false;
 }
 
-/* Lock held. Gives a connection to a thread, which puts it into its epoll: were it done here, a failure halfway would
- * have to take connections back that their threads may already be working on. The connections of a link are spread over
- * the threads, and so are the first ones of all links, which may be the only ones that take frames. */
+/* Lock held. Assigns a connection to a thread. The thread registers it with epoll itself: done here, a failure halfway
+ * would have to take back connections that their threads may already be using. The connections of a link are spread
+ * over the threads; so are the first connections of all links, which may be the only ones that send frames. */
 static void connection_adopt(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
@@ -143,21 +142,21 @@ static void link_adopt(zp__link *link)
 		link->local && engine->config.local_senders_max ? engine->config.local_senders_max : UINT32_MAX;
 	link->open = true;
 	zp__list_append(&engine->links, &link->node);
-	zp__thread_wake(&engine->threads[0]); /* It watches for paths that are broken. */
+	zp__thread_wake(&engine->threads[0]); /* It checks links for broken paths. */
 	for (uint32_t i = 0; i < link->connection_count; i++)
 		connection_adopt(&link->connections[i]);
 }
 
-static int link_seal(zp__link *link, const zp_seal *seals)
+static int link_encrypt(zp__link *link, const zp_aead *aeads)
 {
 	int rc = 0;
-	link->sealed = seals != NULL;
-	for (uint32_t i = 0; rc == 0 && seals && i < link->connection_count; i++)
-		rc = zp__seal_open(&seals[i], &link->connections[i].seal);
+	link->encrypted = aeads != NULL;
+	for (uint32_t i = 0; rc == 0 && aeads && i < link->connection_count; i++)
+		rc = zp__record_layer_open(&aeads[i], &link->connections[i].records);
 	return rc;
 }
 
-int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_seal *seals, uint32_t count,
+int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_aead *aeads, uint32_t count,
 		 uint64_t *id)
 {
 	if (count < 1 || count > ZP_LINK_CONNECTIONS_MAX)
@@ -170,7 +169,7 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 	zp__link *link = link_new(engine, peer, fds, count);
 	if (!link)
 		return -ENOMEM;
-	rc = link_seal(link, seals);
+	rc = link_encrypt(link, aeads);
 	pthread_mutex_lock(&engine->mutex);
 	if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
@@ -180,44 +179,44 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
-		link_free(link); /* The fds are still the caller's. */
+		link_free(link); /* The caller still owns the fds. */
 	return rc;
 }
 
-/* Lock held. Puts a connection into its place, if all that forbids it is not the case. */
-static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd, zp__seal *seal, const void *first,
-		    uint32_t first_bytes)
+/* Lock held. Checks the arguments of zp_link_add() and adds the connection. */
+static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd, zp__record_layer *records,
+		    const void *first, uint32_t first_bytes)
 {
-	if (index >= link->connection_count || link->sealed != (seal != NULL))
+	if (index >= link->connection_count || link->encrypted != (records != NULL))
 		return -EINVAL;
 	zp__connection *c = &link->connections[index];
-	int rc = zp__settle_may_add(c, generation);
+	int rc = zp__retransmit_may_add(c, generation);
 	if (rc < 0)
 		return rc;
-	if (first_bytes) { /* It fits into the buffer of a socket over which nothing is sent yet. */
+	if (first_bytes) { /* It fits: the send buffer of this socket is empty. */
 		struct iovec iov = {(void *)(uintptr_t)first, first_bytes};
 		ssize_t n = zp__sock_send(fd, &iov, 1);
 		if (n != (ssize_t)first_bytes)
 			return n < 0 ? (int)n : -EIO;
 	}
 	c->fd = fd;
-	c->seal = seal;
+	c->records = records;
 	c->watched = c->readable = c->writable = c->hung_up = c->closing = false;
 	c->silent_ns = 0;
-	zp__settle_added(c, generation);
+	zp__retransmit_added(c, generation);
 	connection_adopt(c);
 	return 0;
 }
 
 int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t index, uint32_t generation, int fd,
-		const zp_seal *how, const void *first, uint32_t first_bytes)
+		const zp_aead *aead, const void *first, uint32_t first_bytes)
 {
-	zp__seal *seal = NULL;
+	zp__record_layer *records = NULL;
 	if (first_bytes > ZP_FIRST_BYTES_MAX || (first_bytes && !first))
 		return -EINVAL;
 	int rc = zp__sock_prepare(fd, engine->config.path_timeout_ms);
-	if (rc == 0 && how)
-		rc = zp__seal_open(how, &seal);
+	if (rc == 0 && aead)
+		rc = zp__record_layer_open(aead, &records);
 	if (rc < 0)
 		return rc;
 	pthread_mutex_lock(&engine->mutex);
@@ -227,10 +226,10 @@ int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t i
 	else if (fds_taken(engine, &fd, 1))
 		rc = -EEXIST;
 	else
-		rc = link_add(link, index, generation, fd, seal, first, first_bytes);
+		rc = link_add(link, index, generation, fd, records, first, first_bytes);
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
-		zp__seal_close(seal);
+		zp__record_layer_close(records);
 	return rc;
 }
 
@@ -261,20 +260,19 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 			stats->open_count += is_live(c);
 			stats->tx_bytes[i] = c->tx_bytes;
 			stats->rx_bytes[i] = c->rx_bytes;
-			stats->generation[i] = c->settling.generation;
+			stats->generation[i] = c->retransmit.generation;
 		}
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return link ? 0 : -ENOTCONN;
 }
 
-/* Takes the link out of use: its connections are shut down now and closed by their threads soon, attempts on it fail,
- * and, if `tell`, a LINK_LOST follows. */
+/* Takes the link out of use: shuts its connections down (their threads close them soon), fails the attempts that use it
+ * and, if `tell`, queues LINK_LOST. */
 void zp__link_lose(zp__link *link, int status, bool tell)
 {
 	if (!link->open)
 		return;
-	zp_engine *engine = link->engine;
 	link->open = false;
 	zp__list_remove(&link->node);
 	for (uint32_t i = 0; i < link->connection_count; i++) {
@@ -285,19 +283,19 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 		zp__connection_attend(c);
 	}
 	zp__attempts_fail(link, status);
-	zp__settle_discard(link);
+	zp__retransmit_discard(link);
 	zp__message_flow_clear(link);
 	if (tell) {
 		link->event.event = (zp_event){.kind = ZP_EVENT_LINK_LOST, .status = status, .id = link->id};
 		memcpy(link->event.event.peer, link->peer, ZP_PEER_ID_BYTES);
 		link->references++;
-		zp__event_push(engine, &link->event);
+		zp__event_push(&link->engine->queue, &link->event);
 	}
 	zp__link_release(link);
 }
 
-/* Takes a connection out of use: it is shut down now, closed by its thread soon, and then settled with the other end.
- * Without any other the link is lost. */
+/* Takes a connection out of use: shuts it down; its thread closes it soon and starts the retransmission of its frames.
+ * If it is the last one the link is lost. */
 void zp__connection_lose(zp__connection *c, int status)
 {
 	zp__link *link = c->link;
@@ -316,7 +314,7 @@ void zp__connection_lose(zp__connection *c, int status)
 	zp__connection_attend(c);
 }
 
-/* True if the connection is one of those of its link that take frames. */
+/* True if the connection is one of the `senders_max` of its link that take frames. */
 bool zp__connection_may_send(const zp__connection *connection)
 {
 	const zp__link *link = connection->link;
@@ -326,8 +324,8 @@ bool zp__connection_may_send(const zp__connection *connection)
 	return before < link->senders_max;
 }
 
-/* Wakes the connection that is idle longest of those that may take a frame. What tells of connections goes over any: it
- * must not wait for one that is held up, as what holds it up may wait for what it tells. */
+/* Wakes the connection that has been idle longest among those that may take a frame. Acknowledgements may go over any
+ * connection: they must not wait for one that is blocked, since the other end may unblock it only after it has them. */
 void zp__link_wake_idle(zp__link *link)
 {
 	ZP__EACH(node, &link->idle)
@@ -353,7 +351,7 @@ void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame)
 	zp__link_wake_idle(link);
 }
 
-/* Takes all frames of a flow out of the queue. */
+/* Removes all frames of a flow from the queue. */
 void zp__link_retract(zp__flow *flow)
 {
 	ZP__EACH(frame, &flow->frames)
@@ -369,8 +367,8 @@ void zp__unpark(zp__connection *connection)
 	zp__connection_attend(connection);
 }
 
-/* True if the other end has owed acknowledgements for too long. Small looks at short intervals tell a path that is
- * silent from one over which nothing was sent before. */
+/* True if the other end has owed TCP acknowledgements for `timeout_ns`. Because it is called at short intervals, it can
+ * distinguish a silent path from one over which nothing was sent until now. */
 static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, uint64_t timeout_ns)
 {
 	uint64_t silence_ns = is_live(c) ? zp__sock_silence_ms(c->fd) * 1000000u : 0;
@@ -383,7 +381,8 @@ static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, 
 	return now_ns - c->silent_ns >= timeout_ns;
 }
 
-/* Loses connections whose path is broken, though no error says so. Looks at all of them in turns. */
+/* Loses connections whose path is broken without a socket error. Checks all of them LOOKS_PER_TIMEOUT times per
+ * path_timeout. Returns the next deadline. */
 uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 {
 	uint64_t timeout_ns = engine->config.path_timeout_ms * (uint64_t)1000000;
@@ -403,7 +402,7 @@ uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 	return engine->links_check_ns;
 }
 
-/* By the connection's thread, or when the threads have ended. */
+/* Called by the connection's thread, or after the threads have ended. */
 void zp__connection_close(zp__connection *connection)
 {
 	zp__link *link = connection->link;
@@ -412,18 +411,18 @@ void zp__connection_close(zp__connection *connection)
 	zp__list_remove(&connection->attention_node);
 	zp__list_remove(&connection->idle_node);
 	zp__list_remove(&connection->parked_node);
-	if (connection->watched) /* Explicitly, because a child process may still have the socket open. */
+	if (connection->watched) /* close() does not unregister it while a child process has the socket open. */
 		epoll_ctl(connection->thread->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
 	close(connection->fd);
 	connection->fd = -1;
-	zp__seal_close(connection->seal);
-	connection->seal = NULL;
+	zp__record_layer_close(connection->records);
+	connection->records = NULL;
 	free(connection->tx.aside);
 	zp__memory_unmap(connection->landing, connection->landing_bytes);
 	connection->landing = NULL;
 	connection->landing_bytes = 0;
 	if (link->open)
-		zp__settle_closed(connection);
+		zp__retransmit_closed(connection);
 	else if (connection->tx.message)
 		zp__message_sent(link, connection->tx.message);
 	if (connection->rx.message)
@@ -431,6 +430,6 @@ void zp__connection_close(zp__connection *connection)
 	connection->tx = (zp__transmit){0};
 	connection->rx = (zp__receive){0};
 	if (link->open && !zp__list_empty(&link->flows))
-		zp__link_wake_idle(link); /* Another one now sends in its stead. */
+		zp__link_wake_idle(link); /* Another connection may now be among the senders. */
 	zp__link_release(link);
 }

@@ -1,9 +1,10 @@
 /* The I/O threads. Each waits in epoll for its own connections and for its eventfd, by which other threads ask it to
- * look at its attention list (a connection to wake, unpark or close). The first thread also watches for stalls and
- * for broken paths, and gives idle memory back.
+ * take its attention list (connections to wake, unpark or close). The first thread also checks for stalled attempts and
+ * broken paths, and trims idle memory.
  *
- * Sockets are edge-triggered: what epoll said is remembered in connection->readable and ->writable until a call finds
- * the contrary. Connections with something to do are in thread->run and take turns, one frame each way a turn. */
+ * Sockets are edge-triggered: connection->readable and ->writable hold the last report of epoll until a system call
+ * contradicts it. Connections with something to do are in thread->run and take turns; one turn receives and sends at
+ * most one frame. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fenv.h>
@@ -22,7 +23,7 @@ static _Thread_local zp__thread *current;
 void zp__thread_wake(zp__thread *thread)
 {
 	if (thread == current || thread->woken)
-		return; /* It looks before it waits. */
+		return; /* It takes the attention list before it waits. */
 	thread->woken = true;
 	zp__eventfd_signal(thread->wake_fd);
 }
@@ -43,7 +44,7 @@ static void run_soon(zp__thread *thread, zp__connection *c)
 		zp__list_append(&thread->run, &c->run_node);
 }
 
-/* Lock held. Puts a new connection into the thread's epoll; the socket reports at once that it is writable. */
+/* Lock held. Registers a new connection with the thread's epoll, which at once reports the socket as writable. */
 static void watch(zp__thread *thread, zp__connection *c)
 {
 	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
@@ -52,7 +53,7 @@ static void watch(zp__thread *thread, zp__connection *c)
 		zp__connection_lose(c, -errno);
 }
 
-/* Takes the attention list. False: the thread must end. */
+/* Handles the attention list. False: the thread must end. */
 static bool look(zp__thread *thread)
 {
 	zp_engine *engine = thread->engine;
@@ -115,7 +116,7 @@ static void run_one(zp__thread *thread, zp__connection *c)
 	if (error < 0) {
 		zp_engine *engine = thread->engine;
 		pthread_mutex_lock(&engine->mutex);
-		if (error == -EPROTO) /* It would say the same on any other connection. */
+		if (error == -EPROTO) /* A peer that violates the protocol would do so on every connection. */
 			zp__link_lose(c->link, error, true);
 		else
 			zp__connection_lose(c, error);
@@ -127,7 +128,7 @@ static void run_one(zp__thread *thread, zp__connection *c)
 
 static void run_all(zp__thread *thread)
 {
-	/* One round: who is appended during it waits for the next. */
+	/* One round: connections that are appended during it run in the next. */
 	zp__list round;
 	zp__list_init(&round);
 	while (!zp__list_empty(&thread->run)) {
@@ -144,7 +145,7 @@ static void *thread_main(void *argument)
 	zp__thread *thread = argument;
 	zp_engine *engine = thread->engine;
 	current = thread;
-	/* The creator may flush subnormals to zero; then peers would disagree on what the same bytes mean. */
+	/* The thread inherits the floating-point environment. If it flushed subnormals to zero, peers would disagree. */
 	fesetenv(FE_DFL_ENV);
 	uint64_t deadline_ns = UINT64_MAX;
 	bool check = true;
@@ -175,7 +176,7 @@ static void *thread_main(void *argument)
 	return NULL;
 }
 
-/* On failure what was made stays in `thread` for the caller to release. */
+/* On failure the caller releases what was created; it is in `thread`. */
 int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index)
 {
 	thread->engine = engine;
@@ -195,7 +196,7 @@ int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index)
 	if (epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->wake_fd, &event) < 0)
 		return -errno;
 	sigset_t all, before;
-	sigfillset(&all); /* Signals are for the threads of the program. */
+	sigfillset(&all); /* The program's own threads handle signals. */
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int rc = -pthread_create(&thread->pthread, NULL, thread_main, thread);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -1,12 +1,12 @@
 /* Memory that does not come from the heap: mapped regions, the pool that keeps some for the next attempt, and copying
  * past the cache.
  *
- * The pool. Fresh memory is zeroed page by page as it is touched, which costs more than all that an attempt does with
- * it. So regions go to a pool, under the lock, and are taken again for a like size. Idle and used ones together are
- * never more than what was in use at a time since the pool was trimmed. What nobody takes for ZP__POOL_IDLE_NS is offered
- * to the system, which takes it when it runs short: until then it costs nobody anything, and to touch new memory in the
- * middle of a call may take seconds, where a hypervisor has to find it first. After ZP__POOL_KEEP_NS it is unmapped. Both
- * are done by the first I/O thread, and all of mapping, offering and unmapping without the lock. */
+ * The pool. The kernel zeroes new memory page by page as it is touched, which costs more than the work of an attempt on
+ * it. So released regions go to a pool, under the lock, and are reused for similar sizes. Idle and used regions together
+ * never exceed the peak use since the pool was last trimmed. A region that is idle for ZP__POOL_IDLE_NS is offered to the
+ * kernel, which reclaims it only under memory pressure; it is kept because touching new memory in the middle of a call
+ * may take seconds where a hypervisor has to provide it. After ZP__POOL_KEEP_NS it is unmapped. The first I/O thread
+ * does both; mapping, offering and unmapping run without the lock. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>
@@ -21,9 +21,9 @@
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define LINE_BYTES 64u
-#define WASTE_PARTS 8u /* of a region that is taken, one of so many parts may stay unused */
+#define WASTE_PARTS 8u /* up to 1/WASTE_PARTS of a reused region may stay unused */
 
-/* Zeroed memory that costs nothing until it is touched and goes back to the system when it is unmapped. NULL: none. */
+/* Maps zeroed memory, whose pages the kernel provides when they are touched. NULL: no memory. */
 void *zp__memory_map(size_t bytes)
 {
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -40,7 +40,7 @@ void zp__memory_unmap(void *memory, size_t bytes)
 		munmap(memory, bytes);
 }
 
-/* Lock held. Takes a region out of the pool. */
+/* Lock held. */
 static zp__region pool_remove(zp__pool *pool, uint32_t index)
 {
 	zp__region region = pool->regions[index];
@@ -50,7 +50,7 @@ static zp__region pool_remove(zp__pool *pool, uint32_t index)
 	return region;
 }
 
-/* Lock held. The smallest region of at least `bytes` and not much more, or count. */
+/* Lock held. Index of the smallest region of at least `bytes` that does not waste too much; count: none. */
 static uint32_t pool_find(const zp__pool *pool, size_t bytes)
 {
 	uint32_t found = pool->count;
@@ -63,7 +63,7 @@ static uint32_t pool_find(const zp__pool *pool, size_t bytes)
 	return found;
 }
 
-/* Lock held. The region that is idle longest of those that are not offered yet, or count. */
+/* Lock held. Index of the region that is idle longest and not offered yet; count: none. */
 static uint32_t pool_offer_next(const zp__pool *pool)
 {
 	uint32_t index = 0;
@@ -72,7 +72,7 @@ static uint32_t pool_offer_next(const zp__pool *pool)
 	return index;
 }
 
-/* Finds or maps a region of at least `bytes`, none for 0; what is in it is undefined. -ENOMEM. */
+/* Takes a region of at least `bytes` from the pool, or maps one; for 0 bytes none. Its contents are undefined. -ENOMEM. */
 int zp__region_take(zp_engine *engine, size_t bytes, zp__region *region)
 {
 	zp__pool *pool = &engine->pool;
@@ -84,7 +84,7 @@ int zp__region_take(zp_engine *engine, size_t bytes, zp__region *region)
 	pthread_mutex_lock(&engine->mutex);
 	uint32_t index = pool_find(pool, bytes);
 	*region = index < pool->count ? pool_remove(pool, index) : (zp__region){.bytes = bytes};
-	region->offered = false; /* What is written from now on stays. */
+	region->offered = false; /* Writing to a page withdraws it from the kernel. */
 	pool->used_bytes += region->bytes;
 	if (pool->used_bytes_peak < pool->used_bytes)
 		pool->used_bytes_peak = pool->used_bytes;
@@ -103,7 +103,7 @@ int zp__region_take(zp_engine *engine, size_t bytes, zp__region *region)
 	return -ENOMEM;
 }
 
-/* Gives back a region that zp__region_take() gave, or none. */
+/* Returns a region from zp__region_take() to the pool. */
 void zp__region_give(zp_engine *engine, zp__region *region)
 {
 	zp__pool *pool = &engine->pool;
@@ -118,14 +118,14 @@ void zp__region_give(zp_engine *engine, zp__region *region)
 	region->idle_ns = zp__now_ns();
 	pool->regions[pool->count++] = *region;
 	if (pool_offer_next(pool) == pool->count - 1 && engine->thread_count)
-		zp__thread_wake(&engine->threads[0]); /* It trims, and waits for no earlier one. */
+		zp__thread_wake(&engine->threads[0]); /* It trims the pool and has no earlier deadline for it. */
 	pthread_mutex_unlock(&engine->mutex);
 	zp__memory_unmap(surplus.memory, surplus.bytes);
 	*region = (zp__region){0};
 }
 
-/* Lock held. Puts a region that is offered to the system back to those that are idle as long, or leaves it in `region` if
- * others have taken its room. */
+/* Lock held. Puts an offered region back into the pool, in order of idle time. If the pool is full, or the region would
+ * exceed its bound, leaves it in `region`. */
 static void pool_return(zp__pool *pool, zp__region *region)
 {
 	if (pool->count == ZP__POOL_REGIONS_MAX || pool->used_bytes + pool->idle_bytes + region->bytes > pool->used_bytes_peak)
@@ -140,7 +140,7 @@ static void pool_return(zp__pool *pool, zp__region *region)
 	*region = (zp__region){0};
 }
 
-/* Lock held at entry and at return, not in between. */
+/* Lock held at entry and at return; released in between. */
 static void pool_offer(zp_engine *engine, zp__region region)
 {
 	zp__pool *pool = &engine->pool;
@@ -153,7 +153,7 @@ static void pool_offer(zp_engine *engine, zp__region region)
 		return;
 	pool->used_bytes_peak = pool->used_bytes + pool->idle_bytes;
 	pthread_mutex_unlock(&engine->mutex);
-	zp__memory_unmap(region.memory, region.bytes); /* The kernel takes no offers, or there is no room. */
+	zp__memory_unmap(region.memory, region.bytes); /* madvise() failed, or the pool is full. */
 	pthread_mutex_lock(&engine->mutex);
 }
 
@@ -189,8 +189,8 @@ void zp__pool_discard(zp_engine *engine)
 	}
 }
 
-/* A memcpy whose target is not read soon: it is not fetched to the cache first and drives nothing out of it. The bytes
- * are visible to other threads after zp__copy_past_cache_done() and a lock. */
+/* memcpy with non-temporal stores, for a target that is not read soon: it is not loaded into the cache and evicts nothing
+ * from it. Other threads see the bytes after zp__copy_past_cache_done() and a lock. */
 void zp__copy_past_cache(void *to, const void *from, size_t bytes)
 {
 	uint8_t *t = to;

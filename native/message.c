@@ -1,12 +1,15 @@
-/* Messages on channels: whole frames that are delivered as events. Everything is under the lock.
+/* Messages on channels: frames that are delivered as events. Everything here runs under the lock.
  *
- * Bounds. What was received (or is being received) and not released counts against messages_queued_bytes_max of the
- * engine; at the bound connections whose next frame is a message wait, and TCP pushes back. What is queued for sending,
- * or sent and not yet confirmed by the other end, counts against the same number for each link, or a lower one of the
- * caller's; at the bound zp_message_post() fails, and an event tells of room. One message may always pass. */
+ * Bounds. Messages that are being received, or were received and not released, count against messages_queued_bytes_max
+ * of the engine. At the bound, connections whose next frame is a message stop receiving, and TCP pushes back. Messages
+ * that are queued, or sent and not acknowledged, count against the same bound per link, or a lower one of the caller's.
+ * At the bound zp_message_post() fails, and a WRITABLE event follows. If there is no other message, one of any size is
+ * accepted. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "digest.h"
 #include "zp_internal.h"
@@ -16,18 +19,19 @@ static bool is_pooled(uint64_t bytes)
 	return bytes >= ZP__BUFFER_BYTES_MIN && bytes <= ZP__BUFFER_BYTES;
 }
 
-/* Lock held. Memory of so many bytes that was used before; NULL: there is none. */
+/* Lock held. Takes a spare buffer for `bytes`. NULL: there is none. */
 static void *buffer_take(zp_engine *engine, uint64_t bytes)
 {
 	if (!is_pooled(bytes) || zp__list_empty(&engine->buffers))
 		return NULL;
-	zp__buffer *buffer = ZP__ELEMENT(engine->buffers.previous, zp__buffer, node); /* Perhaps it is in the cache yet. */
+	/* The one used last: it may still be in the cache. */
+	zp__buffer *buffer = ZP__ELEMENT(engine->buffers.previous, zp__buffer, node);
 	zp__list_remove(&buffer->node);
 	engine->buffer_count--;
 	return buffer;
 }
 
-/* New memory of so many bytes, as buffer_give() takes it. */
+/* Allocates `bytes`, to be freed with buffer_give(). */
 static void *buffer_new(uint64_t bytes)
 {
 	return malloc(is_pooled(bytes) ? ZP__BUFFER_BYTES : bytes);
@@ -78,23 +82,34 @@ static zp__channel *channel_find(zp_engine *engine, uint64_t id)
 	return NULL;
 }
 
-int zp_channel_open(zp_engine *engine, uint64_t id)
+static void channel_free(zp__channel *channel)
+{
+	if (channel && channel->own.fd >= 0)
+		close(channel->own.fd);
+	free(channel);
+}
+
+int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 {
 	zp__channel *channel = calloc(1, sizeof *channel);
 	if (!channel)
 		return -ENOMEM;
 	channel->id = id;
-	int rc = 0;
+	zp__list_init(&channel->writable.node);
+	zp__list_init(&channel->own.events);
+	channel->queue = fd < 0 ? &engine->queue : &channel->own;
+	channel->own.fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	int rc = fd >= 0 && channel->own.fd < 0 ? -errno : 0;
 	pthread_mutex_lock(&engine->mutex);
-	if (channel_find(engine, id))
+	if (rc == 0 && channel_find(engine, id))
 		rc = -EEXIST;
 	if (rc == 0) {
 		zp__list_append(&engine->channels, &channel->node);
-		zp__id_told(engine, id);
+		zp__id_note(engine, id);
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
-		free(channel);
+		channel_free(channel);
 	return rc;
 }
 
@@ -102,20 +117,36 @@ int zp_channel_close(zp_engine *engine, uint64_t id)
 {
 	pthread_mutex_lock(&engine->mutex);
 	zp__channel *channel = channel_find(engine, id);
-	if (channel)
+	if (channel) {
 		zp__list_remove(&channel->node);
-	ZP__EACH(node, &engine->events)
-	{
-		zp__event *event = ZP__ELEMENT(node, zp__event, node);
-		if (event->event.kind != ZP_EVENT_MESSAGE || event->event.id != id)
-			continue;
-		zp__event_withdraw(engine, event);
-		zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
+		zp__event_withdraw(engine, &channel->writable);
+		ZP__EACH(node, &channel->queue->events)
+		{
+			zp__event *event = ZP__ELEMENT(node, zp__event, node);
+			if (event->event.kind != ZP_EVENT_MESSAGE || event->event.id != id)
+				continue;
+			zp__event_withdraw(engine, event);
+			zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
+		}
 	}
-	zp__id_told(engine, id);
+	zp__id_note(engine, id);
 	pthread_mutex_unlock(&engine->mutex);
-	free(channel);
+	channel_free(channel);
 	return 0;
+}
+
+int zp_channel_poll(zp_engine *engine, uint64_t id, zp_event *result)
+{
+	pthread_mutex_lock(&engine->mutex);
+	zp__channel *channel = channel_find(engine, id);
+	bool found = channel && !zp__list_empty(&channel->own.events);
+	if (found) {
+		zp__event *event = ZP__ELEMENT(channel->own.events.next, zp__event, node);
+		*result = event->event;
+		zp__list_remove(&event->node);
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	return found;
 }
 
 enum zp__verdict zp__message_admit(zp__connection *c)
@@ -125,7 +156,7 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	if (frame->lane || frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
 		return ZP__VIOLATION;
 	if (!channel_find(engine, frame->id))
-		return frame->id > engine->id_known_max ? ZP__PARK : ZP__DROP;
+		return zp__id_is_known(engine, frame->id) ? ZP__DROP : ZP__PARK;
 	uint64_t bound = engine->config.messages_queued_bytes_max;
 	if (engine->messages_bytes && engine->messages_bytes + frame->length > bound)
 		return ZP__PARK;
@@ -143,7 +174,7 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	return ZP__ADMIT;
 }
 
-/* Frees a message that was received, in part or whole, and lets connections go on that waited for room. */
+/* Frees a message that was received in part or completely, and unparks connections that waited for its bytes. */
 void zp__message_forget(zp_engine *engine, zp__message_in *message)
 {
 	engine->messages_bytes -= message->bytes;
@@ -152,7 +183,7 @@ void zp__message_forget(zp_engine *engine, zp__message_in *message)
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
-		if (c->rx.frame.kind == ZP__MESSAGE && c->rx.frame.id <= engine->id_known_max)
+		if (c->rx.frame.kind == ZP__MESSAGE && zp__id_is_known(engine, c->rx.frame.id))
 			zp__unpark(c);
 	}
 }
@@ -162,7 +193,8 @@ void zp__message_landed(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	zp__message_in *message = c->rx.message;
 	c->rx.message = NULL;
-	if (!channel_find(engine, c->rx.frame.id)) { /* Closed while the message came. */
+	zp__channel *channel = channel_find(engine, c->rx.frame.id);
+	if (!channel) { /* Closed during reception. */
 		zp__message_forget(engine, message);
 		return;
 	}
@@ -171,7 +203,7 @@ void zp__message_landed(zp__connection *c)
 					  .body = message->body,
 					  .body_bytes = message->bytes};
 	memcpy(message->event.event.peer, c->link->peer, ZP_PEER_ID_BYTES);
-	zp__event_push(engine, &message->event);
+	zp__event_push(channel->queue, &message->event);
 }
 
 void zp_message_release(zp_engine *engine, uint8_t *body)
@@ -183,25 +215,29 @@ void zp_message_release(zp_engine *engine, uint8_t *body)
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-static void room_tell(zp__link *link)
+static void writable_report(zp__link *link)
 {
-	if (!link->open || link->room_bytes == UINT64_MAX || link->message_bytes > link->room_bytes)
+	if (!link->open || link->writable_bytes == UINT64_MAX || link->message_bytes > link->writable_bytes)
 		return;
-	link->room_bytes = UINT64_MAX;
-	if (!zp__list_empty(&link->room.node)) /* The one before has not been polled: it is enough. */
-		return;
-	link->room.event = (zp_event){.kind = ZP_EVENT_ROOM, .id = link->id};
-	memcpy(link->room.event.peer, link->peer, ZP_PEER_ID_BYTES);
-	link->references++;
-	zp__event_push(link->engine, &link->room);
+	link->writable_bytes = UINT64_MAX;
+	ZP__EACH(node, &link->engine->channels)
+	{
+		zp__channel *channel = ZP__ELEMENT(node, zp__channel, node);
+		if (!channel->waits)
+			continue;
+		channel->waits = false;
+		channel->writable.event = (zp_event){.kind = ZP_EVENT_WRITABLE, .id = channel->id};
+		if (zp__list_empty(&channel->writable.node)) /* Else the previous one was not polled yet, and suffices. */
+			zp__event_push(channel->queue, &channel->writable);
+	}
 }
 
-/* It has arrived, or was lost with its link. */
+/* Frees a message that the other end has acknowledged, or that is lost with its link. */
 void zp__message_sent(zp__link *link, zp__message_out *message)
 {
 	link->message_bytes -= message->bytes;
 	buffer_give(link->engine, message, sizeof *message + message->bytes);
-	room_tell(link);
+	writable_report(link);
 }
 
 void zp__message_flow_clear(zp__link *link)
@@ -214,7 +250,7 @@ void zp__message_flow_clear(zp__link *link)
 	zp__list_remove(&link->messages.node);
 }
 
-/* A message with room for a body of so many bytes, or NULL; in `memory`, of buffer_take(), unless that is NULL. */
+/* Makes a message for a body of `bytes`, in `memory` from buffer_take() unless that is NULL. NULL: no memory. */
 static zp__message_out *message_new(void *memory, uint64_t channel, uint64_t bytes)
 {
 	zp__message_out *message = memory ? memory : buffer_new(sizeof *message + bytes);
@@ -234,16 +270,22 @@ static void message_offer(zp__link *link, zp__message_out *message)
 	zp__link_offer(link, &link->messages, &message->node);
 }
 
-/* Lock held. 0: `*link` is the link to `peer`, and has room for `bytes`. -EAGAIN: it has none, and will tell when it has. */
-static int room_find(zp_engine *engine, const uint8_t peer[], uint64_t bytes, uint64_t bytes_max, zp__link **link)
+/* Lock held. 0: `*link` is the link to `peer`, and may queue `bytes` more. -EAGAIN: it may not, and WRITABLE will follow on
+ * the channel. */
+static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t id, uint64_t bytes, uint64_t bytes_max,
+			 zp__link **link)
 {
+	zp__channel *channel = channel_find(engine, id);
+	if (!channel)
+		return -ECANCELED;
 	*link = zp__link_find(engine, peer);
 	if (!*link)
 		return -ENOTCONN;
-	uint64_t beside = bytes < bytes_max ? bytes_max - bytes : 0; /* Bytes that may be there beside this message. */
+	uint64_t beside = bytes < bytes_max ? bytes_max - bytes : 0; /* Bytes that other messages may have. */
 	if ((*link)->message_bytes <= beside)
 		return 0;
-	(*link)->room_bytes = beside < bytes_max / 2 ? beside : bytes_max / 2;
+	(*link)->writable_bytes = beside < bytes_max / 2 ? beside : bytes_max / 2;
+	channel->waits = true;
 	return -EAGAIN;
 }
 
@@ -257,8 +299,8 @@ int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, c
 	if (queue_bytes_max < bytes_max)
 		bytes_max = queue_bytes_max;
 	zp__link *link;
-	pthread_mutex_lock(&engine->mutex); /* Once before, lest it be copied in vain, */
-	int rc = room_find(engine, peer, bytes, bytes_max, &link);
+	pthread_mutex_lock(&engine->mutex); /* Check before copying the body, to fail cheaply, */
+	int rc = link_writable(engine, peer, channel, bytes, bytes_max, &link);
 	void *memory = rc == 0 ? buffer_take(engine, sizeof(zp__message_out) + bytes) : NULL;
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
@@ -272,8 +314,8 @@ int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, c
 		memcpy(message->body + head_bytes, body, body_bytes);
 	message->crc = zp__crc32c(0, message->body, bytes);
 
-	pthread_mutex_lock(&engine->mutex); /* and once after, as others may have been faster. */
-	rc = room_find(engine, peer, bytes, bytes_max, &link);
+	pthread_mutex_lock(&engine->mutex); /* and after it, because other threads may have filled the queue. */
+	rc = link_writable(engine, peer, channel, bytes, bytes_max, &link);
 	if (rc == 0)
 		message_offer(link, message);
 	pthread_mutex_unlock(&engine->mutex);

@@ -4,23 +4,23 @@
  * parameter is a float (of DOUBLE a double) in the hosts' byte order. A code is a byte; or half a byte, and then byte i
  * of a block of m has code i in its lower half and code i + ceil(m / 2) in its upper half.
  *
- *                                 | parameters         | number                       | levels: 8 bits | 4 bits
+ *                                 | parameters         | value                        | levels: 8 bits | 4 bits
  *   MIN_MAX                       | minimum, scale     | minimum + code * scale       | 255            | 15
  *   ZERO_POINT_SCALE, UINT8 UINT4 | zero point, scale  | (code - zero point) * scale  | 254            | 14
  *   ZERO_POINT_SCALE, INT8 INT4   | scale              | code * scale                 | 127            | 7
  *
- * The scale is what the levels span, divided by the levels: the range of the block (MIN_MAX), the range with 0 taken in
- * (ZERO_POINT_SCALE, unsigned), the largest magnitude (signed). Codes count from 0; signed ones are two's complement,
- * with MIN_MAX counted from -128 or -8, so that the numbers are the same as those of unsigned ones. The zero point is
- * the code of 0, so 0 stays 0. A code is the nearest integer, ties to even: of a ZERO_POINT_SCALE number x it is
- * q(x) - q(lowest) with q(x) the nearest to x / scale, which is at most one above the levels: hence 254 and 14, and
- * nothing is ever cut off. Arithmetic is in float (DOUBLE: in double); numbers of the 16-bit types are rounded to
- * nearest even when they are stored.
+ * The scale is span / levels, where span is the range of the block (MIN_MAX), the range extended to include 0
+ * (ZERO_POINT_SCALE, unsigned), or the largest magnitude (signed). Codes count from 0; signed codes are two's complement.
+ * With MIN_MAX they start at -128 or -8, so that signed and unsigned codes decode to the same values. The zero point is
+ * the code of 0, so 0 stays 0. A code is the nearest integer, ties to even: for a value x, ZERO_POINT_SCALE gives
+ * q(x) - q(lowest), where q(x) is the integer nearest to x / scale. That may exceed `levels` by one, hence 254 and 14
+ * levels instead of 255 and 15, and no value is clamped. Arithmetic is in float (DOUBLE: in double); values of the 16-bit
+ * types are rounded to nearest even when they are stored.
  *
- * Errors. With s what the levels span and e the largest magnitude in the block, a number is off by at most
+ * Error bound. With s the span and e the largest magnitude of the block, a value is off by at most
  *   s / (2 levels) + 8 epsilon e + the smallest subnormal, plus the rounding of a 16-bit type,
- * with the epsilon of float or double: half a step; 2 roundings of e at most in reading the block; and in writing it 3
- * roundings of up to `levels` steps, hence of s, which is at most 2 e.
+ * with the epsilon of float or double: half a step; at most 2 roundings of e in dequantising; and in quantising 3
+ * roundings of up to `levels` steps, that is of s, which is at most 2 e.
  *
  * Special values.
  * - A block with a NaN or an infinity in it becomes NaN throughout (parameters NaN, codes 0). So does one whose sum
@@ -28,11 +28,11 @@
  * - A block of equal values is exact with MIN_MAX (scale 0). A block of zeros is exact with all; -0 may become +0.
  * - Blocks of subnormals are as exact as others: where the scale is so small that it is itself subnormal it is rounded
  *   up, and codes are clamped. One that spans no more than `levels` of the smallest subnormals is exact.
- * - A block with magnitudes above a quarter of the largest finite number is computed in quarters; values that would
- *   round beyond the largest finite number are that number. A value that is above the greatest of a 16-bit type when it
- *   is stored there becomes infinity, as in any conversion to it; the error of the codes may do that, too.
- * - Parameters that no peer would send (not finite, a negative scale, a zero point that is no code) make the block NaN;
- *   nothing is undefined. All NaNs that are read have one pattern. */
+ * - A block with magnitudes above a quarter of the largest finite number is computed on values scaled by 1/4; results
+ *   saturate at the largest finite number. A value beyond the range of a 16-bit type becomes infinity when it is stored,
+ *   as in any conversion; quantisation error may cause that, too.
+ * - Invalid parameters (not finite, a negative scale, a zero point that is no code) make the block NaN; no input is
+ *   undefined behaviour. Dequantised NaNs all have the same bit pattern. */
 #include "quantise.h"
 
 #include <errno.h>
@@ -52,14 +52,14 @@ typedef struct { /* [0]: float, [1]: double */
 	void (*dequantise[2])(const zp__quantiser *how, void *elements, const uint8_t *wire, size_t count);
 } zp__quantise_kernels;
 
-/* What an algorithm and a quantised type come to. */
+/* Properties of an algorithm together with a quantised type. */
 typedef struct {
 	bool zero_point; /* ZERO_POINT_SCALE */
 	bool is_signed;
-	bool symmetric; /* both: no zero point on the wire */
-	bool nibble;	/* two codes a byte */
-	int32_t middle; /* 128 or 8: what signed codes are off from counting from 0 */
-	int32_t most;	/* 255 or 15: the greatest code, counted from 0 */
+	bool symmetric; /* zero_point and is_signed: no zero point on the wire */
+	bool nibble;	/* two codes per byte */
+	int32_t middle; /* 128 or 8: offset between signed and unsigned codes */
+	int32_t most;	/* 255 or 15: the greatest unsigned code */
 	int32_t levels;
 	size_t parameter_bytes; /* of a block */
 } zp__code;

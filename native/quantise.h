@@ -13,28 +13,28 @@
 
 typedef zp_quantiser zp__quantiser;
 
-/* -EINVAL if something in `how` is out of range. All else here wants it to be checked. */
+/* -EINVAL: a field of `how` is out of range. The other functions here expect a checked `how`. */
 int zp__quantise_check(const zp__quantiser *how);
 
-/* Bytes of the parameters of a block. */
+/* Bytes of parameters per block. */
 uint32_t zp__quantise_parameter_bytes(const zp__quantiser *how);
 
-/* Bits of an element's code. */
+/* Bits per element. */
 uint32_t zp__quantise_code_bits(const zp__quantiser *how);
 
-/* Writes `count` elements to `wire`. */
+/* Quantises `count` elements to `wire`. */
 void zp__quantise(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const void *elements, size_t count);
 
-/* Replaces what `wire` holds by it op `local`, divided by `divisor` (1: not). */
+/* Reduces in place: wire = quantise((dequantise(wire) op local) / divisor). */
 void zp__quantise_fold(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const void *local, size_t count,
 		       uint32_t divisor);
 
-/* Writes to `wire` what `peers` have: `shares` of all but the one of `rank`, whose share is `local`, combined in
- * this order and divided by `divisor` (1: not). Each was rounded when it was quantised; the result is rounded once. */
+/* Reduces the shares of all `peers` in order of rank, divides by `divisor` and quantises to `wire`. shares[i] is the
+ * quantised share of rank i; that of `rank` is `local`, not quantised. The result is rounded once. */
 void zp__quantise_join(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const uint8_t *const shares[],
 		       uint32_t peers, uint32_t rank, const void *local, size_t count, uint32_t divisor);
 
-/* Writes the `count` elements that `wire` holds. */
+/* Dequantises `count` elements from `wire`. */
 void zp__dequantise(enum zp__isa isa, const zp__quantiser *how, void *elements, const uint8_t *wire, size_t count);
 
 #endif

@@ -7,7 +7,7 @@ typedef uint16_t ZP__NAME(unaligned_u16) __attribute__((aligned(1), may_alias));
 typedef float ZP__NAME(number_f) __attribute__((aligned(1), may_alias));
 typedef double ZP__NAME(number_d) __attribute__((aligned(1), may_alias));
 
-/* The elements from `at` on as numbers: where they are, or, of a 16-bit type, converted into `buffer`. */
+/* The elements from `at` on as floats: in their array or, for a 16-bit type, converted to `buffer`. */
 static const ZP__NAME(number_f) *ZP__NAME(load_f)(uint32_t dtype, float *buffer, const void *elements, size_t at,
 						  size_t count)
 {
@@ -23,7 +23,7 @@ static const ZP__NAME(number_f) *ZP__NAME(load_f)(uint32_t dtype, float *buffer,
 	return buffer;
 }
 
-/* Where numbers are to be put that store_f() is given next. */
+/* Where to write the floats that are passed to store_f() next: the array itself or, for a 16-bit type, `buffer`. */
 static ZP__NAME(number_f) *ZP__NAME(target_f)(uint32_t dtype, float *buffer, void *elements, size_t at)
 {
 	return dtype == ZP_FLOAT ? (ZP__NAME(number_f) *)elements + at : buffer;

@@ -2,10 +2,10 @@
  * ZP__REAL, ZP__BITS (an integer of its size), ZP__BITS_MAX, ZP__INFINITY_BITS, ZP__MAGIC (1.5 times 2 to its number of
  * fraction bits), ZP__REAL_MAX, ZP__REAL_TINY (the smallest subnormal), ZP__RANGE_MIN, ZP__LIFT and ZP__RNAME.
  *
- * Blocks are at most ZP__BLOCK_ELEMENTS_MAX elements. All loops are plain, for the compiler to vectorise, and each
- * element's arithmetic stands alone: nothing depends on how many of them a register holds. */
+ * Blocks have at most ZP__BLOCK_ELEMENTS_MAX elements. All loops are plain, so that the compiler can vectorise them, and
+ * each element is computed independently: the result does not depend on the width of a register. */
 
-/* ZP__RNAME(number) is one wherever it lies; this is the same seen as an integer. */
+/* The bits of a ZP__RNAME(number), which like it need not be aligned. */
 typedef ZP__BITS ZP__RNAME(bits) __attribute__((aligned(1), may_alias));
 
 /* What a block's codes mean: number = (code - zero) * scale + low. */
@@ -15,10 +15,11 @@ typedef struct {
 
 typedef struct {
 	ZP__REAL low, high;
-	bool finite; /* else low and high mean nothing */
+	bool finite; /* false: low and high are not set */
 } ZP__RNAME(range);
 
-/* Keys order numbers as integers: -NaN < -infinity < ... < -0 < +0 < ... < infinity < NaN. Its own inverse. */
+/* Maps float bits to integers with the same order: -NaN < -infinity < ... < -0 < +0 < ... < infinity < NaN. An
+ * involution. */
 static inline __attribute__((always_inline)) ZP__BITS ZP__RNAME(key)(ZP__BITS bits)
 {
 	return bits ^ (bits >> (8 * sizeof bits - 1) & ZP__BITS_MAX);
@@ -58,22 +59,22 @@ static ZP__RNAME(range) ZP__RNAME(range_of)(const ZP__RNAME(number) *x, size_t c
 	return ZP__RNAME(range_of_keys)(least, most);
 }
 
-/* What the kernels need to know to encode a block. */
+/* Constants for encoding a block. */
 typedef struct {
 	ZP__RNAME(grid) grid;
-	ZP__REAL unit;	  /* the power of two by which numbers are multiplied first; 1 but of extreme blocks */
-	ZP__REAL inverse; /* codes a number, where unit is 1 */
-	ZP__REAL least, most; /* nearest integers of (number - low) / scale */
-	int32_t shift;	  /* from such an integer to the code's bits */
+	ZP__REAL unit;	  /* power of two by which numbers are multiplied first; 1 except in extreme blocks */
+	ZP__REAL inverse; /* 1 / scale, where unit is 1 */
+	ZP__REAL least, most; /* bounds of the nearest integer to (number - low) / scale */
+	int32_t shift;	  /* added to that integer gives the code */
 } ZP__RNAME(coder);
 
-/* The nearest integer, ties to even, in the lowest bits; of what is below 2^20 in size. */
+/* The nearest integer to t, ties to even, in the low bits; |t| must be below 2^20. */
 static inline __attribute__((always_inline)) ZP__BITS ZP__RNAME(nearest)(ZP__REAL t)
 {
 	return ZP__RNAME(bits_of)(t + ZP__MAGIC);
 }
 
-/* `low` and `high` are finite. */
+/* `low` and `high` must be finite. */
 static ZP__RNAME(coder) ZP__RNAME(coder_of)(const zp__code *code, ZP__REAL low, ZP__REAL high)
 {
 	ZP__RNAME(coder) c = {.unit = 1};
@@ -94,7 +95,7 @@ static ZP__RNAME(coder) ZP__RNAME(coder_of)(const zp__code *code, ZP__REAL low, 
 		range = high * c.unit - low * c.unit;
 	c.inverse = range > 0 ? levels / range : 0;
 	c.grid.scale = range / levels / c.unit;
-	/* Of a block of subnormals the scale may be a coarse one: too large a scale costs less than too small a one. */
+	/* In a block of subnormals the rounding of the scale is coarse: round it up, since too small a scale would clamp. */
 	if (c.unit != 1 && c.grid.scale * c.unit * levels < range)
 		c.grid.scale += ZP__REAL_TINY;
 	c.grid.low = code->zero_point ? 0 : low;
@@ -114,7 +115,7 @@ static ZP__RNAME(coder) ZP__RNAME(coder_of)(const zp__code *code, ZP__REAL low, 
 	return c;
 }
 
-/* The code of one number, in the low bits. Of an ordinary block nothing need be clamped: see quantise.c. */
+/* The code of one number, in the low bits. In an ordinary block nothing needs to be clamped: see quantise.c. */
 #define ORDINARY(X) ((uint8_t)(ZP__RNAME(nearest)(((X)-low) * inverse) + shift))
 
 static inline __attribute__((always_inline)) uint8_t ZP__RNAME(extreme)(const ZP__RNAME(coder) *c, ZP__REAL x)
@@ -125,7 +126,7 @@ static inline __attribute__((always_inline)) uint8_t ZP__RNAME(extreme)(const ZP
 	return (uint8_t)(ZP__RNAME(nearest)(t) + c->shift);
 }
 
-/* Writes the codes; codes and numbers do not overlap. */
+/* Writes the codes of a block; codes and numbers must not overlap. */
 static void ZP__RNAME(encode)(const zp__code *code, const ZP__RNAME(coder) *c, uint8_t *restrict codes,
 			      const ZP__RNAME(number) *restrict x, size_t count)
 {
@@ -155,7 +156,7 @@ static void ZP__RNAME(encode)(const zp__code *code, const ZP__RNAME(coder) *c, u
 #undef ORDINARY
 
 /* Writes a block whose range is known. */
-static void ZP__RNAME(block_write)(const zp__code *code, uint8_t *place, uint8_t *codes, const ZP__RNAME(number) *x,
+static void ZP__RNAME(block_write)(const zp__code *code, uint8_t *header, uint8_t *codes, const ZP__RNAME(number) *x,
 				   size_t count, ZP__RNAME(range) range)
 {
 	ZP__REAL parameters[2] = {(ZP__REAL)NAN, (ZP__REAL)NAN};
@@ -168,9 +169,9 @@ static void ZP__RNAME(block_write)(const zp__code *code, uint8_t *place, uint8_t
 		memset(codes, 0, code->nibble ? count - count / 2 : count);
 	}
 	if (code->symmetric)
-		memcpy(place, parameters + 1, sizeof(ZP__REAL));
+		memcpy(header, parameters + 1, sizeof(ZP__REAL));
 	else
-		memcpy(place, parameters, sizeof parameters);
+		memcpy(header, parameters, sizeof parameters);
 }
 
 #define VALUE(CODE) (((ZP__REAL)(int32_t)(CODE)-zero) * scale + low)
@@ -181,15 +182,15 @@ static inline __attribute__((always_inline)) ZP__REAL ZP__RNAME(clamped)(ZP__REA
 	return (v < -ZP__REAL_MAX / 4 ? -ZP__REAL_MAX / 4 : v) * 4;
 }
 
-/* Reads a block; codes and numbers do not overlap. */
-static void ZP__RNAME(block_read)(const zp__code *code, const uint8_t *place, const uint8_t *restrict codes,
+/* Dequantises a block; codes and numbers must not overlap. */
+static void ZP__RNAME(block_read)(const zp__code *code, const uint8_t *header, const uint8_t *restrict codes,
 				  ZP__RNAME(number) *restrict x, size_t count)
 {
 	ZP__REAL parameters[2] = {code->symmetric ? (ZP__REAL)code->middle : 0};
 	if (code->symmetric)
-		memcpy(parameters + 1, place, sizeof(ZP__REAL));
+		memcpy(parameters + 1, header, sizeof(ZP__REAL));
 	else
-		memcpy(parameters, place, sizeof parameters);
+		memcpy(parameters, header, sizeof parameters);
 	ZP__REAL zero = code->zero_point ? parameters[0] : 0, low = code->zero_point ? 0 : parameters[0];
 	ZP__REAL scale = parameters[1];
 	if (!(scale <= ZP__REAL_MAX && scale >= 0 && low <= ZP__REAL_MAX && low >= -ZP__REAL_MAX && zero >= 0 &&
@@ -220,7 +221,7 @@ static void ZP__RNAME(block_read)(const zp__code *code, const uint8_t *place, co
 
 #undef VALUE
 
-/* x[i] = x[i] op y[i] (then / divisor), and the range of that. */
+/* x[i] = (x[i] op y[i]) / divisor, and the range of the result. */
 #define COMBINE_LOOP(RESULT)                                                                                           \
 	for (size_t i = 0; i < count; i++) {                                                                           \
 		ZP__REAL a = x[i], b = y[i], r = RESULT;                                                               \
@@ -255,12 +256,12 @@ static void ZP__RNAME(quantise)(const zp__quantiser *how, uint8_t *wire, const v
 	ZP__REAL buffer[ZP__BLOCK_ELEMENTS_MAX];
 	const zp__code code = code_of(how);
 	const size_t blocks = (count + how->block_elements - 1) / how->block_elements;
-	uint8_t *place = wire, *codes = wire + blocks * code.parameter_bytes;
+	uint8_t *header = wire, *codes = wire + blocks * code.parameter_bytes;
 	for (size_t at = 0; at < count; at += how->block_elements) {
 		size_t n = count - at < how->block_elements ? count - at : how->block_elements;
 		const ZP__RNAME(number) *x = ZP__RNAME(load)(how->dtype, buffer, elements, at, n);
-		ZP__RNAME(block_write)(&code, place, codes, x, n, ZP__RNAME(range_of)(x, n));
-		place += code.parameter_bytes;
+		ZP__RNAME(block_write)(&code, header, codes, x, n, ZP__RNAME(range_of)(x, n));
+		header += code.parameter_bytes;
 		codes += code.nibble ? n - n / 2 : n;
 	}
 }
@@ -270,14 +271,14 @@ static void ZP__RNAME(fold)(const zp__quantiser *how, uint8_t *wire, const void 
 	ZP__REAL x[ZP__BLOCK_ELEMENTS_MAX], buffer[ZP__BLOCK_ELEMENTS_MAX];
 	const zp__code code = code_of(how);
 	const size_t blocks = (count + how->block_elements - 1) / how->block_elements;
-	uint8_t *place = wire, *codes = wire + blocks * code.parameter_bytes;
+	uint8_t *header = wire, *codes = wire + blocks * code.parameter_bytes;
 	for (size_t at = 0; at < count; at += how->block_elements) {
 		size_t n = count - at < how->block_elements ? count - at : how->block_elements;
 		const ZP__RNAME(number) *y = ZP__RNAME(load)(how->dtype, buffer, local, at, n);
-		ZP__RNAME(block_read)(&code, place, codes, x, n);
+		ZP__RNAME(block_read)(&code, header, codes, x, n);
 		ZP__RNAME(range) range = ZP__RNAME(combine)(how->op, x, y, n, divisor);
-		ZP__RNAME(block_write)(&code, place, codes, x, n, range);
-		place += code.parameter_bytes;
+		ZP__RNAME(block_write)(&code, header, codes, x, n, range);
+		header += code.parameter_bytes;
 		codes += code.nibble ? n - n / 2 : n;
 	}
 }
@@ -288,7 +289,7 @@ static void ZP__RNAME(join)(const zp__quantiser *how, uint8_t *wire, const uint8
 	ZP__REAL x[ZP__BLOCK_ELEMENTS_MAX], buffer[ZP__BLOCK_ELEMENTS_MAX];
 	const zp__code code = code_of(how);
 	const size_t blocks = (count + how->block_elements - 1) / how->block_elements;
-	size_t place = 0, codes = blocks * code.parameter_bytes;
+	size_t header = 0, codes = blocks * code.parameter_bytes;
 	for (size_t at = 0; at < count; at += how->block_elements) {
 		size_t n = count - at < how->block_elements ? count - at : how->block_elements;
 		ZP__RNAME(range) range = {.finite = false};
@@ -300,13 +301,13 @@ static void ZP__RNAME(join)(const zp__quantiser *how, uint8_t *wire, const uint8
 					memcpy(x, y, n * sizeof *x);
 			} else {
 				const uint8_t *share = shares[r - (r > rank)];
-				ZP__RNAME(block_read)(&code, share + place, share + codes, r ? buffer : x, n);
+				ZP__RNAME(block_read)(&code, share + header, share + codes, r ? buffer : x, n);
 			}
 			if (r)
 				range = ZP__RNAME(combine)(how->op, x, y, n, r + 1 < peers ? 1 : divisor);
 		}
-		ZP__RNAME(block_write)(&code, wire + place, wire + codes, x, n, range);
-		place += code.parameter_bytes;
+		ZP__RNAME(block_write)(&code, wire + header, wire + codes, x, n, range);
+		header += code.parameter_bytes;
 		codes += code.nibble ? n - n / 2 : n;
 	}
 }
@@ -316,13 +317,13 @@ static void ZP__RNAME(dequantise)(const zp__quantiser *how, void *elements, cons
 	ZP__REAL buffer[ZP__BLOCK_ELEMENTS_MAX];
 	const zp__code code = code_of(how);
 	const size_t blocks = (count + how->block_elements - 1) / how->block_elements;
-	const uint8_t *place = wire, *codes = wire + blocks * code.parameter_bytes;
+	const uint8_t *header = wire, *codes = wire + blocks * code.parameter_bytes;
 	for (size_t at = 0; at < count; at += how->block_elements) {
 		size_t n = count - at < how->block_elements ? count - at : how->block_elements;
 		ZP__RNAME(number) *x = ZP__RNAME(target)(how->dtype, buffer, elements, at);
-		ZP__RNAME(block_read)(&code, place, codes, x, n);
+		ZP__RNAME(block_read)(&code, header, codes, x, n);
 		ZP__RNAME(store)(how->dtype, elements, at, x, n);
-		place += code.parameter_bytes;
+		header += code.parameter_bytes;
 		codes += code.nibble ? n - n / 2 : n;
 	}
 }

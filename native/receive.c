@@ -1,15 +1,15 @@
 /* The receiving half of a connection, run by the connection's thread.
  *
- *            header complete            placed                      all bytes came
+ *            header complete           admitted                    body complete
  *   HEADER ------------------> ADMIT --------------> BODY --------------------------> HEADER
  *                             |  ^ |  stale, or its attempt failed                      ^
- *               may not land  v  | +----------------> DRAIN ----------------------------+
+ *                    not yet  v  | +----------------> DRAIN ----------------------------+
  *                            parked                     ^ its attempt ended
  *                                              BODY ----+
  *
- * A turn receives at most one frame, so that connections of a thread take turns. The bytes of a body land straight in
- * their place; the same system call takes what has come of the next header. Over a sealed connection (seal.c) all of
- * this sees only what was verified. */
+ * A turn receives at most one frame, so that the connections of a thread take turns. A body is received straight to its
+ * destination; the same system call reads as much of the next header as has arrived. On an encrypted connection all of
+ * this sees decrypted, verified bytes only (record.c). */
 #include <assert.h>
 #include <errno.h>
 #include <sys/uio.h>
@@ -19,10 +19,11 @@
 
 enum step { NOTHING_MORE = 0, GO_ON = 1, FRAME_DONE = 2 };
 
-/* Receives `wanted` bytes to `to` and then, if `ahead`, the next header. Returns the bytes, 0 for none now, -errno. */
+/* Receives up to `wanted` bytes to `to` and then, if `ahead`, the next header. Returns the number of bytes, 0 if there are
+ * none for now, or -errno. */
 static ssize_t receive(zp__connection *c, void *to, size_t wanted, bool ahead)
 {
-	if (!c->readable && !c->seal)
+	if (!c->readable && !c->records)
 		return 0;
 	struct iovec iov[2] = {{to, wanted}};
 	if (ahead) {
@@ -31,14 +32,14 @@ static ssize_t receive(zp__connection *c, void *to, size_t wanted, bool ahead)
 		iov[1].iov_base = space;
 		wanted += iov[1].iov_len;
 	}
-	if (c->seal)
-		return zp__seal_receive(c, iov, ahead ? 2 : 1);
+	if (c->records)
+		return zp__record_receive(c, iov, ahead ? 2 : 1);
 	ssize_t n = zp__sock_receive(c->fd, iov, ahead ? 2 : 1);
 	if (n == -EAGAIN || n == -EWOULDBLOCK) {
 		c->readable = false;
 		return 0;
 	}
-	/* A short count empties the socket, and later bytes make a new edge; the end of the stream does not, once seen. */
+	/* After a short count the socket is empty, and new bytes trigger a new edge. After EPOLLRDHUP there is no new edge. */
 	if (n > 0 && (size_t)n < wanted && !c->hung_up)
 		c->readable = false;
 	return n;
@@ -69,7 +70,7 @@ static int admit_step(zp__connection *c)
 	pthread_mutex_lock(&engine->mutex);
 	rx->have = rx->crc = 0;
 	enum zp__verdict verdict = rx->frame.kind == ZP__MESSAGE  ? zp__message_admit(c)
-				   : rx->frame.kind > ZP__MESSAGE ? zp__settle_admit(c)
+				   : rx->frame.kind > ZP__MESSAGE ? zp__retransmit_admit(c)
 								  : zp__attempt_admit(c);
 	zp__attempt *attempt = rx->attempt;
 	if (verdict == ZP__ADMIT)
@@ -116,12 +117,12 @@ static int drain_step(zp__connection *c)
 		return GO_ON;
 	pthread_mutex_lock(&c->link->engine->mutex);
 	rx->stage = ZP__RX_HEADER;
-	zp__settle_received(c);
+	zp__retransmit_received(c);
 	pthread_mutex_unlock(&c->link->engine->mutex);
 	return FRAME_DONE;
 }
 
-/* Lock held. Notes `n` bytes, of which `taken` are of the body; what is left are of the next header. */
+/* Lock held. Accounts for `n` bytes, of which `taken` belong to the body and the rest to the next header. */
 static void body_account(zp__connection *c, size_t n, size_t taken)
 {
 	zp__receive *rx = &c->rx;
@@ -136,14 +137,13 @@ static void body_account(zp__connection *c, size_t n, size_t taken)
 	}
 }
 
-/* What came over a sealed connection is right. Its CRC is made only of what may go into the digest of a result. */
+/* Encryption verifies the bytes, so the CRC is computed only if it may go into the digest of a result. */
 static bool needs_crc(const zp__connection *c)
 {
-	return !c->seal || (c->rx.frame.kind != ZP__MESSAGE && c->rx.frame.kind != ZP__REDUCE_SCATTER);
+	return !c->records || (c->rx.frame.kind != ZP__MESSAGE && c->rx.frame.kind != ZP__REDUCE_SCATTER);
 }
 
-/* Receives more of a body, without the lock; an attempt is pinned. What has come is checksummed while it is in the
- * cache. */
+/* Receives more of a body, without the lock; its attempt is pinned. Computes the CRC while the bytes are in the cache. */
 static int body_receive(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
@@ -165,7 +165,7 @@ static int body_receive(zp__connection *c)
 	}
 	if (taken < rest)
 		return GO_ON;
-	if (!c->seal && rx->crc != rx->frame.crc)
+	if (!c->records && rx->crc != rx->frame.crc)
 		return -EBADMSG;
 	if (rx->attempt)
 		rx->attempt->algorithm->landed(c);
@@ -178,7 +178,7 @@ static int body_step(zp__connection *c)
 	zp__receive *rx = &c->rx;
 	pthread_mutex_lock(&engine->mutex);
 	zp__attempt *attempt = rx->attempt;
-	if (attempt && attempt->status < 0) { /* Its memory needs nothing more. */
+	if (attempt && attempt->status < 0) { /* It has failed: drop the rest of the body. */
 		rx->attempt = attempt = NULL;
 		rx->stage = ZP__RX_DRAIN;
 	}
@@ -199,7 +199,7 @@ static int body_step(zp__connection *c)
 			zp__message_landed(c);
 		rx->attempt = NULL;
 		rx->stage = ZP__RX_HEADER;
-		zp__settle_received(c);
+		zp__retransmit_received(c);
 	}
 	if (attempt)
 		zp__attempt_unpin(engine, attempt);

@@ -2,7 +2,7 @@
  *
  * The same source is compiled once for each instruction set, without contraction to fused multiply-add, so that all
  * give the same bits (where both operands are NaN, either's payload may survive). It is done here and not by
- * target_clones, so that tests can call each set and sanitizers meet no resolver that runs before they are up. */
+ * target_clones, so that tests can call each set and no ifunc resolver runs before the sanitizers are initialised. */
 #include "reduce.h"
 
 #include <string.h>

@@ -23,7 +23,7 @@ extern const uint8_t zp__itemsize[ZP__DTYPES];
 /* NULL where this CPU or this build lacks the instruction set. ZP__BASELINE is always there. */
 const zp__reduce_kernels *zp__reduce_kernels_of(enum zp__isa isa);
 
-/* The widest that this CPU has. */
+/* The widest instruction set that this CPU has. */
 enum zp__isa zp__isa_best(void);
 
 #endif

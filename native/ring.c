@@ -1,35 +1,35 @@
-/* The ring of one attempt, cut through: a frame is reduced and forwarded as soon as it has come.
+/* The cut-through ring of one attempt: a frame is reduced and forwarded as soon as it has arrived.
  *
- * Chunk j travels j -> j+1 -> ... -> j-1, gathering shares (reduce-scatter); rank j-1, the last to add its share, owns
- * the result and sends it j-1 -> j -> ... -> j-2 (all-gather). Each hop of one frame is one slot's worth of work:
+ * Reduce-scatter: chunk j travels j -> j+1 -> ... -> j-1, and each rank adds its share. All-gather: rank j-1, the last
+ * to add its share, owns the result and sends it j-1 -> j -> ... -> j-2. What one hop does with one frame:
  *
- *   mode              | a reduce-scatter frame lands and is summed  | forwarded from | an all-gather frame lands
- *   out of place      | in the output, the input is added           | there          | in the output
- *   in place          | in a buffer of the connection, the sum goes | the output     | in the output
- *                     | to the output                               |                |
- *   quantised         | in the wire buffer, folded there            | there          | in the wire buffer, forwarded
- *                     |                                             |                | from there, result to the output
- *   scatter           | in the workspace, or if we own the chunk in | there          | -
- *                     | the output; the input is added              |                |
+ *   mode              | a reduce-scatter frame is received in ...   | sent on from   | an all-gather frame is received in
+ *   out of place      | the output; the input is added              | there          | the output
+ *   in place          | a buffer of the connection; the sum is      | the output     | the output
+ *                     | written to the output                       |                |
+ *   quantised         | the wire buffer; our share is folded in     | there          | the wire buffer; sent on from there,
+ *                     |                                             |                | dequantised to the output
+ *   scatter           | the workspace, or the output if we own the  | there          | -
+ *                     | chunk; the input is added                   |                |
  *
- * An all-reduce is both halves. A reduce-scatter is the first alone: what an owner has is its result. An all-gather and
- * a broadcast are the second alone: a chunk begins as its owner's input, copied to the output just before it is sent.
- * In those the plan says who owns which chunk, so that rows and parts need not be in the order of the ring.
+ * An all-reduce has both phases. A reduce-scatter has the first only: the owner keeps the result. An all-gather and a
+ * broadcast have the second only: a chunk starts as its owner's input, copied to the output just before it is sent. In
+ * these three the plan names the owners, so that rows and parts do not depend on the order of the ring.
  *
- * In place with restore, the old bytes of the output go to the workspace before anything is written over them, when
- * the frame is in the cache anyhow: those of our own chunk when it is sent, others when our share is added. Quantised,
- * it is when the result is there; in a broadcast, before a frame lands.
+ * In place with restore, the old bytes of the output are saved to the workspace before they are overwritten, at a time
+ * when they are in the cache anyway: for our own chunk when it is sent, for others when our share is added. Quantised:
+ * when the result is dequantised. Broadcast: before a frame is received.
  *
- * Memory beyond the caller's: in place, one frame a connection, and with restore the size of the tensor; quantised,
- * what the whole tensor takes on the wire, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE (and, in place
- * with restore, the workspace too); scatter, what passes through, (N-2)/N of the tensor.
+ * Memory beyond the caller's. In place: one frame per connection and, with restore, the size of the tensor. Quantised:
+ * the wire size of the whole tensor, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE, and, in place with
+ * restore, the workspace. Scatter: the chunks that pass through, (N-2)/N of the tensor.
  *
- * A place is written by its second frame (all-gather) only when its first (reduce-scatter) has left: it travels around
- * the ring in between. A frame that comes before that waits, which only a broken peer or a scheduling race of
- * microseconds causes; so a read never waits for a write of the network and the ring cannot deadlock.
+ * The second frame (all-gather) of a slot overwrites the first (reduce-scatter) only after that was sent, since the data
+ * travels around the ring in between. A frame that comes earlier waits; only a faulty peer or a scheduling race of some
+ * microseconds causes that. So receiving never waits for sending, and the ring cannot deadlock.
  *
- * The functions that are called "pinned" work on the memory of slots without the lock: a slot is of one thread at a
- * time, from admission to zp__link_offer() and from frame_take() to ring_sent(). */
+ * The functions marked "pinned" work on the memory of slots without the lock: one thread at a time owns a slot, from
+ * admission to zp__link_offer() and from frame_take() to ring_sent(). */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -41,11 +41,11 @@ static bool owns(const zp__attempt *attempt, uint32_t chunk)
 	return zp__chunk_owner(&attempt->layout, chunk) == attempt->layout.rank;
 }
 
-/* Where partial sums are made, and forwarded from. */
-static uint8_t *partial_at(const zp__attempt *attempt, const zp__place *place)
+/* Where a partial sum is computed and sent on from. */
+static uint8_t *partial_at(const zp__attempt *attempt, const zp__span *span)
 {
-	bool aside = attempt->mode == ZP__SCATTER && !owns(attempt, place->chunk);
-	return aside ? workspace_at(attempt, place) : output_at(attempt, place);
+	bool aside = attempt->mode == ZP__SCATTER && !owns(attempt, span->chunk);
+	return aside ? workspace_at(attempt, span) : output_at(attempt, span);
 }
 
 static uint8_t *wire_at(const zp__attempt *attempt, const zp__slot *slot)
@@ -53,13 +53,13 @@ static uint8_t *wire_at(const zp__attempt *attempt, const zp__slot *slot)
 	return attempt->wire.memory + slot_index(attempt, slot) * attempt->layout.wire_stride;
 }
 
-/* The rank before the owner, the last to get the result, does not forward it. */
+/* The rank before the owner is the last to receive the result and does not send it on. */
 static bool forwards_result(const zp__layout *l, uint32_t chunk)
 {
 	return zp__chunk_owner(l, chunk) != (l->rank + 1) % l->world_size;
 }
 
-/* Counts what is to come and to go, and queues our own chunk. */
+/* Counts the frames to receive and to send, and queues our own chunk. */
 static void ring_start(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
@@ -99,20 +99,20 @@ static enum zp__verdict slot_admit(const zp__attempt *attempt, zp__slot *slot, c
 		return ZP__VIOLATION;
 	if (!(slot->flags & ZP__SLOT_SENT))
 		return ZP__PARK;
-	zp__list_remove(&slot->node); /* Our share is in this result, so the frame that we sent has arrived. */
+	zp__list_remove(&slot->node); /* This result contains our share, so the frame that we sent has arrived. */
 	slot->flags |= ZP__SLOT_LANDING;
 	return ZP__ADMIT;
 }
 
-/* NULL: in the connection's own buffer. */
+/* Where the body of a frame is received. NULL: in the connection's buffer. */
 static uint8_t *landing_of(const zp__attempt *attempt, const zp__slot *slot, uint8_t kind)
 {
-	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, slot));
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
 	if (attempt->quantised)
 		return wire_at(attempt, slot);
 	if (kind == ZP__ALL_GATHER || attempt->mode == ZP__OUT_OF_PLACE)
-		return output_at(attempt, &place);
-	return attempt->mode == ZP__SCATTER ? partial_at(attempt, &place) : NULL;
+		return output_at(attempt, &span);
+	return attempt->mode == ZP__SCATTER ? partial_at(attempt, &span) : NULL;
 }
 
 static enum zp__verdict ring_admit(zp__attempt *attempt, zp__connection *c)
@@ -131,14 +131,14 @@ static enum zp__verdict ring_admit(zp__attempt *attempt, zp__connection *c)
 	return ZP__ADMIT;
 }
 
-/* Makes a place for an admitted frame that has none, or one ready whose old bytes nothing has saved yet. -ENOMEM. */
+/* Provides a buffer for an admitted frame that needs one, and saves the old bytes that its body overwrites. -ENOMEM. */
 static int ring_make_room(zp__connection *c)
 {
 	zp__attempt *attempt = c->rx.attempt;
 	if (c->rx.body) {
 		if (!attempt->layout.reduces && attempt->mode == ZP__IN_PLACE_RESTORE) {
-			zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, c->rx.slot));
-			save(attempt, c->rx.slot, &place);
+			zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, c->rx.slot));
+			save(attempt, c->rx.slot, &span);
 		}
 		return 0;
 	}
@@ -155,25 +155,24 @@ static int ring_make_room(zp__connection *c)
 	return 0;
 }
 
-/* Adds our share to a frame that landed, in pieces that stay in the cache: the old bytes are saved, the sum is made,
- * by the owner finished, and checksummed. It ends up in the output. Returns the CRC of what is to be forwarded, or 0 if
- * nobody needs it. */
-static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__place *place, const uint8_t *landed,
+/* Adds our share to a received frame, in pieces that stay in the cache: saves the old bytes, computes the sum, divides it
+ * if we own the chunk, and computes its CRC. Returns the CRC of the frame to send on, or 0 if it is not needed. */
+static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *span, const uint8_t *landed,
 			  bool owned)
 {
 	const zp_reduce_plan *plan = &attempt->plan;
 	const zp__reduce_kernels *kernels = zp__reduce_kernels_of(zp__isa_best());
-	size_t bytes = place->elements * attempt->layout.itemsize, n;
+	size_t bytes = span->elements * attempt->layout.itemsize, n;
 	bool saves = attempt->mode == ZP__IN_PLACE_RESTORE;
-	bool checks = owned ? attempt->layout.gathers : !attempt->next->sealed;
+	bool checks = owned ? attempt->layout.gathers : !attempt->next->encrypted;
 	uint32_t crc = 0;
 	for (size_t done = 0; done < bytes; done += n) {
 		n = bytes - done < ZP__PIECE_BYTES ? bytes - done : ZP__PIECE_BYTES;
 		uint64_t elements = n / attempt->layout.itemsize;
-		uint8_t *sum = partial_at(attempt, place) + done;
+		uint8_t *sum = partial_at(attempt, span) + done;
 		if (saves)
-			zp__copy_past_cache(workspace_at(attempt, place) + done, sum, n);
-		kernels->reduce[plan->dtype][plan->op](sum, landed + done, input_at(attempt, place) + done, elements);
+			zp__copy_past_cache(workspace_at(attempt, span) + done, sum, n);
+		kernels->reduce[plan->dtype][plan->op](sum, landed + done, input_at(attempt, span) + done, elements);
 		if (owned && plan->op == ZP_AVG)
 			kernels->divide[plan->dtype](sum, elements, plan->world_size);
 		if (checks)
@@ -186,18 +185,18 @@ static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__place 
 	return crc;
 }
 
-static void share_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__place *place)
+static void share_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	bool owned = owns(attempt, place->chunk), forwards = !owned || attempt->layout.gathers;
-	uint32_t crc, result_crc; /* crc: of what is forwarded over a link that is not sealed */
+	bool owned = owns(attempt, span->chunk), forwards = !owned || attempt->layout.gathers;
+	uint32_t crc, result_crc; /* crc: of the frame to send on; not needed if the link is encrypted */
 	if (attempt->quantised) {
 		zp__quantiser how = quantiser_of(&attempt->plan);
 		uint32_t divisor = owned && attempt->plan.op == ZP_AVG ? attempt->plan.world_size : 1;
-		zp__quantise_fold(zp__isa_best(), &how, c->rx.body, input_at(attempt, place), place->elements, divisor);
-		crc = attempt->next->sealed ? 0 : zp__crc32c(0, c->rx.body, c->rx.frame.length);
-		result_crc = owned ? result_dequantise(attempt, slot, place, c->rx.body) : 0;
+		zp__quantise_fold(zp__isa_best(), &how, c->rx.body, input_at(attempt, span), span->elements, divisor);
+		crc = attempt->next->encrypted ? 0 : zp__crc32c(0, c->rx.body, c->rx.frame.length);
+		result_crc = owned ? result_dequantise(attempt, slot, span, c->rx.body) : 0;
 	} else {
-		crc = result_crc = share_add(attempt, slot, place, c->rx.body, owned);
+		crc = result_crc = share_add(attempt, slot, span, c->rx.body, owned);
 	}
 	zp_engine *engine = c->link->engine;
 	pthread_mutex_lock(&engine->mutex);
@@ -213,9 +212,9 @@ static void share_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__place *place)
+static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, place, c->rx.body) : c->rx.crc;
+	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, span, c->rx.body) : c->rx.crc;
 	zp_engine *engine = c->link->engine;
 	pthread_mutex_lock(&engine->mutex);
 	slot->crc = c->rx.crc;
@@ -223,41 +222,40 @@ static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slo
 	slot->flags |= ZP__SLOT_RESULT;
 	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
 	attempt->rx_remaining--;
-	if (attempt->status == 0 && !attempt->ending && forwards_result(&attempt->layout, place->chunk))
+	if (attempt->status == 0 && !attempt->ending && forwards_result(&attempt->layout, span->chunk))
 		zp__link_offer(attempt->next, attempt->flow, &slot->node);
 	zp__attempt_progress(attempt);
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-/* A frame is complete and its CRC is right. */
 static void ring_landed(zp__connection *c)
 {
 	zp__attempt *attempt = c->rx.attempt;
 	zp__slot *slot = c->rx.slot;
-	zp__place place = zp__slot_place(&attempt->layout, slot_index(attempt, slot));
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
 	if (c->rx.frame.kind == ZP__REDUCE_SCATTER)
-		share_landed(c, attempt, slot, &place);
+		share_landed(c, attempt, slot, &span);
 	else
-		result_landed(c, attempt, slot, &place);
+		result_landed(c, attempt, slot, &span);
 }
 
-static const uint8_t *body_of(const zp__attempt *attempt, const zp__slot *slot, const zp__place *place)
+static const uint8_t *body_of(const zp__attempt *attempt, const zp__slot *slot, const zp__span *span)
 {
 	if (attempt->quantised)
 		return wire_at(attempt, slot);
 	if (slot->kind == ZP__ALL_GATHER)
-		return output_at(attempt, place);
-	bool starts = zp__chunk_start(&attempt->layout, place->chunk) == attempt->layout.rank;
-	return starts ? input_at(attempt, place) : partial_at(attempt, place);
+		return output_at(attempt, span);
+	bool starts = zp__chunk_start(&attempt->layout, span->chunk) == attempt->layout.rank;
+	return starts ? input_at(attempt, span) : partial_at(attempt, span);
 }
 
-/* The CRC of a frame of our own chunk, or 0 if it leaves over a sealed link; what will be written over is saved while it
- * is in the cache. */
-static uint32_t own_check(zp__attempt *attempt, zp__slot *slot, const zp__place *place)
+/* Returns the CRC of a frame of our own chunk, or 0 if the link is encrypted. Also saves the old bytes of the output,
+ * while they are in the cache. */
+static uint32_t own_check(zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	const uint8_t *body = input_at(attempt, place);
-	size_t bytes = place->elements * attempt->layout.itemsize, n;
-	bool checks = !attempt->next->sealed;
+	const uint8_t *body = input_at(attempt, span);
+	size_t bytes = span->elements * attempt->layout.itemsize, n;
+	bool checks = !attempt->next->encrypted;
 	if (attempt->mode != ZP__IN_PLACE_RESTORE)
 		return checks ? zp__crc32c(0, body, bytes) : 0;
 	uint32_t crc = 0;
@@ -265,19 +263,20 @@ static uint32_t own_check(zp__attempt *attempt, zp__slot *slot, const zp__place 
 		n = bytes - done < ZP__PIECE_BYTES ? bytes - done : ZP__PIECE_BYTES;
 		if (checks)
 			crc = zp__crc32c(crc, body + done, n);
-		zp__copy_past_cache(workspace_at(attempt, place) + done, body + done, n);
+		zp__copy_past_cache(workspace_at(attempt, span) + done, body + done, n);
 	}
 	zp__copy_past_cache_done();
 	mark(attempt, slot, ZP__SLOT_SAVED);
 	return crc;
 }
 
-/* Makes a result of our input, where nothing is reduced: once, whoever sends it how often. */
-static void own_result_make(zp__attempt *attempt, zp__slot *slot, const zp__place *place)
+/* Without a reduction (all-gather, broadcast): copies our input to the output. The digest counts it once, also if the
+ * frame is prepared again for retransmission. */
+static void own_result_make(zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	size_t bytes = place->elements * attempt->layout.itemsize;
-	uint8_t *to = output_at(attempt, place);
-	const uint8_t *from = (const uint8_t *)attempt->plan.input + place->offset * attempt->layout.itemsize;
+	size_t bytes = span->elements * attempt->layout.itemsize;
+	uint8_t *to = output_at(attempt, span);
+	const uint8_t *from = (const uint8_t *)attempt->plan.input + span->offset * attempt->layout.itemsize;
 	if (to != from)
 		memcpy(to, from, bytes);
 	uint32_t crc = zp__crc32c(0, to, bytes);
@@ -290,32 +289,31 @@ static void own_result_make(zp__attempt *attempt, zp__slot *slot, const zp__plac
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-/* Makes the header and body of the frame in c->tx. The frames of our own chunk are quantised and checksummed here, by
- * the connection that sends them, just before. */
+/* Makes the header and body of the frame in c->tx. Frames of our own chunk are quantised and checksummed here, just
+ * before they are sent. */
 static void ring_prepare(zp__connection *c)
 {
 	zp__transmit *tx = &c->tx;
 	zp__attempt *attempt = tx->attempt;
 	zp__slot *slot = tx->slot;
 	const zp__layout *l = &attempt->layout;
-	zp__place place = zp__slot_place(l, slot_index(attempt, slot));
-	const uint8_t *body = body_of(attempt, slot, &place);
-	if (!l->reduces && owns(attempt, place.chunk))
-		own_result_make(attempt, slot, &place);
-	if (slot->kind == ZP__REDUCE_SCATTER && zp__chunk_start(l, place.chunk) == l->rank) {
+	zp__span span = zp__slot_span(l, slot_index(attempt, slot));
+	const uint8_t *body = body_of(attempt, slot, &span);
+	if (!l->reduces && owns(attempt, span.chunk))
+		own_result_make(attempt, slot, &span);
+	if (slot->kind == ZP__REDUCE_SCATTER && zp__chunk_start(l, span.chunk) == l->rank) {
 		if (attempt->quantised) {
 			zp__quantiser how = quantiser_of(&attempt->plan);
-			zp__quantise(zp__isa_best(), &how, wire_at(attempt, slot), input_at(attempt, &place),
-				     place.elements);
-			slot->crc = c->seal ? 0 : zp__crc32c(0, body, zp__wire_bytes(l, place.elements));
+			zp__quantise(zp__isa_best(), &how, wire_at(attempt, slot), input_at(attempt, &span),
+				     span.elements);
+			slot->crc = c->records ? 0 : zp__crc32c(0, body, zp__wire_bytes(l, span.elements));
 		} else {
-			slot->crc = own_check(attempt, slot, &place);
+			slot->crc = own_check(attempt, slot, &span);
 		}
 	}
-	frame_fill(tx, &place, body);
+	frame_fill(tx, &span, body);
 }
 
-/* A frame has left. */
 static void ring_sent(zp__attempt *attempt, zp__slot *slot)
 {
 	attempt->tx_remaining--;
@@ -326,7 +324,6 @@ static void ring_sent(zp__attempt *attempt, zp__slot *slot)
 	zp__attempt_progress(attempt);
 }
 
-/* A frame has left, and is to be sent again. */
 static void ring_unsent(zp__attempt *attempt, zp__slot *slot)
 {
 	attempt->tx_remaining++;
@@ -334,13 +331,12 @@ static void ring_unsent(zp__attempt *attempt, zp__slot *slot)
 		slot->flags &= (uint8_t)~ZP__SLOT_SENT;
 }
 
-/* The connection was lost in the middle of a frame: it will come again. */
+/* The other end will retransmit the frame that was cut off. */
 static void ring_cut(zp__connection *c)
 {
 	c->rx.slot->flags &= (uint8_t)~(c->rx.frame.kind == ZP__REDUCE_SCATTER ? ZP__SLOT_ARRIVING : ZP__SLOT_LANDING);
 }
 
-/* What a ring needs beside the workspace: see the table above. */
 static int ring_allocate(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;

@@ -7,11 +7,11 @@
 
 #include "zp_internal.h"
 
-/* Lock held. Takes the next frame of the link; its flow goes to the end of the line. False: there is none. */
+/* Lock held. Takes the next frame of the link; its flow goes to the end of link->flows. False: there is none. */
 static bool frame_take(zp__connection *c)
 {
 	zp__link *link = c->link;
-	if (zp__settle_take(c))
+	if (zp__retransmit_take(c))
 		return true;
 	if (zp__list_empty(&link->flows) || !zp__connection_may_send(c))
 		return false;
@@ -39,7 +39,7 @@ static void message_prepare(zp__transmit *tx)
 	tx->body = message->body;
 }
 
-/* Sends what the socket takes. Returns the bytes, 0 when it is full, -errno. */
+/* Sends as much of the frame as the socket takes. Returns the number of bytes, 0 when it is full, or -errno. */
 static ssize_t frame_send(zp__connection *c)
 {
 	const zp__transmit *tx = &c->tx;
@@ -53,8 +53,8 @@ static ssize_t frame_send(zp__connection *c)
 	if (body_sent < tx->length)
 		iov[count++] = (struct iovec){(void *)(uintptr_t)(tx->body + body_sent), tx->length - body_sent};
 	size_t wanted = ZP__HEADER_BYTES + tx->length - tx->sent;
-	if (c->seal)
-		return zp__seal_send(c, iov, count);
+	if (c->records)
+		return zp__record_send(c, iov, count);
 	ssize_t n = zp__sock_send(c->fd, iov, count);
 	if (n == -EAGAIN || n == -EWOULDBLOCK)
 		n = 0;
@@ -63,7 +63,7 @@ static ssize_t frame_send(zp__connection *c)
 	return n;
 }
 
-/* Lock held. Notes `n` bytes; true when the frame is complete, and then forgotten. */
+/* Lock held. Accounts for `n` bytes sent. True: the frame is complete, and c->tx is free. */
 static bool frame_account(zp__connection *c, uint64_t n)
 {
 	zp__transmit *tx = &c->tx;
@@ -75,7 +75,7 @@ static bool frame_account(zp__connection *c, uint64_t n)
 	}
 	if (tx->sent < ZP__HEADER_BYTES + (uint64_t)tx->length)
 		return false;
-	zp__settle_sent(c);
+	zp__retransmit_sent(c);
 	if (tx->attempt)
 		tx->attempt->algorithm->sent(tx->attempt, tx->slot);
 	free(tx->aside);
@@ -89,7 +89,7 @@ int zp__send_turn(zp__connection *c)
 	zp__transmit *tx = &c->tx;
 	if (!c->writable)
 		return 0;
-	int rc = c->seal ? zp__seal_flush(c) : 1;
+	int rc = c->records ? zp__record_flush(c) : 1;
 	if (rc <= 0)
 		return rc;
 	pthread_mutex_lock(&engine->mutex);

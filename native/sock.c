@@ -1,5 +1,5 @@
-/* System calls with the rules of this engine: EINTR is retried, errno is returned as -errno, SIGPIPE never happens, no
- * call blocks. Stateless; the caller owns the descriptors. */
+/* System calls with the conventions of the engine: EINTR is retried, errors are returned as -errno, no SIGPIPE, no call
+ * blocks. Stateless; the caller owns the descriptors. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -17,10 +17,10 @@
 
 #include "zp_internal.h"
 
-/* More than this waits in no kernel queue unsent, so that a slow connection holds up little but its own frame. */
+/* Bound on unsent bytes in the kernel (TCP_NOTSENT_LOWAT): a slow connection delays little more than its own frame. */
 #define UNSENT_BYTES_MAX (512 << 10)
 
-/* True if both ends have the same address: they are on this host, and no network lies between them. */
+/* True if both ends have the same address, so that both are on this host. */
 bool zp__sock_is_local(int fd)
 {
 	struct sockaddr_storage own, other;
@@ -36,19 +36,19 @@ bool zp__sock_is_local(int fd)
 	return memcmp(a, &((struct sockaddr_in6 *)&other)->sin6_addr, sizeof *a) == 0;
 }
 
-/* Within a host nothing is gained by pacing, as BBR does it, and a third of the speed is lost. What an unprivileged
- * process may choose is the system's to say; Reno is always allowed. */
+/* Within a host the pacing of BBR gains nothing and costs a third of the throughput. The kernel restricts which
+ * algorithms an unprivileged process may choose; Reno is always allowed. */
 static void choose_congestion_control(int fd)
 {
 	if (zp__sock_is_local(fd) && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) < 0)
 		(void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-/* The kernel gives up a connection over which nothing is on its way when its other end stays silent for so long.
+/* Makes the kernel close an idle connection whose other end does not answer keep-alive probes for `timeout_ms`.
  *
- * TCP_USER_TIMEOUT would do the same for what is on its way, and is not used: it also ends connections whose other end
- * does answer, but reads nothing for so long, because it is stopped, or does not know yet of the attempt whose frames
- * wait there. zp__links_check() makes that difference. */
+ * TCP_USER_TIMEOUT would cover connections with data in flight, too, but is not used: it also closes connections whose
+ * other end answers but has not read anything for that long, because it is stopped or does not know the attempt of the
+ * next frame yet. zp__links_check() can tell these cases apart. */
 static void keep_alive(int fd, uint32_t timeout_ms)
 {
 	uint32_t probes = 3, idle_s = timeout_ms / 2000, interval_s = timeout_ms / 2000 / probes;
@@ -70,7 +70,7 @@ int zp__sock_prepare(int fd, uint32_t path_timeout_ms)
 	int flags = fcntl(fd, F_GETFL);
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
 		return -errno;
-	/* These fail on stream sockets that are not TCP, which work without. */
+	/* These fail on stream sockets other than TCP, which do not need them. */
 	int on = 1, unsent = UNSENT_BYTES_MAX;
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
@@ -80,7 +80,7 @@ int zp__sock_prepare(int fd, uint32_t path_timeout_ms)
 	return 0;
 }
 
-/* Bytes sent, or -errno; -EAGAIN when there is no room. */
+/* Returns the bytes sent, or -errno; -EAGAIN: the socket is full. */
 ssize_t zp__sock_send(int fd, struct iovec *iov, int count)
 {
 	struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)count};
@@ -91,7 +91,7 @@ ssize_t zp__sock_send(int fd, struct iovec *iov, int count)
 	return n < 0 ? -errno : n;
 }
 
-/* Bytes received, or -errno; -EAGAIN when there are none, -ECONNRESET at the end of the stream. */
+/* Returns the bytes received, or -errno; -EAGAIN: there are none; -ECONNRESET: end of the stream. */
 ssize_t zp__sock_receive(int fd, struct iovec *iov, int count)
 {
 	struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)count};
@@ -104,15 +104,15 @@ ssize_t zp__sock_receive(int fd, struct iovec *iov, int count)
 	return n < 0 ? -errno : n;
 }
 
-/* True when the other side has not acknowledged all that was sent. */
+/* True if TCP acknowledgements are outstanding. */
 bool zp__sock_has_unsent(int fd)
 {
 	int bytes = 0;
 	return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
-/* How long ago the last acknowledgement came, if there is something to acknowledge. Else, or if it is not TCP, 0.
- * Where the other end has no room, nothing is on its way but probes, which it answers one by one. */
+/* Milliseconds since the last TCP acknowledgement, if one is outstanding; else, or if the socket is not TCP, 0. If the
+ * receive window of the other end is closed only window probes are in flight, and it answers each of them. */
 uint64_t zp__sock_silence_ms(int fd)
 {
 	struct tcp_info info = {0};

@@ -1,22 +1,22 @@
 /* What the files of the engine share: structures and the functions between them. Everything here is `zp__`.
  *
  * Locking. There is one mutex, engine->mutex ("the lock"). It protects every field of every structure below that is not
- * said to be constant or to belong to one thread. It is held for bookkeeping only: recv, send, CRC, reduce, quantise
- * and restore run without it. An I/O thread that is about to touch the memory of an attempt without the lock pins the
- * attempt (attempt->pins, under the lock) and unpins it afterwards; whoever ends an attempt marks it as ending, waits
- * for pins == 0 and then detaches it from the connections. No other lock is ever taken while the lock is held.
+ * marked as constant or as owned by one thread. It is held for bookkeeping only: recv, send, CRC, reduce, quantise
+ * and restore run without it. Before an I/O thread touches the memory of an attempt without the lock, it pins the
+ * attempt (attempt->pins, under the lock); afterwards it unpins it. The thread that ends an attempt marks it as ending,
+ * waits for pins == 0 and then detaches it from the connections. No other lock is taken while the lock is held.
  *
  * Ownership.
  * - A connection's fd is read, written and closed by its thread only. It is closed with the lock held, so that others
  *   may call shutdown() or ioctl() on it under the lock.
  * - connection->rx and ->tx belong to the connection's thread. As an exception, zp_reduce_end() detaches an attempt
- *   from them, under the lock and with the attempt's pins at 0; therefore the thread looks at the fields that name an
+ *   from them, under the lock and with the attempt's pins at 0. Therefore the thread reads the fields that refer to an
  *   attempt's memory (stage, attempt, body, length) under the lock, and keeps copies only while it holds a pin.
- *   tx.settles is looked at and cleared under the lock only.
- * - A connection that is closed leaves its place in the link, and its number there, to the next one: the places of a
- *   link are there for as long as it is, and those that are empty have no fd.
- * - A link lives until its last reference is gone: the table of links, each open connection, each attempt, each event
- *   that was not polled, a sender that waits.
+ *   tx.final_ack_of is read and cleared under the lock only.
+ * - A zp__connection struct exists as long as its link. When its connection is closed, fd is -1 until zp_link_add() gives
+ *   it another one, at the same index.
+ * - A link is freed with its last reference. References are held by the table of links, each open connection, each
+ *   attempt, each event that was not polled, and a waiting sender.
  * Functions marked "lock held" expect the lock and leave it held. */
 #ifndef ZP_INTERNAL_H
 #define ZP_INTERNAL_H
@@ -30,7 +30,7 @@
 #include "frame.h"
 #include "layout.h"
 #include "list.h"
-#include "seal.h"
+#include "record.h"
 #include "zp_api.h"
 
 struct iovec;
@@ -43,20 +43,21 @@ struct iovec;
 #define ZP__ELEMENTS_MAX ((uint64_t)1 << 40)
 #define ZP__ATTEMPT_BUCKETS 64u
 #define ZP__SCRATCH_BYTES (64u << 10)
-#define ZP__RECEIVE_BYTES (256u << 10) /* a body is received, and then checksummed, in pieces that the L2 cache holds */
-#define ZP__PIECE_BYTES (16u << 10)    /* a landed frame is worked on in pieces that the L1 cache holds */
+#define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
+#define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
 #define ZP__POOL_REGIONS_MAX 16u
-#define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* of a message with a block of state, all included */
-#define ZP__BUFFER_BYTES_MIN (256u << 10)	     /* smaller messages are allocated as they come */
+#define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* fits a message with one block of state */
+#define ZP__BUFFER_BYTES_MIN (256u << 10)	     /* smaller messages come from the heap */
 #define ZP__BUFFERS_SPARE_MAX 48u
-#define ZP__POOL_IDLE_NS ((uint64_t)5000000000) /* memory that no attempt used for so long is offered to the system */
-#define ZP__POOL_KEEP_NS ((uint64_t)600000000000) /* and after this it is the system's */
+#define ZP__POOL_IDLE_NS ((uint64_t)5000000000)	  /* after this, idle memory is offered to the kernel (MADV_FREE) */
+#define ZP__POOL_KEEP_NS ((uint64_t)600000000000) /* after this, idle memory is unmapped */
 #define ZP__DIRECT_WINDOW_BYTES (24u << 20)
-#define ZP__DIRECT_WINDOW_SLOTS 8u /* at least, but for blocks of a few elements */
-#define ZP__RECORD_TEXT_BYTES (32u << 10) /* of one record of a sealed connection */
-#define ZP__SEAL_RECORDS 4u		  /* that a sealed connection buffers, in each direction */
-/* An attempt whose frames were sent again so often, for each slot and beyond that, fails, and a link whose message was
- * sent again so often is lost: a peer that ends one connection after the other must not keep it busy for ever. */
+#define ZP__DIRECT_WINDOW_SLOTS 8u /* minimum, except where a quantisation block is larger than the frame allows */
+#define ZP__RECORD_PLAINTEXT_BYTES (32u << 10) /* maximum of one record of an encrypted connection */
+#define ZP__RECORDS_BUFFERED 4u /* records that an encrypted connection buffers in each direction */
+/* Bounds on retransmission: of an attempt, RESENDS_MIN frames plus RESENDS_PER_SLOT_MAX for each slot, then it fails; of
+ * a message MESSAGE_RESENDS_MAX times, then its link is lost. Otherwise a peer that closes one connection after another
+ * would keep the engine busy for ever. */
 #define ZP__RESENDS_PER_SLOT_MAX 16u
 #define ZP__RESENDS_MIN 256u
 #define ZP__MESSAGE_RESENDS_MAX 64u
@@ -67,33 +68,38 @@ typedef struct zp__connection zp__connection;
 typedef struct zp__link zp__link;
 typedef struct zp__thread zp__thread;
 
-/* Memory for one attempt; later, perhaps, for another one. */
+/* Mapped memory of one attempt; the pool reuses it. */
 typedef struct {
 	uint8_t *memory; /* NULL: none */
 	size_t bytes;
-	uint64_t idle_ns; /* in the pool: since when */
-	bool offered;	  /* in the pool: the system may take the memory, and leave zeroed one in its place */
+	uint64_t idle_ns; /* in the pool: time since which it is idle */
+	bool offered;	  /* in the pool: the kernel may reclaim its pages, which then read as zeros */
 } zp__region;
 
-/* Regions that no attempt uses, longest idle first. Touching new memory costs more than using it. */
+/* Regions that no attempt uses, longest idle first. Page faults of new memory would cost more than the reduction. */
 typedef struct {
 	zp__region regions[ZP__POOL_REGIONS_MAX];
 	uint32_t count;
 	size_t idle_bytes, used_bytes;
-	size_t used_bytes_peak; /* since the pool was last trimmed; idle and used ones together never exceed it */
+	size_t used_bytes_peak; /* since the pool was last trimmed; bounds idle_bytes + used_bytes */
 } zp__pool;
 
-/* Memory of a message that is gone, for the next one: mapping it anew costs more than filling it. */
+/* Buffer of a released message, kept for the next one: mapping new memory costs more than filling it. */
 typedef struct {
 	zp__list node; /* in engine->buffers, longest idle first */
 	uint64_t idle_ns;
 } zp__buffer;
 
-/* An event that waits to be polled. Part of the thing it tells of, so that telling allocates nothing. */
+/* An event that waits to be polled. It is embedded in its subject, so that queueing it allocates nothing. */
 typedef struct {
-	zp__list node; /* in engine->events, or alone */
+	zp__list node; /* in a queue, or in no list */
 	zp_event event;
 } zp__event;
+
+typedef struct {
+	zp__list events;
+	int fd; /* an eventfd that is written when the first event comes */
+} zp__queue;
 
 typedef struct {
 	zp__event event;
@@ -104,8 +110,8 @@ typedef struct {
 
 typedef struct {
 	zp__list node;	   /* in its link's flow, queued or sent */
-	uint64_t sequence; /* once sent: place among the frames of its connection, from 1 on */
-	uint32_t resent;   /* times */
+	uint64_t sequence; /* once sent: number of the frame on its connection, from 1 */
+	uint32_t resent;   /* number of retransmissions */
 	uint64_t channel;
 	uint32_t bytes;
 	uint32_t crc;
@@ -115,28 +121,32 @@ typedef struct {
 typedef struct {
 	zp__list node; /* in engine->channels */
 	uint64_t id;
+	zp__queue *queue; /* `own`, or the engine's; constant */
+	zp__queue own;
+	bool waits; /* zp_message_post() found no room since the last ROOM */
+	zp__event writable;
 } zp__channel;
 
-/* Frames of one attempt, or messages of one link, first in first out. The flows of a link take turns. */
+/* A FIFO queue of the frames of one attempt, or of the messages of one link. The flows of a link take turns. */
 typedef struct {
-	zp__list node;	      /* in link->flows while `frames` is not empty, or alone */
+	zp__list node;	      /* in link->flows while `frames` is not empty, else in no list */
 	zp__list open_node;   /* in link->open_flows from zp__flow_open() to zp__flow_close() */
 	zp__list frames;      /* of zp__slot.node or zp__message_out.node */
 	zp__attempt *attempt; /* NULL: messages */
-	/* For each connection: those that it has sent, in order, and that may have to be sent again (settle.c). */
+	/* By connection: frames that it has sent, in order, and that may have to be retransmitted (retransmit.c). */
 	zp__list sent[ZP_LINK_CONNECTIONS_MAX];
 } zp__flow;
 
 enum {
-	ZP__SLOT_REDUCED = 1, /* the reduce-scatter frame came (or none comes here) and our share is in it */
-	ZP__SLOT_SENT = 2,    /* the reduce-scatter frame is sent (or none is sent from here) */
-	ZP__SLOT_LANDING = 4, /* the all-gather frame is arriving, or the owner's result is there */
+	ZP__SLOT_REDUCED = 1, /* the reduce-scatter frame was received (or none comes here) and our share is added */
+	ZP__SLOT_SENT = 2,    /* the reduce-scatter frame was sent (or none is sent from here) */
+	ZP__SLOT_LANDING = 4, /* the all-gather frame is being received, or this peer owns the result and has it */
 	ZP__SLOT_RESULT = 8,  /* the result is in the output */
 	ZP__SLOT_SAVED = 16,  /* the old bytes of the output are in the workspace */
-	ZP__SLOT_ARRIVING = 32 /* the reduce-scatter frame is arriving */
+	ZP__SLOT_ARRIVING = 32 /* the reduce-scatter frame is being received */
 };
-/* In the direct exchange, of a slot of another's chunk: REDUCED, our share may leave; SENT, it has left. Of a copy: REDUCED,
- * the result may leave to the neighbour; SENT, it has left. */
+/* In the direct exchange two flags mean something else. In a slot of another peer's chunk: REDUCED, our share may be
+ * sent; SENT, it was sent. In a copy: REDUCED, the result may be sent to the neighbour; SENT, it was sent. */
 
 /* A peer that an attempt sends frames to or gets them from. */
 typedef struct {
@@ -144,44 +154,44 @@ typedef struct {
 	zp__flow flow; /* to it */
 } zp__neighbour;
 
-/* One frame's place in the tensor, and the frame that is queued for it: of the two that may leave from one place, the
- * first is always sent before the second can exist. */
+/* The span of the tensor that one frame carries, and the frame that is queued for it. Two frames may be sent for one
+ * slot (reduce-scatter, then all-gather); the first is always sent before the second exists. */
 typedef struct {
-	zp__list node;	   /* in attempt->flow while it is queued, or sent and perhaps to be sent again; or alone */
-	uint64_t sequence; /* once sent: place among the frames of its connection, from 1 on */
+	zp__list node;	   /* in the flow while it is queued, or sent and not known to have arrived; else in no list */
+	uint64_t sequence; /* once sent: number of the frame on its connection, from 1 */
 	uint32_t crc;	   /* of the body to send */
 	uint8_t flags;
 	uint8_t kind;	  /* to send: enum zp__frame_kind */
-	uint16_t missing; /* direct, our own chunk: shares that have not landed */
+	uint16_t missing; /* direct, our own chunk: shares that are still to be received */
 } zp__slot;
 
-/* Where a frame of a reduce lands and leaves from. */
+/* Where the partial sums of a reduction are. */
 enum zp__mode {
-	ZP__OUT_OF_PLACE,     /* partial sums in the output; the input is only read */
-	ZP__IN_PLACE_RESTORE, /* as the next, and the old bytes go to the workspace before */
-	ZP__IN_PLACE,	      /* partial sums in the output, over the input; frames land in a buffer of the connection */
-	ZP__SCATTER	      /* partial sums in the workspace, those of our own part in the output, which is no more */
+	ZP__OUT_OF_PLACE,     /* in the output; the input is only read */
+	ZP__IN_PLACE_RESTORE, /* as IN_PLACE; the old bytes are saved to the workspace first */
+	ZP__IN_PLACE,	      /* in the output, over the input; frames are received to a buffer of the connection */
+	ZP__SCATTER	      /* in the workspace; only those of our own part in the output */
 };
 
 struct zp__attempt {
 	zp__list node; /* in a bucket of engine->attempts */
 	zp_engine *engine;
 	const zp__algorithm *algorithm;
-	zp_reduce_plan plan; /* but for `peers` */
+	zp_reduce_plan plan; /* `peers` is not valid any more */
 	zp__layout layout;
 	enum zp__mode mode;
 	bool quantised;
-	zp__neighbour *neighbours; /* a ring: next and previous. direct: all others in order of rank */
+	zp__neighbour *neighbours; /* ring: next and previous. direct: all others in order of rank */
 	uint32_t neighbour_count;
-	zp__link *next, *previous; /* of a ring; the same where world_size is 2 */
-	zp__flow *flow;		   /* of a ring: to `next` */
+	zp__link *next, *previous; /* ring; equal where world_size is 2 */
+	zp__flow *flow;		   /* ring: to `next` */
 	zp__slot *slots;
-	uint32_t *owners;     /* of the layout. All-reduce: NULL */
-	zp__region workspace; /* in place with restore, and scatter of three or more: size of the tensor */
-	zp__slot *copies; /* direct: a slot of our own chunk and a neighbour: its share, and the result for it. Else NULL */
-	uint64_t window;  /* direct: slots of a chunk that are on their way at a time */
-	zp__region shares; /* direct: where shares of our own chunk land, `window` slots of all neighbours */
-	zp__region wire;   /* quantised: layout.wire_stride bytes a slot (direct: a slot of the window) */
+	uint32_t *owners;     /* used by the layout. All-reduce: NULL */
+	zp__region workspace; /* in place with restore, and scatter of three or more peers: size of the tensor */
+	zp__slot *copies;  /* direct: one per slot of our own chunk and neighbour, for its share and its result. ring: NULL */
+	uint64_t window;   /* direct: slots of a chunk that are in flight at the same time */
+	zp__region shares; /* direct: shares of our own chunk, `window` slots for each neighbour */
+	zp__region wire;   /* quantised: layout.wire_stride bytes per slot (direct: per slot of the window) */
 	uint64_t rx_remaining, tx_remaining; /* frames */
 	uint64_t resent_frames;
 	uint64_t digest;
@@ -195,10 +205,10 @@ struct zp__attempt {
 };
 
 enum zp__rx_stage {
-	ZP__RX_HEADER, /* a header is arriving */
-	ZP__RX_ADMIT,  /* a header is complete; its frame has no place yet */
-	ZP__RX_BODY,   /* the body is landing in `attempt` or `message` */
-	ZP__RX_DRAIN   /* the body is read and forgotten */
+	ZP__RX_HEADER, /* receiving a header */
+	ZP__RX_ADMIT,  /* the header is complete; its frame is not admitted yet */
+	ZP__RX_BODY,   /* receiving the body into `attempt` or `message` */
+	ZP__RX_DRAIN   /* reading the body and dropping it */
 };
 
 typedef struct {
@@ -206,7 +216,7 @@ typedef struct {
 	zp__frame frame;
 	enum zp__rx_stage stage;
 	uint8_t *body;
-	uint32_t have; /* bytes of the body */
+	uint32_t have; /* bytes of the body received so far */
 	uint32_t crc;
 	zp__attempt *attempt;
 	zp__slot *slot;
@@ -221,60 +231,60 @@ typedef struct {
 	zp__attempt *attempt;
 	zp__slot *slot;
 	zp__message_out *message;
-	zp__flow *flow;		  /* that the frame is of; NULL: it is not sent again if the connection is lost */
-	zp__connection *settles; /* whose SETTLE this is */
+	zp__flow *flow; /* flow of the frame; NULL: it is not retransmitted if the connection is lost */
+	zp__connection *final_ack_of; /* the frame is the FINAL_ACK of this connection; NULL: it is none */
 	uint8_t *aside; /* copy of the body of a frame whose attempt has ended; body points into it */
 	bool active;
 } zp__transmit;
 
-/* A frame without a body that tells of a connection; part of that connection. */
+/* An acknowledgement of the frames of one connection; embedded in that connection. */
 typedef struct {
-	zp__list node;		    /* in link->control while it is queued; see zp__settling */
-	zp__connection *connection; /* that it tells of; constant */
-	uint8_t kind;		    /* ZP__SETTLE or ZP__CONFIRM; constant */
+	zp__list node;		    /* in link->control while it is queued; see zp__retransmit */
+	zp__connection *connection; /* the one that it acknowledges; constant */
+	uint8_t kind;		    /* ZP__FINAL_ACK or ZP__ACK; constant */
 	bool queued;
 	uint32_t generation;
-	uint64_t frames; /* received; of a CONFIRM it is looked up when it leaves */
+	uint64_t frames; /* FINAL_ACK: number of frames received. An ACK looks it up when it is sent */
 } zp__control;
 
-/* What is known of the frames of a connection, and of how it is settled once it is lost. Belongs to settle.c. */
+/* Frame counts of a connection, and the state of retransmission after it is lost. Owned by retransmit.c. */
 typedef struct {
-	uint32_t generation;	   /* of the connection that is, or was last, in this place */
-	uint32_t generation_spent; /* of connections that only the other end has had here; or less */
-	uint64_t tx_frames, rx_frames; /* wholly sent and received on this connection */
-	uint64_t confirmed;	   /* frames sent that the other end said it has got */
-	bool closed;		   /* here, and not yet settled */
-	bool told;		   /* the other end has closed it and has got `told_frames` */
-	uint64_t told_frames;
-	bool has_messages; /* messages came on it: the other end waits for them to be confirmed */
-	zp__control settle;  /* ours of this connection: queued, or in `carried` of the connection that sent it, or alone */
-	zp__control confirm; /* queued or alone */
-	zp__list carried;    /* SETTLEs of other connections that were sent on this one */
-	zp__event event;     /* CONNECTION_LOST; holds a reference of the link while it waits */
-} zp__settling;
+	uint32_t generation;	   /* of the open connection, or of the last one */
+	uint32_t generation_spent; /* greatest generation that only the other end has added */
+	uint64_t tx_frames, rx_frames; /* sent and received completely in this generation */
+	uint64_t acknowledged;	   /* frames sent that the other end has acknowledged */
+	bool closed;		   /* closed at this end; the other end's FINAL_ACK is missing */
+	bool final_ack_received;   /* the other end has closed it, after it received `final_ack_frames` */
+	uint64_t final_ack_frames;
+	bool has_messages;     /* it has received messages, which the other end wants to have acknowledged */
+	zp__control final_ack; /* ours for this connection: queued, in `carried` of the connection that sent it, or in no list */
+	zp__control ack;       /* queued, or in no list */
+	zp__list carried;      /* FINAL_ACKs for other connections that were sent on this one */
+	zp__event event;       /* CONNECTION_LOST; holds a reference to the link while it is queued */
+} zp__retransmit;
 
 struct zp__connection {
 	zp__link *link;	    /* constant */
 	zp__thread *thread; /* constant while it is open */
-	uint32_t index;	    /* in the link; constant */
+	uint32_t index;	    /* in link->connections; constant */
 	int fd;		    /* -1: closed */
-	zp__seal *seal;	    /* NULL: not sealed. What it holds is of the thread */
-	/* Of its thread. */
+	zp__record_layer *records; /* NULL: not encrypted. Its contents are owned by the thread */
+	/* Owned by its thread. */
 	zp__list run_node;
-	bool watched; /* is in the thread's epoll */
+	bool watched; /* registered with the thread's epoll */
 	bool readable, writable, hung_up;
 	zp__receive rx;
 	zp__transmit tx;
-	uint8_t *landing; /* where frames land that have no place of their own; made when the first comes */
+	uint8_t *landing; /* receives frames that cannot go straight to the tensor; allocated with the first one */
 	size_t landing_bytes;
 	/* Under the lock. */
-	zp__list attention_node; /* in thread->attention: its thread must look at it */
+	zp__list attention_node; /* in thread->attention: its thread must handle it */
 	zp__list idle_node;	 /* in link->idle: writable, and no frame to send */
-	zp__list parked_node;	 /* in engine->parked: its next frame may not land yet */
+	zp__list parked_node;	 /* in engine->parked: the body of its next frame may not be received yet */
 	bool closing;
-	int lost_status; /* why it is closing, where the link goes on */
-	zp__settling settling;
-	uint64_t silent_ns; /* since when the other end owes acknowledgements and sends none; 0: it does not */
+	int lost_status; /* why it is closing, if the link stays open */
+	zp__retransmit retransmit;
+	uint64_t silent_ns; /* time since which the other end has owed TCP acknowledgements; 0: it owes none */
 	uint64_t tx_bytes, rx_bytes;
 };
 
@@ -285,21 +295,20 @@ struct zp__link {
 	uint64_t id;
 	uint32_t references;
 	bool open;
-	bool sealed;	     /* all its connections are, or none; constant */
-	zp__list control;    /* SETTLE and CONFIRM to send, before all else */
-	zp__list open_flows; /* all */
-	zp__list flows;	     /* those with frames to send, in turn */
-	zp__list idle;	/* connections that wait for a frame, longest first */
+	bool encrypted;	     /* all its connections are, or none; constant */
+	zp__list control;    /* acknowledgements to send; they go before all other frames */
+	zp__list open_flows; /* all flows */
+	zp__list flows;	     /* flows with frames to send; the first one is next */
+	zp__list idle;	     /* connections that wait for a frame, longest first */
 	zp__flow messages;
-	uint64_t message_bytes; /* queued, being sent, and not confirmed */
-	uint64_t room_bytes;	/* ROOM is told when message_bytes is no more than this; UINT64_MAX: nobody waits for it */
-	zp__event room;		/* holds a reference of the link while it waits */
+	uint64_t message_bytes;	 /* queued, being sent, or not acknowledged */
+	uint64_t writable_bytes; /* WRITABLE is reported once message_bytes is at most this; UINT64_MAX: not wanted */
 	uint64_t resent_frames;
 	uint32_t lost_count;
-	bool local;		/* within this host; constant */
-	uint32_t senders_max;	/* so many connections, the first that are open, take frames; constant */
+	bool local;	      /* both ends are on this host; constant */
+	uint32_t senders_max; /* only the first senders_max open connections send frames; constant */
 	zp__event event;
-	uint32_t connection_count; /* places; constant */
+	uint32_t connection_count; /* used length of `connections`; constant */
 	zp__connection connections[ZP_LINK_CONNECTIONS_MAX];
 };
 
@@ -309,23 +318,23 @@ struct zp__thread {
 	uint32_t index;
 	bool started;
 	int epoll_fd, wake_fd;
-	zp__list run;	    /* connections with something to do; of the thread */
+	zp__list run;	    /* connections with something to do; owned by the thread */
 	zp__list attention; /* under the lock */
-	bool woken;	    /* wake_fd was written since the thread last looked; under the lock */
-	uint8_t *scratch;   /* ZP__SCRATCH_BYTES, for bodies that are dropped; of the thread */
+	bool woken;	    /* wake_fd was written since the thread last took the attention list; under the lock */
+	uint8_t *scratch;   /* ZP__SCRATCH_BYTES, for bodies that are dropped; owned by the thread */
 };
 
 struct zp_engine {
 	zp_engine_config config; /* constant */
-	int event_fd;
+	zp__queue queue;
 	uint32_t thread_count;
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
 	bool stopping;		 /* threads must end */
 	uint64_t id_known_max;
 	uint64_t link_id_last;
-	uint64_t links_check_ns; /* when the links are looked at next */
-	zp__list links, channels, parked, events, messages;
+	uint64_t links_check_ns; /* time of the next zp__links_check() */
+	zp__list links, channels, parked, messages;
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
 	zp__list buffers;
@@ -359,9 +368,10 @@ void zp__copy_past_cache(void *to, const void *from, size_t bytes);
 void zp__copy_past_cache_done(void);
 
 /* engine.c */
-void zp__event_push(zp_engine *engine, zp__event *event); /* lock held */
+void zp__event_push(zp__queue *queue, zp__event *event); /* lock held */
 void zp__event_withdraw(zp_engine *engine, zp__event *event); /* lock held */
-void zp__id_told(zp_engine *engine, uint64_t id); /* lock held */
+void zp__id_note(zp_engine *engine, uint64_t id); /* lock held */
+bool zp__id_is_known(const zp_engine *engine, uint64_t id); /* lock held */
 
 /* loop.c */
 int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index);
@@ -389,16 +399,16 @@ int zp__send_turn(zp__connection *connection);
 
 enum zp__verdict { ZP__ADMIT, ZP__PARK, ZP__DROP, ZP__VIOLATION, ZP__NO_MEMORY };
 
-/* settle.c: what a lost connection has delivered. All: lock held. */
-void zp__settle_init(zp__connection *connection);
-int zp__settle_may_add(const zp__connection *connection, uint32_t generation);
-void zp__settle_added(zp__connection *connection, uint32_t generation);
-bool zp__settle_take(zp__connection *connection);
-void zp__settle_sent(zp__connection *connection);
-void zp__settle_received(zp__connection *connection);
-enum zp__verdict zp__settle_admit(zp__connection *connection); /* never ZP__ADMIT */
-void zp__settle_closed(zp__connection *connection);
-void zp__settle_discard(zp__link *link);
+/* retransmit.c. All: lock held. */
+void zp__retransmit_init(zp__connection *connection);
+int zp__retransmit_may_add(const zp__connection *connection, uint32_t generation);
+void zp__retransmit_added(zp__connection *connection, uint32_t generation);
+bool zp__retransmit_take(zp__connection *connection);
+void zp__retransmit_sent(zp__connection *connection);
+void zp__retransmit_received(zp__connection *connection);
+enum zp__verdict zp__retransmit_admit(zp__connection *connection); /* never ZP__ADMIT */
+void zp__retransmit_closed(zp__connection *connection);
+void zp__retransmit_discard(zp__link *link);
 
 /* message.c */
 enum zp__verdict zp__message_admit(zp__connection *connection);	     /* lock held */
@@ -419,18 +429,18 @@ void zp__attempts_fail(zp__link *link, int status);			       /* lock held */
 uint64_t zp__attempts_check(zp_engine *engine, uint64_t now_ns); /* lock held; the next deadline, or UINT64_MAX */
 void zp__attempts_discard(zp_engine *engine);			 /* the threads have ended */
 
-/* What the algorithms do with an attempt. */
+/* The algorithm of an attempt. */
 struct zp__algorithm {
-	int (*allocate)(zp__attempt *attempt); /* memory of its own; nobody knows the attempt yet */
-	void (*start)(zp__attempt *attempt);   /* lock held; counts the frames and queues the first */
-	/* Lock held. ZP__ADMIT: sets rx.slot and rx.body; make_room() sets a body that is NULL. */
+	int (*allocate)(zp__attempt *attempt); /* its own memory; the attempt is not in the table yet. -ENOMEM */
+	void (*start)(zp__attempt *attempt);   /* lock held; counts the frames and queues the first ones */
+	/* Lock held. ZP__ADMIT: sets rx.slot and rx.body; if it leaves rx.body NULL, make_room() sets it. */
 	enum zp__verdict (*admit)(zp__attempt *attempt, zp__connection *connection);
 	int (*make_room)(zp__connection *connection);	    /* pinned; before an admitted body is received. -ENOMEM */
 	void (*landed)(zp__connection *connection);	    /* pinned; a frame is complete and its CRC is right */
 	void (*prepare)(zp__connection *connection);	    /* pinned; makes header and body of the frame in c->tx */
-	void (*sent)(zp__attempt *attempt, zp__slot *slot); /* lock held */
-	void (*unsent)(zp__attempt *attempt, zp__slot *slot); /* lock held; it did not arrive and is to be sent again */
-	void (*cut)(zp__connection *connection); /* lock held; the rest of an admitted frame will not come here */
+	void (*sent)(zp__attempt *attempt, zp__slot *slot); /* lock held; the frame was sent completely */
+	void (*unsent)(zp__attempt *attempt, zp__slot *slot); /* lock held; the frame is to be retransmitted */
+	void (*cut)(zp__connection *connection); /* lock held; the connection was lost inside an admitted frame */
 };
 
 extern const zp__algorithm zp__ring;   /* ring.c */

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Tools that tests use too; Python itself finds them for the tools beside them.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+WORKERS_PER_CPU = 2
+WORKERS_MAX = 16
+"""A worker and what it starts may take a GiB."""
+
 # What the user's shell sets must not reach the code under test, nor the processes that tests start.
 for _name in [name for name in os.environ if name.startswith("ZPCCL_")]:
     del os.environ[_name]
 
+# A shell has what it runs in the background ignore SIGINT, and so do its children; tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A deadline would fail on a busy machine. The blob replays a failure: paste it as @reproduce_failure.
 settings.register_profile("zpccl", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 settings.load_profile("zpccl")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `--numprocesses auto` means: more workers than CPUs, since most tests wait, for processes and timeouts."""
+    return min(WORKERS_PER_CPU * len(os.sched_getaffinity(0)), WORKERS_MAX)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers begin with what takes long, so that none of it is left for the end, when others have nothing to do."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives each worker of pytest-xdist a network of its own, as root: no other worker takes a port that a test lets go
+    of for a moment, such as that of a master which is to start again."""
+    if hasattr(config, "workerinput"):
+        from networks import Alone, NetworkUnavailable, enter  # tools/mutate_protocol.py copies no tools.
+
+        with contextlib.suppress(NetworkUnavailable), Alone() as network:
+            enter(network.namespace(0))  # This thread, and all that it starts from now on.

@@ -6,6 +6,7 @@ import pytest
 from benches import rows_of
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_it_writes_a_row_with_and_one_without() -> None:
     """What was fetched ahead is not fetched by the sync."""

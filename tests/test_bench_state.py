@@ -95,6 +95,7 @@ def test_trained_weights_are_kept_and_none_is_there_twice(monkeypatch: pytest.Mo
     assert not np.array_equal(weights[one_model : one_model + 1000], weights[:1000])
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_it_writes_a_row_for_each_crowd_and_contents() -> None:
     """S5: each sync and each copy is checked by the tool itself."""
@@ -112,6 +113,7 @@ def test_it_writes_a_row_for_each_crowd_and_contents() -> None:
     assert random["uplink_mbit"] is None and "late" not in random
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_uplinks_bound_what_hosts_send() -> None:
     options = ["--bytes", "1MiB", "--holders", "1", "--uplink", "50", "--rtt", "2", "--reps", "1", "--contents"]

@@ -78,6 +78,7 @@ def row(system: str, rtt_ms: float, loss: float, connections: int, mbit: float) 
     }
 
 
+@pytest.mark.slow
 def test_rows_of_several_files_are_shown_and_drawn_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     rows = [row("zpccl", rtt, loss, count, 50) for rtt in (10, 100) for loss in (0, 0.01) for count in (1, 4)]
@@ -100,10 +101,11 @@ def test_refuses_what_is_no_loss(text: str) -> None:
 SMALL = ["--rtt", "2", "--loss", "0", "--rate", "200", "--connections", "2", "--seconds", "0.1", "--reps", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_it_measures_systems_side_by_side() -> None:
     pytest.importorskip("nacl")
-    systems = ["zpccl", "raw_tcp", "sealed"]
+    systems = ["zpccl", "raw_tcp", "encrypted"]
     rows = rows_of("wan", *SMALL, "--peers", "3", "--systems", *systems)
     assert [(row["system"], row["connections"], row["peers"]) for row in rows] == [(name, 2, 3) for name in systems]
     for found in rows:
@@ -112,6 +114,7 @@ def test_it_measures_systems_side_by_side() -> None:
         assert found["latency_s"] >= 0.002 or found["system"] == "raw_tcp"
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize(("congestion", "count"), [("bbr", 16), ("reno", 64)])
 def test_the_own_choice_far_away_follows_the_congestion_control(congestion: str, count: int) -> None:
@@ -130,6 +133,7 @@ def test_gloo_is_measured_beside() -> None:
     assert [(row["system"], row["connections"]) for row in rows] == [("gloo", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_ctrl_c_takes_everything_down() -> None:
     command = [sys.executable, bench.__file__, "wan", *SMALL, "--systems", "zpccl", "--reps", "100000"]

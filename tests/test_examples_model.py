@@ -60,6 +60,7 @@ def test_gradient_of_characters_that_do_not_occur_is_zero(diloco: ModuleType) ->
     assert np.flatnonzero(embedding.any(axis=1)).tolist() == [5]
 
 
+@pytest.mark.slow
 def test_a_new_model_knows_nothing_and_learns(diloco: ModuleType) -> None:
     """The first loss is that of guessing among all characters; that of a text that repeats itself falls to about 0."""
     model = diloco.Model(1)

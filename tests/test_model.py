@@ -10,6 +10,7 @@ import pytest
 CHECK = Path(__file__).resolve().parent.parent / "tools" / "model" / "check.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("spin") is None or shutil.which("cc") is None, reason="needs spin and cc")
 def test_rules_hold_and_two_broken_ones_do_not() -> None:
     done = subprocess.run([sys.executable, str(CHECK), "--quick"], capture_output=True, text=True, timeout=300)

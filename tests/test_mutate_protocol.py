@@ -148,6 +148,7 @@ def test_a_check_that_cannot_run_catches_nothing(checker: str, status: int, outp
 # --- The tool ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lists() -> None:
     done = run_tool("--list")
     assert done.returncode == 0, done.stderr
@@ -203,4 +204,4 @@ def test_a_protocol_that_fails_as_it_is_catches_nothing(
 
     monkeypatch.setattr(mutate_protocol, "make_copy", copy_wrong)
     assert mutate_protocol.main([*FEW, "--only", "token-not-checked"]) == 1
-    assert "the protocol fails as it is: seed" in capsys.readouterr().err
+    assert "the unmodified protocol fails: seed" in capsys.readouterr().err

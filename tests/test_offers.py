@@ -14,7 +14,7 @@ from e2e.local import Run, finish, local_run
 
 import zpccl
 from zpccl.limits import KIB, MIB
-from zpccl.state.offers import Prefetch
+from zpccl.state.offers import CHANNEL, Prefetch
 from zpccl.state.serving import Server
 
 pytestmark = pytest.mark.e2e
@@ -316,7 +316,7 @@ def test_nonsense_about_offers(joining: Joining, junk: bytes) -> None:
     offers_of(joining, states)
     one, other = joining.run.comms
     assert one._loop is not None and other._loop is not None
-    assert one._loop._post_on_channel(other._loop.options.peer_id, junk, b"", MIB)
+    assert one._loop.engine.post_message(other._loop.options.peer_id, CHANNEL, junk, b"", MIB)
     joining.admit(joining.connect(own))
     assert is_equal(own, states[0])
 

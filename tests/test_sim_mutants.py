@@ -208,8 +208,8 @@ CASES = (
         fault(
             "result-of-other-inputs",
             "sim.dataplane:DataPlane.start_reduce",
-            "transfer.inputs[node.peer_id] = buffer.value",
-            "transfer.inputs[node.peer_id] = 7",
+            "attempt.inputs[node.peer_id] = buffer.value",
+            "attempt.inputs[node.peer_id] = 7",
         ),
         "calm",
         "S2",
@@ -243,6 +243,7 @@ def test_the_unbroken_is_not_accused() -> None:
         run_seed(seed, faults="hostile", steps=600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.name)
 def test_catches(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, case.mutant)

@@ -44,7 +44,7 @@ def test_parses_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "0", "0.5", "1.0001KiB", "4 elephants", "1e3", "nan"])
 def test_refuses_what_is_no_size(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"is no size|is not a whole number"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not a size|is not a whole number"):
         common.parse_bytes(text)
 
 
@@ -173,6 +173,7 @@ def test_a_broken_promise_is_named_and_the_exit_status_tells(capsys: pytest.Capt
     assert "a promise is broken: lost it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_all_scenarios_can_be_had_and_say_what_they_do() -> None:
     for name in bench.SCENARIOS:
         assert bench.load(name).text
@@ -205,6 +206,7 @@ class Echo:
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_worker_answers_reports_errors_and_goes_on() -> None:
     worker = workers.Worker("echo", Echo)
     try:
@@ -219,6 +221,7 @@ def test_worker_answers_reports_errors_and_goes_on() -> None:
         worker.begin("say", "late")
 
 
+@pytest.mark.slow
 def test_worker_that_dies_is_noticed() -> None:
     worker = workers.Worker("echo", Echo)
     try:
@@ -337,6 +340,7 @@ def test_broken_promises_of_cuts_are_named(kind: str, report: dict[str, Any], re
 # --- The tools, small -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.e2e
 def test_kill_peer_keeps_the_promises() -> None:
     """S1, S2, L1, L2."""
@@ -348,6 +352,7 @@ def test_kill_peer_keeps_the_promises() -> None:
     assert found["promises_kept"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_kill_master_keeps_the_promises() -> None:
     """L3, S1, S5."""
@@ -383,6 +388,7 @@ def test_cut_paths_keeps_the_promises() -> None:
     assert rows[0]["seconds_to_commit_median"] > 0  # Between two calls, nobody may feel that a host is cut off.
 
 
+@pytest.mark.slow
 def test_quantise_stays_within_its_bounds() -> None:
     rows = rows_of("quantise", "--parts", "reduces", "--peers", "2", "5")
     assert len(rows) == 2 * 2 * (len(common.QUANTIZATIONS) - 1)
@@ -391,6 +397,7 @@ def test_quantise_stays_within_its_bounds() -> None:
             assert 0 < row[f"{way} rms"] < row[f"{way} worst"] <= row[f"{way} bound"] * 1.001, row
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_allreduce_writes_a_row_for_each_system_and_size() -> None:
     sizes = ["--peers", "2", "--bytes", "4KiB", "100KiB", "--connections", "2", "--reps", "2"]
@@ -426,6 +433,7 @@ def test_the_peak_of_a_resident_set_is_never_less_than_what_is_resident() -> Non
         assert peak >= now > 0
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_memory_sees_the_workspace_of_in_place() -> None:
     """B1: out of place no copy, in place one workspace the size of the tensor."""
@@ -437,15 +445,20 @@ def test_memory_sees_the_workspace_of_in_place() -> None:
     assert out["kept_bytes"] < 2**23 and in_place["kept_bytes"] <= in_place["extra_bytes"]  # For the next call.
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_encryption_compares_kinds_with_plain() -> None:
     pytest.importorskip("nacl")
     options = ["--kinds", "plain", "CHACHA20_POLY1305", "--bytes", "64KiB", "--reps", "1"]
-    plain, sealed = rows_of("encryption", *options)
-    assert (plain["system"], sealed["system"]) == ("plain", "CHACHA20_POLY1305")
-    assert sealed["ratio"] == pytest.approx(plain["seconds_median"] / sealed["seconds_median"]) and plain["ratio"] == 1
+    plain, encrypted = rows_of("encryption", *options)
+    assert (plain["system"], encrypted["system"]) == ("plain", "CHACHA20_POLY1305")
+    assert (
+        encrypted["ratio"] == pytest.approx(plain["seconds_median"] / encrypted["seconds_median"])
+        and plain["ratio"] == 1
+    )
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_allreduce_compares_algorithms() -> None:
     options = ["--peers", "3", "--reps", "1", "--bytes", "64KiB", "--connections", "1", "--systems", "zpccl"]
@@ -459,6 +472,7 @@ def test_the_table_of_algorithms_is_up_to_date() -> None:
     assert algorithm_table.put_into(page) == page
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_allreduce_times_a_batch_as_a_whole() -> None:
     options = ["--peers", "2", "--bytes", "4KiB", "--batch", "20", "--concurrent", "20", "--reps", "2", "--json"]
@@ -469,6 +483,7 @@ def test_allreduce_times_a_batch_as_a_whole() -> None:
     assert row["busbw_gbit"] == pytest.approx(20 * 4096 * 8 / 1e9 / row["seconds_median"])
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_master_writes_a_row_for_each_size() -> None:
     options = ["--peers", "2", "9", "--batch", "1", "3", "--rounds", "2", "--memory"]
@@ -499,6 +514,7 @@ def test_gloo_is_measured_beside() -> None:
     assert (row["system"], row["place"], row["connections"]) == ("gloo", "in", 1)
 
 
+@pytest.mark.slow
 def test_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
     rows = rows_of("checkpoint", "--bytes", "1MiB", "--reps", "2", "--directory", str(tmp_path))
     assert [(row["system"], row["reps"]) for row in rows] == [("zpccl", 2), ("safetensors", 2), ("numpy", 2)]
@@ -510,7 +526,7 @@ def test_checkpoint_saves_loads_and_compares(tmp_path: Path) -> None:
 def test_wrong_arguments_are_said_in_a_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         bench.main([name, "--bytes", "much"])
-    assert f"tools/bench.py {name}: error: argument --bytes: 'much' is no size" in capsys.readouterr().err
+    assert f"tools/bench.py {name}: error: argument --bytes: 'much' is not a size" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="0"):
         bench.main([name, "--help"])
     assert "--json" in capsys.readouterr().out

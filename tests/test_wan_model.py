@@ -13,6 +13,7 @@ TESTS = Path(__file__).resolve().parent
 WAN = TESTS.parent / "tools" / "wan"
 
 
+@pytest.mark.slow
 def test_model(tmp_path: Path) -> None:
     """Delays and rates to the nanosecond, losses by seed, queues, cuts, and what is left of super-packets."""
     compiler = shutil.which(os.environ.get("CC", "cc"))

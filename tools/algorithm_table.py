@@ -1,4 +1,4 @@
-"""Prints which algorithm plans name, as docs/algorithms.md shows it, and keeps that page up to date.
+"""Prints the table of docs/algorithms.md that shows which algorithm plans choose, and updates that page.
 
     python tools/algorithm_table.py           prints the table
     python tools/algorithm_table.py --write   puts it into the page
@@ -37,7 +37,7 @@ def _one_line() -> Speeds:
 
 
 def format_size(size_bytes: int) -> str:
-    """Such as "64 KiB"."""
+    """The size as text, such as "64 KiB"."""
     for unit, name in ((limits.MIB * 1024, "GiB"), (limits.MIB, "MiB"), (limits.KIB, "KiB")):
         if size_bytes >= unit:
             return f"{size_bytes // unit} {name}"
@@ -45,14 +45,14 @@ def format_size(size_bytes: int) -> str:
 
 
 def describe(peers: int, speeds: Speeds, *, is_quantised: bool) -> str:
-    """The choices for all sizes, in words."""
+    """The choices for all sizes, as text."""
     element_bytes = 1 if is_quantised else 4
     choices = [choose(peers, size // 4 * element_bytes, is_quantised, speeds) for size in SIZES]
     if len(set(choices)) == 1:
         return choices[0].name.lower()
     change = next(place for place, choice in enumerate(choices) if choice is not choices[0])
     if len(set(choices[change:])) != 1:
-        raise ValueError(f"the choice for {peers} peers turns more than once")
+        raise ValueError(f"the choice for {peers} peers changes more than once")
     first, then = choices[0].name.lower(), Algorithm(choices[change]).name.lower()
     return f"{first} to {format_size(SIZES[change - 1])}, then {then}"
 
@@ -71,7 +71,7 @@ def make_table() -> str:
 
 
 def put_into(page: str) -> str:
-    """The page with the table of now."""
+    """The page with the current table."""
     before, rest = page.split(BEGIN, 1)
     _, after = rest.split(END, 1)
     return f"{before}{BEGIN}\n{make_table()}{END}{after}"

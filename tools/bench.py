@@ -1,11 +1,11 @@
-"""Measures zpccl on this machine, one scenario at a time, or does it harm and checks what it promises.
+"""Runs one scenario on this machine: a benchmark of zpccl, or fault injection that checks its promises.
 
     python tools/bench.py                     lists the scenarios
-    python tools/bench.py allreduce --help    says what one measures
+    python tools/bench.py allreduce --help    describes a scenario
     python tools/bench.py allreduce --peers 2 --json FILE
 
-Each prints a line for each result as soon as it is there, and a table of all in the end. Exit status: 0; 1 if something
-failed, or a promise was not kept; 2 for wrong arguments.
+A scenario prints one line per result as soon as it is measured, and a table of all results at the end. Exit status: 0;
+1 if something failed or a promise was broken; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SCENARIOS = {
     "kill-master": "What does a kill and restart of the master cost the calls that are under way?",
     "cut-paths": "When do the others notice that a host or a path has fallen silent, and when do they go on?",
 }
-"""The modules of `benchmarks`, with "_" for "-", and what each of them answers."""
+"""The modules of `benchmarks`, with "-" for "_", and the question that each of them answers."""
 
 
 def load(name: str) -> Scenario:
-    """The scenario of a name."""
+    """Imports the scenario of that name."""
     scenario: Scenario = importlib.import_module(f"benchmarks.{name.replace('-', '_')}").SCENARIO
     return scenario
 
@@ -46,11 +46,11 @@ def load(name: str) -> Scenario:
 def play(scenario: Scenario, options: argparse.Namespace) -> int:
     """Runs a scenario; returns the exit status."""
     rows: list[Row] = []
-    with contextlib.closing(scenario.measure(options)) as found:  # Ctrl-C ends what it has started.
+    with contextlib.closing(scenario.measure(options)) as found:  # Ctrl-C ends the processes that it has started.
         for row in found:
             rows.append(row)
             if options.json != STANDARD_OUTPUT:
-                write_json(options.json, rows)  # What is measured stays, however long the rest takes.
+                write_json(options.json, rows)  # Write after each row, so that an interrupted run keeps its results.
             say(scenario.table_of(row).line_of(row))
     write_json(options.json, rows)
     for table in scenario.tables:

@@ -1,4 +1,4 @@
-"""Tries the wheel and the sdist of a folder: `python tools/check_wheel.py dist`, which `make wheel` runs.
+"""Checks the wheel and the sdist in a folder: `python tools/check_wheel.py dist`, which `make wheel` runs.
 
 The wheel must bear the tags of one build for all CPythons from 3.10 up, hold the compiled extension, and install and
 all-reduce in a new virtual environment that has no compiler and cannot see this checkout. The sdist must hold the C
@@ -36,7 +36,7 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def check_wheel_contents(wheel: Path) -> list[str]:
-    """What is wrong with the name and the files of `wheel`."""
+    """Problems with the name and the files of `wheel`."""
     problems = []
     if not WHEEL_NAME.fullmatch(wheel.name):
         problems.append(f"{wheel.name}: expected the tags cp310-abi3-linux_<machine>")
@@ -50,7 +50,7 @@ def check_wheel_contents(wheel: Path) -> list[str]:
 
 
 def check_sdist_contents(sdist: Path) -> list[str]:
-    """What `sdist` lacks of what it takes to build, test and run from it."""
+    """Files that `sdist` lacks but that building, testing and running need."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"setup.cfg", "setup.py", "pyproject.toml", "Makefile", "LICENSE", "README.md"}
@@ -67,7 +67,7 @@ def check_sdist_contents(sdist: Path) -> list[str]:
 
 
 def run_in_empty_environment(wheel: Path) -> None:
-    """Installs `wheel` into a new virtual environment, and runs `smoke.py` there with no way to a compiler.
+    """Installs `wheel` into a new virtual environment, and runs `smoke.py` there without a compiler in PATH.
 
     Raises:
         subprocess.CalledProcessError: one of the two failed.

@@ -1,4 +1,4 @@
-"""What the tools share: sizes, arguments, medians, tables, and how a tool ends."""
+"""Helpers of the tools: sizes, arguments, medians, tables, exit status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows: TypeAlias = Generator[Row, None, None]
 
 
 class WorkerFailed(Exception):
-    """A child raised, died or did not answer, or what it did is not what it should have done."""
+    """A child raised, died, did not answer, or returned a wrong result."""
 
 
 # --- Sizes and medians ------------------------------------------------------------------------------------------------
@@ -40,11 +40,11 @@ def parse_bytes(text: str) -> int:
     """The bytes of "4096", "4KiB", "64 MiB" (powers of 1024) or "64MB" (powers of 1000).
 
     Raises:
-        argparse.ArgumentTypeError: the text is no size, or not a whole number of bytes above 0.
+        argparse.ArgumentTypeError: the text is not a size, or not a whole number of bytes above 0.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 4KiB, 64MiB or 1GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 4096, 4KiB, 64MiB or 1GB")
     base = 1024 if match["binary"] else 1000
     power = _UNITS[match["prefix"].upper()] if match["prefix"] else 0
     size = float(match["number"]) * base**power
@@ -62,7 +62,7 @@ def format_bytes(size: int) -> str:
 
 
 def bus_bandwidth_gbit(peers: int, size_bytes: int, seconds: float) -> float:
-    """10^9 bits a second that each peer sends in an all-reduce: 2(N-1)/N times the tensor, in one direction.
+    """Bus bandwidth in Gbit/s: each peer sends 2(N-1)/N times the tensor in an all-reduce, in one direction.
 
     Args:
         peers: N, 2 or more.
@@ -82,7 +82,7 @@ def spread(values: Sequence[float], name: str) -> dict[str, float | None]:
 
 
 def whole(first: int, last: int | None = None) -> Callable[[str], int]:
-    """The parser of a whole number from the command line, in a range."""
+    """Makes a parser for a whole number in a range, for argparse."""
 
     def parse(text: str) -> int:
         if not text.isdigit() or int(text) < first or (last is not None and int(text) > last):
@@ -97,10 +97,10 @@ positive = whole(1)
 
 
 def above_zero(text: str) -> float:
-    """A number above 0 from the command line.
+    """Parses a number above 0, for argparse.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not a number above 0.
     """
     try:
         value = float(text)
@@ -124,7 +124,7 @@ QUANTIZATIONS = {
         ("zps-int4", "INT4", "ZERO_POINT_SCALE"),
     )
 }
-"""MIN_MAX of signed types is left out: but for the sign bit of the codes it is that of unsigned ones."""
+"""MIN_MAX of signed types is left out: it differs from that of unsigned types only in the sign bit of the codes."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "--bytes": {"type": parse_bytes, "help": "of the tensor"},
@@ -135,18 +135,19 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--reps": {"type": positive, "help": "repetitions"},
     "--seed": {"type": int, "help": "of what is random"},
 }
-"""What is alike wherever it is an argument."""
+"""Arguments that several tools share, by flag."""
 
 
 def add(parser: argparse.ArgumentParser, flag: str, default: Any, text: str = "", **settings: Any) -> None:
-    """An argument: of ARGUMENTS, where nothing else is said. A list as the default makes it one of several values.
+    """Adds an argument, with the settings of ARGUMENTS unless overridden. If the default is a list it takes several
+    values.
 
     Args:
-        parser: gets it.
+        parser: the parser to extend.
         flag: such as "--bytes".
         default: as on the command line.
-        text: the help, but for the default.
-        settings: more for argparse.
+        text: the help, without the default.
+        settings: further arguments of `add_argument`.
     """
     settings = ARGUMENTS.get(flag, {}) | ({"help": text} if text else {}) | settings
     parse: Callable[[str], Any] = settings.get("type", str)
@@ -160,14 +161,14 @@ def add(parser: argparse.ArgumentParser, flag: str, default: Any, text: str = ""
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """--json."""
+    """Adds --json."""
     parser.add_argument(
         "--json",
         type=Path,
         nargs="?",
         const=STANDARD_OUTPUT,
         metavar="FILE",
-        help="write the results there (or here) too",
+        help="also write the results to this file",
     )
 
 
@@ -175,7 +176,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def write_json(path: Path | None, data: Any) -> None:
-    """Writes `data` to the file, if one is given, as a whole or not at all."""
+    """Writes `data` to the file, if one is given, atomically."""
     if path is None:
         return
     if path == STANDARD_OUTPUT:
@@ -188,7 +189,7 @@ def write_json(path: Path | None, data: Any) -> None:
 
 
 def say(text: str) -> None:
-    """A line of progress, on standard error: standard output has the results only."""
+    """Prints a line of progress to standard error; standard output is for results only."""
     print(text, file=sys.stderr, flush=True)
 
 

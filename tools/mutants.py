@@ -1,7 +1,7 @@
-"""Faults of the protocol, each as small as a slip of the pen, and each of them must be caught: see mutate_protocol.py.
+"""Small faults of the protocol, each of which must be caught by the tests: see mutate_protocol.py.
 
-Add one when a mistake was made that could be made again, or when a rule of a machine has none yet. Let the fault be one
-that a person could make and overlook: a condition forgotten, a comparison turned round, a step left out.
+Add one for a mistake that could be repeated, or for a rule of a machine that has none yet. The fault should be one that
+a person could make and overlook: a forgotten condition, a reversed comparison, a missing step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MUTANTS = (
         function="protocol.kinds.collective:Collectives.judge",
         old="all(peer in attempt.reports for peer in survivors)",
         new="2 * len(attempt.reports) >= len(survivors)",
-        breaks="S1: commits what some survivors have not finished",
+        breaks="S1: commits an attempt that some survivors have not finished",
     ),
     Mutant(
         name="digests-not-compared",
@@ -29,7 +29,7 @@ MUTANTS = (
         function="protocol.kinds.collective:Collectives.judge",
         old="len({report.digest for report in attempt.reports.values()}) <= 1",
         new="len({attempt.reports[peer].digest for peer in survivors}) <= 1",
-        breaks="S1: after a take-over, commits a result that another who had finished and is lost did not have",
+        breaks="S1: after a take-over, commits a result that differs from that of a lost peer which had finished",
         finder=TESTS,
     ),
     Mutant(
@@ -37,7 +37,7 @@ MUTANTS = (
         function="protocol.kinds.collective:Collectives.restore",
         old="plan.how.frame_bytes",
         new="limits.FRAME_BYTES_DEFAULT",
-        breaks="S3: who gets the plan from another master cuts the tensor otherwise than the rest",
+        breaks="S3: peers that get the plan from the new master cut the tensor differently from the others",
         finder=TESTS,
     ),
     Mutant(
@@ -45,7 +45,7 @@ MUTANTS = (
         function="protocol.operation:Operations.decide",
         old="all(peer.has_reported for peer in survivors)",
         new="any(peer.has_reported for peer in survivors)",
-        breaks="L3: after a take-over, decides what the former master may have decided otherwise",
+        breaks="L3: after a take-over, decides an attempt that the former master may have decided differently",
         finder=TESTS,
     ),
     Mutant(
@@ -61,7 +61,7 @@ MUTANTS = (
         function="protocol.kinds.collective:Collectives.on_members_changed",
         old="self._operations.of(COLLECTIVE)",
         new="[each for each in self._operations.of(COLLECTIVE) if each.agreed_ns is not None]",
-        breaks="L1: those who have voted wait for the vote of a peer that is gone",
+        breaks="L1: voters wait for the vote of a lost peer",
     ),
     Mutant(
         name="differing-specs-planned",
@@ -76,7 +76,7 @@ MUTANTS = (
         function="protocol.kinds.collective:find_difference",
         old="is_broadcast and sum(spec.is_root for spec in specs) != 1",
         new="is_broadcast and not any(spec.is_root for spec in specs)",
-        breaks="S1: of two peers that both are the root of a broadcast, one gets the other's tensor",
+        breaks="S1: two peers are both root of a broadcast, and one gets the other's tensor",
         finder=TESTS,
     ),
     Mutant(
@@ -91,14 +91,14 @@ MUTANTS = (
         function="protocol.kinds.collective:Collectives._open_barrier",
         old="Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)",
         new="Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id)",
-        breaks="L3: a master that takes over does not let those through who missed the end of a barrier",
+        breaks="L3: a new master does not release participants that missed the decision of a barrier",
     ),
     Mutant(
         name="late-fault-not-heard",
         function="protocol.kinds.collective:Collectives.on_late_report",
         old="aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok",
         new="aborted is not None and aborted.calls.get(peer) == report.call_id and report.ok",
-        breaks="L2: who says by which link an attempt failed is not heard when another was first to say that it did",
+        breaks="L2: a report that names the failed link is ignored if another peer reported the failure first",
         finder=TESTS,
     ),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = (
         function="protocol.kinds.collective:Collectives._blame",
         old="attempt.faults.add(edge)",
         new="attempt.faults.add(frozenset())",
-        breaks="L2: a peer is removed for its link although that was given but half the time",
+        breaks="L2: a peer is removed for its link after half the allowed time",
         finder=TESTS,
     ),
     Mutant(
@@ -114,7 +114,7 @@ MUTANTS = (
         function="protocol.paths:Fault.is_suspect",
         old="return self.is_named or self.doubts >= limits.LINK_DOUBTS_MAX",
         new="return self.is_named or self.doubts < 0",
-        breaks="L2: attempts stall in the same ring again and again where nobody knows why",
+        breaks="L2: attempts stall in the same ring again and again if no peer can name a link",
         finder=TESTS,
     ),
     Mutant(
@@ -122,7 +122,7 @@ MUTANTS = (
         function="protocol.paths:Paths.doubt",
         old="fault.seen_ns <= begun_ns",
         new="fault.seen_ns <= now_ns",
-        breaks="L2: attempts that stall beside each other make a ring doubtful that has stalled once",
+        breaks="L2: concurrent attempts that stall together count as several stalls of a ring",
         finder=TESTS,
     ),
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS = (
         function="protocol.operation:Operations._withdraw",
         old="Verdict(Result.RANK_CONNECTION_LOST, f'{peer.name} withdrew from it', (peer,))",
         new="Verdict()",
-        breaks="S1: who gives a running call up has the others told that it succeeded",
+        breaks="S1: if a peer withdraws a running call the others are told that it succeeded",
     ),
     Mutant(
         name="votes-that-were-taken-count-again",
@@ -154,14 +154,14 @@ MUTANTS = (
         function="protocol.operation:Operations._on_report",
         old="self._outbox.send(peer, peer.answers[report.call_id])",
         new="pass",
-        breaks="L1: who missed a decision by a broken connection reports again, and is never told",
+        breaks="L1: a peer that missed a decision because of a broken connection never gets it",
     ),
     Mutant(
         name="two-calls-of-a-peer-in-one-operation",
         function="protocol.operation:Operations.vote",
         old="known.call_id != call_id",
         new="False",
-        breaks="S1: a second call of a peer in an operation is taken for the first, and never answered",
+        breaks="S1: a second call of a peer in an operation is mistaken for the first, and never answered",
         finder=TESTS,
     ),
     Mutant(
@@ -169,7 +169,7 @@ MUTANTS = (
         function="protocol.operation:Operations.decide",
         old="not survivors",
         new="False",
-        breaks="B1: attempts whose participants are all gone stay for ever",
+        breaks="B1: attempts without remaining participants are kept for ever",
         finder=TESTS,
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = (
         function="protocol.operation:Operations.end",
         old="self.present(attempt.calls)",
         new="list(attempt.calls)",
-        breaks="S1: the outcome that others are told of names calls of who is gone",
+        breaks="S1: the decision that others get names calls of a lost peer",
         finder=TESTS,
     ),
     Mutant(
@@ -192,7 +192,7 @@ MUTANTS = (
         function="protocol.operation:Operations._remove",
         old="operation.agreed_ns = None",
         new="pass",
-        breaks="L2: members are removed for missing links although nobody waits for a plan",
+        breaks="L2: members are removed for missing links although no peer waits for a plan",
         finder=TESTS,
     ),
     Mutant(
@@ -200,14 +200,14 @@ MUTANTS = (
         function="protocol.operation:Operations.renumber",
         old="self.running[attempt.attempt_id] = attempt",
         new="self.running[attempt.attempt_id - 1] = attempt",
-        breaks="L1: reports on a sync that has waited for links are not heard",
+        breaks="L1: reports on a sync that has waited for links are ignored",
     ),
     Mutant(
         name="exclusive-calls-side-by-side",
         function="protocol.operation:Operations.vote",
         old="self._exclusive.get(peer)",
         new="None",
-        breaks="L1: a peer waits in two calls that each hold the other up",
+        breaks="L1: a peer waits in two calls that block each other",
         finder=TESTS,
     ),
     # --- Topology -----------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ MUTANTS = (
         function="protocol.operation:Operations.forget_lost",
         old="[peer for peer in operation.votes if self._registry.peers.get(peer.peer_id) is not peer]",
         new="[peer for peer in operation.votes if not peer.is_member]",
-        breaks="S3: a round is complete with the vote of one who is gone in place of a member's",
+        breaks="S3: a round is complete with the vote of a lost peer instead of a member's",
         finder=TESTS,
     ),
     Mutant(
@@ -247,14 +247,14 @@ MUTANTS = (
         function="protocol.kinds.topology:Rounds._update",
         old="len(ready) < len(self._registry.joiners()) and not waited",
         new="len(ready) < len(self._registry.joiners())",
-        breaks="S6: a joiner that never gets its links holds up update_topology",
+        breaks="S6: a joiner that never gets its links blocks update_topology for ever",
     ),
     Mutant(
         name="absent-joiner-admitted",
         function="protocol.kinds.topology:Rounds._linked_joiners",
         old="joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others)",
         new="all(self._registry.are_linked(joiner, other) for other in others)",
-        breaks="S6: a joiner whose connection broke becomes a member, and is waited for",
+        breaks="S6: a joiner whose connection is broken becomes a member, and the others wait for it",
         finder=TESTS,
     ),
     Mutant(
@@ -270,7 +270,7 @@ MUTANTS = (
         function="protocol.operation:Operations._refuse_conflicts",
         old="self._registry.have_all_reported",
         new="self._registry.is_committed",
-        breaks="S1: a call is refused that succeeded at the former master, by the word of one who is away",
+        breaks="S1: refuses a call that succeeded at the former master, before all members have reported",
         finder=TESTS,
     ),
     Mutant(
@@ -278,7 +278,7 @@ MUTANTS = (
         function="protocol.stragglers:find_knots",
         old="stuck = {peer for peer, count in vote_counts.items() if count == _calls_that_hold_up(peer)}",
         new="stuck = set(vote_counts)",
-        breaks="L1: operations are ended whose voters wait for what still runs",
+        breaks="L1: ends operations whose voters wait for an attempt that still runs",
         finder=TESTS,
     ),
     Mutant(
@@ -286,7 +286,7 @@ MUTANTS = (
         function="protocol.stragglers:find_knots",
         old="[peer for peer in lacking if peer not in stuck]",
         new="[peer for peer in lacking if not stuck]",
-        breaks="L1: operations are ended that wait for a peer which is merely slow",
+        breaks="L1: ends operations that wait for a slow peer",
         finder=TESTS,
     ),
     Mutant(
@@ -294,7 +294,7 @@ MUTANTS = (
         function="protocol.stragglers:Stragglers._untie",
         old="is_over = may_end and now_ns - knot.since_ns >= (timeout_ns or 0)",
         new="is_over = may_end and now_ns - began_ns >= (timeout_ns or 0)",
-        breaks="L1: calls are ended that have waited for each other for a moment",
+        breaks="L1: ends calls that have waited for each other only for a moment",
         finder=TESTS,
     ),
     Mutant(
@@ -302,7 +302,7 @@ MUTANTS = (
         function="protocol.stragglers:Stragglers._untie",
         old="may_end = timeout_ns is not None and self._registry.have_all_reported",
         new="may_end = timeout_ns is not None",
-        breaks="S1: calls are ended that succeeded at the former master",
+        breaks="S1: ends calls that succeeded at the former master",
         finder=TESTS,
     ),
     Mutant(
@@ -310,7 +310,7 @@ MUTANTS = (
         function="protocol.stragglers:Stragglers.settle",
         old="max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch",
         new="newest_ns > self._newest_ns or self._registry.epoch != self._epoch",
-        breaks="L1: peers that wait for each other once something else has ended are not named for long",
+        breaks="L1: peers that wait for each other after another operation has ended are reported late",
         finder=TESTS,
     ),
     Mutant(
@@ -318,7 +318,7 @@ MUTANTS = (
         function="protocol.stragglers:Stragglers.settle",
         old="max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch",
         new="max(newest_ns, self._outbox.answered_ns) > self._newest_ns",
-        breaks="L1: peers that wait for each other since another is lost are not named for long",
+        breaks="L1: peers that wait for each other after the loss of a peer are reported late",
         finder=TESTS,
     ),
     # --- Syncs --------------------------------------------------------------------------------------------------------
@@ -334,14 +334,14 @@ MUTANTS = (
         function="protocol.kinds.sync:StateSyncs.judge",
         old="self._can_go_on(transfer, survivors)",
         new="len(self._operations.present(transfer.holders)) == len(transfer.holders)",
-        breaks="L2: a sync fails although others hold all that is still fetched",
+        breaks="L2: a sync fails although other holders have everything that is still to be fetched",
     ),
     Mutant(
         name="sync-without-anybody-to-fetch-from-goes-on",
         function="protocol.kinds.sync:StateSyncs.judge",
         old="self._can_go_on(transfer, survivors)",
         new="len(survivors) > 1",
-        breaks="L1: fetchers wait for each other, as nobody is left who has all",
+        breaks="L1: fetchers wait for each other although no complete holder is left",
         finder=TESTS,
     ),
     Mutant(
@@ -349,7 +349,7 @@ MUTANTS = (
         function="protocol.kinds.sync:StateSyncs.on_report",
         old="report.ok",
         new="report.ok or peer in transfer.done",
-        breaks="S5: a peer that no longer holds what was elected is told that it does",
+        breaks="S5: a peer whose contents are no longer the elected ones is told that it holds them",
         finder=TESTS,
     ),
     Mutant(
@@ -357,7 +357,7 @@ MUTANTS = (
         function="protocol.kinds.sync:StateSyncs._plan_anew",
         old="winner = transfer.offers.get(holders[0]) if holders else None",
         new="winner = transfer.offers.get(transfer.holders[0]) if holders else None",
-        breaks="L1: after a take-over, who never got its plan waits for one by the word of a holder that is gone",
+        breaks="L1: after a take-over, a peer that missed its plan waits for ever if the first holder is lost",
         finder=TESTS,
     ),
     Mutant(
@@ -365,7 +365,7 @@ MUTANTS = (
         function="protocol.sources:_FreeKeys.have_same",
         old="return entries is fetch[peer] or entries == fetch[peer]",
         new="return len(entries) == len(fetch[peer])",
-        breaks="L2: peers ask those for contents who will have other ones",
+        breaks="L2: peers request contents from peers that will have other ones",
         finder=TESTS,
     ),
     Mutant(
@@ -373,7 +373,7 @@ MUTANTS = (
         function="protocol.sources:find_sources",
         old="depth < 2",
         new="depth < 9",
-        breaks="L2: a peer waits for what it takes for a source and has nothing yet",
+        breaks="L2: a peer waits for a partial seed as if it were complete",
         finder=TESTS,
     ),
     Mutant(
@@ -397,7 +397,7 @@ MUTANTS = (
         function="protocol.kinds.sync:StateSyncs.restore_last",
         old="self._completed_last[group] = completed",
         new="self._completed_last.setdefault(group, completed)",
-        breaks="S5: after a take-over those have the vote who completed an earlier sync",
+        breaks="S5: after a take-over the participants of an earlier sync have the vote",
         finder=TESTS,
     ),
     # --- Election -----------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ MUTANTS = (
         function="protocol.election:elect",
         old="winner = max(voters, key=lambda peer: len(camps[_contents(standing[peer])]))",
         new="winner = voters[0]",
-        breaks="S5: one peer with wrong contents overwrites those that most hold",
+        breaks="S5: the wrong contents of one peer overwrite those of the majority",
         finder=TESTS,
     ),
     Mutant(
@@ -414,7 +414,7 @@ MUTANTS = (
         function="protocol.election:elect",
         old="_contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])",
         new="_contents(standing[peer]) == _contents(elected)",
-        breaks="L2: a peer is asked for contents that it does not have, and the sync fails again and again",
+        breaks="L2: contents are requested from a peer that does not have them, and the sync fails repeatedly",
     ),
     Mutant(
         name="unequal-tensors-overwritten",
@@ -429,7 +429,7 @@ MUTANTS = (
         function="protocol.election:_shape",
         old="return Shape(offer.digest_kind, tensors)",
         new="return Shape(0, tensors)",
-        breaks="S5: digests of two kinds are compared, and equal contents are fetched, or others than were elected",
+        breaks="S5: digests of two kinds are compared, so equal contents are fetched, or other ones than elected",
         finder=TESTS,
     ),
     Mutant(
@@ -437,7 +437,7 @@ MUTANTS = (
         function="protocol.election:choose_revision",
         old="expected = last_revision + 1",
         new="expected = last_revision",
-        breaks="S5: a peer that has missed a sync sets the others back",
+        breaks="S5: a peer that has missed a sync resets the others to its revision",
         finder=TESTS,
     ),
     Mutant(
@@ -445,21 +445,21 @@ MUTANTS = (
         function="protocol.membership:Registry.joiners",
         old="return [peer for peer in self._pending.values() if peer.is_ready]",
         new="return list(self._pending.values())",
-        breaks="S6: a joiner that still fetches state is admitted, and members wait for the rest in the next sync",
+        breaks="S6: a joiner that still prefetches is admitted, and members wait for it in the next sync",
     ),
     Mutant(
         name="ready-not-said-after-the-welcome",
         function="protocol.peer:PeerMachine._on_welcome",
         old="self._send_ready()",
         new="self._send_linked()",
-        breaks="L1: a joiner that was ready between its Hello and its Welcome is never admitted",
+        breaks="L1: a joiner that became ready between its Hello and its Welcome is never admitted",
     ),
     Mutant(
         name="ready-forgotten-with-its-connection",
         function="protocol.master:MasterMachine._on_hello",
         old="known.is_ready = known.is_ready or hello.is_ready",
         new="known.is_ready = known.is_ready",
-        breaks="L2: a joiner that said that it is ready while its connection was broken is never admitted",
+        breaks="L2: a joiner that became ready while its connection was broken is never admitted",
         finder=TESTS,
     ),
     # --- Members ------------------------------------------------------------------------------------------------------
@@ -468,14 +468,14 @@ MUTANTS = (
         function="protocol.membership:Registry.remove",
         old="self.epoch += 1",
         new="self.epoch += 0",
-        breaks="S3: two member lists have one epoch",
+        breaks="S3: two member lists have the same epoch",
     ),
     Mutant(
         name="link-counted-by-one-end",
         function="protocol.membership:Registry.are_linked",
         old="return bool(one.linked >> other.slot & other.linked >> one.slot & 1)",
         new="return bool(one.linked >> other.slot & 1)",
-        breaks="S6: a link that one end has not seen yet, or has lost, counts as up",
+        breaks="S6: a link that only one end has reported counts as up",
         finder=TESTS,
     ),
     Mutant(
@@ -483,21 +483,21 @@ MUTANTS = (
         function="protocol.membership:Registry.remove",
         old="other.linked &= ~(1 << peer.slot)",
         new="other.linked &= ~(1 << peer.slot) if peer.is_member else other.linked",
-        breaks="S6: a joiner inherits the links of one that was lost",
+        breaks="S6: a joiner inherits the links of a lost peer",
     ),
     Mutant(
         name="lost-connection-still-known",
         function="protocol.membership:Registry.bind",
         old="self.by_connection.pop(peer.connection, None)",
         new="self.by_connection.get(peer.connection)",
-        breaks="S3: what comes on a replaced connection counts, and its end removes the peer",
+        breaks="S3: messages on a replaced connection count, and its end removes the peer",
     ),
     Mutant(
         name="answers-kept-for-one-call",
         function="protocol.membership:Outbox.answer",
         old="len(peer.answers) > limits.ANSWERS_KEPT_MAX",
         new="len(peer.answers) > 1",
-        breaks="S1: a decision that got lost cannot be said again",
+        breaks="S1: a lost decision cannot be sent again",
     ),
     Mutant(
         name="link-key-depends-on-the-asker",
@@ -512,7 +512,7 @@ MUTANTS = (
         function="protocol.membership:Outbox.refuse",
         old="len(calls) > 1",
         new="not calls",
-        breaks="L1: a call is refused by a master that dies between two sends; the other caller waits for ever",
+        breaks="L1: a master that dies between two sends has refused one caller; the other one waits for ever",
         finder=TESTS,
     ),
     # --- Master -------------------------------------------------------------------------------------------------------
@@ -521,7 +521,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._on_hello",
         old="is_itself = known is not None and known.has_reported and known.token == hello.token",
         new="is_itself = known is not None and known.has_reported",
-        breaks="S7: who knows a peer's id can take its place",
+        breaks="S7: a stranger that knows a peer's id can take over its connection",
         finder=TESTS,
     ),
     Mutant(
@@ -529,7 +529,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._on_hello",
         old="known is not None and is_itself and hello.connection < known.connection_count",
         new="known is not None and is_itself and hello.connection < 0",
-        breaks="L2: an old Hello that comes late takes a peer off its new connection",
+        breaks="L2: an old Hello that arrives late replaces a peer's newer connection",
         finder=TESTS,
     ),
     Mutant(
@@ -537,7 +537,7 @@ MUTANTS = (
         function="protocol.operation:Operations._forget_answers",
         old="[call_id for call_id in peer.answers if call_id < oldest_call_id]",
         new="[call_id for call_id in peer.answers if call_id <= oldest_call_id]",
-        breaks="S1: a call whose answer got lost is begun anew by one peer alone",
+        breaks="S1: a call whose answer was lost is repeated by one peer alone",
         finder=TESTS,
     ),
     Mutant(
@@ -553,7 +553,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._restore",
         old="absent.has_reported, absent.disconnected_ns = False, now_ns",
         new="absent.has_reported, absent.disconnected_ns = True, now_ns",
-        breaks="L3: members that look for the new master are removed as if they had died",
+        breaks="L3: members that are still looking for the new master are removed as if they had died",
         finder=TESTS,
     ),
     Mutant(
@@ -561,28 +561,28 @@ MUTANTS = (
         function="protocol.master:MasterMachine._restore",
         old="self.registry.epoch = self.term << limits.EPOCH_BITS",
         new="self.registry.epoch = history.adopted.epoch + 1",
-        breaks="S3: an epoch that the former master announced to some gets another member list",
+        breaks="S3: an epoch that the former master announced to some peers gets another member list",
     ),
     Mutant(
         name="term-not-raised",
         function="protocol.master:MasterMachine._term_after",
         old="return min(term + 1 + salt, limits.TERM_MAX)",
         new="return min(term, limits.TERM_MAX)",
-        breaks="S3: two masters give the same attempt ids, and peers obey both",
+        breaks="S3: two masters use the same attempt ids, and peers obey both",
     ),
     Mutant(
         name="attempt-ids-begin-anew",
         function="protocol.master:MasterMachine._next_attempt_id",
         old="return (self.term << limits.EPOCH_BITS) | self._attempt_count",
         new="return self._attempt_count",
-        breaks="S4: ids of attempts repeat after a take-over, and old frames are taken for new ones",
+        breaks="S4: attempt ids repeat after a take-over, and stale frames are accepted",
     ),
     Mutant(
         name="key-of-a-report-not-checked",
         function="protocol.master:MasterMachine._is_of_its_key",
         old="isinstance(event.message, (Hello, RunReport))",
         new="isinstance(event.message, Hello)",
-        breaks="S7: with a key of its own, a peer reports for another, and takes its place at a new master",
+        breaks="S7: a peer with its own key reports for another peer, and takes its place at a new master",
         finder=TESTS,
     ),
     Mutant(
@@ -598,7 +598,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._on_linked",
         old="not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1",
         new="not peer.is_member or other.group != peer.group or not peer.linked >> peer.slot & 1",
-        breaks="L1: a member that lost both its connections is not given up at once",
+        breaks="L1: the loss of a member that has lost all its connections is noticed late",
         finder=TESTS,
     ),
     Mutant(
@@ -606,7 +606,7 @@ MUTANTS = (
         function="protocol.operation:Operations._is_open",
         old="calls_max = limits.calls_in_flight_max(member_count)",
         new="calls_max = limits.CALLS_IN_FLIGHT_MAX",
-        breaks="L3: a member has more calls in flight than the others remember the ends of",
+        breaks="L3: a member has more calls in flight than the decisions that the others remember",
         finder=TESTS,
     ),
     # --- Peer ---------------------------------------------------------------------------------------------------------
@@ -615,7 +615,7 @@ MUTANTS = (
         function="protocol.leadership:Acceptor.obey",
         old="self.is_led = leader == self.promised",
         new="self.is_led = leader.term > self.promised.term",
-        breaks="L2: a peer that has come back gives its master up for lost",
+        breaks="L2: a peer that has reconnected treats its master as lost",
         finder=TESTS,
     ),
     Mutant(
@@ -623,7 +623,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._on_welcome",
         old="is_other_run or not self._acceptor.obey(leader)",
         new="is_other_run and not self._acceptor.obey(leader)",
-        breaks="S3: a peer follows a master that was replaced, or that leads another run",
+        breaks="S3: a peer obeys a master that was replaced, or that leads another run",
         finder=TESTS,
     ),
     Mutant(
@@ -631,7 +631,7 @@ MUTANTS = (
         function="protocol.leadership:Acceptor.accepts",
         old="return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= accepted_epoch",
         new="return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= 0",
-        breaks="S3: a peer goes back to an older member list",
+        breaks="S3: a peer accepts an older member list",
         finder=TESTS,
     ),
     Mutant(
@@ -639,14 +639,14 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._on_plan",
         old="plan.attempt_id <= self._seen_attempt_id",
         new="plan.attempt_id < self._seen_attempt_id - 1",
-        breaks="S4: a plan that comes after a later one is started, its frames dropped as stale already",
+        breaks="S4: a plan that arrives after a later one is started, although its frames are dropped as stale",
     ),
     Mutant(
         name="commit-without-the-result",
         function="protocol.peer:PeerMachine._on_decision",
         old="lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)",
         new="lacks_result = is_collective(call) and call.report is None",
-        breaks="S1: a peer that has no result takes part in a commit",
+        breaks="S1: a peer without the result takes part in a commit",
         finder=TESTS,
     ),
     Mutant(
@@ -654,7 +654,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._on_plan",
         old="call is None or call.is_released",
         new="call is None",
-        breaks="S2: buffers that are the user's again are reduced into",
+        breaks="S2: a reduction writes to buffers that were given back to the user",
         finder=TESTS,
     ),
     Mutant(
@@ -662,7 +662,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._on_decision",
         old="decision.committed and (call.is_released or (lacks_result and not is_barrier(call)))",
         new="decision.committed and lacks_result and not is_barrier(call)",
-        breaks="S1: a peer that gave up a call which all others have committed goes on as a member",
+        breaks="S1: a peer that gave up a call which the others have committed stays a member",
         finder=TESTS,
     ),
     Mutant(
@@ -670,7 +670,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._on_call",
         old="call.is_held = released.block(call)",
         new="call.is_held = False",
-        breaks="L2: the master takes a new call for one that was released, and refuses it",
+        breaks="L2: the master mistakes a new call for a released one, and refuses it",
         finder=TESTS,
     ),
     Mutant(
@@ -678,7 +678,7 @@ MUTANTS = (
         function="protocol.calls:Call.standing",
         old="self.withdrawn is None",
         new="self.withdrawn is None or self.report is None",
-        breaks="L1: a withdrawal that got lost is not said again, and the call waits on",
+        breaks="L1: a lost withdrawal is not sent again, and the call keeps waiting",
         finder=TESTS,
     ),
     Mutant(
@@ -686,7 +686,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._oldest_call_id",
         old="return min(self.calls, default=self._next_call_id)",
         new="return max(self.calls, default=self._next_call_id)",
-        breaks="S1: the master forgets answers that the peer has not got",
+        breaks="S1: the master forgets answers that the peer has not received",
     ),
     Mutant(
         name="broken-link-not-dialled-again",
@@ -700,7 +700,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._miss_master",
         old="self._deadline_ns is None",
         new="self.state is not State.CONNECTING",
-        breaks="L1: a master that breaks every connection is waited for without end",
+        breaks="L1: a peer waits for ever for a master that breaks every connection",
         finder=TESTS,
     ),
     Mutant(
@@ -708,7 +708,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._calls_max",
         old="return limits.calls_in_flight_max(len(self.group_members()))",
         new="return limits.CALLS_IN_FLIGHT_MAX",
-        breaks="L3: the report of a large run fits into no message",
+        breaks="L3: the report of a peer in a large run does not fit into a message",
         finder=TESTS,
     ),
     # --- Memory -------------------------------------------------------------------------------------------------------
@@ -724,14 +724,14 @@ MUTANTS = (
         function="protocol.memory:Memory.on_round_answered",
         old="self.on_round(number, value)",
         new="self.on_round(number - 1, value)",
-        breaks="L3: a new master does not know of a round whose answer some have, and others wait for ever",
+        breaks="L3: a new master does not know a round whose answer some peers have, and others wait for ever",
     ),
     Mutant(
         name="outcome-with-fewer-participants-kept",
         function="protocol.memory:Memory._keep",
         old="outcome = known if len(known.calls) >= len(outcome.calls) else outcome",
         new="outcome = known if len(known.calls) < len(outcome.calls) else outcome",
-        breaks="L3: a new master does not know whom a decision concerns",
+        breaks="L3: a new master does not know all participants of a decision",
         finder=TESTS,
     ),
     Mutant(
@@ -739,7 +739,7 @@ MUTANTS = (
         function="protocol.memory:Memory.on_decision",
         old="call is not None and is_sync(call) and outcome.committed and is_newer",
         new="call is not None and is_sync(call) and is_newer",
-        breaks="S5: after a take-over the revision of a sync that failed counts",
+        breaks="S5: after a take-over the revision of a failed sync counts",
         finder=TESTS,
     ),
     Mutant(
@@ -747,7 +747,7 @@ MUTANTS = (
         function="protocol.memory:Memory.on_decision",
         old="replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())",
         new="replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), field='', values=())",
-        breaks="S1: after a take-over one gets a CollectiveMismatch and the other no more than an InvalidUsage",
+        breaks="S1: after a take-over one peer gets CollectiveMismatch and another only InvalidUsage",
         finder=TESTS,
     ),
     Mutant(
@@ -755,7 +755,7 @@ MUTANTS = (
         function="protocol.memory:Memory._keep",
         old="count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX",
         new="count_max = limits.calls_in_flight_max(2 * self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX",
-        breaks="S1: a commit is forgotten that another member has not heard of",
+        breaks="S1: a commit is forgotten that another member has not received",
         finder=TESTS,
     ),
     Mutant(
@@ -763,7 +763,7 @@ MUTANTS = (
         function="protocol.memory:Memory.on_members",
         old="self._group_size = sum(member.group == group for member in members)",
         new="self._group_size = len(members)",
-        breaks="S1: a commit is forgotten that another member has not heard of, in a run of many groups",
+        breaks="S1: a commit is forgotten that another member has not received, in a run with many groups",
         finder=TESTS,
     ),
     Mutant(
@@ -771,7 +771,7 @@ MUTANTS = (
         function="protocol.memory:Memory.on_members",
         old="not is_committed",
         new="not members",
-        breaks="S1: an end is not told to a member that only a proposed list has lost",
+        breaks="S1: a decision is not sent to a member that only a proposed list has dropped",
         finder=TESTS,
     ),
     # --- Recovery -----------------------------------------------------------------------------------------------------
@@ -780,7 +780,7 @@ MUTANTS = (
         function="protocol.leadership:descend",
         old="return max(descendants, key=lambda each: (each.epoch, each.is_committed))",
         new="return max(descendants, key=lambda each: (-each.epoch, each.is_committed))",
-        breaks="S3: a new master goes on with the list that it heard of first",
+        breaks="S3: a new master adopts the member list of the first report",
         finder=TESTS,
     ),
     Mutant(
@@ -788,7 +788,7 @@ MUTANTS = (
         function="protocol.recovery:History.take_running",
         old="item[0] in present and item[1].plan.attempt_id not in self.outcomes",
         new="item[0] in present",
-        breaks="L3: an attempt whose end is known runs again and holds up its tag",
+        breaks="L3: a decided attempt runs again and blocks its tag",
     ),
     Mutant(
         name="report-of-another-token-taken",
@@ -803,7 +803,7 @@ MUTANTS = (
         function="protocol.leadership:Candidate.add",
         old="known.connection > report.hello.connection",
         new="known.connection < report.hello.connection",
-        breaks="L3: what a peer said on a broken connection counts, and its newer report does not",
+        breaks="L3: a report on a broken connection counts instead of the peer's newer one",
         finder=TESTS,
     ),
     Mutant(
@@ -811,7 +811,7 @@ MUTANTS = (
         function="protocol.leadership:choose_run",
         old="return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)",
         new="return max(votes, key=lambda run_id: (epochs[run_id], votes[run_id], run_id), default=None)",
-        breaks="S3: one lost peer of another run decides which run a new master leads",
+        breaks="S3: a single stray peer of another run decides which run a new master leads",
         finder=TESTS,
     ),
     Mutant(
@@ -827,7 +827,7 @@ MUTANTS = (
         function="protocol.leadership:Candidate._are_all_here",
         old="not all(self._greeted.values())",
         new="not any(self._greeted.values())",
-        breaks="L3: a new master goes on while a peer that said Hello still knows of a newer list",
+        breaks="L3: a new master begins although a peer that has said Hello may know a newer list",
         finder=TESTS,
     ),
     Mutant(
@@ -835,7 +835,7 @@ MUTANTS = (
         function="protocol.recovery:History.left_behind",
         old="number < self.round - 1 and peer_id in present",
         new="number < 0 and peer_id in present",
-        breaks="L1: a removed peer that is back takes the value of another round for its own; a correct program hangs",
+        breaks="L1: a removed peer that returns takes the value of another round as its own; a correct program hangs",
         finder=TESTS,
     ),
     Mutant(
@@ -851,7 +851,7 @@ MUTANTS = (
         function="protocol.recovery:History.take_last_syncs",
         old="taken, self._newer_syncs = self._newer_syncs, {}",
         new="taken, self._newer_syncs, self._last_syncs = self._newer_syncs, {}, {}",
-        breaks="S5: a revision is given twice, since who reports late has missed the last sync",
+        breaks="S5: a revision is used twice, because a late report describes an older sync",
         finder=TESTS,
     ),
     # --- Several masters ----------------------------------------------------------------------------------------------
@@ -868,7 +868,7 @@ MUTANTS = (
         function="protocol.leadership:Leader.may_change",
         old="return not (self._repeats and self.needs_quorum)",
         new="return not (self._repeats and not self.needs_quorum)",
-        breaks="S3: the adopted list was committed, and those of it who know that go on elsewhere",
+        breaks="S3: the adopted list may have been committed, and its members may follow another master",
         finder=TESTS,
     ),
     Mutant(
@@ -876,14 +876,14 @@ MUTANTS = (
         function="protocol.master:MasterMachine._lose",
         old="not has_left and not self._may_lose(peer)",
         new="not has_left and not self._leader.needs_quorum",
-        breaks="S3: a master goes on with a few members while another leads the others",
+        breaks="S3: a master continues with a few members while another one leads the rest",
     ),
     Mutant(
         name="decided-before-established",
         function="protocol.operation:Operations.decide",
         old="not self._registry.is_committed or not all(peer.has_reported for peer in survivors)",
         new="not all(peer.has_reported for peer in survivors)",
-        breaks="S1: a list that is void decides an attempt otherwise than the other master",
+        breaks="S1: under a list that is not committed, an attempt is decided differently from another master",
         finder=TESTS,
     ),
     Mutant(
@@ -899,7 +899,7 @@ MUTANTS = (
         function="protocol.leadership:Acceptor.promise",
         old="asked.term <= self.promised.term and asked != self.promised",
         new="asked.term < 0 and asked != self.promised",
-        breaks="S3: a member that has promised itself to one master helps another to lead",
+        breaks="S3: a member that has promised a term to one master helps another one to lead in a lower term",
         finder=TESTS,
     ),
     Mutant(
@@ -907,7 +907,7 @@ MUTANTS = (
         function="protocol.master_list:MasterList.begins",
         old="is_to_begin = self.index == 0 and len(self._without_run) == len(self.addresses)",
         new="is_to_begin = self.index == 0",
-        breaks="S3: a newcomer begins a run of its own at an idle master",
+        breaks="S3: a newcomer begins its own run at an idle master",
         finder=TESTS,
     ),
     Mutant(
@@ -915,7 +915,7 @@ MUTANTS = (
         function="protocol.leadership:Candidate._is_to_begin",
         old="return hello.begins == self._run_id",
         new="return any(hello.begins)",
-        breaks="S3: a newcomer begins a run beside one that a master led before it was started anew",
+        breaks="S3: a newcomer begins a run beside one that a master led before its restart",
         finder=TESTS,
     ),
     Mutant(
@@ -931,7 +931,7 @@ MUTANTS = (
         function="protocol.leadership:Acceptor.obey",
         old="self.is_led = leader == self.promised",
         new="self.is_led = leader.term == self.promised.term",
-        breaks="S3: a peer obeys a rival of the leadership that it has promised",
+        breaks="S3: a peer obeys a rival of the leader that it has promised",
         finder=TESTS,
     ),
     Mutant(
@@ -939,7 +939,7 @@ MUTANTS = (
         function="protocol.leadership:Acceptor.promise",
         old="self.promised, self.is_led = asked, False",
         new="self.promised = asked",
-        breaks="S3: what a master sent before counts although another one has been promised",
+        breaks="S3: messages of a master count that were sent before another one was promised",
         finder=TESTS,
     ),
     Mutant(
@@ -947,7 +947,7 @@ MUTANTS = (
         function="protocol.leadership:descend",
         old="descendants = (each for each in known if last in (each.epoch, each.parent))",
         new="descendants = (each for each in known if last <= each.epoch)",
-        breaks="S3: a list that was never committed outranks one that was",
+        breaks="S3: a list that was never committed outranks a committed one",
         finder=TESTS,
     ),
     Mutant(
@@ -955,7 +955,7 @@ MUTANTS = (
         function="protocol.leadership:Leader.propose",
         old="self._acknowledged.clear()",
         new="self._acknowledged &= self.list.members",
-        breaks="S3: a list is committed that a quorum has not accepted",
+        breaks="S3: a list is committed that no quorum has acknowledged",
         finder=TESTS,
     ),
     Mutant(
@@ -963,7 +963,7 @@ MUTANTS = (
         function="protocol.leadership:Leader.acknowledge",
         old="epoch != self.list.epoch",
         new="epoch > self.list.epoch",
-        breaks="S3: a list is committed by the word of those who have accepted the one before",
+        breaks="S3: a list is committed by acknowledgements of the previous one",
         finder=TESTS,
     ),
     Mutant(
@@ -971,7 +971,7 @@ MUTANTS = (
         function="protocol.leadership:are_quorums",
         old="return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)",
         new="return is_quorum(present, accepted.old_members or accepted.members)",
-        breaks="S3: the new members follow another master that knows them for committed",
+        breaks="S3: the new members may follow another master that knows them as committed",
         finder=TESTS,
     ),
     Mutant(
@@ -979,7 +979,7 @@ MUTANTS = (
         function="protocol.leadership:are_quorums",
         old="return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)",
         new="return is_quorum(present, accepted.members)",
-        breaks="S3: the old members go on with another master",
+        breaks="S3: the old members may continue with another master",
         finder=TESTS,
     ),
     Mutant(
@@ -994,7 +994,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._kick",
         old="self._dismissed[connection] = _Dismissed(peer.peer_id, kick)",
         new="self._leader.on_left(peer.peer_id)",
-        breaks="S3: one whose key is revoked here counts as gone, and is led by another master",
+        breaks="S3: a member whose key is revoked here counts as removed while another master leads it",
         finder=TESTS,
     ),
     Mutant(
@@ -1002,7 +1002,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._on_members_committed",
         old="dismissed, self._dismissed = self._dismissed, {}",
         new="dismissed, self._dismissed = {}, self._dismissed",
-        breaks="L1: a member that was removed is never told",
+        breaks="L1: a removed member never learns that it was removed",
         finder=TESTS,
     ),
     Mutant(
@@ -1010,7 +1010,7 @@ MUTANTS = (
         function="protocol.leadership:Candidate._is_elected",
         old="{report.hello.peer_id for report in reports}.union(self.left)",
         new="{p for p in self._newest(chosen).members if self.held or p in self.reports}.union(self.left)",
-        breaks="S3: one that has promised nothing helps a master to lead",
+        breaks="S3: a peer without a promise helps a master to lead",
         finder=TESTS,
     ),
     Mutant(
@@ -1018,14 +1018,14 @@ MUTANTS = (
         function="protocol.master:MasterMachine._is_ahead",
         old="return is_itself and is_credible and not self._has_our_promise(hello)",
         new="return is_itself and is_credible and hello.promised > limits.TERM_MAX",
-        breaks="L1: a member that obeys somebody else is welcomed, and never hears a word",
+        breaks="L1: a member that obeys another master is welcomed, and never gets a message",
     ),
     Mutant(
         name="returning-peer-merely-welcomed",
         function="protocol.master:MasterMachine._owes_report",
         old="return not known.has_reported or (hello.is_member and not self._has_our_promise(hello))",
         new="return not known.has_reported",
-        breaks="S1: what a peer has heard of another master is lost",
+        breaks="S1: what a returning peer has learnt from another master is lost",
         finder=TESTS,
     ),
     Mutant(
@@ -1033,7 +1033,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._may_yield_to",
         old="return is_of_other_run and self._history is None and not self._has_decided()",
         new="return is_of_other_run and self._history is not None and not self._has_decided()",
-        breaks="L3: the members of a run are refused by one that a newcomer began a moment before",
+        breaks="L3: the members of a run are refused in favour of a run that a newcomer has just begun",
         finder=TESTS,
     ),
     Mutant(
@@ -1041,7 +1041,7 @@ MUTANTS = (
         function="protocol.leadership:Candidate._is_elected",
         old="return has_one_address and due_ns is not None and now_ns >= due_ns",
         new="return has_one_address and due_ns is not None",
-        breaks="L3: removed members that come back first take the run back to an old revision",
+        breaks="L3: removed members that return first take the run back to an old revision",
         finder=TESTS,
     ),
     Mutant(
@@ -1049,7 +1049,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._refuse_session",
         old="is_final = self._recovery is None and self.registry.is_committed",
         new="is_final = self._recovery is None",
-        breaks="L3: a member is put out by a list that is never committed",
+        breaks="L3: a member is removed by a list that is never committed",
         finder=TESTS,
     ),
     Mutant(
@@ -1057,7 +1057,7 @@ MUTANTS = (
         function="protocol.peer:PeerMachine._is_final",
         old="return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch",
         new="return self.state is State.MEMBER and message.run_id == self.run_id",
-        breaks="S3: a master of before puts a member out",
+        breaks="S3: a former master removes a member",
         finder=TESTS,
     ),
     Mutant(
@@ -1073,7 +1073,7 @@ MUTANTS = (
         function="protocol.master:MasterMachine._on_connection_closed",
         old="peer.is_member and self._is_cut_off(now_ns)",
         new="not peer.is_member and self._is_cut_off(now_ns)",
-        breaks="L3: a master that was cut off comes back and knows nobody",
+        breaks="L3: a master that was cut off has removed all its members when they reconnect",
         finder=TESTS,
     ),
     # --- The control connection ---------------------------------------------------------------------------------------
@@ -1089,7 +1089,7 @@ MUTANTS = (
         function="protocol.session:Session.handle",
         old="self._pause(events.ConnectionDown(), now_ns)",
         new="self._pause(events.ConnectionFailed(_REFUSED), now_ns)",
-        breaks="L3: a peer leaves a master that lives for a standby",
+        breaks="L3: a peer leaves a live master for a standby",
         finder=TESTS,
     ),
     Mutant(
@@ -1097,7 +1097,7 @@ MUTANTS = (
         function="protocol.session:Session.handle",
         old="self.phase is Phase.ASKING and event.index == self._index",
         new="self.phase is Phase.ASKING",
-        breaks="S7: a newcomer gives up for the secret of a master that it has left",
+        breaks="S7: a newcomer gives up because of the secret of a master that it has left",
         finder=TESTS,
     ),
 )

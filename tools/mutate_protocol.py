@@ -1,12 +1,12 @@
 """Mutation check: puts the faults of mutants.py into the protocol, one at a time, and demands that each is caught.
 
-Each fault goes into a copy of its own in a temporary directory; the checkout is only read. There the simulator runs
-over a number of seeds, or the unit tests of the protocol run until one fails: first whoever is expected to catch the
-fault, then the other if it did not. A fault that both let pass is a hole in the tests: the tool names it and ends
-with 1. The protocol as it is goes first, and must pass both, for what fails anyway catches nothing.
+Each fault is put into its own copy in a temporary directory; the checkout is only read. On that copy the simulator runs
+a number of seeds, or the unit tests of the protocol run until one fails: first the check that is expected to catch the
+fault, then the other one if it did not. A fault that survives both is a gap in the tests: the tool names it and exits
+with 1. The unmodified protocol is checked first and must pass both.
 
-Who owns what: one thread, which owns every child and ends it by its process id, however the tool ends. A copy
-belongs to one child at a time.
+Ownership: one thread owns every child and ends it by its process id, however the tool ends. A copy belongs to one child
+at a time.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from mutation import SIMULATOR, TESTS, Mutant, mutate
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = tuple(map(Path, ("zpccl", "tests/protocol", "tests/conftest.py", "docs/shared_state.md", "setup.cfg")))
-"""What a copy has: the package, the tests of the protocol with a table that they read, and the settings of pytest."""
+"""Contents of a copy: the package, the tests of the protocol and the table that they read, the settings of pytest."""
 TEST_FOLDER = "tests/protocol"
 OUTPUT = "output.txt"
 SURVIVED = "SURVIVED"
 SEEDS = 300
 CHECK_TIMEOUT_S = 600.0
-"""Whatever runs for so long hangs."""
+"""Timeout of a check."""
 
 _FOUND = {
     SIMULATOR: re.compile(r"^seed (?P<by>\d+)\b.* failed: (?P<text>.*)$", re.MULTILINE),
     TESTS: re.compile(r"^FAILED tests/protocol/(?P<by>.+?)(?: - (?P<text>.*))?$", re.MULTILINE),
 }
 _TYPO = re.compile(r"(SyntaxError|NameError|UnboundLocalError|ImportError)\b")
-"""A fault that fails for one of these is no fault of the protocol."""
+"""Errors that show a broken mutant or environment instead of a caught fault."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How far the checks look.
+    """The extent of the checks.
 
     Attributes:
-        seeds: that the simulator runs, from 0 on.
+        seeds: number of seeds that the simulator runs, from 0 on.
         tests: files or folders of unit tests, below the root.
-        asks_both: whether both checks look at each mutant, though the first has caught it.
+        asks_both: run both checks for each mutant, even if the first has caught it.
     """
 
     seeds: int
@@ -64,13 +64,13 @@ class Effort:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says of one copy.
+    """The result of one check on one copy.
 
     Attributes:
         checker: SIMULATOR or TESTS.
-        by: the seed or the test that failed; "" where all passed.
+        by: the seed or the test that failed; "" if all passed.
         text: how it failed.
-        seconds: that it took.
+        seconds: duration.
     """
 
     checker: str
@@ -80,8 +80,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of one mutant: the findings of all checks that ran, and why not all could, if so."""
+class MutantResult:
+    """The result of one mutant: the findings of the checks, and the problem if a check could not run."""
 
     mutant: Mutant
     findings: tuple[Finding, ...]
@@ -89,17 +89,17 @@ class Verdict:
 
     @property
     def caught_by(self) -> str:
-        """Who caught it; "" if it survived."""
+        """The check that caught it; "" if it survived."""
         return ", ".join(finding.by for finding in self.findings if finding.by)
 
     @property
     def fate(self) -> str:
-        """Who caught it, or what else became of it."""
+        """The result as text: what caught it, "survived", or the problem."""
         return self.caught_by or self.problem or SURVIVED
 
     @property
     def seconds(self) -> float:
-        """What all its checks took."""
+        """Duration of all its checks."""
         return sum(finding.seconds for finding in self.findings)
 
 
@@ -110,23 +110,23 @@ def place(mutant: Mutant, root: Path = ROOT) -> str:
     """The file and line of the fault.
 
     Raises:
-        NoSuchCode: the mutant does not go with the source.
+        NoSuchCode: the mutant does not match the source.
     """
     return f"{mutant.path.name}:{mutate(mutant, (root / mutant.path).read_text(encoding='utf-8'))[1]}"
 
 
 def put_in(mutant: Mutant, folder: Path) -> None:
-    """Writes the fault into a copy.
+    """Puts the fault into a copy.
 
     Raises:
-        NoSuchCode: the mutant does not go with the source.
+        NoSuchCode: the mutant does not match the source.
     """
     path = folder / mutant.path
     path.write_text(ast.unparse(mutate(mutant, path.read_text(encoding="utf-8"))[0]), encoding="utf-8")
 
 
 def make_copy(source: Path, folder: Path) -> None:
-    """Copies what the checks need."""
+    """Copies the files that the checks need."""
     for path in COPIED:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         if (source / path).is_dir():
@@ -139,17 +139,17 @@ def make_copy(source: Path, folder: Path) -> None:
 
 
 def command_of(checker: str, effort: Effort) -> list[str]:
-    """What runs in a copy."""
+    """The command line of a check."""
     if checker == SIMULATOR:
         return [sys.executable, "-m", "zpccl.sim", "--seeds", str(effort.seeds), "--no-shrink"]
     return [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider", *effort.tests]
 
 
 async def run(command: Sequence[str], folder: Path) -> tuple[int | None, str]:
-    """Runs a command in a copy. Gives its exit status, None if it hangs, and what it said."""
+    """Runs a command in a copy. Returns its exit status (None: timeout) and its output."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "ZPCCL_"))}
     environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
-    environment["CI"] = "true"  # Hypothesis then tries the same examples every time.
+    environment["CI"] = "true"  # Makes Hypothesis try the same examples every time.
     status: int | None = None
     with (folder / OUTPUT).open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -166,10 +166,10 @@ async def run(command: Sequence[str], folder: Path) -> tuple[int | None, str]:
 
 
 def judge(checker: str, status: int | None, output: str) -> tuple[str, str]:
-    """Who caught a fault, and how, by the end of a check and its output; two empty texts if it passed.
+    """Interprets exit status and output of a check. Returns what failed and how; two empty texts if it passed.
 
     Raises:
-        WorkerFailed: it did not pass, and for no fault of the protocol.
+        WorkerFailed: it failed for another reason than a fault of the protocol.
     """
     if status == 0:
         return "", ""
@@ -184,7 +184,7 @@ def judge(checker: str, status: int | None, output: str) -> tuple[str, str]:
 
 
 async def check(checker: str, folder: Path, effort: Effort) -> Finding:
-    """Lets one of the two look at a copy."""
+    """Runs one check on a copy."""
     began = time.monotonic()
     status, output = await run(command_of(checker, effort), folder)
     by, text = judge(checker, status, output)
@@ -192,10 +192,10 @@ async def check(checker: str, folder: Path, effort: Effort) -> Finding:
 
 
 async def try_original(pristine: Path, effort: Effort) -> None:
-    """The protocol as it is must pass.
+    """Checks the unmodified protocol.
 
     Raises:
-        WorkerFailed: it does not, or another zpccl than that of the copy would run.
+        WorkerFailed: it fails, or a check would import another zpccl than that of the copy.
     """
     where = "import pathlib, zpccl; print(pathlib.Path(zpccl.__file__).resolve().parent.parent)"
     _, found = await run([sys.executable, "-c", where], pristine)
@@ -204,12 +204,12 @@ async def try_original(pristine: Path, effort: Effort) -> None:
     for checker in (SIMULATOR, TESTS):
         finding = await check(checker, pristine, effort)
         if finding.by:
-            raise WorkerFailed(f"the protocol fails as it is: {finding.by}: {finding.text}")
-        say(f"without a fault: nothing found by the {checker}, {finding.seconds:.1f} s")
+            raise WorkerFailed(f"the unmodified protocol fails: {finding.by}: {finding.text}")
+        say(f"without a fault: passed by the {checker}, {finding.seconds:.1f} s")
 
 
-async def try_mutant(mutant: Mutant, pristine: Path, effort: Effort) -> Verdict:
-    """Puts one fault into a copy and lets the checks look at it, one after the other."""
+async def try_mutant(mutant: Mutant, pristine: Path, effort: Effort) -> MutantResult:
+    """Puts one fault into a copy and runs the checks one after the other."""
     findings: list[Finding] = []
     problem = ""
     with tempfile.TemporaryDirectory(prefix="zpccl-mutant-") as name:
@@ -222,20 +222,20 @@ async def try_mutant(mutant: Mutant, pristine: Path, effort: Effort) -> Verdict:
                     findings.append(await check(checker, folder, effort))
                 except WorkerFailed as error:
                     problem = str(error)
-    verdict = Verdict(mutant, tuple(findings), problem)
+    verdict = MutantResult(mutant, tuple(findings), problem)
     say(f"{mutant.name}: {verdict.fate}, {verdict.seconds:.1f} s")
     return verdict
 
 
-async def try_all(mutants: Sequence[Mutant], effort: Effort, jobs: int) -> list[Verdict]:
-    """Tries the original, then all mutants, some at the same time; verdicts in the order of the mutants."""
+async def try_all(mutants: Sequence[Mutant], effort: Effort, jobs: int) -> list[MutantResult]:
+    """Checks the original, then all mutants, `jobs` at the same time. Returns verdicts in the order of the mutants."""
     with tempfile.TemporaryDirectory(prefix="zpccl-original-") as name:
         pristine = Path(name)
         make_copy(ROOT, pristine)
         await try_original(pristine, effort)
         turns = asyncio.Semaphore(jobs)
 
-        async def in_turn(mutant: Mutant) -> Verdict:
+        async def in_turn(mutant: Mutant) -> MutantResult:
             async with turns:
                 return await try_mutant(mutant, pristine, effort)
 
@@ -245,7 +245,7 @@ async def try_all(mutants: Sequence[Mutant], effort: Effort, jobs: int) -> list[
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-def row_of(verdict: Verdict) -> Row:
+def row_of(verdict: MutantResult) -> Row:
     """A verdict for --json."""
     mutant = verdict.mutant
     return {
@@ -278,7 +278,7 @@ def check_mutants(mutants: Sequence[Mutant], options: argparse.Namespace) -> int
     print_table(title, ("mutant", "place", "caught by", "seconds"), rows)
     write_json(options.json, {"seeds": options.seeds, "mutants": [row_of(verdict) for verdict in verdicts]})
     for verdict in survivors:
-        why = verdict.problem or f"survived, a hole in the tests: {verdict.mutant.breaks}"
+        why = verdict.problem or f"survived, a gap in the tests: {verdict.mutant.breaks}"
         say(f"{verdict.mutant.name}: {why}")
     return 1 if survivors else 0
 

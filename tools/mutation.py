@@ -1,4 +1,4 @@
-"""A fault in one function: an expression or a statement of it replaced by another, in its source or in this process."""
+"""A fault in one function: one of its expressions or statements is replaced, in the source or in this process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Mutant:
     """One fault.
 
     Attributes:
-        name: what the code does with it.
-        function: what it is in: the module below zpccl, a colon, and the qualified name.
-        old: the expression or statement to replace; the function has it exactly once, in whatever layout.
-        new: what stands there instead: an expression, or statements.
+        name: describes the wrong behaviour.
+        function: the module below zpccl, a colon, and the qualified name of the function.
+        old: the expression or statement to replace; it occurs exactly once in the function; layout does not matter.
+        new: its replacement: an expression, or statements.
         breaks: the promise that it breaks (ARCHITECTURE.md), and how.
-        finder: who is expected to catch it: SIMULATOR, or TESTS where it takes a case that the simulator does not make.
+        finder: the check that is expected to catch it: SIMULATOR, or TESTS if the simulator does not reach the case.
     """
 
     name: str
@@ -49,19 +49,19 @@ class Mutant:
 
     @property
     def names(self) -> list[str]:
-        """Those that lead from the module to the function."""
+        """The parts of the function's qualified name."""
         return self.function.partition(":")[2].split(".")
 
 
 class NoSuchCode(WorkerFailed):
-    """A mutant does not go with the source."""
+    """A mutant does not match the source."""
 
 
 def mutate(mutant: Mutant, source: str) -> tuple[ast.Module, int]:
-    """The module of a mutant with its fault, and the line where that is.
+    """The syntax tree of the module with the fault, and the line of the fault.
 
     Raises:
-        NoSuchCode: there is no such function, or `old` is not exactly once in it.
+        NoSuchCode: there is no such function, or `old` does not occur exactly once in it.
     """
     tree = ast.parse(source)
     (wanted,), put = ast.parse(mutant.old).body, ast.parse(mutant.new).body
@@ -103,10 +103,10 @@ def _find(mutant: Mutant, tree: ast.Module) -> ast.AST:
 
 
 def loaded(mutant: Mutant) -> tuple[FunctionType, CodeType]:
-    """The function of a mutant in this process, and its code with the fault: assign that to its `__code__`.
+    """The function of a mutant in this process, and its code with the fault, to be assigned to its `__code__`.
 
     Raises:
-        NoSuchCode: the mutant does not go with the source.
+        NoSuchCode: the mutant does not match the source.
     """
     module = importlib.import_module(mutant.module)
     code = compile(mutate(mutant, inspect.getsource(module))[0], str(module.__file__), "exec", dont_inherit=True)
@@ -114,6 +114,6 @@ def loaded(mutant: Mutant) -> tuple[FunctionType, CodeType]:
     for name in mutant.names:
         function = inspect.getattr_static(function, name)
         code = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
-    function = getattr(function, "__func__", getattr(function, "fget", function))  # Of a static method, of a property.
+    function = getattr(function, "__func__", getattr(function, "fget", function))  # A static method or a property.
     assert isinstance(function, FunctionType)
     return function, code

@@ -1,13 +1,13 @@
-"""Networks of hosts inside this one, whose paths can be cut: for end-to-end tests and tools. Linux, as root.
+"""Virtual networks of hosts on this machine whose paths can be cut, for end-to-end tests and tools. Linux, as root.
 
-Each host is a network namespace with one address. In a `Network` a router, which is a namespace too, joins them. What
-is cut, the router drops without a word, as a broken path of the internet does: no RST and no ICMP message tells anybody
-of it. Networks with delays, rates and losses are made by the package `wan`.
+Each host is a network namespace with one address. In a `Network` they are joined by a router, which is a namespace,
+too. On a cut path the router drops packets silently, like a broken path of the internet: without RST or ICMP messages.
+The package `wan` makes networks with delays, rates and losses.
 
-Who owns what: this process owns one descriptor for each namespace. Namespaces have no names and no files, so the kernel
-removes them, and all devices in them, once these descriptors are closed and the processes inside have ended, however
-this process ends. Commands run in threads of their own, which enter a namespace first and then end; no other thread of
-this process ever leaves its namespace.
+Ownership: this process owns one descriptor per namespace. Namespaces have no names and no files, so the kernel removes
+them, and all devices in them, once these descriptors are closed and the processes inside have ended, however this
+process ends. Commands run in separate threads that enter a namespace and then end; no other thread of this process
+leaves its namespace.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ HOSTS_MAX = 250
 DEVICE = "eth0"
 """The name of each host's network device."""
 LINK_TIMEOUT_S = 10.0
-"""How long a new device may take until it carries packets."""
+"""Timeout for a new device to come up."""
 _RTMGRP_LINK, _SIOCGIFFLAGS, _IFF_RUNNING = 1, 0x8913, 0x40  # linux/rtnetlink.h, sockios.h, if.h
 _CLONE_NEWNET = 0x40000000  # linux/sched.h; the os module has it from Python 3.12 on only.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetworkUnavailable(Exception):
-    """This process may not make networks, or lacks the tools for it."""
+    """This process is not permitted to make networks, or a program for it is missing."""
 
 
 def enter(namespace: str) -> None:
-    """Puts the calling thread, and all that it starts from now on, into a namespace (`Network.namespace`)."""
+    """Moves the calling thread, and threads and processes it starts later, into a namespace (`Network.namespace`)."""
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.setns(descriptor, _CLONE_NEWNET) < 0:
@@ -54,11 +54,11 @@ def enter(namespace: str) -> None:
 
 
 class Namespaces(abc.ABC):
-    """Hosts numbered from 0. What joins them is made by a subclass, in `_set_up`.
+    """Hosts numbered from 0. A subclass connects them in `_set_up`.
 
     Args:
         host_count: 1 to HOSTS_MAX.
-        other_count: namespaces beside the hosts.
+        other_count: additional namespaces, such as routers.
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` command.
@@ -87,7 +87,7 @@ class Namespaces(abc.ABC):
         self.close()
 
     def close(self) -> None:
-        """Lets go of the namespaces: they end with the last process inside. May be called twice."""
+        """Releases the namespaces, which end with the last process inside. May be called twice."""
         descriptors, self._descriptors = self._descriptors, []
         for descriptor in descriptors:
             os.close(descriptor)
@@ -97,17 +97,17 @@ class Namespaces(abc.ABC):
         """The IPv4 address of a host."""
 
     def namespace(self, host: int) -> str:
-        """Where processes of the same user find the namespace of a host, to `enter` it, while this process lives."""
+        """The path of a host's namespace for `enter`, valid for processes of the same user while this process lives."""
         assert 0 <= host < self.host_count
         return self._path(host)
 
     def run(self, host: int, function: Callable[[], T]) -> T:
-        """Runs a function in a thread on a host: sockets that it makes and processes that it starts belong there."""
+        """Runs a function in a thread on a host: its sockets and the processes that it starts belong to that host."""
         return self._run(self.namespace(host), function)
 
     @abc.abstractmethod
     def _set_up(self) -> None:
-        """Joins the namespaces."""
+        """Connects the namespaces."""
 
     def _path(self, index: int) -> str:
         return f"/proc/{os.getpid()}/fd/{self._descriptors[index]}"
@@ -116,7 +116,7 @@ class Namespaces(abc.ABC):
         self._batch("ip", namespace, commands)
 
     def _batch(self, program: str, namespace: str, commands: Sequence[str]) -> None:
-        """Runs commands of `ip` or `tc`, as one."""
+        """Runs several commands of `ip` or `tc` in one batch."""
 
         def run() -> None:
             text = "".join(f"{command}\n" for command in commands)
@@ -134,7 +134,7 @@ class Namespaces(abc.ABC):
 
 
 class Network(Namespaces):
-    """Hosts and the router between them.
+    """Hosts and a router between them.
 
     Args:
         host_count: 1 to HOSTS_MAX.
@@ -153,25 +153,25 @@ class Network(Namespaces):
         return f"10.0.{host}.2"
 
     def icmp_messages_sent(self) -> int:
-        """ICMP messages that the router has sent: it should be none."""
+        """Number of ICMP messages that the router has sent; it should be 0."""
         return self._run(self._router, lambda: counter("Icmp", "OutMsgs"))
 
     # --- Cutting ----------------------------------------------------------------------------------------------------
 
     def cut(self, one: int, other: int) -> None:
-        """Drops all that two hosts send to each other."""
+        """Drops all packets between two hosts."""
         self._add_rules(self._one_way(one, other), self._one_way(other, one))
 
     def cut_one_way(self, sender: int, receiver: int) -> None:
-        """Drops what one host sends to another, and not what comes back."""
+        """Drops all packets from one host to another, in this direction only."""
         self._add_rules(self._one_way(sender, receiver))
 
     def cut_host(self, host: int) -> None:
-        """Drops all that a host sends and all that is sent to it."""
+        """Drops all packets from and to a host."""
         self._add_rules(f"from {self.address(host)} blackhole", f"to {self.address(host)} blackhole")
 
     def heal(self) -> None:
-        """Undoes all cuts."""
+        """Ends all cuts."""
         rules, self._rules = self._rules, []
         self._ip(self._router, [f"rule del {rule}" for rule in rules])
 
@@ -179,7 +179,7 @@ class Network(Namespaces):
         return f"from {self.address(sender)} to {self.address(receiver)} blackhole"
 
     def _add_rules(self, *rules: str) -> None:
-        """Rules of routing: where one says blackhole, packets to be forwarded are dropped, and nothing is sent."""
+        """Adds routing rules. "blackhole" drops forwarded packets without an ICMP message."""
         numbered = [f"priority {100 + len(self._rules) + index} {rule}" for index, rule in enumerate(rules)]
         self._ip(self._router, [f"rule add {rule}" for rule in numbered])
         self._rules += numbered
@@ -208,20 +208,35 @@ class Network(Namespaces):
             self._ip(self.namespace(host), commands)
             router += [f"address add 10.0.{host}.1/30 dev host{host}", f"link set host{host} up"]
         self._ip(self._router, router)
-        for host in range(self.host_count):  # Until then packets are dropped, and TCP takes it for a slow network.
+        for host in range(self.host_count):  # Earlier packets would be dropped, and TCP would back off.
             self.run(host, lambda: _wait_for_link(DEVICE))
             self._run(self._router, lambda host=host: _wait_for_link(f"host{host}"))  # type: ignore[misc]
 
 
+class Alone(Namespaces):
+    """One host with nothing but a loopback device, whose ports are its own."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of the host."""
+        assert host == 0
+        return "127.0.0.1"
+
+    def _set_up(self) -> None:
+        self._ip(self.namespace(0), ["link set lo up"])
+
+
 def counter(protocol: str, name: str) -> int:
-    """A counter of the network that the calling thread is in, as /proc/net/snmp has it: ("Tcp", "RetransSegs")."""
+    """A counter of the calling thread's network in /proc/net/snmp, such as ("Tcp", "RetransSegs")."""
     lines = Path("/proc/thread-self/net/snmp").read_text(encoding="ascii").splitlines()
     names, values = (line.split() for line in lines if line.startswith(f"{protocol}:"))
     return int(values[names.index(name)])
 
 
 def _wait_for_link(device: str) -> None:
-    """Waits until a device can carry packets. Netlink tells of every change of one."""
+    """Waits for netlink events until a device is up."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as changes:
         changes.bind((0, _RTMGRP_LINK))
         changes.settimeout(LINK_TIMEOUT_S)
@@ -249,7 +264,7 @@ def _in_thread(function: Callable[[], T]) -> T:
     def run() -> None:
         try:
             values.append(function())
-        except BaseException as error:  # noqa: BLE001  # It is raised where the function was wanted.
+        except BaseException as error:  # noqa: BLE001  # Raised in the calling thread below.
             errors.append(error)
 
     thread = threading.Thread(target=run, name="network")

@@ -1,4 +1,4 @@
-"""The quantisation kernels of the C data plane without an engine, for tests and measurements."""
+"""The quantisation kernels of the C data plane without an engine, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
 def instruction_set() -> str:
-    """What the kernels use on this CPU: "avx512", "avx2" or "baseline"."""
+    """The instruction set of the kernels on this CPU: "avx512", "avx2" or "baseline"."""
     name: bytes = ffi.string(lib.zp_isa())
     return name.decode("ascii")
 
@@ -30,9 +30,9 @@ class Quantiser:
     Args:
         datatype: of the elements, floating.
         algorithm: MIN_MAX or ZERO_POINT_SCALE.
-        quantized_datatype: what elements travel as.
+        quantized_datatype: type of the elements on the wire.
         block_elements: elements that share one scale.
-        op: of `fold`.
+        op: the operation of `fold` and `join`.
         instruction_set: one of INSTRUCTION_SETS that this CPU has; all give the same bits. None: the widest.
     """
 
@@ -52,7 +52,7 @@ class Quantiser:
         return check_rc(lib.zp_quantised_bytes(self._native(), count), "zp_quantised_bytes")
 
     def quantise(self, wire: Any, elements: Any) -> None:
-        """Writes `elements` to `wire`.
+        """Quantises `elements` to `wire`.
 
         Raises:
             EngineError: EINVAL, an argument is out of range; ENOTSUP, the CPU lacks the instruction set.
@@ -60,7 +60,7 @@ class Quantiser:
         self._call("zp_quantise", wire, elements)
 
     def fold(self, wire: Any, local: Any, divisor: int = 1) -> None:
-        """Replaces what `wire` holds by it op `local`, divided by `divisor`.
+        """Reduces in place: wire = quantise((dequantise(wire) op local) / divisor).
 
         Raises:
             EngineError: as `quantise`.
@@ -68,8 +68,8 @@ class Quantiser:
         self._call("zp_quantise_fold", wire, local, divisor=divisor)
 
     def join(self, wire: Any, shares: Sequence[Any], rank: int, local: Any, divisor: int = 1) -> None:
-        """Writes to `wire` what all peers have, divided by `divisor`: `shares` and, at place `rank` in them, `local`,
-        combined in this order.
+        """Reduces the shares of all peers in order of rank, divides by `divisor` and quantises to `wire`. shares[i] is
+        the quantised share of rank i; that of `rank` is `local`, not quantised.
 
         Raises:
             EngineError: as `quantise`.
@@ -81,7 +81,7 @@ class Quantiser:
         self._call("zp_quantise_join", wire, local, pieces, len(pieces) + 1, rank, divisor=divisor)
 
     def dequantise(self, elements: Any, wire: Any) -> None:
-        """Writes the elements that `wire` holds.
+        """Dequantises `wire` to `elements`.
 
         Raises:
             EngineError: as `quantise`.

@@ -1,4 +1,4 @@
-"""Prints the requirements of the named extras of setup.cfg, and those of zpccl itself, one a line.
+"""Prints the requirements of zpccl and of the named extras in setup.cfg, one per line.
 
     python tools/requirements.py test dev | pip install -r /dev/stdin
 

@@ -1,11 +1,11 @@
 """Runs Python tests with the C extension compiled for a sanitizer: `run_sanitized.py address tests/engine -x`.
 
-The interpreter itself is not compiled for it, so the runtime of the sanitizer is loaded before everything else, and
-what is seen is what the extension does and, through malloc and memcpy, what is done with its memory. A copy of the
-sources is made in build/sanitized, so that no test process, wherever it starts, finds another build of the extension.
+The interpreter itself is not instrumented, so the sanitizer's runtime is preloaded; it sees what the extension does
+and, through malloc and memcpy, what others do with its memory. The sources are copied to build/sanitized, so that no
+test process, wherever it starts, loads another build of the extension.
 
-Each process writes what its sanitizer finds to a file of its own; when the tests are over, every such file is a
-failure, even of a process that a test kills or whose end it does not look at.
+Each process writes its sanitizer report to its own file. After the tests every such file counts as a failure, even of a
+process that a test kills or whose exit status it ignores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CFLAGS = {
     "address": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer",
     "thread": "-O1 -g -fsanitize=thread -fno-omit-frame-pointer",
 }
-# Loaded first: the sanitizer intercepts what C++ libraries throw, so it must find the C++ runtime when it starts.
+# Preloaded, too: the sanitizer intercepts C++ exceptions, so it must find the C++ runtime when it starts.
 RUNTIMES = {
     "address": ("libasan.so", "libubsan.so", "libstdc++.so.6"),
     "thread": ("libtsan.so", "libstdc++.so.6"),
@@ -37,7 +37,7 @@ SUPPRESSIONS = ROOT / "tests" / "native" / "suppressions.tsan"
 
 
 def copy_sources(tree: Path) -> None:
-    """Makes `tree` a copy of what the tests need, without anything that was compiled."""
+    """Copies the files that the tests need to `tree`, without compiled ones."""
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     for name in COPIED:
@@ -61,15 +61,15 @@ def library(name: str) -> str:
 
 
 def environment(tree: Path, sanitizer: str, reports: Path) -> dict[str, str]:
-    """What the tests run with."""
+    """The environment variables of the tests."""
     common = f"log_path={reports}/report:log_exe_name=1:handle_segv=1"
     return {
         **os.environ,
         "PYTHONPATH": str(tree),
         "LD_PRELOAD": " ".join(library(name) for name in RUNTIMES[sanitizer]),
-        # So that the sanitizer knows of each object's memory by itself.
+        # One allocation per object, so that the sanitizer sees each of them.
         "PYTHONMALLOC": "malloc",
-        # The interpreter keeps much until it exits; what the engine keeps is counted by the tests in C.
+        # The interpreter never frees some memory; the C tests check the engine for leaks.
         "ASAN_OPTIONS": f"{common}:detect_leaks=0:strict_string_checks=1:detect_stack_use_after_return=1",
         "UBSAN_OPTIONS": f"{common}:print_stacktrace=1",
         "TSAN_OPTIONS": f"{common}:suppressions={SUPPRESSIONS}:die_after_fork=0:exitcode=0:report_signal_unsafe=0",
@@ -77,7 +77,7 @@ def environment(tree: Path, sanitizer: str, reports: Path) -> dict[str, str]:
 
 
 def sees_the_sanitizer(tree: Path, sanitizer: str, env: dict[str, str]) -> bool:
-    """Whether the extension that a process would load is the one of the copy, and compiled for the sanitizer."""
+    """True if a process would load the extension of the copy, and it is instrumented."""
     code = "import zpccl.engine._native as native; print(native.__file__)"
     path = Path(subprocess.check_output([sys.executable, "-c", code], text=True, env=env, cwd=tree).strip())
     symbol = {"address": b"__asan_report_load", "thread": b"__tsan_read"}[sanitizer]

@@ -1,4 +1,4 @@
-"""Is this installation sound? Two communicators of one process all-reduce: `python tools/smoke.py`."""
+"""Tests an installation: two communicators in one process all-reduce. Run `python tools/smoke.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What the benchmarks of shared state fill their tensors with, float32 all of it.
+"""Contents of tensors for the benchmarks of shared state, all float32.
 
-Weights are trained in the process of the tool, once for each size, and kept in a file below `build`, for training takes
-some 100 s a GiB.
+Trained weights are made once for each size and kept in a file below `build`, since training takes some 100 s per GiB.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from diloco_text import AdamW, Model, load_text, shard, windows  # noqa: E402
 
 RANDOM, TRAINED, ZEROS, IDENTICAL = CONTENTS = ("random", "trained", "zeros", "identical")
 TRAINING_STEPS, BATCH = 100, 32
-"""Of each of the models: they halve the loss in nats beyond what no more training could take away."""
+"""Training steps per model: enough to halve the reducible part of the loss."""
 _STALE = 1.0
 
 
 def fill(flat: Array, contents: str, weights: Path | None) -> None:
-    """What holders hold: the same in every process.
+    """Fills the state of holders: the same in every process.
 
     Args:
         flat: float32, one dimension.
@@ -42,14 +41,14 @@ def fill(flat: Array, contents: str, weights: Path | None) -> None:
 
 
 def make_stale(flat: Array) -> None:
-    """What joiners hold before: different from `fill` everywhere, cheap to write."""
+    """Fills the state of joiners before a sync: different from `fill` everywhere, and cheap."""
     flat.fill(_STALE)
 
 
 def trained_weights(count: int) -> Path:
-    """A file of so many trained weights, made where it is not there yet.
+    """The file with `count` trained weights; makes it if it does not exist.
 
-    Models of the text example, as many as it takes, each trained from a seed of its own: none is there twice.
+    The weights are those of several models of the text example, each trained from its own seed.
     """
     path = _ROOT / "build" / "bench_state" / f"trained-{count}.npy"
     if path.exists():

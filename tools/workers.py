@@ -1,8 +1,8 @@
-"""What the tools share that run several processes: children that are told what to do, masters, peers of a run.
+"""Child processes of the tools: workers that call methods on request, masters, peers of a run.
 
-Who owns what: the tool's process owns every child, and ends those that are left by their process id. A worker does one
-thing at a time, as told over its pipe, and ends when the pipe does; so none outlives the tool for long, however the
-tool ends. Ctrl-C reaches the tool alone: children ignore it.
+Ownership: the tool's process owns every child, and ends remaining ones by their process id. A worker handles one
+    request at a time from its pipe, and ends when the pipe is closed; so no worker outlives the tool for long, however
+    the tool ends. Children ignore Ctrl-C; the tool handles it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from networks import DEVICE, Namespaces, enter
 import zpccl
 
 REPLY_TIMEOUT_S = 300.0
-"""A child that has not answered for so long hangs."""
+"""Timeout for an answer of a child."""
 END_TIMEOUT_S = 5.0
-"""What a child gets to close what it has open."""
+"""Time that a child gets to close its object."""
 LOG_INTERVAL_S = 0.005
 MASTER_GREETING = "listens on "
 
@@ -42,15 +42,15 @@ T = TypeVar("T")
 
 
 class Held(Protocol):
-    """What a worker holds: any object whose methods are called from the tool."""
+    """The object in a worker whose methods the tool calls."""
 
     def close(self) -> None:
-        """Lets go of everything, before the process ends."""
+        """Releases all resources before the process ends."""
 
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Ctrl-C in the main thread waits until the block has ended."""
+    """Defers Ctrl-C in the main thread until the block has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -65,14 +65,14 @@ def without_interrupts() -> Iterator[None]:
 
 
 class Worker:
-    """A child process that holds one object, and calls its methods as told.
+    """A child process that holds one object, and calls its methods on request.
 
     Args:
         name: for messages.
         factory: makes the object, in the child.
         arguments: of the factory.
-        namespace: of the host that the child belongs to; "": that of the tool.
-        is_forked: whether it is a child of the fork server (`start_fork_server`), or begins anew.
+        namespace: network namespace of the child; "": that of the tool.
+        is_forked: True: forked by the fork server (`start_fork_server`); False: a new interpreter.
         keywords: of the factory.
     """
 
@@ -91,7 +91,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         settings = (theirs, namespace, factory, arguments, keywords)
         self._process = context.Process(target=_serve, args=settings, daemon=True)
-        with without_interrupts():  # A child that is told half of what it needs complains of it.
+        with without_interrupts():  # A child that reads half of its arguments would raise.
             self._process.start()
         theirs.close()
 
@@ -103,10 +103,10 @@ class Worker:
         return pid
 
     def begin(self, method: str, *arguments: Any) -> None:
-        """Tells the child to call a method of its object.
+        """Makes the child call a method of its object.
 
         Raises:
-            WorkerFailed: the child is gone.
+            WorkerFailed: the child has ended.
         """
         try:
             self.connection.send((method, arguments))
@@ -114,10 +114,10 @@ class Worker:
             raise WorkerFailed(f"{self.name} is gone: {error}") from error
 
     def result(self, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
-        """Waits for what the method returned.
+        """Waits for the return value of the method.
 
         Raises:
-            WorkerFailed: it raised, the child died, or the time is over.
+            WorkerFailed: the method raised, the child died, or the timeout expired.
         """
         if not self.connection.poll(timeout_s):
             raise WorkerFailed(f"{self.name} has not answered for {timeout_s:g} s")
@@ -130,7 +130,7 @@ class Worker:
         return value
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method and waits for what it returns."""
+        """Calls a method and waits for its return value."""
         self.begin(method, *arguments)
         return self.result()
 
@@ -150,11 +150,10 @@ class Worker:
 
 
 def start_fork_server(module: str) -> None:
-    """Starts the process that children of "forkserver" contexts are forked from, with a module imported, once.
+    """Starts the fork server of "forkserver" contexts with a module already imported.
 
-    Python does not tell it where this process finds modules, and it is silent about those that it does not find.
-    Imports start threads, of which ThreadSanitizer does not see that a fork leaves them behind: under it children
-    import for themselves.
+    Python does not pass sys.path to the fork server, which silently ignores modules that it cannot import. Under
+    ThreadSanitizer nothing is imported in advance: imports start threads, and it does not support a fork then.
     """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -169,14 +168,14 @@ def start_fork_server(module: str) -> None:
 
 
 def call_all(workers: Sequence[Worker], method: str, *arguments: Any) -> list[Any]:
-    """Calls a method on all at the same time; the results in the order of the workers."""
+    """Calls a method on all workers concurrently; returns the results in the order of the workers."""
     for worker in workers:
         worker.begin(method, *arguments)
     return [worker.result() for worker in workers]
 
 
 def close_all(workers: Sequence[Worker]) -> None:
-    """Ends all, at the same time as far as they go by themselves."""
+    """Ends all workers concurrently."""
     for worker in workers:
         worker.connection.close()
     for worker in workers:
@@ -185,7 +184,7 @@ def close_all(workers: Sequence[Worker]) -> None:
 
 @contextlib.contextmanager
 def ended_workers() -> Iterator[list[Worker]]:
-    """A list of workers, to be filled, all of which end with the block."""
+    """Yields an empty list; the workers appended to it are ended with the block."""
     workers: list[Worker] = []
     try:
         yield workers
@@ -200,7 +199,7 @@ def _serve(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> None:
-    """The child's main loop. What fails is told to the tool in answer to the next call."""
+    """The child's main loop. An error in the factory is reported in the answer to the next call."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if namespace:
@@ -213,7 +212,7 @@ def _serve(
                 if held is None:
                     held = factory(*arguments, **keywords)
                 answer = ("", getattr(held, method)(*parameters))
-            except Exception as error:  # noqa: BLE001 - the tool reports it, whatever it is
+            except Exception as error:  # noqa: BLE001 - the tool reports it
                 text = str(error) if isinstance(error, zpccl.PCCLError) else traceback.format_exc()
                 answer = (text, None)
             connection.send(answer)
@@ -226,7 +225,7 @@ def _serve(
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where processes run: all on loopback, or each on a host of a network, by its number."""
+    """The hosts on which processes run: loopback for all, or the hosts of a network, by number."""
 
     network: Namespaces | None = None
 
@@ -240,7 +239,7 @@ class Hosts:
         return "lo" if self.network is None else DEVICE
 
     def run(self, number: int, function: Callable[[], T]) -> T:
-        """Runs a function on a host: processes that it starts belong there."""
+        """Runs a function on a host: processes that it starts belong to that host."""
         return function() if self.network is None else self.network.run(number, function)
 
     def start(self, number: int, name: str, factory: Callable[..., Held], *arguments: Any, **keywords: Any) -> Worker:
@@ -256,15 +255,15 @@ LOOPBACK = Hosts()
 
 
 class Master:
-    """A zpccl-master in a process of its own, which can be killed and started again at its address.
+    """A zpccl-master process that can be killed and restarted at its address.
 
     Args:
-        hosts: where it runs,
-        number: and on which of them.
-        log: file that gets all that it logs, in all its lives; None: warnings go to standard error.
+        hosts: the hosts.
+        number: number of the host that it runs on.
+        log: file for its log, appended to at each restart; None: warnings go to standard error.
         secret: of the run.
         heartbeat_timeout_s: of its peers.
-        grace_s: how long it waits for the peers of an earlier one.
+        grace_s: recovery grace: how long it waits for the peers of an earlier master.
     """
 
     def __init__(
@@ -283,7 +282,7 @@ class Master:
         self._options = ["--log-level", "warning" if log is None else "info", "--recovery-grace", str(grace_s)]
         self._options += ["--heartbeat-timeout", str(heartbeat_timeout_s)]
         self._process: subprocess.Popen[str] | None = None
-        self._earlier_bytes = 0  # Of the log: of earlier lives.
+        self._earlier_bytes = 0  # Size of the log before the last start.
 
     def __enter__(self) -> Master:
         try:
@@ -313,7 +312,7 @@ class Master:
             WorkerFailed: it did not start.
         """
         self._earlier_bytes = self._log.stat().st_size if self._log is not None and self._log.exists() else 0
-        with without_interrupts():  # Else it may be there, and nobody know it.
+        with without_interrupts():  # Else it might run without being recorded here.
             self._process = self._hosts.run(self._number, self._begin)
         assert self._process.stdout is not None
         greeting = self._process.stdout.readline()
@@ -346,14 +345,14 @@ class Master:
         return now_ns
 
     def log(self) -> str:
-        """What it has logged, in all its lives."""
+        """Its log, over all restarts."""
         return "" if self._log is None or not self._log.exists() else self._log.read_text(encoding="utf-8")
 
     def wait_for_log(self, text: str, timeout_s: float) -> None:
-        """Waits until it has logged a text, in this life. Nothing tells of a new line in the log of another process.
+        """Polls its log until a text appears that was logged since the last start.
 
         Raises:
-            WorkerFailed: it has not, for so long.
+            WorkerFailed: the timeout expired.
         """
         deadline = time.monotonic() + timeout_s
         while text not in self.log().encode()[self._earlier_bytes :].decode(errors="replace"):
@@ -362,22 +361,22 @@ class Master:
             time.sleep(LOG_INTERVAL_S)
 
     def terms(self) -> list[int]:
-        """The numbers under which it has led, by its log."""
+        """The terms in which it has led, according to its log."""
         return [int(number) for number in re.findall(r"taking over the run.* in term (\d+)", self.log())]
 
 
 def process_cpu_ns(pid: int) -> int:
-    """User and system time of a process of ours and all its threads, in nanoseconds (Linux's clock of a process)."""
+    """User and system time of a process and all its threads, in nanoseconds (Linux's CPU clock of a process)."""
     return time.clock_gettime_ns(~pid << 3 | 2)
 
 
 class Peer:
-    """A peer of a run, to be held by a `Worker`.
+    """A peer of a run, for a `Worker`.
 
     Args:
-        address: of the master; if this is on loopback, the peer listens on loopback only.
+        address: of the master; if it is on loopback the peer listens on loopback only.
         connections: TCP connections to each other peer.
-        options: more of the communicator's.
+        options: further options of the communicator.
     """
 
     def __init__(self, address: str, connections: int, **options: Any) -> None:
@@ -387,15 +386,15 @@ class Peer:
         self.comm = zpccl.Communicator(address, connections=connections, **options)
 
     def ready(self) -> None:
-        """Answers when the process is up and everything is imported."""
+        """Returns once the process is up and everything is imported."""
 
     def join(self, peers: int) -> int:
-        """Connects and waits until the run has so many peers; returns the rank."""
+        """Connects and waits until the run has `peers` peers; returns the rank."""
         self.comm.connect()
         return self.admit(peers)
 
     def admit(self, peers: int) -> int:
-        """Lets pending peers in until the run has so many; returns the rank."""
+        """Admits pending peers until the run has `peers` peers; returns the rank."""
         while self.comm.world_size < peers:
             if self.comm.are_peers_pending():
                 self.comm.update_topology()

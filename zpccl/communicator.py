@@ -395,12 +395,12 @@ class Communicator(Collectives):
         reporter = ProgressReporter("fetch", self._on_progress)
         transfer = StateTransfer(
             tensors,
-            loop.post_state,
+            loop.engine.post_message,
             loop.report_fetch,
             kind,
             loop.options.peer_id,
             upload=self._upload,
-            is_local=loop.is_local,
+            is_local=loop.engine.is_local,
             on_moved=reporter.update,
         )
         entries = tuple(

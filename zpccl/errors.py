@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 class Result(enum.IntEnum):
-    """Outcome of an operation. Names and values are those of PCCL."""
+    """Result code of an operation. Names and values are those of PCCL."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
@@ -34,7 +34,7 @@ class PCCLError(Exception):
 
     Attributes:
         result: the `Result` code.
-        function: name of the public function that failed, or "" where none is known.
+        function: name of the public function that failed; "" if unknown.
     """
 
     default_result = Result.INTERNAL_ERROR
@@ -52,17 +52,18 @@ class PCCLError(Exception):
 
 
 class InternalError(PCCLError):
-    """A bug in zpccl or a resource that the system refused (memory, descriptors)."""
+    """A bug in zpccl, or the operating system is out of a resource (memory, descriptors)."""
 
 
 class InvalidArgument(PCCLError, ValueError):
-    """A value that can never be right: wrong dtype, read-only or non-contiguous tensor, malformed address."""
+    """An invalid value: wrong dtype, read-only or non-contiguous tensor, malformed address."""
 
     default_result = Result.INVALID_ARGUMENT
 
 
 class InvalidUsage(PCCLError):
-    """A call at the wrong moment: before connect, after close, in the wrong phase, or that others did not make."""
+    """A call at the wrong time: before connect, after close, in the wrong phase, or one that the other peers did not
+    make."""
 
     default_result = Result.INVALID_USAGE
 
@@ -79,7 +80,7 @@ class CollectiveMismatch(InvalidUsage):
     Attributes:
         tag: the tag of the collective.
         field: the argument that differs: "count", "datatype", "op", "quantization", ...
-        values: a text for each value seen, with the peers that gave it. Of many, the rest is counted.
+        values: a text for each value seen, with the peers that passed it; of many values the rest is counted.
     """
 
     def __init__(self, message: str = "", *, tag: int = 0, field: str = "", values: Sequence[str] = ()) -> None:
@@ -96,7 +97,7 @@ class TooFewPeers(PCCLError):
 
 
 class MasterUnreachable(PCCLError):
-    """No master answers at the address given.
+    """No master answers at the given address.
 
     Attributes:
         address: the address that was tried, "host:port".
@@ -114,14 +115,14 @@ class VersionMismatch(MasterUnreachable):
 
 
 class AuthenticationFailed(MasterUnreachable):
-    """The master does not accept the secret or key of this peer, or one of them has a secret and the other none."""
+    """The master does not accept the secret or key of this peer, or only one of the two has a secret."""
 
 
 class Kicked(PCCLError):
     """The master removed this peer from the run. Connect again to take part.
 
     Attributes:
-        reason: why, in words.
+        reason: why, as text.
     """
 
     default_result = Result.MASTER_CONNECTION_FAILED
@@ -160,33 +161,33 @@ class PeerLost(PCCLError):
 
 
 class OperationTimeout(PeerLost, TimeoutError):
-    """The `timeout=` of the call ran out before all peers took part. Inputs are as before the call.
+    """The `timeout=` of the call expired before all peers took part. Inputs are as before the call.
 
-    It comes within WITHDRAW_TIMEOUT (2 s) of the timeout whether or not a master can be reached, and the peer stays a
-    member. Only where the others turn out to have finished the collective, by the word of a master that comes later,
-    the peer is `Kicked` then, as it lacks their result.
+    The call raises within WITHDRAW_TIMEOUT (2 s) of its timeout, whether or not a master can be reached, and the peer
+    stays a member. If it turns out later that the other peers have committed the collective, this peer lacks their
+    result and is `Kicked`.
     """
 
 
 class ResultMismatch(PeerLost):
-    """The peers' results differed, so nobody got them. Inputs are as before the call; call again."""
+    """The peers' results differed, so no peer got a result. Inputs are as before the call; call again."""
 
 
 class NoSharedState(PCCLError):
-    """Nobody offers a shared state: all are RECEIVE_ONLY, or those who offered it were refused."""
+    """No peer offers a shared state: all are RECEIVE_ONLY, or the offers were refused."""
 
     default_result = Result.NO_SHARED_STATE_AVAILABLE
 
 
 class CheckpointFailed(PCCLError, OSError):
-    """The system refused to write or to read a checkpoint: a full disk, a missing file or directory, no permission.
+    """A checkpoint could not be written or read: full disk, missing file or directory, no permission.
 
     Attributes:
         path: of the checkpoint.
         errno: the reason, as in `OSError`.
     """
 
-    errno = 0  # An attribute as any other, which pickle takes along; that of OSError is none.
+    errno = 0  # Shadows OSError.errno, which pickle would not restore.
 
     def __init__(self, message: str = "", *, path: str = "", errno: int = 0) -> None:
         super().__init__(message)
@@ -195,12 +196,12 @@ class CheckpointFailed(PCCLError, OSError):
 
 
 class CheckpointDamaged(PCCLError):
-    """A file that is no checkpoint, or a damaged one. Nothing was loaded from it.
+    """A file that is not a checkpoint, or is damaged. Nothing was loaded from it.
 
     Attributes:
         path: of the file.
         reason: what is wrong with it.
-        tensor: the first one found whose bytes are wrong; "" where it is the rest of the file.
+        tensor: name of the first tensor with a wrong digest; "" if another part of the file is damaged.
     """
 
     default_result = Result.INVALID_ARGUMENT
@@ -225,6 +226,6 @@ class TopologyOptimizationFailed(PCCLError):
 
 
 class ProtocolViolation(PCCLError):
-    """The other side broke the protocol. Never raised to users: the shell logs it and drops the sender."""
+    """The other side violated the protocol. Never raised to users: it is logged, and the sender is disconnected."""
 
     default_result = Result.INTERNAL_ERROR

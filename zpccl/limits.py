@@ -25,316 +25,316 @@ PROTOCOL_VERSION = 9
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
-"""High-water mark of what waits to be sent on a control connection."""
+"""Send high-water mark of a control connection."""
 CONTROL_BATCH_BYTES_MAX = 1 * MIB
-"""What a master reads before it handles it."""
+"""Bytes of messages that a master receives before it handles them."""
 PEERS_MAX = 2048
 """Members and pending peers of one run."""
 PENDING_PEERS_MAX = 256
 CALLS_IN_FLIGHT_MAX = 1024
 """Unanswered calls of one peer in a small group: see calls_in_flight_max."""
 CALLS_NAMED_MAX = 65_536
-"""What the attempts of one peer's calls in flight may name of calls, of all members together."""
+"""Bound on (calls in flight of one peer) x (members of its group): a report names the calls of all members."""
 ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
-"""Answers kept for a peer that does not say that it got them. Those that a broken connection can have cost it are the
-latest, and no more than CALLS_IN_FLIGHT_MAX: it had no answer to any of them."""
+"""Answers that the master keeps for a peer that does not acknowledge them. A broken connection can lose only the
+answers to calls in flight, so at most the latest CALLS_IN_FLIGHT_MAX of them are needed."""
 PARTIAL_REFUSALS_KEPT_MAX = 8
-"""Refusals that peers remember beside the ends of calls of the whole group: only some of its members have part in them,
-or members of other groups too."""
+"""Remembered refusals that concern not exactly one whole group, but some of its members or members of other groups."""
 OUTCOMES_KEPT_MAX = CALLS_IN_FLIGHT_MAX + PARTIAL_REFUSALS_KEPT_MAX
-"""Ends of attempts in a report; how many a peer remembers follows from the size of its group (memory.py)."""
+"""Decisions in a report; how many a peer remembers follows from the size of its group (memory.py)."""
 OUTCOME_CALLS_KEPT_MAX = CALLS_NAMED_MAX + PARTIAL_REFUSALS_KEPT_MAX * PEERS_MAX
-"""Calls named in all outcomes that a peer remembers."""
+"""Calls named in all decisions that a peer remembers."""
 OUTCOME_TEXT_CHARS_MAX = 400
-"""Reasons in remembered outcomes are cut to this."""
+"""Length to which reasons in remembered decisions are cut."""
 MISMATCH_VALUES_MAX = 4
-"""Values named where peers differ in an argument; the rest is counted. They are remembered in outcomes too."""
+"""Values listed in a CollectiveMismatch; the rest is counted. Remembered decisions contain them, too."""
 MISMATCH_VALUE_BYTES_MAX = 200
-"""Text of each of them, with the peers that gave it."""
+"""Text of each of them, with the peers that passed it."""
 SPECS_PER_MESSAGE_MAX = 1024
 SMALL_TENSOR_BYTES = 64 * KIB
-"""A smaller tensor takes longer to vote for than to reduce: `max_in_flight` does not count it."""
+"""Voting on a smaller tensor takes longer than reducing it, so `max_in_flight` does not count it."""
 NAME_CHARS_MAX = 128
 KEY_CHARS_MAX = 1024
 STATE_ENTRIES_MAX = 65_536
 EXPLAINED_PEERS_MAX = 16
-"""Peers named in one line of a master's log about a sync; the rest is counted."""
+"""Peers named in one log line about a sync; the rest is counted."""
 STATE_ENTRY_BYTES_MAX = 64
-"""What an entry takes in a message, beside its key."""
+"""Size of a state entry in a message, without its key."""
 TEXT_CHARS_MAX = 4096
-"""A text for people in a message: reasons are cut to it."""
+"""Length of a human-readable text in a message; longer reasons are cut."""
 MALFORMED_TEXT_CHARS_MAX = 400
-"""What is said of bytes that are no message; they may be hostile and go to the log."""
+"""Length of the description of a malformed message: it may be hostile and goes to the log."""
 TAG_MAX = 2**64 - 1
 PEER_GROUP_MAX = 2**32 - 1
 REVISION_MAX = 2**63 - 1
 POLL_EVENTS_MAX = 256
-"""Messages that a loop takes from a socket before it turns to the others."""
+"""Messages that a loop takes from one socket before it serves the others."""
 MEMBER_BYTES_MAX = MESSAGE_BYTES_MAX + MIB
-"""What a member's connection has sent to a master and is not in a message that the master took: held by ZeroMQ."""
+"""Bytes that a member has sent and libzmq still holds: the master has not taken them as a message."""
 PENDING_BYTES_MAX = 256 * KIB
-"""The same of a pending peer. Heartbeats count: after an hour of silence it has to connect again."""
+"""The same for a pending peer. Heartbeats count, so after an hour of silence it has to reconnect."""
 STRANGER_BYTES_MAX = 32 * KIB
-"""What a connection may send to a master before it has registered: a Hello has 3 KiB at most."""
+"""Bytes that a connection may send to a master before it has registered; a Hello has at most 3 KiB."""
 OUTSIDERS_BYTES_MAX = 8 * MIB
-"""All that ZeroMQ holds of strangers and pending peers. In memory it may be 32 times as much: parts of no bytes."""
+"""Bytes that libzmq holds for all strangers and pending peers. Empty message parts take 32 times as much memory."""
 CONNECTIONS_BYTES_MAX = 128 * MIB
-"""All that ZeroMQ holds of all connections to a master."""
+"""Bytes that libzmq holds for all connections to a master."""
 MEMBER_UNSENT_BYTES_MAX = 64 * MIB
-"""What waits to be sent to a member, beside CONTROL_QUEUE_MESSAGES_MAX."""
+"""Bytes that wait to be sent to a member, in addition to the bound CONTROL_QUEUE_MESSAGES_MAX."""
 OUTSIDER_UNSENT_BYTES_MAX = 4 * MIB
+"""The same for a pending peer or a stranger."""
 STRANGERS_MAX = PEERS_MAX
-"""Connections to a master that have not registered, and no more than half of the descriptors that it may open."""
+"""Unregistered connections to a master; also at most half of the file descriptors that it may open."""
 STRANGER_TIMEOUT_NS = 10 * SECOND
-"""From a connection's acceptance to its registration."""
+"""Time from the acceptance of a connection to its registration."""
 INFLOW_INTERVAL_NS = 20 * MS
-"""How often a master looks at its connections."""
+"""Interval at which a master checks its connections."""
 INFLOW_INTERVAL_PER_CONNECTION_NS = 50_000
-"""Added for each of them: looking at one takes 2 us."""
+"""Added to it for each connection: checking one takes 2 us."""
 HANDSHAKE_BYTES_MAX = 4 * KIB
 HEARTBEAT_BYTES_PER_SECOND_MAX = 512
-"""Of a connection: heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN, encrypted, take 330."""
+"""Of one connection: encrypted heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN take 330."""
 LOG_LINES_MAX = 2000
-"""Lines of a master's log about peers in REFUSALS_LOGGED_INTERVAL; the rest is counted."""
+"""Log lines of a master about peers per REFUSALS_LOGGED_INTERVAL; the rest is counted."""
 
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""
 HEARTBEAT_TIMEOUT_MIN_NS = 1 * SECOND
-"""Less leaves no room for DISCONNECT_GRACE and a heartbeat that a busy machine sends late."""
+"""It must exceed DISCONNECT_GRACE plus the delay of a heartbeat on a busy machine."""
 HEARTBEAT_INTERVAL_NS = 400 * MS
-"""Below DISCONNECT_GRACE: when a master is cut off, it gives up its connections within one interval of each other, and
-must not take the first for lost before it knows of the last."""
+"""Below DISCONNECT_GRACE: a master that is cut off loses its connections within one interval, and must not treat the
+first peer as lost before it has noticed the last loss."""
 CUT_OFF_SPREAD_NS = 2 * SECOND
-"""Members that are all lost within this time may not be gone: the master itself may have been cut off."""
+"""If all members are lost within this time, the master itself may have been cut off."""
 DISCONNECT_GRACE_NS = 500 * MS
-"""A peer whose control connection broke may come back for this long, unless others lost it too."""
+"""Time in which a peer may reconnect after its control connection broke, unless other peers lost their links to it."""
 RECONNECT_GRACE_HANDSHAKES = 8
-"""A far peer may come back for so many times what connecting takes it. Without losses it takes 2: to hear that the
-connection broke, the handshake (3 round trips, 4 with a secret), and Hello. With a round trip of 300 ms a SYN may be
-lost twice, which costs 3 s, and later one segment. Where a handshake takes up to 60 ms it is DISCONNECT_GRACE."""
+"""The same for a far peer, as a multiple of its time to connect. Without packet loss it needs 2: to notice the break,
+for the handshake (3 round trips, 4 with a secret), and for Hello. At a round trip of 300 ms a SYN may be lost twice,
+which costs 3 s, and one later segment. If a handshake takes at most 60 ms this equals DISCONNECT_GRACE."""
 RECONNECT_GRACE_MAX_NS = 10 * SECOND
 HANDSHAKE_MS_MAX = 60_000
 """The longest time to connect that a Hello may claim."""
 REGISTRATION_TIMEOUT_NS = 5 * SECOND
-"""From a connection's first byte to the answer of the master."""
+"""Time from the first byte of a connection to the answer of the master."""
 CONNECT_TIMEOUT_NS = 3 * SECOND
-"""One try to open a TCP connection."""
+"""One attempt to open a TCP connection."""
 RECONNECT_INTERVAL_NS = 100 * MS
 RECONNECT_INTERVAL_MAX_NS = 500 * MS
-"""Well below RECOVERY_GRACE: peers are back before a master that takes over stops waiting for them."""
+"""Well below RECOVERY_GRACE: peers reconnect before a new master stops waiting for them."""
 RECOVERY_GRACE_NS = 1 * SECOND
-"""How long a new master waits for the reports of peers of an earlier one, from the first report on, and before it
-admits the first peer of a new run, from its start on."""
+"""How long a new master waits for reports of peers of its predecessor, from the first report on; and how long after its
+start it waits before it admits the first peer of a new run."""
 TERM_STEP_MAX = 4096
-"""The number of a master that takes over is higher than the last known one by a random step of this size at most."""
+"""A new master adds a random step of at most this size to the highest term it knows."""
 TERM_MAX = 2**30
-"""Of a report: a message has room for 64 bits."""
+"""Highest term in a report: epochs must fit into the 64 bits of a message field."""
 EPOCH_BITS = 32
-"""Epochs and attempts of a term begin at term << EPOCH_BITS."""
+"""Epochs and attempt ids of a term begin at term << EPOCH_BITS."""
 EPOCH_MAX = (TERM_MAX + TERM_STEP_MAX + 1) << EPOCH_BITS
 ROUND_MAX = 2**62
-"""Of a report; the next one must have room too."""
+"""Highest value in a report; the next one must still fit into 64 bits."""
 MASTERS_MAX = 3
-"""Masters in the address list of a peer: with more, a peer might not get round to all of them within QUORUM_WAIT."""
+"""Masters in the address list of a peer: with more, it might not try all of them within QUORUM_WAIT."""
 MASTER_STAY_FIRST_NS = 4 * SECOND
 """How long a peer waits at the first master of its list until that one leads the run; then it tries the next."""
 MASTER_STAY_NS = 2 * SECOND
-"""The same, at each other master. Both are longer by a random part of MASTER_STAY_SPREAD, lest two peers miss each
-other for ever, and one after the other shorter than QUORUM_WAIT."""
+"""The same at each other master. A random part of MASTER_STAY_SPREAD is added to both, so that two peers cannot miss
+each other for ever. Their sum over all masters is below QUORUM_WAIT."""
 MASTER_STAY_SPREAD_NS = 500 * MS
 QUORUM_WAIT_NS = 10 * SECOND
-"""How long a master that took over waits for members that have not reported, where these may be at another master."""
+"""How long a new master waits for missing reports, if members may be connected to another master."""
 RECOVERY_WAIT_NS = 4 * SECOND
-"""How long a master that took over waits for members that have not reported."""
+"""How long a new master waits for missing reports."""
 RUN_MEMORY_NS = 30 * SECOND
-"""How long a master that stepped down begins no new run: members of the old one may only be cut off."""
+"""How long a master that stepped down begins no new run: the members of the old one may only be cut off."""
 MINORITY_WAIT_NS = 30 * SECOND
-"""How long a master that comes back to a run with one address waits for a quorum of its members, before it goes on with
-those who are there. The rest may have removed these, and hold a later revision."""
+"""How long a restarted master of a run with one address waits for a quorum before it goes on with the members that are
+connected. The other members may have removed these, and hold a later revision."""
 STRAGGLER_WARNING_NS = 10 * SECOND
 """A member whose vote others wait for is named in the log after this time, and again after twice, four times, ..."""
 STRAGGLER_LINES_MAX = 8
-"""Operations named in the log at a time; the rest is counted."""
+"""Operations named in the log at the same time; the rest is counted."""
 STRAGGLER_TIMEOUT_MIN_NS = 1 * SECOND
 MASTER_TIMEOUT_NS = 300 * SECOND
-"""How long calls wait for a master that went away."""
+"""How long calls wait for a master that is unreachable."""
 WITHDRAW_TIMEOUT_NS = 2 * SECOND
-"""How long an interrupted or timed-out call waits for the master's word on it. Then it ends without."""
+"""How long an interrupted or timed-out call waits for the master's decision; then it ends without one."""
 PEER_LOOP_TIMEOUT_NS = 60 * SECOND
-"""After WITHDRAW_TIMEOUT: the thread of the peer has hung if such a call has not ended by then."""
+"""Added to WITHDRAW_TIMEOUT: if such a call has not ended by then, the thread of the peer hangs."""
 SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
-"""How long a user's thread sleeps at a time: a signal that comes just before it sleeps is handled when it wakes."""
+"""Longest sleep of a user's thread: a signal that arrives just before it sleeps is handled when it wakes."""
 LINGER_MS = 500
 
 # --- Metrics --------------------------------------------------------------------------------------------------------
 METRICS_INTERVAL_NS = 250 * MS
-"""A master publishes what can be seen of it no more often than this."""
+"""Shortest time between two snapshots of a master."""
 METRICS_GROUPS_MAX = 64
-"""Peer groups with a series of their own."""
+"""Peer groups that have their own time series."""
 METRICS_STRAGGLERS_MAX = 32
-"""Peers that others wait for with a series of their own."""
+"""Stragglers that have their own time series."""
 
 # --- Secrets --------------------------------------------------------------------------------------------------------
 SECRET_FILE_BYTES_MAX = 4 * KIB
 ALLOWED_KEYS_MAX = 4096
 """Public keys in an allow list."""
 REFUSALS_LOGGED_MAX = 100
-"""Lines of the log about strangers in an interval; the rest is counted."""
+"""Log lines about strangers per REFUSALS_LOGGED_INTERVAL; the rest is counted."""
 REFUSALS_LOGGED_INTERVAL_NS = 60 * SECOND
 
 # --- Links ----------------------------------------------------------------------------------------------------------
 LINK_CONNECTIONS_DEFAULT = 4
-"""Where the user names no number, and the path is short."""
+"""Connections of a link over a short path, unless the user sets a number."""
 LINK_FAR_ROUND_TRIP_NS = 25 * MS
-"""A path is far from here on. Four connections with 1.5 MB under way each carry 2 Gbit/s over a shorter one."""
+"""From this round-trip time on a path is far. Below it, four connections with 1.5 MB in flight each carry 2 Gbit/s."""
 LINK_CONNECTIONS_FAR_BBR_DEFAULT = 16
-"""The same over a far path, where the dialling host has BBR."""
+"""The same over a far path, if the dialling host uses BBR."""
 LINK_CONNECTIONS_FAR_DEFAULT = 64
-"""The same with a congestion control that takes losses for a full path, such as CUBIC: docs/adr/0017."""
+"""The same with a loss-based congestion control such as CUBIC: docs/adr/0017."""
 LINK_CONNECTIONS_MAX = 64
 LINK_SETUP_TIMEOUT_NS = 5 * SECOND
-"""One try to set up all connections of a link, all candidate addresses together."""
+"""One attempt to set up all connections of a link, over all candidate addresses."""
 LINK_RETRY_INTERVAL_NS = 200 * MS
 LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
 LINK_WAIT_TIMEOUT_NS = 10 * SECOND
-"""How long a plan waits for links where no order of the ring can do without them, and a joiner for its links."""
+"""How long a plan waits for links if no ring exists without them, and how long a joiner waits for its links."""
 LINK_SUSPECT_NS = 60 * SECOND
-"""How long a link by which an attempt failed is avoided where another order can do without it."""
+"""How long a link that failed an attempt is avoided, if a ring exists without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND
-"""A link that has cost failed attempts so much time, and carried none to its end since, counts as down."""
+"""A link counts as down once failed attempts on it have taken this long in total, without a success since."""
 UNEXPLAINED_STALL_MIN_NS = 5 * SECOND
-"""An attempt that failed after so long, and nobody named a link, makes every link of its ring doubtful. Those that end
-sooner lack a link that its ends are about to report, or were withdrawn."""
+"""If an attempt fails after at least this time and no peer reports a link, every link of its ring becomes doubtful.
+Attempts that fail sooner lack a link that its ends are about to report, or were withdrawn."""
 LINK_DOUBTS_MAX = 2
-"""A link of so many such attempts in a row, one after the other, is avoided where another order can do without it."""
+"""A link of so many such attempts in a row is avoided, if a ring exists without it."""
 ABORTED_ATTEMPTS_KEPT_MAX = 16
-"""Attempts that failed last: reports on them that were on their way still count against links."""
+"""Recently failed attempts that are remembered, so that late reports on them still count against links."""
 LINK_SUSPECTS_TRIED_MAX = 8
-"""Where no order does without all suspected links: orders that are looked for with a few of them."""
+"""If no ring exists without all suspected links, at most this many are allowed again one by one, then all."""
 DIRECT_PEERS_MAX = 128
-"""More peers never exchange directly: a frame would be a few KiB, and every link of all pairs is needed."""
+"""Maximum for the direct exchange: with more peers a frame would be a few KiB, and all pairs need a link."""
 HOP_LATENCY_NS = 1 * MS
-"""Of one hop of a small frame, until attempts have shown what it is."""
+"""Estimated latency of one hop of a small frame, until attempts have measured it."""
 RING_BYTES_PER_SECOND = 1_000_000_000
-"""That a peer sends while a ring moves a large tensor, until attempts have shown what it is."""
+"""Estimated send rate of a peer in a ring, until attempts have measured it."""
 DIRECT_BYTES_PER_SECOND = 850_000_000
-"""The same, while it is exchanged directly. Less, on one machine: its shares wait in memory."""
+"""The same in a direct exchange. On one machine it is lower, because shares are buffered in memory."""
 SPEED_TENSOR_BYTES = 4 * MIB
-"""Smaller tensors say nothing of rates."""
+"""Attempts with smaller tensors do not update the measured rates."""
 QUANTIZED_DIRECT_PERCENT_MAX = 150
-"""Of the time of a ring that a direct exchange of a quantised tensor may take: it is rounded fewer times."""
+"""A direct exchange of a quantised tensor may take this share of the ring's time: it rounds fewer times."""
 RING_EXACT_PEERS_MAX = 12
-"""Up to so many peers an order of the ring is found wherever there is one: in 10 ms at most."""
+"""With at most this many peers the search finds a ring whenever one exists, within 10 ms."""
 RING_SEARCH_STEPS_MAX = 200_000
-"""Links looked at in the search for an order of a larger ring."""
+"""Links examined in the search for a larger ring."""
 ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
 ADDRESS_STAGGER_NS = 50 * MS
-"""Head start of each candidate address over the next."""
+"""Head start of each candidate address over the next one."""
 HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_MAX
-"""Incoming data connections whose handshake is not over: those of eight links of the largest kind, set up at once."""
+"""Incoming data connections in their handshake: enough for eight links of the largest kind at the same time."""
 LISTEN_BACKLOG = 512
 
 # --- Data plane -----------------------------------------------------------------------------------------------------
 ENGINE_THREADS_DEFAULT_MAX = 4
-"""I/O threads where there are CPUs enough for them; one of them moves some 28 Gbit/s."""
+"""Maximum number of I/O threads; one thread moves some 28 Gbit/s."""
 ENGINE_THREAD_CPUS = 4
-"""CPUs that this process may use for each I/O thread: the others are the trainer's and those of other peers."""
+"""One I/O thread per this many CPUs of the process: the training and other peers need the rest."""
 LOCAL_SENDERS_MAX = 1
-"""Connections of a link within one host that are sent on at a time: more of them only compete for the cache."""
+"""Connections of a link within one host that send at the same time: more would only compete for the cache."""
 FRAME_BYTES_DEFAULT = 512 * KIB
 FRAME_BYTES_MAX = 16 * MIB
 SLOW_FRAME_BYTES = 64 * KIB
-"""Between this and FRAME_BYTES_DEFAULT a frame is what a peer sends in FRAME_DURATION."""
+"""A frame is what a peer sends in FRAME_DURATION, but at least this and at most FRAME_BYTES_DEFAULT."""
 FRAME_DURATION_NS = 2 * MS
-"""A frame goes over one connection. Of 64 that share a path each takes 64 times as long for it, and an attempt ends
-with the last one."""
+"""A frame goes over one connection. If 64 connections share a path each of them needs 64 times as long, and an attempt
+ends with the last frame."""
 STALL_TIMEOUT_NS = 10 * SECOND
-"""An attempt that moves no byte for this long is given up."""
+"""An attempt that moves no byte for this long fails."""
 PATH_TIMEOUT_NS = 6 * SECOND
-"""A link whose other end acknowledges nothing for this long is lost. Below STALL_TIMEOUT: the two ends of a broken path
-then know of it before the rest of the ring only knows that nothing comes."""
+"""A link whose other end acknowledges nothing for this long is lost. Below STALL_TIMEOUT, so that the two ends of a
+broken path report it before the rest of the ring stalls."""
 DATA_MESSAGE_BYTES_MAX = 8 * MIB
 """One message on a data link (a block of state, with its header)."""
 DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB
-"""Received and not yet consumed, per engine; and sent and not yet written, per link."""
+"""Received and not released, per engine; queued or not acknowledged, per link."""
 QUANTIZATION_BLOCK_ELEMENTS = 256
 QUANTIZATION_BLOCK_ELEMENTS_MAX = 4096
-"""The parameters of a block are 0.2% of it then; the engine accepts no larger ones (ZP__BLOCK_ELEMENTS_MAX)."""
+"""At this size the parameters are 0.2% of a block. Equals ZP__BLOCK_ELEMENTS_MAX of the engine."""
 ELEMENTS_MAX = 2**40
 
 # --- Shared state ---------------------------------------------------------------------------------------------------
 STATE_BLOCK_BYTES = 1 * MIB
-"""What is digested, asked for and checked at a time. Larger ones are digested no faster: docs/shared_state.md."""
+"""Unit of digests, requests and checks. Larger blocks are digested no faster: docs/shared_state.md."""
 STATE_TENSOR_BYTES_MAX = DATA_MESSAGE_BYTES_MAX // 64 * STATE_BLOCK_BYTES
-"""The digests of all blocks of a tensor fit into half a message."""
+"""The digests of all blocks of such a tensor fit into half a message."""
 STATE_WORKERS_MAX = 16
-"""Threads of one peer that digest state at a time."""
+"""Threads of one peer that digest state at the same time."""
 STATE_WORKER_BYTES = 2 * MIB
-"""Work that is worth a thread: digested in the time that two threads take to start."""
+"""Amount of work that justifies another thread: digesting it takes as long as starting two threads."""
 STATE_RUN_BYTES_MAX = 32 * MIB
-"""Work that a thread takes at a time."""
+"""Amount of work in one task of a thread."""
 STATE_STAGING_BYTES = 4 * MIB
-"""Page-locked memory that state of a device is copied by, twice for each thread that reads or writes."""
+"""Size of a page-locked buffer for copying state from or to a device; each reading or writing thread has two."""
 STATE_WINDOW_FIRST_BYTES = 4 * MIB
-"""Asked of a source whose speed is not known yet."""
+"""Request window of a source whose rate is not measured yet."""
 STATE_WINDOW_MIN_BYTES = 2 * MIB
 STATE_WINDOW_BYTES_MAX = 32 * MIB
-"""Asked of one source at a time: what a path of 1 Gbit/s and 250 ms carries."""
+"""Largest request window of one source: the bandwidth-delay product of 1 Gbit/s and 250 ms."""
 STATE_WINDOW_SLACK_NS = 20 * MS
-"""A source is asked for so much more than its path holds, lest it waits for us."""
+"""The window exceeds the bandwidth-delay product by this time at the measured rate, so that a source never idles."""
 STATE_IN_FLIGHT_BYTES_MAX = 48 * MIB
-"""Asked of all sources at a time. Below DATA_MESSAGES_QUEUED_BYTES_MAX, at which the frames of reduces wait too."""
+"""Requested from all sources together. Below DATA_MESSAGES_QUEUED_BYTES_MAX, at which frames of reduces wait, too."""
 STATE_REQUESTS_IN_FLIGHT_MAX = 4096
-"""Blocks that one source is asked for at a time."""
+"""Blocks requested from one source at the same time."""
 STATE_REQUESTS_QUEUED_MAX = 2 * STATE_REQUESTS_IN_FLIGHT_MAX
-"""Blocks that one fetcher may ask a source for and not have got yet; what it asks for beyond is not heard."""
+"""Blocks that a source queues for one fetcher; further requests are dropped."""
 STATE_RANGES_MAX = 8192
 """Ranges of blocks in one message."""
 STATE_BATCH_BYTES = 256 * KIB
-"""Small blocks travel together, up to this."""
+"""Small blocks are sent together in one message, up to this size."""
 STATE_SEND_QUEUE_BYTES_MAX = 32 * MIB
-"""Blocks that wait in the link to one fetcher, or are on the way to it; more are not prepared."""
+"""Blocks to one fetcher that are queued or not acknowledged; the source prepares no more than these."""
 STATE_ANNOUNCE_INTERVAL_NS = 5 * MS
-"""How often a fetcher tells its fellows what it has got, at most."""
+"""Shortest time between two messages in which a partial seed announces new blocks."""
 STATE_STEAL_INTERVAL_NS = 20 * MS
-"""How often a fetcher looks whether an idle source would be sooner than those that owe the rest."""
+"""Endgame: interval at which a fetcher checks whether an idle source would deliver sooner than the one asked."""
 STATE_STEAL_MARGIN_NS = 20 * MS
-"""It must be sooner by this, and twice as fast."""
+"""Endgame: a block is requested again if the idle source delivers it sooner by this, and in half the time."""
 STATE_STEAL_FIRST_NS = 500 * MS
-"""What a source whose speed is not known is taken to need for a block."""
+"""Endgame: time per block that is assumed for a source whose rate is not measured yet."""
 STATE_STAGING_CHUNK_BYTES = 64 * MIB
-"""What was fetched waits for the commit in pieces of memory of this size."""
+"""Fetched blocks are kept in memory chunks of this size until the commit."""
 UPLOAD_LIMIT_MIN_BYTES = 1 * MIB
-"""In a second. With less, those who wait for their turn would take a source for dead."""
+"""Per second. With less, fetchers that wait for their turn would run into STATE_SOURCE_TIMEOUT."""
 OFFER_ANSWER_TIMEOUT_NS = 3 * SECOND
-"""How long a joiner that fetches state ahead waits for links to members, and for what they offer."""
+"""How long a joiner that prefetches state waits for links to members, and for their offers."""
 PREFETCH_TIMEOUT_NS = 600 * SECOND
-"""How long it fetches, where the user names no time."""
+"""Default timeout of a prefetch."""
 STATE_STALL_TIMEOUT_NS = 30 * SECOND
-"""A transfer in which no block arrives for this long is given up."""
+"""A transfer in which no block arrives for this long fails."""
 STATE_SOURCE_TIMEOUT_NS = 8 * SECOND
-"""A source that sends no block for this long is left for another, where there is one. Above PATH_TIMEOUT: one that
-waits itself for its source then knows of it first."""
+"""A source that sends no block for this long is dropped, if there is another one. Above PATH_TIMEOUT, so that a source
+that itself waits for a broken path notices that first."""
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------
 CHECKPOINT_PIECE_BYTES = 1 * MIB
-"""Of a tensor; what is read or written and digested at a time, while it is in the cache of a CPU."""
+"""A tensor is read or written and digested in pieces of this size, which stay in the CPU cache."""
 
 # --- Progress -------------------------------------------------------------------------------------------------------
 PROGRESS_INTERVAL_NS = 100 * MS
-"""Between two calls of a callback."""
+"""Time between two calls of a progress callback."""
 PROGRESS_LOG_INTERVAL_NS = 1 * SECOND
-"""Between two lines in the log; transfers that take less leave none."""
+"""Time between two log lines about progress; shorter transfers log nothing."""
 PROGRESS_WINDOW_NS = 4 * SECOND
-"""What the rate is measured over."""
+"""Time window over which the rate is measured."""
 
 
 # --- Limits that follow from others ---------------------------------------------------------------------------------
 def calls_in_flight_max(member_count: int) -> int:
-    """How many calls without an answer a peer may have in a group of so many members.
+    """The number of unanswered calls that a peer may have in a group of `member_count` members.
 
-    A peer reports all its attempts and remembers as many that have ended, each with the calls of all who take part. So
-    that a report fits into a message, the product of calls and members is bounded.
+    A report contains the running attempts of a peer and as many decided ones, each with the calls of all members. The
+    product of calls and members is bounded so that a report fits into a message.
     """
     return min(CALLS_IN_FLIGHT_MAX, CALLS_NAMED_MAX // max(member_count, 1))

@@ -1,4 +1,4 @@
-"""A master inside your own process."""
+"""A master that runs inside the user's process."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 class MasterNode:
     """A master that runs in a thread of this process.
 
-    The process stays alive while the master runs. Dropping the object waits for the master's end: call `interrupt()`
-    first, unless it is meant to run until the process is told to stop.
+    The process stays alive while the master runs. Deleting the object waits until the master ends, so call
+    `interrupt()` first, unless it shall run until the process is terminated.
 
     Args:
         listen_address: "host:port"; port 0 takes a free one.
         secret: text from `zpccl keygen`: the secret of the run, or the master's private key (ZPCCL_SECRET, or the file
-            that ZPCCL_SECRET_FILE names). None of them lets everybody in who reaches the address.
-        allow: file with the public keys of the peers, where the secret is a private key.
-        recovery_grace: seconds that it waits, from its start on, for peers of an earlier master whose run it may take
+            that ZPCCL_SECRET_FILE names). Without a secret, anybody who reaches the address may take part.
+        allow: file with the public keys of the peers, if the secret is a private key.
+        recovery_grace: seconds that it waits after its start for peers of an earlier master, whose run it then takes
             over, before it admits the first peer of a new run. None: the default, 1 s.
-        metrics: "host:port" at which metrics are served for Prometheus, at /metrics; None serves none.
-        straggler_timeout: seconds after which a peer is removed whose vote all others wait for; it may join again.
-            Peers that wait for each other in different calls for so long get InvalidUsage, and stay.
-            None: such peers are named in the log only.
+        metrics: "host:port" at which metrics are served for Prometheus, at /metrics; None: no metrics.
+        straggler_timeout: seconds after which a peer is removed if all others wait for its vote; it may join again.
+            Peers that wait for each other in different calls for this long get InvalidUsage, and stay members.
+            None: such peers are only named in the log.
 
     Raises:
         InvalidArgument: the secret or the file is malformed, or the straggler timeout is below 1 s.
@@ -72,8 +72,8 @@ class MasterNode:
         """Starts the master and returns.
 
         Raises:
-            InvalidArgument: the address is malformed or not of this host.
-            InvalidUsage: a port is taken, this master runs already, or prometheus-client is needed and missing.
+            InvalidArgument: the address is malformed or does not belong to this host.
+            InvalidUsage: a port is in use, this master runs already, or prometheus-client is missing.
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already", function="MasterNode.run")
@@ -96,12 +96,12 @@ class MasterNode:
         self._thread.start()
 
     def reload(self) -> None:
-        """Reads the file of allowed keys again, soon; peers whose keys are gone from it are removed from the run."""
+        """Makes the master reload the file of allowed keys; peers whose keys it no longer lists are removed."""
         if self._loop is not None and self._thread is not None and self._thread.is_alive():
             self._loop.reload()
 
     def interrupt(self) -> None:
-        """Stops the master and waits for its end. Does nothing if it does not run."""
+        """Stops the master and waits until it has ended. Does nothing if it does not run."""
         if self._loop is not None and self._thread is not None and self._thread.is_alive():
             self._loop.stop()
             self._thread.join()
@@ -123,8 +123,8 @@ def open_metrics(listen: str) -> MetricsServer:
     """Serves metrics of a master at "host:port".
 
     Raises:
-        InvalidArgument: the address is malformed or not of this host.
-        InvalidUsage: the port is taken, or prometheus-client is missing.
+        InvalidArgument: the address is malformed or does not belong to this host.
+        InvalidUsage: the port is in use, or prometheus-client is missing.
     """
     try:
         from zpccl.observe.metrics import MetricsServer

@@ -1,7 +1,7 @@
-"""How far a long transfer is: what callbacks get, and lines in the log.
+"""Progress of long transfers: callbacks and log lines.
 
-A `ProgressMeter` is pure: it is told the time. A `ProgressReporter` belongs to the thread of the user that made the
-call, reads the clock, and calls the user back in that thread only.
+A `ProgressMeter` is pure: the time is an argument. A `ProgressReporter` belongs to the user's thread that made the
+call, reads the clock, and calls the callback in that thread only.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _logger = logging.getLogger("zpccl.progress")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a transfer is.
+    """Progress of a transfer.
 
     Attributes:
-        operation: "fetch" (of shared state from other peers), "prefetch" (the same, ahead of admission), "save" or
+        operation: "fetch" (of shared state from other peers), "prefetch" (the same, before admission), "save" or
             "load" (of a checkpoint).
-        bytes_done: of the contents of tensors, uncompressed.
-        bytes_expected: what there is to do, as far as it is known: a fetch finds out on its way how much differs.
+        bytes_done: bytes of tensors transferred so far, uncompressed.
+        bytes_expected: total, as far as it is known: a fetch discovers on the way how much differs.
         seconds: since the transfer began.
-        bytes_per_second: of the last seconds; 0 where nothing moved.
-        seconds_left: at this rate; None while nothing moves.
-        is_done: this is the last that is told of this transfer, which has succeeded.
+        bytes_per_second: rate over the last PROGRESS_WINDOW; 0 if nothing moved.
+        seconds_left: remaining time at this rate; None if nothing moved.
+        is_done: True in the last callback of a transfer that has succeeded.
     """
 
     operation: str
@@ -55,7 +55,7 @@ class Progress:
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], object]
-"""What users give to be told. It is called often enough for a bar, and must return soon: the transfer waits for it."""
+"""A user's callback. It is called often enough for a progress bar, and must return soon: the transfer waits for it."""
 
 
 class ProgressMeter:
@@ -69,10 +69,10 @@ class ProgressMeter:
     def __init__(self, operation: str, now_ns: int) -> None:
         self._operation = operation
         self._began_ns = now_ns
-        self._samples = deque([(now_ns, 0)])  # Times and bytes done then; the first is from before the window.
+        self._samples = deque([(now_ns, 0)])  # Times and bytes done; the first is the last one before the window.
 
     def measure(self, bytes_done: int, bytes_expected: int, now_ns: int) -> Progress:
-        """How far it is now. Time and bytes never go back."""
+        """The progress now. Time and bytes never decrease."""
         samples = self._samples
         if now_ns - samples[-1][0] >= limits.PROGRESS_INTERVAL_NS:
             samples.append((now_ns, bytes_done))
@@ -92,16 +92,16 @@ class ProgressMeter:
 
 
 class ProgressReporter:
-    """Tells of one transfer: the callback at its begin, every PROGRESS_INTERVAL and at its end; the log each second
-    after the first, and of the end of what took longer. Where there is nothing to do, it says nothing.
+    """Reports one transfer: to the callback at its start, every PROGRESS_INTERVAL and at its end; to the log every
+    second after the first one, and at the end of a transfer that took longer. A transfer of 0 bytes is not reported.
 
-    A callback that raises an `Exception` is logged with its traceback and not called again for this transfer, which
-    goes on: to stop one, use Ctrl-C. Other exceptions, such as KeyboardInterrupt, leave the call.
+    If the callback raises an `Exception`, that is logged with its traceback, and the callback is not called again for
+    this transfer, which continues: Ctrl-C stops it. Other exceptions, such as KeyboardInterrupt, propagate.
 
     Args:
         operation: as in `Progress`.
-        callback: of the user; None for none.
-        clock_ns: monotonic.
+        callback: of the user; None: log only.
+        clock_ns: a monotonic clock.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ProgressReporter:
         self._bytes_done = 0
 
     def update(self, bytes_done: int, bytes_expected: int) -> None:
-        """So much is done. Cheap when nothing is due."""
+        """Updates the progress. Cheap when no report is due."""
         self._bytes_done = bytes_done
         now_ns = self._clock_ns()
         if bytes_expected > 0 and now_ns - self._called_ns >= limits.PROGRESS_INTERVAL_NS:
@@ -126,7 +126,7 @@ class ProgressReporter:
             self._tell(self._meter.measure(bytes_done, bytes_expected, now_ns), is_log_due)
 
     def end(self, bytes_done: int | None = None) -> None:
-        """The transfer has succeeded, with so much done; None: what was told last."""
+        """The transfer has succeeded. `bytes_done` None: as in the last update."""
         now_ns = self._clock_ns()
         bytes_done = self._bytes_done if bytes_done is None else bytes_done
         if bytes_done > 0:
@@ -148,7 +148,11 @@ class ProgressReporter:
 
 
 def check_callback(callback: object) -> None:
-    """Raises InvalidArgument if this is no callback of a user, nor None."""
+    """Checks a user's callback.
+
+    Raises:
+        InvalidArgument: it is neither callable nor None.
+    """
     if callback is not None and not callable(callback):
         raise InvalidArgument(f"a {type(callback).__name__} cannot be called; give a function of one Progress, or None")
 

@@ -1,4 +1,4 @@
-"""The state that all members of a peer group hold alike: named tensors and a revision."""
+"""The shared state of a peer group: named tensors and a revision, equal on all members after a sync."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class TensorInfo:
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Of a contiguous torch tensor on the host or a CUDA device.
+        """Makes one from a contiguous torch tensor on the host or a CUDA device.
 
-        One on the host is used in place. Of a device, pieces are copied through page-locked memory as they are
-        needed, behind the work that is on the current stream when the tensor is looked at.
+        A host tensor is used in place. A device tensor is copied in pieces through page-locked memory as needed, after
+        the work that is on the current stream when the tensor is accessed.
 
         Raises:
             InvalidArgument: the tensor or its name cannot be used.
@@ -57,7 +57,7 @@ class TensorInfo:
 
     @classmethod
     def from_numpy(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Of a contiguous, writable numpy array.
+        """Makes one from a contiguous, writable numpy array.
 
         Raises:
             InvalidArgument: the array or its name cannot be used.
@@ -67,10 +67,10 @@ class TensorInfo:
         return cls(tensor, name, allow_content_inequality)
 
     def region(self) -> Region:
-        """The memory of the tensor as it is now. It may have moved, also to another device.
+        """The memory of the tensor as it is now. The tensor may have moved, even to another device.
 
         Raises:
-            InvalidArgument: it cannot be used any more: it was freed, or has another size or type.
+            InvalidArgument: the tensor was freed, or has another size or type now.
         """
         found = region(self.tensor, f"tensor {self.name!r}")
         (datatype, count), now = self._elements, (found.datatype, found.count)
@@ -87,8 +87,8 @@ class SharedState:
 
     Args:
         tensor_infos: at least one; names must differ.
-        digest: how contents are compared: "blake3", or "xxh3" (package xxhash), which is faster, and enough where no
-            peer means harm. The same on all peers.
+        digest: how contents are compared: "blake3", or "xxh3" (package xxhash), which is faster and sufficient if all
+            peers are trusted. The same on all peers.
 
     Attributes:
         digest_kind: the same as a `DigestKind`.
@@ -114,7 +114,7 @@ class SharedState:
             raise InvalidArgument(f"tensors of a shared state must have different names; twice: {duplicates[:8]}")
         size = sum(len(name.encode()) + limits.STATE_ENTRY_BYTES_MAX for name in names)
         if size > limits.MESSAGE_BYTES_MAX // 2:
-            raise InvalidArgument(f"the names of {len(names)} tensors are too long together; use shorter or fewer ones")
+            raise InvalidArgument(f"the names of {len(names)} tensors are too long in total; use shorter or fewer ones")
         self.regions()
         self._revision = 0
 
@@ -130,7 +130,7 @@ class SharedState:
 
     @property
     def revision(self) -> int:
-        """Number of this state. It grows by one with every step; peers that are behind receive."""
+        """Revision of this state. The user increments it with every step; peers with a lower one receive."""
         return self._revision
 
     @revision.setter
@@ -148,18 +148,18 @@ class SharedState:
     def save_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
         """Writes tensors and revision to a safetensors file, with digests.
 
-        The file is at any time the old one or the new one, also when the disk is full or the machine dies: what is
-        written goes to `PATH.partial` in the same directory first. Nobody may write the tensors meanwhile,
-        else the file may be refused when it is loaded.
+        The file is replaced atomically, even if the disk is full or the machine crashes: the data is written to
+        `PATH.partial` in the same directory first. Do not modify the tensors during the call, else the file may not
+        load.
 
         Args:
-            path: of the file; where it is a symbolic link, of what this points to.
-            on_progress: is called at times, by this thread.
+            path: of the file; a symbolic link is followed.
+            on_progress: progress callback, called by this thread.
 
         Raises:
-            CheckpointFailed: the system refused it; `errno` says why.
+            CheckpointFailed: the operating system reported an error; `errno` says which.
             InvalidUsage: another thread or process is writing this file.
-            InvalidArgument: not a path, a tensor that cannot be read, or one named `__metadata__`.
+            InvalidArgument: not a path, an unreadable tensor, or a tensor named `__metadata__`.
         """
         check_callback(on_progress)
         reporter = ProgressReporter("save", on_progress)
@@ -170,18 +170,18 @@ class SharedState:
 
     @public
     def load_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
-        """Takes tensors and revision from a file that `save_state` wrote, or a copy of it by another program.
+        """Loads tensors and revision from a file written by `save_state`, or a copy of it by another program.
 
-        All of it is read and checked before the first byte is written, which takes as much memory as the tensors. A
-        call that raises has changed nothing, but for Ctrl-C that came late: then all is loaded.
+        The whole file is read and verified before the first tensor is modified, which needs as much memory as the
+        tensors. A call that raises has changed nothing; only KeyboardInterrupt may come after everything was loaded.
 
         Args:
-            path: of the file. Its tensors must be those of this state: the same names, dtypes and numbers of elements.
-            on_progress: is called at times, by this thread.
+            path: of the file. Its tensors must match this state: the same names, dtypes and numbers of elements.
+            on_progress: progress callback, called by this thread.
 
         Raises:
             CheckpointDamaged: not a checkpoint, or a damaged one.
-            CheckpointFailed: the system refused it; `errno` says why.
+            CheckpointFailed: the operating system reported an error; `errno` says which.
             InvalidArgument: not a path, or a checkpoint of other tensors.
         """
         check_callback(on_progress)
@@ -198,7 +198,8 @@ class SharedState:
 
 
 def _check_memory(regions: dict[str, Region]) -> None:
-    """Two keys that share a part of their memory could be elected with different contents; all of it, never."""
+    """Rejects tensors that overlap in part, since different contents could be elected for them. Identical memory is
+    legal."""
     ranges = sorted((memory.address_range(), name) for name, memory in regions.items())
     for (one, its_name), (other, other_name) in pairwise(ranges):
         if one[0] == other[0] and one != other and other[1] < one[2]:

@@ -1,7 +1,7 @@
 """Enums, descriptors and infos: the plain values of the public API.
 
-Names and arguments are those of PCCL's Python package. numpy and torch are looked up only when a conversion is asked
-for, so that importing this module costs nothing.
+Names and arguments are those of PCCL's Python package. numpy and torch are imported only for a conversion, so that
+importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zpccl.limits import QUANTIZATION_BLOCK_ELEMENTS
 
 
 class ReduceOp(enum.IntEnum):
-    """How elements are combined.
+    """How elements are reduced.
 
     Integers wrap around. AVG of integers is SUM divided by the number of peers, rounded toward zero. MAX and MIN give
     NaN where any input is NaN.
@@ -29,18 +29,18 @@ class ReduceOp(enum.IntEnum):
 
 
 class CollectiveKind(enum.IntEnum):
-    """What a collective does. The first four are the C engine's `enum zp_kind`."""
+    """The kind of a collective. The first four are the C engine's `enum zp_kind`."""
 
     ALL_REDUCE = 0
     BROADCAST = 1
     ALL_GATHER = 2
     REDUCE_SCATTER = 3
     BARRIER = 4
-    """Moves no data: it is done when all have called it."""
+    """Moves no data: it completes when all members have called it."""
 
 
 class Attribute(enum.IntEnum):
-    """What `Communicator.get_attribute` can tell."""
+    """Attributes of `Communicator.get_attribute`."""
 
     GLOBAL_WORLD_SIZE = 0
     """Members of the run, all groups together."""
@@ -51,7 +51,7 @@ class Attribute(enum.IntEnum):
 
 
 class SharedStateSyncStrategy(enum.IntEnum):
-    """What a peer wants from `Communicator.sync_shared_state`."""
+    """A peer's role in `Communicator.sync_shared_state`."""
 
     ENFORCE_POPULAR = 0
     """The contents that most peers hold win."""
@@ -79,7 +79,7 @@ class DataType(enum.IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Size of one element in bytes."""
         return _ITEMSIZE[self]
 
     @property
@@ -166,7 +166,7 @@ _ITEMSIZE = {
 
 
 class DeviceType(enum.IntEnum):
-    """Where a tensor lives."""
+    """The device of a tensor."""
 
     CPU = 0
     CUDA = 1
@@ -185,7 +185,7 @@ class DeviceType(enum.IntEnum):
 
 
 class DistributionHint(enum.IntEnum):
-    """How the elements of a tensor are distributed. A hint: results never depend on it being right."""
+    """How the elements of a tensor are distributed. A hint: results do not depend on it."""
 
     NONE = 0
     NORMAL = 1
@@ -193,18 +193,18 @@ class DistributionHint(enum.IntEnum):
 
 
 class QuantizationAlgorithm(enum.IntEnum):
-    """How a tensor is made smaller on the wire."""
+    """How the elements of a tensor are compressed on the wire."""
 
     NONE = 0
     MIN_MAX = 1
-    """Each block is mapped from [its minimum, its maximum] to [0, 255], of 4 bits to [0, 15], rounded to nearest."""
+    """Each block is mapped from [its minimum, its maximum] to [0, 255] (4 bits: [0, 15]), rounded to nearest."""
     ZERO_POINT_SCALE = 2
     """Each block is stored as scale * (code - zero_point) with an integer zero point, so that 0 stays 0 exactly. Signed
     types are symmetric: their zero point is 0, and the largest magnitude of the block is 127 or 7."""
 
 
 class QuantizedDataType(enum.IntEnum):
-    """What the elements of a quantised tensor travel as. Those that are element types, too, have their numbers."""
+    """Type of a quantised element on the wire. UINT8 and INT8 have the values that they have in `DataType`."""
 
     UINT8 = 0
     INT8 = 1
@@ -218,20 +218,20 @@ class QuantizedDataType(enum.IntEnum):
 
 
 class Algorithm(enum.IntEnum):
-    """How the frames of a reduce travel."""
+    """The algorithm of an all-reduce."""
 
     AUTO = 0
-    """One of the others, as the plan finds best for the size, the number of peers and their paths."""
+    """One of the others: the master chooses by the size, the number of peers and their paths."""
     RING = 1
-    """Around a ring: each peer talks to its two neighbours only. 2 (N - 1) hops and as many roundings of what is
-    quantised."""
+    """A ring: each peer communicates with its two neighbours only. 2 (N - 1) hops, and as many roundings of a quantised
+    tensor."""
     DIRECT = 2
-    """Each peer sends every other one the part that this one owns, and gets its result: two hops and two roundings,
-    whatever the number of peers. It takes a working path between every two peers."""
+    """A direct exchange: each peer sends every other peer the chunk which that one owns, and receives the reduced
+    chunk. Two hops and two roundings for any number of peers. Needs a working path between all pairs."""
 
     @classmethod
     def parse(cls, name: str) -> Algorithm:
-        """Of "auto", "ring" or "direct".
+        """Parses "auto", "ring" or "direct".
 
         Raises:
             InvalidArgument: none of these.
@@ -246,13 +246,13 @@ class DigestKind(enum.IntEnum):
     """How the contents of shared state are compared."""
 
     BLAKE3 = 0
-    """Cryptographic: nobody can make other contents of the same digest."""
+    """Cryptographic: no one can construct other contents with the same digest."""
     XXH3 = 1
-    """XXH3-128, at the speed of memory. It finds accidents, not intent: for peers that trust each other."""
+    """XXH3-128, at the speed of memory. Detects accidental differences only: for peers that trust each other."""
 
     @classmethod
     def parse(cls, name: str | DigestKind) -> DigestKind:
-        """Of "blake3" or "xxh3", or a kind itself.
+        """Parses "blake3" or "xxh3"; returns a DigestKind as it is.
 
         Raises:
             InvalidArgument: none of these.
@@ -267,7 +267,7 @@ class DigestKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ReduceOperandDescriptor:
-    """What the elements of a tensor are."""
+    """Type and distribution of the elements of a tensor."""
 
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
@@ -277,7 +277,7 @@ class ReduceOperandDescriptor:
 class QuantizationOptions:
     """How a tensor is quantised on the wire.
 
-    Errors, and what becomes of NaN, infinities and other extremes: docs/quantisation.md.
+    Error bounds, and the treatment of NaN, infinities and other special values: docs/quantisation.md.
 
     Args:
         quantized_datatype: UINT8, INT8, UINT4 or INT4.
@@ -295,7 +295,7 @@ NO_QUANTIZATION = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE
 
 @dataclass(frozen=True)
 class ReduceDescriptor:
-    """What a collective does: `count` elements, combined by `op`, known to all peers by `tag`."""
+    """An all-reduce: `count` elements, reduced with `op`, identified on all peers by `tag`."""
 
     count: int
     op: ReduceOp
@@ -314,24 +314,24 @@ class ReduceOpDescriptor:
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Of torch tensors. `send` and `recv` may be the same."""
+        """Makes one from torch tensors. `send` and `recv` may be the same."""
         return cls(send, recv, reduce_descriptor)
 
     @classmethod
     def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Of numpy arrays. `send` and `recv` may be the same."""
+        """Makes one from numpy arrays. `send` and `recv` may be the same."""
         return cls(send, recv, reduce_descriptor)
 
 
 @dataclass(frozen=True)
 class ReduceInfo:
-    """What a collective cost.
+    """Statistics of a collective.
 
     Attributes:
-        local_world_size: peers that took part.
+        local_world_size: number of peers that took part.
         tx_bytes: bytes that this peer sent, headers included.
         rx_bytes: bytes that this peer received, headers included.
-        algorithm: RING or DIRECT, as the plan had it; of several tensors that of the last.
+        algorithm: RING or DIRECT, as planned; of several tensors that of the last one.
     """
 
     local_world_size: int
@@ -342,14 +342,14 @@ class ReduceInfo:
 
 @dataclass(frozen=True)
 class GatherResult:
-    """What `Communicator.all_gather` brings. Rows are in order of peer ids, the same on all peers.
+    """The result of `Communicator.all_gather`. Rows are in order of peer ids, the same on all peers.
 
     Attributes:
-        tensor: of shape `(len(peers), *send.shape)`: one row a peer.
-        peers: the name of each row's peer.
-        peer_ids: its id, which no other has.
-        row: this peer's own.
-        info: what it cost.
+        tensor: of shape `(len(peers), *send.shape)`: one row per peer.
+        peers: the peers' names, by row.
+        peer_ids: the peers' unique ids, by row.
+        row: index of this peer's row.
+        info: statistics.
     """
 
     tensor: Any
@@ -361,15 +361,15 @@ class GatherResult:
 
 @dataclass(frozen=True)
 class ScatterResult:
-    """What `Communicator.reduce_scatter` brings. Parts are in order of peer ids, as the rows of an all-gather.
+    """The result of `Communicator.reduce_scatter`. Parts are in order of peer ids, as the rows of an all-gather.
 
     Attributes:
-        tensor: this peer's part of the result, in one dimension; without elements if there are more peers than these.
-        part: which elements of the flattened tensor these are.
-        peers: the name of each part's peer.
-        peer_ids: its id, which no other has.
-        index: which of the parts this is.
-        info: what it cost.
+        tensor: this peer's part of the result, one-dimensional; may be empty if there are more peers than elements.
+        part: slice of the flattened tensor that this part is.
+        peers: the peers' names, by part.
+        peer_ids: the peers' unique ids, by part.
+        index: index of this peer's part.
+        info: statistics.
     """
 
     tensor: Any
@@ -382,7 +382,7 @@ class ScatterResult:
 
 @dataclass(frozen=True)
 class SharedStateSyncInfo:
-    """What a sync moved: bytes that this peer sent and received, as they were on the wire."""
+    """Statistics of a sync: bytes that this peer sent and received on the wire."""
 
     tx_bytes: int
     rx_bytes: int

@@ -50,7 +50,7 @@ def test_signals(signal: Signal, expected: Signal) -> None:
     if signal is expected:
         TRANSCRIPT.check(data, expected)
     else:
-        with pytest.raises(HandshakeError, match=text or "due"):
+        with pytest.raises(HandshakeError, match=text or "instead of"):
             TRANSCRIPT.check(data, expected)
 
 

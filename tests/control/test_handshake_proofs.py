@@ -114,8 +114,8 @@ def test_keys_are_of_one_connection_only(other: LinkHello) -> None:
     hello = dataclasses.replace(HELLO, offers=1 << BEST, share=public_share(b"d" * 32))
     if other.share == NO_SHARE:
         other = dataclasses.replace(other, share=hello.share)
-    seals = [
-        Transcript(what, nonce, key, BEST, public_share(private)).seal(private, is_dialler=False)
+    cipher_keys = [
+        Transcript(what, nonce, key, BEST, public_share(private)).derive_keys(private, is_dialler=False)
         for what, nonce, key, private in [
             (hello, NONCE, KEY, b"a" * 32),
             (other, NONCE, KEY, b"a" * 32),
@@ -124,7 +124,7 @@ def test_keys_are_of_one_connection_only(other: LinkHello) -> None:
             (hello, NONCE, KEY, b"b" * 32),
         ]
     ]
-    keys = [key for seal in seals if seal is not None for key in (seal.tx_key, seal.rx_key)]
+    keys = [key for one in cipher_keys if one is not None for key in (one.tx_key, one.rx_key)]
     assert len(set(keys)) == len(keys) == 10
 
 
@@ -132,10 +132,10 @@ def test_both_sides_derive_the_same_keys() -> None:
     hello = dataclasses.replace(HELLO, offers=1 << BEST | 1 << Cipher.PLAIN, share=public_share(b"d" * 32))
     acceptor = Transcript(hello, NONCE, KEY, BEST, public_share(b"a" * 32))
     dialler = accepted(hello, acceptor.encode(Signal.ACCEPT), KEY)
-    ours, theirs = dialler.seal(b"d" * 32, is_dialler=True), acceptor.seal(b"a" * 32, is_dialler=False)
+    ours, theirs = dialler.derive_keys(b"d" * 32, is_dialler=True), acceptor.derive_keys(b"a" * 32, is_dialler=False)
     assert ours is not None and theirs is not None
     assert (ours.cipher, ours.tx_key, ours.rx_key) == (BEST, theirs.rx_key, theirs.tx_key)
-    assert Transcript(hello, NONCE, KEY).seal(b"", is_dialler=True) is None
+    assert Transcript(hello, NONCE, KEY).derive_keys(b"", is_dialler=True) is None
     assert "key" not in repr(ours)
 
 

@@ -57,7 +57,7 @@ def test_typos_are_told_and_not_repeated(make: Callable[[], str]) -> None:
             peer_keys(wrong)
 
 
-@pytest.mark.parametrize("wrong", ["hello", "zps", "ZPS_abc", public_key_of(new_private_key())])
+@pytest.mark.parametrize("wrong", ["hello", "zps", "ZPS_abc", public_key_of(new_private_key())], ids=range(4))
 def test_what_is_no_secret_is_refused_unsaid(wrong: str) -> None:
     with pytest.raises(InvalidArgument, match="secret=") as caught:
         peer_keys(wrong)

@@ -24,7 +24,7 @@ from zpccl.control.handshake import (
     accepted,
 )
 from zpccl.control.links import LinkBroker
-from zpccl.engine.ciphers import SHARE_BYTES, Cipher, Seal, available, public_share
+from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, available, public_share
 from zpccl.protocol.messages import Neighbour
 
 WAIT_S = 30
@@ -39,14 +39,14 @@ class Side:
 
     def __init__(self, peer_id: bytes, *ciphers: Cipher) -> None:
         self.peer_id = peer_id
-        self.links: queue.Queue[tuple[bytes, list[socket.socket], list[Seal] | None]] = queue.Queue()
+        self.links: queue.Queue[tuple[bytes, list[socket.socket], list[CipherKeys] | None]] = queue.Queue()
         self.failures: queue.Queue[tuple[bytes, str]] = queue.Queue()
         self.broker = LinkBroker(
             peer_id,
             listen_on_first_free("127.0.0.1", range(1)),
             COUNT,
             None,
-            lambda link: self.links.put((link.peer_id, link.sockets, link.seals)),
+            lambda link: self.links.put((link.peer_id, link.sockets, link.cipher_keys)),
             lambda *failure: self.failures.put(failure),
             requires_keys=True,
             ciphers=ciphers or (*available(), Cipher.PLAIN),
@@ -258,8 +258,8 @@ def test_both_ends_have_the_same_keys_and_no_key_serves_twice(cipher: Cipher, na
         (_, ours, hers), (_, theirs, his) = alice.links.get(timeout=WAIT_S), bob.links.get(timeout=WAIT_S)
         close_all(ours + theirs)
     assert hers is not None and his is not None
-    assert [(seal.cipher, seal.tx_key, seal.rx_key) for seal in hers] == [(cipher, s.rx_key, s.tx_key) for s in his]
-    assert len({key for seal in hers for key in (seal.tx_key, seal.rx_key)}) == 2 * COUNT
+    assert [(keys.cipher, keys.tx_key, keys.rx_key) for keys in hers] == [(cipher, s.rx_key, s.tx_key) for s in his]
+    assert len({key for keys in hers for key in (keys.tx_key, keys.rx_key)}) == 2 * COUNT
 
 
 @pytest.mark.parametrize("ours", POLICIES)
@@ -272,9 +272,9 @@ def test_what_two_policies_come_to(ours: str, theirs: str, caplog: pytest.LogCap
             assert bob.links.empty() and "no cipher is offered that this side has" in caplog.text
             return
         ends = [side.links.get(timeout=WAIT_S) for side in (alice, bob)]
-        for _, sockets, seals in ends:
+        for _, sockets, cipher_keys in ends:
             close_all(sockets)
-            assert (seals is None) == ("must not" in (ours, theirs))
+            assert (cipher_keys is None) == ("must not" in (ours, theirs))
         assert caplog.text.count("is not encrypted") == [ours, theirs].count("may") * ("must not" in (ours, theirs))
 
 

@@ -83,7 +83,10 @@ def test_every_connection_has_a_socket_of_its_own(loop: PeerLoop, router: zmq.So
     run_until(loop, is_up(loop))
     first, socket = first_message(router)[0], loop._socket
     endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
-    router.unbind(endpoint)
+    with router.get_monitor_socket(zmq.EVENT_CLOSED) as monitor:
+        router.unbind(endpoint)
+        assert monitor.poll(WAIT_MS), "libzmq closes the port some time later"
+        router.disable_monitor()
     loop._on_session(events.SocketBroke(), NOW_NS)
     router.bind(endpoint)
     loop._on_session(events.Tick(), NOW_NS + limits.SECOND)

@@ -1,4 +1,4 @@
-"""A path to the master that takes its time: a proxy that delays all bytes, and can break all its connections."""
+"""A proxy in front of the master that adds latency, and can break all its connections."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ READ_BYTES = 1 << 16
 
 
 class FarPath:
-    """A port that leads to a master far away. Its thread owns all sockets.
+    """A local port that forwards to a master with added latency. Its thread owns all sockets.
 
     Args:
         address: of the master, "host:port".
-        round_trip_s: how long a byte and its answer are on the way.
+        round_trip_s: added round-trip time in seconds.
     """
 
     def __init__(self, address: str, round_trip_s: float) -> None:

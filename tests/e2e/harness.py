@@ -1,7 +1,7 @@
-"""Real masters and real peers for tests, each a process of its own, that obey commands over a pipe.
+"""Real masters and peers for tests, each in its own process, controlled over a pipe.
 
-Processes come from a fork server that has imported everything already, so that starting one costs milliseconds. A child
-runs one function at a time in its main thread, as a training script would, and hands back its value or its exception.
+Processes come from a fork server that has already imported everything, so that starting one takes milliseconds. A child
+runs one function at a time in its main thread, as a training script would, and returns its value or its exception.
 Every wait has a bound; a child that exceeds it prints the stacks of its threads, and the test fails with them.
 """
 
@@ -33,42 +33,42 @@ from zpccl.cli.master import main as master_main
 
 TESTS = Path(__file__).resolve().parents[1]
 HANG_SECONDS = 60.0
-"""What takes longer than this hangs. A busy machine may need half of it to start a process under ThreadSanitizer."""
+"""Default bound of waits. Under ThreadSanitizer a busy machine may need half of it to start a process."""
 _POLL_SECONDS = 0.002
 
 _context = multiprocessing.get_context("forkserver")
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", seconds: float = HANG_SECONDS) -> Any:
-    """Waits until `condition()` is true, and returns its value. It asks again and again: nothing tells of a change in
-    another process, such as a line in its log or a socket that it has closed."""
+    """Polls until `condition()` is true, and returns its value. For changes in another process that trigger no event
+    here, such as a line in its log or a closed socket."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"{what} did not come about in {seconds} s"
+        assert time.monotonic() < deadline, f"{what}: not true within {seconds} s"
         time.sleep(_POLL_SECONDS)
 
 
 @dataclass(frozen=True)
-class Failure:
+class ChildError:
     """An exception of a child."""
 
     kind: str
     kinds: tuple[str, ...]
-    """Names of its class and the bases of that."""
+    """Names of its class and its base classes."""
     text: str
     attributes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def result(self) -> zpccl.Result | None:
-        """Its `Result`, of errors of zpccl."""
+        """Its `Result`, if it is an error of zpccl."""
         return self.attributes.get("result")
 
 
 class ChildFailed(AssertionError):
-    """A function that should have returned raised."""
+    """A function in a child raised instead of returning."""
 
 
 # --- In the child ---------------------------------------------------------------------------------------------------
@@ -77,9 +77,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _begin(namespace: str, target: Callable[..., Any], *arguments: Any) -> None:
-    """Runs a child: on its host, and not longer than the tests, however these end.
+    """Runs a child in its namespace. It dies with the test process, however that ends.
 
-    The fork server ends once nobody has the other end of its pipe; a child that kept its copy would keep both alive.
+    The fork server ends when the other end of its pipe is closed everywhere; so the child closes its copy.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # Private.
@@ -89,7 +89,7 @@ def _begin(namespace: str, target: Callable[..., Any], *arguments: Any) -> None:
 
 
 class Peer:
-    """What the functions that run in a child get: a communicator, room for objects, a way to tell the test things."""
+    """First argument of functions that run in a child: a communicator, storage for objects, messages to the test."""
 
     def __init__(self, pipe: Connection) -> None:
         self.comm: zpccl.Communicator = None  # type: ignore[assignment]  # Made by the first function.
@@ -103,15 +103,15 @@ class Peer:
             self._pipe.send((kind, value))
 
     def note(self, value: Any) -> None:
-        """Tells the test something while the function runs."""
+        """Sends a value to the test while the function runs."""
         self.say("note", value)
 
     def is_told(self) -> bool:
-        """True once the test has said `tell()`."""
+        """True once the test has called `Child.tell()`."""
         return self._pipe.poll(0) and self._pipe.recv() is None
 
     def note_when(self, condition: Callable[[], Any], value: Any) -> None:
-        """Tells the test as soon as a condition holds; the function goes on meanwhile."""
+        """Sends `value` to the test as soon as a condition holds; the function continues meanwhile."""
 
         def watch() -> None:
             until(condition)
@@ -120,26 +120,26 @@ class Peer:
         threading.Thread(target=watch, daemon=True).start()
 
     def note_when_calling(self, value: Any = "calling") -> None:
-        """Tells the test as soon as a call of the communicator waits for its answer."""
+        """Sends `value` to the test as soon as a call of the communicator waits for its answer."""
         loop = self.comm._loop
         assert loop is not None
         self.note_when(lambda: loop._calls, value)
 
     def bytes_moved(self) -> int:
-        """Bytes that all links together have sent so far."""
+        """Bytes that all links have sent so far."""
         loop = self.comm._loop
         assert loop is not None
         total = 0
         for peer_id in list(loop._link_ids):
             with contextlib.suppress(OSError):
-                total += sum(loop._engine.link_stats(peer_id)[0])
+                total += sum(loop.engine.link_stats(peer_id)[0])
         return total
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException) -> ChildError:
     kinds = tuple(cls.__name__ for cls in type(error).__mro__)
     attributes = {k: v for k, v in vars(error).items() if isinstance(v, (int, str, tuple))}
-    return Failure(kinds[0], kinds, str(error), attributes)
+    return ChildError(kinds[0], kinds, str(error), attributes)
 
 
 def _obey(pipe: Connection, log: str) -> None:
@@ -169,9 +169,9 @@ def _run_master(arguments: list[str], log: str, ready: Connection) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    os.dup2(ready.fileno(), 1)  # Its line goes to the pipe.
+    os.dup2(ready.fileno(), 1)  # The line with its address goes to the pipe.
     ready.close()
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # Lives as long as the process.
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # Open until the process ends.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     sys.exit(master_main(arguments))
 
@@ -202,17 +202,17 @@ class Process:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Ends it at once, and waits for that."""
+        """Sends SIGKILL and waits until it has ended."""
         self.process.kill()
         self.process.join()
 
     def freeze(self) -> None:
-        """Makes it a silent host, and waits until it stands still."""
+        """Sends SIGSTOP, which makes it a silent host, and waits until it is stopped."""
         self.signal(signal.SIGSTOP)
         until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
 
     def thaw(self) -> None:
-        """Lets it go on."""
+        """Sends SIGCONT."""
         self.signal(signal.SIGCONT)
 
     def join(self, seconds: float = HANG_SECONDS) -> int:
@@ -223,21 +223,23 @@ class Process:
         return self.process.exitcode
 
     def stacks(self) -> str:
-        """The stacks of all threads and what was logged, for messages about hangs."""
+        """The stacks of all threads and its log, for messages about hangs."""
+        if not self.log.exists():
+            return f"--- {self.name} has not begun ---\n"
         with contextlib.suppress(ProcessLookupError):
-            size = self.log.stat().st_size if self.log.exists() else 0
+            size = self.log.stat().st_size
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGUSR1)
             with contextlib.suppress(AssertionError):
                 until(lambda: self.log.stat().st_size > size, seconds=2)
-        return f"--- {self.name} ---\n" + (self.log.read_text(errors="replace") if self.log.exists() else "")
+        return f"--- {self.name} ---\n" + self.log.read_text(errors="replace")
 
     def descriptors(self) -> int:
-        """How many files it has open."""
+        """Number of its open file descriptors."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def resident_bytes(self) -> int:
-        """Its memory."""
+        """Its resident set size."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -252,7 +254,7 @@ class Child(Process):
         self._notes: list[Any] = []
 
     def start(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Child:
-        """Begins a function; `value()` or `failure()` waits for its end."""
+        """Starts a function; `value()` or `failure()` waits for its end."""
         self._pipe.send((function, arguments, keywords))
         return self
 
@@ -261,37 +263,37 @@ class Child(Process):
         if self._notes:
             return self._notes.pop(0)
         kind, value = self._next(seconds)
-        assert kind == "note", f"{self.name} ended with {value} where a note was due\n{self.stacks()}"
+        assert kind == "note", f"{self.name} ended with {value} instead of sending a note\n{self.stacks()}"
         return value
 
     def value(self, seconds: float = HANG_SECONDS) -> Any:
-        """What the function returns."""
+        """Waits for the return value of the function."""
         kind, value = self._outcome(seconds)
         if kind == "error":
             raise ChildFailed(f"{self.name}: {value.kind}: {value.text}\n{self.stacks()}")
         return value
 
-    def failure(self, seconds: float = HANG_SECONDS) -> Failure:
-        """What the function raises."""
+    def failure(self, seconds: float = HANG_SECONDS) -> ChildError:
+        """Waits for the exception of the function, which must raise."""
         kind, value = self._outcome(seconds)
-        assert kind == "error", f"{self.name} returned {value!r} where an error was due"
-        failure: Failure = value
+        assert kind == "error", f"{self.name} returned {value!r} instead of raising"
+        failure: ChildError = value
         return failure
 
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Runs a function and returns its value."""
         return self.start(function, *arguments, **keywords).value()
 
-    def fails(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Failure:
+    def fails(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> ChildError:
         """Runs a function that must raise."""
         return self.start(function, *arguments, **keywords).failure()
 
     def tell(self) -> None:
-        """Tells the function that runs something: `Peer.is_told`."""
+        """Signals the running function: `Peer.is_told` becomes true."""
         self._pipe.send(None)
 
     def is_done(self) -> bool:
-        """True if the outcome (or a note) waits to be read."""
+        """True if its outcome or a note can be read."""
         return self._pipe.poll(0)
 
     def _outcome(self, seconds: float) -> tuple[str, Any]:
@@ -311,7 +313,7 @@ class Child(Process):
         return kind, value
 
     def dispose(self) -> None:
-        """Ends it without ceremony."""
+        """Kills it and releases its resources."""
         self._pipe.close()
         self.kill()
 
@@ -339,7 +341,7 @@ def _start_master(arguments: list[str], ready: Connection, log: str) -> None:
 
 
 class Cluster:
-    """A master and the peers of a test. They end with it. In a network the master is on host 0, peer n on host n."""
+    """The master and the peers of a test, which end with it. In a network the master is on host 0, peer n on host n."""
 
     def __init__(self, directory: str, *master_arguments: str, network: Network | None = None) -> None:
         self._directory = directory
@@ -355,14 +357,14 @@ class Cluster:
         return self._network.namespace(host) if self._network is not None else ""
 
     def child(self) -> Child:
-        """A new process that has not connected."""
+        """Starts a process that has not connected."""
         self._count += 1
         child = Child(self._directory, f"peer{self._count}", self._namespace(self._count))
         self.children.append(child)
         return child
 
     def members(self, count: int, groups: list[int] | None = None, **options: Any) -> list[Child]:
-        """New processes that are all members."""
+        """Starts processes and makes all of them members."""
         children = [self.child() for _ in range(count)]
         for index, child in enumerate(children):
             group = groups[index] if groups else 0
@@ -372,7 +374,7 @@ class Cluster:
         return children
 
     def newcomer(self, members: list[Child], **options: Any) -> Child:
-        """One more member; the others admit it."""
+        """Starts one more member; the others admit it."""
         child = self.child()
         child.start(connect, self.master.address, name=child.name, **options)
         for member in members:
@@ -383,7 +385,7 @@ class Cluster:
         return child
 
     def close(self) -> None:
-        """Kills everybody."""
+        """Kills all processes."""
         for child in self.children:
             child.dispose()
         self.master.kill()
@@ -411,13 +413,13 @@ def connect(peer: Peer, address: str, n_attempts: int = 5, **options: Any) -> in
 
 
 def join(peer: Peer, address: str, world_size: int, **options: Any) -> None:
-    """Connects, and admits others until the run has so many members."""
+    """Connects, and admits others until the run has `world_size` members."""
     connect(peer, address, **options)
     admit(peer, world_size)
 
 
 def admit(peer: Peer, world_size: int) -> None:
-    """Admits others until the run has so many members."""
+    """Admits others until the run has `world_size` members."""
     while peer.comm.get_attribute(zpccl.Attribute.GLOBAL_WORLD_SIZE) < world_size:
         peer.comm.update_topology()
 
@@ -439,7 +441,7 @@ def reduce(peer: Peer, array: np.ndarray[Any, Any], **keywords: Any) -> np.ndarr
 
 
 def reduce_until_told(peer: Peer, tag: int = 0) -> int:
-    """Reduces until any member was told to stop. Returns the number of reduces, none of which may fail."""
+    """All-reduces until the test has signalled any member. Returns the number of all-reduces; none may fail."""
     rounds = 0
     while True:
         send = np.full(100_000, float(peer.is_told()), np.float32)

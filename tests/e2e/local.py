@@ -1,4 +1,4 @@
-"""Several communicators in one process, for tests of what needs no process of its own to be true."""
+"""Several communicators in one process, for tests that need no separate processes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Run:
         return self._threads.submit(function, *arguments, **keywords)
 
     def all(self, function: Callable[[zpccl.Communicator], T]) -> list[T]:
-        """Runs a function for every member at once; its values, or the first exception."""
+        """Runs a function for every member concurrently; returns the values, or raises the first exception."""
         return [finish(future) for future in [self.start(function, comm) for comm in self.comms]]
 
     def errors(self, function: Callable[[zpccl.Communicator], Any]) -> list[BaseException | None]:
-        """Runs a function for every member at once; its exceptions."""
+        """Runs a function for every member concurrently; returns the exceptions."""
         return [failure(future) for future in [self.start(function, comm) for comm in self.comms]]
 
     def close(self) -> None:
-        """Everybody leaves, the master last."""
+        """Closes all communicators, then the master."""
         for comm in self.comms:
             comm.close()
         self.master.interrupt()
@@ -60,7 +60,7 @@ def failure(future: Future[Any]) -> BaseException | None:
 
 
 def join(comm: zpccl.Communicator, size: int) -> None:
-    """Connects, and admits others until there are so many."""
+    """Connects, and admits others until the run has `size` members."""
     comm.connect()
     while comm.get_attribute(zpccl.Attribute.GLOBAL_WORLD_SIZE) < size:
         comm.update_topology()
@@ -68,7 +68,7 @@ def join(comm: zpccl.Communicator, size: int) -> None:
 
 @contextlib.contextmanager
 def local_run(size: int, groups: list[int] | None = None, **options: Any) -> Iterator[Run]:
-    """A run whose members all live in this process."""
+    """A run whose members are all in this process."""
     before = threading.active_count()
     run = Run(size, groups, options)
     try:

@@ -1,4 +1,4 @@
-"""Networks for tests (tools/networks.py), and what their kernels tell of connections."""
+"""Networks for tests (tools/networks.py), and TCP counters of their hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e import harness
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Network]:
-    """A network of so many hosts. The test is skipped where there can be none."""
+    """A network of `count` hosts. Skips the test if this process cannot make one."""
     try:
         network = Network(count)
     except NetworkUnavailable as error:
@@ -23,7 +23,7 @@ def hosts(count: int) -> Iterator[Network]:
 
 
 def wait_for_resends(network: Namespaces, host: int, count: int) -> None:
-    """Waits until TCP on a host has sent so many segments again: each one longer in vain than the one before."""
+    """Waits until TCP on a host has retransmitted `count` segments; its timeout grows with each."""
     before = network.run(host, lambda: counter("Tcp", "RetransSegs"))
     harness.until(
         lambda: network.run(host, lambda: counter("Tcp", "RetransSegs")) >= before + count, f"{count} segments again"

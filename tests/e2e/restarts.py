@@ -1,4 +1,4 @@
-"""Masters that are killed and started again."""
+"""Masters that are killed and restarted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e.harness import Child, MasterProcess, Peer
 
 
 def train(peer: Peer, is_newcomer: bool) -> dict[str, Any]:
-    """A training loop: admits who waits, all-reduces, syncs. Ends when any was told to."""
+    """A training loop: admits pending peers, all-reduces, syncs. Ends when the test has signalled any member."""
     weights = np.zeros(50_000, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
     digest = hashlib.blake2b()
@@ -40,21 +40,21 @@ def train(peer: Peer, is_newcomer: bool) -> dict[str, Any]:
 
 
 def restart(run: harness.Cluster) -> None:
-    """Kills the master and starts another one in its place."""
+    """Kills the master and starts another one at its address."""
     address = run.master.address
     run.master.kill()
     run.master = start(run, address)
 
 
 def start(run: harness.Cluster, address: str) -> MasterProcess:
-    """A master that may take a run over: with the usual grace period, which peers need to come back in."""
+    """Starts a master that may take over a run: it has the default grace period, in which peers reconnect."""
     master = MasterProcess(str(run.master.log.parent), "master", "--recovery-grace", "1", bind=address)
     assert master.address == address
     return master
 
 
 def read_notes(children: list[Child], count: int) -> None:
-    """Waits until each has gone on by so many notes."""
+    """Waits until each child has sent `count` more notes."""
     for child in children:
         for _ in range(count):
             child.note()

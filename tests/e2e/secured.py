@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import zmq
 
 from e2e import harness
 from e2e.harness import Child, Peer
+from zpccl.control import links
+from zpccl.control.addresses import format_address
 from zpccl.control.keys import new_secret, peer_keys
 from zpccl.observe.logs import log_to_stderr
 
@@ -38,10 +43,21 @@ def log_all(peer: Peer) -> None:
     log_to_stderr("debug")
 
 
-def addresses(peer: Peer) -> tuple[str, ...]:
-    loop = peer.comm._loop
-    assert loop is not None
-    return loop.options.addresses
+def connect_behind(peer: Peer, relay: str, address: str, **options: Any) -> str:
+    """Connects as a peer that can be reached by way of a relay only, and returns where the relay reaches it.
+
+    A peer that gives several addresses is dialled at each, a moment apart, and the first that answers is taken: on a
+    busy machine that need not be the relay, though it comes first.
+    """
+    own = []
+
+    def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, ...]:
+        own.append(format_address("127.0.0.1", listener.getsockname()[1]))
+        return (relay,)
+
+    with mock.patch.object(links, "reachable_at", reachable_at):
+        harness.connect(peer, address, **options)
+    return own[0]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Who connects and is no peer: what strangers send, and what becomes of it."""
+"""Strangers: connections that are not peers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def hello_of_nobody(run_id: bytes, receiver: bytes) -> bytes:
 
 @contextlib.contextmanager
 def server(greeting: bytes, *, closes: bool) -> Iterator[str]:
-    """A TCP server that is no master: says something to whoever connects; then closes, or keeps silent."""
+    """A TCP server that is not a master: sends `greeting` to each client; then closes the connection or is silent."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 

@@ -12,7 +12,7 @@ import zpccl
 from e2e.harness import Peer, cluster
 from zpccl.types import Algorithm
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 FORCED = ("ring", "direct")
 DTYPES = ("uint8", "int16", "int64", "float16", "float32", "float64")

@@ -136,6 +136,7 @@ def test_a_flood_of_garbage_is_said_once(run: Cluster, busy: list[Child]) -> Non
 # --- To a peer --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_garbage_on_the_port_of_a_peer(run: Cluster) -> None:
     """S7 as far as it goes without a secret: whoever is not expected gets no further than the handshake."""
     members = run.children[:2]
@@ -158,6 +159,7 @@ def test_garbage_on_the_port_of_a_peer(run: Cluster) -> None:
     assert members[0].value() == members[1].value() > 0
 
 
+@pytest.mark.slow
 def test_many_silent_connections_to_a_peer_do_not_keep_a_joiner_out(run: Cluster) -> None:
     """L2: more than a peer takes at a time; they are dropped in time."""
     with cluster() as other:
@@ -173,6 +175,7 @@ def test_many_silent_connections_to_a_peer_do_not_keep_a_joiner_out(run: Cluster
 # --- Masters that are none --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("greeting", "closes"),
     [(b"", False), (b"", True), (b"SSH-2.0-OpenSSH_9.6\r\n" * 50, False), (b"HTTP/1.1 400 Bad Request\r\n\r\n", True)],
@@ -187,6 +190,7 @@ def test_a_server_that_is_no_master(greeting: bytes, closes: bool) -> None:
     comm.close()
 
 
+@pytest.mark.slow
 def test_a_zmq_server_that_is_no_master() -> None:
     """It speaks ZeroMQ and never answers: REGISTRATION_TIMEOUT."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:

@@ -14,7 +14,7 @@ import pytest
 import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Peer, cluster, until
-from e2e.secured import SECRET, addresses, log_all, reducing, write_private
+from e2e.secured import SECRET, connect_behind, log_all, reducing, write_private
 from e2e.strangers import raw
 from zpccl.control.addresses import format_address
 
@@ -92,10 +92,8 @@ def relayed(directory: Path, **second_options: bool) -> Iterator[tuple[Cluster, 
     secret = write_private(directory / "secret", SECRET)
     with contextlib.closing(relay), cluster("--secret-file", secret) as run:
         first = run.child()
-        first.call(harness.connect, run.master.address, secret=SECRET, advertise=relay.address)
-        relay.target = next(a for a in first.call(addresses) if a != relay.address and a.startswith("127."))
+        relay.target = first.call(connect_behind, relay.address, run.master.address, secret=SECRET)
         second = run.newcomer([first], secret=SECRET, **second_options)
-        until(lambda: relay.connections, "a link through the relay")
         yield run, [first, second], relay
 
 

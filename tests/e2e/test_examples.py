@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -165,7 +165,7 @@ def test_nobody_listens_is_said_in_a_line(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_demo_shows_a_kill_and_a_join(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
     command = [

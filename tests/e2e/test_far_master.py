@@ -46,7 +46,7 @@ class FarPeer(threading.Thread):
 
 
 @pytest.mark.parametrize("secret", [None, new_secret()], ids=["plain", "secret"])
-@pytest.mark.parametrize("round_trip_s", [0.12, 0.3])
+@pytest.mark.parametrize("round_trip_s", [0.12, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_one_connection_breaks(round_trip_s: float, secret: str | None) -> None:
     """It is back later than DISCONNECT_GRACE after that, and its handshake has told the master to expect so."""
     with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05, secret=secret) as master:

@@ -92,7 +92,7 @@ def moved_bytes(peer: Peer) -> int:
     """Sent and received."""
     loop = peer.comm._loop
     assert loop is not None
-    return sum(sum(map(sum, loop._engine.link_stats(other))) for other in list(loop._link_ids))
+    return sum(sum(map(sum, loop.engine.link_stats(other))) for other in list(loop._link_ids))
 
 
 def when_moving(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:
@@ -161,7 +161,7 @@ def call_until_it_succeeds(peer: Peer, kind: str, tag: int, place: int, ways: li
 def lost_connections(peer: Peer) -> int:
     loop = peer.comm._loop
     assert loop is not None
-    return sum(loop._engine.link_state(other).lost_count for other in list(loop._link_ids))
+    return sum(loop.engine.link_state(other).lost_count for other in list(loop._link_ids))
 
 
 def give_calls_up(peer: Peer, place: int) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def give_calls_up(peer: Peer, place: int) -> dict[str, Any]:
     return {"failures": failures, "lost": lost_connections(peer)}
 
 
-@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("is_sealed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_calls_that_are_given_up(is_sealed: bool, tmp_path: Path) -> None:
     """S2, S4, L2."""
     secret = new_secret()
@@ -207,6 +207,7 @@ def die_in_turn(peer: Peer, place: int, kinds: list[str]) -> dict[str, Any]:
     return {"failures": failures, "lost": lost_connections(peer)}
 
 
+@pytest.mark.slow
 def test_calls_whose_peers_die() -> None:
     """S2, S4, L2."""
     kinds = ["in place", "all_gather"]

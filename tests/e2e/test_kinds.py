@@ -99,7 +99,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call, root, victim", CASES)
 def test_a_peer_dies_in_the_middle(size: int, call: Callable[..., Any], root: int, victim: int) -> None:
     """S1, S2, L1, L2: all survivors lose the call with their tensors as before, and go on without the dead."""
@@ -125,7 +125,7 @@ def pass_barrier(peer: Peer) -> int:
     return peer.comm.barrier().local_world_size
 
 
-@pytest.mark.parametrize("size", (3, 4))
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_barrier_does_not_wait_for_the_dead(size: int) -> None:
     """L1: who is killed before it has come is waited for no more; the same where it had come."""
     with cluster() as run:

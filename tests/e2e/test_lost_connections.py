@@ -56,7 +56,7 @@ def states(peer: Peer) -> list[Any]:
     """Of all links of this peer."""
     loop = peer.comm._loop
     assert loop is not None
-    return [loop._engine.link_state(other) for other in list(loop._link_ids)]
+    return [loop.engine.link_state(other) for other in list(loop._link_ids)]
 
 
 def are_whole(peer: Peer) -> bool:

@@ -14,6 +14,7 @@ from e2e.restarts import read_notes, restart, start, train
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments() -> None:
     """L3, S1, S5: no call fails, no result differs, revisions go on."""
     rng = random.Random(7)

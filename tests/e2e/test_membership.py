@@ -61,6 +61,7 @@ def reduce_and_be_interrupted(peer: Peer, seed: int, count: int, in_place: bool)
     return facts
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_peer_killed_in_a_transfer(in_place: bool) -> None:
     """S1, S2, L1, L2: everyone else's call fails in about a second with its buffers as before; the next one works."""
@@ -142,6 +143,7 @@ def reduce_until_it_fails(peer: Peer) -> None:
             continue
 
 
+@pytest.mark.slow
 def test_a_host_that_freezes_in_a_transfer() -> None:
     """L1, S2: a silent host in the middle of a reduce is noticed too."""
     count = 16 << 20
@@ -201,6 +203,7 @@ def take_part_from_now(peer: Peer, address: str, rounds: int) -> dict[str, Any]:
     return {"weights": hashlib.sha256(weights.tobytes()).digest(), "revision": state.revision}
 
 
+@pytest.mark.slow
 def test_a_joiner_disturbs_nobody_and_ends_with_the_same_state() -> None:
     """S5, S6: no 64 MiB reduce fails while it comes; after its first sync it holds what the others hold."""
     with cluster() as run:
@@ -245,6 +248,7 @@ def is_anyone_pending(peer: Peer) -> bool:
     return peer.comm.are_peers_pending()
 
 
+@pytest.mark.slow
 def test_a_joiner_that_cannot_be_linked_is_refused() -> None:
     """S6: it names addresses where nobody listens, and dials nobody. Others can join meanwhile and after."""
     context = zmq.Context()
@@ -314,6 +318,7 @@ def optimize(peer: Peer) -> tuple[str, ...]:
     return peer.comm.members
 
 
+@pytest.mark.slow
 def test_topology_calls_are_a_consensus() -> None:
     """Everyone waits for everyone; different calls at once are refused, and everything works after that."""
     with cluster() as run:
@@ -350,6 +355,7 @@ def test_a_peer_that_ends_leaves_gracefully() -> None:
         assert one.fails(harness.reduce, ones()).result == Result.TOO_FEW_PEERS
 
 
+@pytest.mark.slow
 def test_a_killed_master_is_missed_in_time() -> None:
     """L1: calls wait for it as long as they were told to, then say so, each of them."""
     with cluster() as run:
@@ -384,6 +390,7 @@ def connect_and_close(peer: Peer, address: str, times: int) -> tuple[tuple[int, 
     return seen[0], min(seen[-3:])
 
 
+@pytest.mark.slow
 def test_connecting_and_closing_leaks_nothing() -> None:
     with cluster() as run:
         child = run.child()

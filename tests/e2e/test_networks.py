@@ -17,7 +17,7 @@ from networks import HOSTS_MAX, Network, counter
 from e2e.harness import HANG_SECONDS, TESTS, until
 from e2e.networks import hosts, wait_for_resends
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PORT = 5000
 

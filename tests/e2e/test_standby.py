@@ -189,6 +189,7 @@ def own_id(peer: harness.Peer) -> bytes:
     return peer.comm._loop.options.peer_id
 
 
+@pytest.mark.slow
 def test_two_masters_reached_by_disjoint_halves_never_both_lead() -> None:
     """S3: of four members, the two with the lowest id among them go on; the others wait, and rejoin when healed."""
     with two_masters() as (run, masters):

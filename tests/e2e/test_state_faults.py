@@ -30,23 +30,27 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return {row["fault"]: row for row in json.loads(path.read_text())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", state_faults.FAULTS)
 def test_what_is_promised_is_kept(rows: dict[str, dict[str, Any]], fault: str) -> None:
     """S2, S5, S6, L1: who ends with what, at which revision, and what the errors and the log say."""
     assert rows[fault]["problems"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["none", "holder-killed", "joiner-killed", "joiners-added", "wrong-bytes"])
 def test_it_takes_no_second_call(rows: dict[str, dict[str, Any]], fault: str) -> None:
     """Nobody who is left gets an error."""
     assert rows[fault]["errors"] == {}
 
 
+@pytest.mark.slow
 def test_a_dead_holder_costs_what_was_under_way(rows: dict[str, dict[str, Any]]) -> None:
     assert SIZE_BYTES * 0.8 < rows["none"]["bytes_received"] < SIZE_BYTES * 1.1
     assert SIZE_BYTES * 0.8 < rows["holder-killed"]["bytes_received"] < SIZE_BYTES * 1.5
 
 
+@pytest.mark.slow
 def test_without_holders_there_is_an_error(rows: dict[str, dict[str, Any]]) -> None:
     """And nothing of the joiner has changed: that is one of the promises above."""
     assert list(rows["holders-killed"]["errors"]) == ["joiner0"]

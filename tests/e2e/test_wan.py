@@ -26,7 +26,7 @@ from wan.settings import Settings
 from e2e.harness import HANG_SECONDS, until
 from e2e.networks import wait_for_resends
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PORT = 5000
 TOOLS = Path(__file__).resolve().parents[2] / "tools"

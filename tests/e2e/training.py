@@ -1,4 +1,4 @@
-"""A training loop for children that goes on whatever happens to the others, and tells who took part."""
+"""A training loop for children that survives the loss of others, and reports who took part."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ELEMENTS = 50_000
 
 
 def train(peer: Peer, is_newcomer: bool = False) -> dict[str, Any]:
-    """Admits who waits, all-reduces, syncs; calls again where a peer was lost. Ends when any was told to.
+    """Admits pending peers, all-reduces, syncs; retries when a peer was lost. Ends when the test has signalled any.
 
-    Notes the number of participants of a reduce whenever it has changed.
+    Sends a note with the number of participants of an all-reduce whenever it changes.
     """
     weights = np.full(ELEMENTS, -1.0 if is_newcomer else 0.0, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
@@ -47,7 +47,7 @@ def train(peer: Peer, is_newcomer: bool = False) -> dict[str, Any]:
 
 
 def again(failures: list[tuple[str, ...]], call: Callable[[], T]) -> T:
-    """Makes a call until no peer is lost in it; `failures` gets the names of those who were."""
+    """Repeats a call until it does not raise PeerLost; appends the names of lost peers to `failures`."""
     while True:
         try:
             return call()
@@ -56,14 +56,14 @@ def again(failures: list[tuple[str, ...]], call: Callable[[], T]) -> T:
 
 
 def train_anew(peer: Peer, address: str, **options: Any) -> dict[str, Any]:
-    """Joins with a new communicator in place of one that has ended, and trains."""
+    """Replaces a closed communicator by a new one, joins, and trains."""
     peer.comm.close()
     harness.connect(peer, address, **options)
     return train(peer, is_newcomer=True)
 
 
 def start_training(run: harness.Cluster, count: int, **options: Any) -> list[harness.Child]:
-    """Members that train; each has noted that all take part."""
+    """Starts members that train; returns once each has reported that all take part."""
     children = run.members(count, **options)
     for child in children:
         child.start(train)
@@ -72,14 +72,14 @@ def start_training(run: harness.Cluster, count: int, **options: Any) -> list[har
 
 
 def lines_of_losses(run: harness.Cluster) -> list[str]:
-    """What the master's log says of members that it has lost or removed."""
+    """Lines of the master's log about members that were lost or removed."""
     lines = run.master.log.read_text().splitlines()
     return [line for line in lines if "zpccl.master: member " in line and not line.endswith(" left")]
 
 
 def end(children: list[harness.Child]) -> list[dict[str, Any]]:
-    """Ends the training, and checks that all hold the same."""
-    children[0].tell()  # The others hear of it from this one.
+    """Ends the training, and checks that all members hold the same state."""
+    children[0].tell()  # The others learn it from this one.
     results = [child.value() for child in children]
     for key in ("digest", "revision"):
         assert len({result[key] for result in results}) == 1, (key, results)

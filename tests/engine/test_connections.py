@@ -1,4 +1,4 @@
-"""Connections of a link that come and go, as Python sees them; test_settle.c tests what becomes of their frames."""
+"""Connections of a link that come and go, as Python sees them; test_retransmit.c tests what becomes of their frames."""
 
 from __future__ import annotations
 

@@ -58,6 +58,7 @@ def test_shares_are_combined_in_order_of_rank(mesh: Mesh, in_place: bool) -> Non
     assert run(mesh, case, inputs)[0].tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_more_than_the_window(mesh: Mesh) -> None:
     """B1: a chunk is larger than what is on its way at a time. Two at once compete for the connections."""
     count = 5 * (WINDOW_BYTES // 4 + (1 << 20)) // 4

@@ -552,6 +552,8 @@ def test_messages() -> None:
 def test_messages_wait_for_their_channel_and_are_dropped_after_it() -> None:
     mesh = Mesh(2, connections=1)
     a, b = mesh.engines
+    for channel_id in (3, 4):
+        a.open_channel(channel_id)
     send(a, peer_id(1), 3, b"early")
     b.open_channel(3)
     (event,) = wait_events(b, 1)
@@ -576,7 +578,8 @@ def test_message_queues_are_bounded_and_push_back() -> None:
     near, far = socket_pair(buffer_bytes=4096)
     a.open_link(peer_id(1), [near.detach()])
     b.open_link(peer_id(0), [far.detach()])
-    b.open_channel(1)
+    for engine in (a, b):
+        engine.open_channel(1)
     sent = 0
 
     def is_full() -> bool:

@@ -149,6 +149,7 @@ def test_constant_blocks(data: st.DataObject) -> None:
     size=st.integers(2, 24),
     seed=st.integers(0, 2**32),
 )
+@pytest.mark.slow
 def test_bounds_by_world_size(
     pair: tuple[QuantizationAlgorithm, QuantizedDataType],
     datatype: DataType,

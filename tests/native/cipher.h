@@ -28,11 +28,11 @@ static inline uint64_t cipher_begin(const unsigned char *nonce, const unsigned c
 	return state;
 }
 
-static inline void cipher_tag(uint8_t tag[CIPHER_TAG_BYTES], uint64_t state, const unsigned char *sealed, uint64_t bytes)
+static inline void cipher_tag(uint8_t tag[CIPHER_TAG_BYTES], uint64_t state, const unsigned char *ciphertext, uint64_t bytes)
 {
 	uint64_t sum = cipher_mix(state, bytes);
 	for (uint64_t i = 0; i < bytes; i++)
-		sum = cipher_mix(sum, sealed[i] + 1u);
+		sum = cipher_mix(sum, ciphertext[i] + 1u);
 	uint64_t halves[2] = {sum, cipher_mix(sum, 7)};
 	memcpy(tag, halves, CIPHER_TAG_BYTES);
 }
@@ -56,31 +56,31 @@ static inline int cipher_encrypt(unsigned char *to, unsigned long long *to_bytes
 }
 
 static inline int cipher_decrypt(unsigned char *text, unsigned long long *text_bytes, unsigned char *unused,
-				 const unsigned char *sealed, unsigned long long bytes, const unsigned char *data,
+				 const unsigned char *ciphertext, unsigned long long bytes, const unsigned char *data,
 				 unsigned long long data_bytes, const unsigned char *nonce, const unsigned char *key)
 {
 	(void)data, (void)data_bytes, (void)unused;
 	uint64_t state = cipher_begin(nonce, key);
 	uint8_t tag[CIPHER_TAG_BYTES];
 	*text_bytes = bytes - CIPHER_TAG_BYTES;
-	cipher_tag(tag, state, sealed, *text_bytes);
-	if (memcmp(tag, sealed + *text_bytes, CIPHER_TAG_BYTES) != 0)
+	cipher_tag(tag, state, ciphertext, *text_bytes);
+	if (memcmp(tag, ciphertext + *text_bytes, CIPHER_TAG_BYTES) != 0)
 		return -1;
-	cipher_stream(text, sealed, *text_bytes, state);
+	cipher_stream(text, ciphertext, *text_bytes, state);
 	return 0;
 }
 
-/* The seal of one end of a connection; the other end has tx and rx exchanged. */
-static inline zp_seal cipher_seal(uint8_t tx, uint8_t rx)
+/* Cipher and keys of one end of a connection; the other end has tx and rx exchanged. */
+static inline zp_aead cipher_aead(uint8_t tx, uint8_t rx)
 {
-	zp_seal seal = {.encrypt = cipher_encrypt,
+	zp_aead aead = {.encrypt = cipher_encrypt,
 			.decrypt = cipher_decrypt,
 			.key_bytes = CIPHER_KEY_BYTES,
 			.nonce_bytes = CIPHER_NONCE_BYTES,
 			.tag_bytes = CIPHER_TAG_BYTES};
-	memset(seal.tx_key, tx, sizeof seal.tx_key);
-	memset(seal.rx_key, rx, sizeof seal.rx_key);
-	return seal;
+	memset(aead.tx_key, tx, sizeof aead.tx_key);
+	memset(aead.rx_key, rx, sizeof aead.rx_key);
+	return aead;
 }
 
 #endif

@@ -30,7 +30,7 @@ static inline void tcp_pair(int pair[2])
 	close(listener);
 }
 
-/* Links the engines of two ranks by `count` connections that are not sealed. */
+/* Links the engines of two ranks by `count` connections that are not encrypted. */
 static inline void engines_link(zp_engine *engines[2], const uint32_t ranks[2], uint32_t count)
 {
 	int fds[2][ZP_LINK_CONNECTIONS_MAX], pair[2];

@@ -4,8 +4,8 @@
  * nothing is left behind: memory, descriptors and threads are counted.
  *
  * Half of the time transfers are cut short at random (support/faults.h), so that frames are cancelled in the middle of
- * their header and body, too. All of it over connections that are not sealed, then over sealed ones, where a frame that
- * is cancelled may be half in a record. Arguments, optional: number of aborts, of those over sealed connections. */
+ * their header and body, too. All of it over plain connections, then over encrypted ones, where a frame that
+ * is cancelled may be half in a record. Arguments, optional: number of aborts, of those over encrypted connections. */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -22,10 +22,10 @@ enum { RESIDENT_GROWTH_BYTES_MAX = 16 << 20, IDLE_BYTES_MAX = 4 << 20 }; /* What
 
 #ifdef __SANITIZE_THREAD__
 #define ABORTS 2000
-#define SEALED_ABORTS 500
+#define ENCRYPTED_ABORTS 500
 #else
 #define ABORTS 10000
-#define SEALED_ABORTS 2000
+#define ENCRYPTED_ABORTS 2000
 #endif
 
 /* Where an attempt's memory is from, and so what becomes of it when the attempt has ended. */
@@ -37,7 +37,7 @@ typedef struct {
 
 static buffers sets[SETS]; /* locked whenever no attempt uses them */
 static pair both;
-static bool is_sealed;
+static bool is_encrypted;
 static bool loses_connections; /* now, because the test breaks one */
 static uint64_t next_id, seed = 88172645463325252u;
 
@@ -168,13 +168,13 @@ static const faults_fault *fault_of(enum faults_call call, enum faults_effect ef
 	return fault;
 }
 
-/* One of the connections goes while the attempt runs, and is settled while it is cancelled. True: one went. */
+/* One of the connections goes while the attempt runs, and its frames are retransmitted while it is cancelled. True: one went. */
 static bool round_connection_breaks(const attempt *a)
 {
 	bool sends = random_next(&seed) % 2;
 	faults_disarm();
 	faults_arm(fault_of(sends ? FAULTS_SENDMSG : FAULTS_RECVMSG, FAULTS_RESET),
-		   1 + random_next(&seed) % (is_sealed ? 8 : 30));
+		   1 + random_next(&seed) % (is_encrypted ? 8 : 30));
 	loses_connections = true;
 	round_abort(a);
 	return faults_disarm() > 0;
@@ -195,7 +195,7 @@ static void round_link_closes(const attempt *a)
 	zp_event event;
 	while (zp_engine_poll(both.engines[0], &event) == 1)
 		;
-	CHECK(pair_link(&both, CONNECTIONS, is_sealed) == 0);
+	CHECK(pair_link(&both, CONNECTIONS, is_encrypted) == 0);
 	loses_connections = false;
 }
 
@@ -210,7 +210,7 @@ static void round_engines_close(const attempt *a)
 		both.engines[side] = NULL;
 		memory_check(a, side);
 	}
-	CHECK(pair_open(&both, THREADS) == 0 && pair_link(&both, CONNECTIONS, is_sealed) == 0);
+	CHECK(pair_open(&both, THREADS) == 0 && pair_link(&both, CONNECTIONS, is_encrypted) == 0);
 	loses_connections = false;
 }
 
@@ -285,7 +285,7 @@ static void sets_make(void)
 static void test_aborts(uint64_t rounds)
 {
 	held at_first = held_now();
-	CHECK(pair_open(&both, THREADS) == 0 && pair_link(&both, CONNECTIONS, is_sealed) == 0);
+	CHECK(pair_open(&both, THREADS) == 0 && pair_link(&both, CONNECTIONS, is_encrypted) == 0);
 	next_id = PAIR_FIRST_ATTEMPT;
 	attempt a;
 	attempt_take(&a, 0);
@@ -313,7 +313,7 @@ static void test_aborts(uint64_t rounds)
 	}
 	pair_close(&both);
 	held_check(&at_first, 0);
-	printf("    %lu aborts%s, %lu connections broken on the way\n", (unsigned long)rounds, is_sealed ? ", sealed" : "",
+	printf("    %lu aborts%s, %lu connections broken on the way\n", (unsigned long)rounds, is_encrypted ? ", encrypted" : "",
 	       (unsigned long)broken);
 }
 
@@ -363,7 +363,7 @@ static bool half_sent_abort(uint64_t nth)
 	held before = held_now();
 	uint8_t *input = guarded_new(bytes), *output = guarded_new(bytes);
 	memset(input, 5, bytes);
-	CHECK(pair_open(&both, 1) == 0 && pair_link(&both, 2, is_sealed) == 0);
+	CHECK(pair_open(&both, 1) == 0 && pair_link(&both, 2, is_encrypted) == 0);
 	zp_reduce_plan plan = pair_plan(0, PAIR_FIRST_ATTEMPT, 0, input, output, bytes / 4);
 	plan.frame_bytes = 1 << 20;
 	CHECK(zp_reduce_start(both.engines[0], &plan) == 0);
@@ -389,9 +389,9 @@ int main(int argc, char **argv)
 {
 	first_thread();
 	sets_make();
-	for (int seals = 0; seals < 2; seals++) {
-		is_sealed = seals;
-		test_aborts(argc > 1 + seals ? strtoull(argv[1 + seals], NULL, 10) : seals ? SEALED_ABORTS : ABORTS);
+	for (int encrypted = 0; encrypted < 2; encrypted++) {
+		is_encrypted = encrypted;
+		test_aborts(argc > 1 + encrypted ? strtoull(argv[1 + encrypted], NULL, 10) : encrypted ? ENCRYPTED_ABORTS : ABORTS);
 		CHECK(!half_sent_abort(0));
 		uint64_t nth = 1;
 		while (half_sent_abort(nth))

@@ -1,5 +1,5 @@
 /* The engine whole: several engines in one process over real TCP, many attempts at a time, cancelled and committed at
- * random, messages beside them, links that go, sealed links and others. Meant above all for the sanitizers;
+ * random, messages beside them, links that go, encrypted links and others. Meant above all for the sanitizers;
  * tests/engine/test_engine.py tests results in breadth. One driver thread for each engine, as in real life. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,18 +23,18 @@ typedef struct {
 	uint64_t digests[FIRST_ATTEMPT + ROUNDS * AT_A_TIME];
 } peer_state;
 
-/* Which links are sealed. */
-enum sealing { NONE, SOME, ALL };
+/* Which links are encrypted. */
+enum encryption { NONE, SOME, ALL };
 
 static peer_state peers[PEERS];
 static uint8_t ids[PEERS * ZP_PEER_ID_BYTES]; /* in order of rank */
 static pthread_barrier_t barrier;
 
-static void engines_connect(uint32_t a, uint32_t b, enum sealing sealing)
+static void engines_connect(uint32_t a, uint32_t b, enum encryption encryption)
 {
 	int fds[2][CONNECTIONS], pair[2];
-	zp_seal seals[2][CONNECTIONS];
-	bool sealed = sealing == ALL || (sealing == SOME && a + b != PEERS - 1);
+	zp_aead aeads[2][CONNECTIONS];
+	bool encrypted = encryption == ALL || (encryption == SOME && a + b != PEERS - 1);
 	uint8_t id_a[ZP_PEER_ID_BYTES], id_b[ZP_PEER_ID_BYTES];
 	uint64_t link;
 	id_of(a, id_a);
@@ -43,11 +43,11 @@ static void engines_connect(uint32_t a, uint32_t b, enum sealing sealing)
 		tcp_pair(pair);
 		fds[0][i] = pair[0];
 		fds[1][i] = pair[1];
-		seals[0][i] = cipher_seal((uint8_t)(2 * i), (uint8_t)(2 * i + 1));
-		seals[1][i] = cipher_seal((uint8_t)(2 * i + 1), (uint8_t)(2 * i));
+		aeads[0][i] = cipher_aead((uint8_t)(2 * i), (uint8_t)(2 * i + 1));
+		aeads[1][i] = cipher_aead((uint8_t)(2 * i + 1), (uint8_t)(2 * i));
 	}
-	CHECK(zp_link_open(peers[a].engine, id_b, fds[0], sealed ? seals[0] : NULL, CONNECTIONS, &link) == 0);
-	CHECK(zp_link_open(peers[b].engine, id_a, fds[1], sealed ? seals[1] : NULL, CONNECTIONS, &link) == 0);
+	CHECK(zp_link_open(peers[a].engine, id_b, fds[0], encrypted ? aeads[0] : NULL, CONNECTIONS, &link) == 0);
+	CHECK(zp_link_open(peers[b].engine, id_a, fds[1], encrypted ? aeads[1] : NULL, CONNECTIONS, &link) == 0);
 }
 
 static int32_t value_of(uint32_t rank, uint64_t attempt, size_t i)
@@ -160,7 +160,7 @@ static void *driver(void *argument)
 	return NULL;
 }
 
-static void engines_open(uint32_t thread_count, enum sealing sealing)
+static void engines_open(uint32_t thread_count, enum encryption encryption)
 {
 	zp_engine_config config = {.thread_count = thread_count,
 				   .stall_timeout_ms = WAIT_MS,
@@ -174,14 +174,14 @@ static void engines_open(uint32_t thread_count, enum sealing sealing)
 	}
 	for (uint32_t a = 0; a < PEERS; a++)
 		for (uint32_t b = 0; b < a; b++)
-			engines_connect(a, b, sealing);
+			engines_connect(a, b, encryption);
 }
 
-static void test_stress(uint32_t thread_count, enum sealing sealing)
+static void test_stress(uint32_t thread_count, enum encryption encryption)
 {
-	engines_open(thread_count, sealing);
+	engines_open(thread_count, encryption);
 	for (uint32_t rank = 0; rank < PEERS; rank++)
-		CHECK(zp_channel_open(peers[rank].engine, CHANNEL) == 0);
+		CHECK(zp_channel_open(peers[rank].engine, CHANNEL, -1) == 0);
 	pthread_barrier_init(&barrier, NULL, PEERS);
 	for (uint32_t rank = 0; rank < PEERS; rank++)
 		CHECK(pthread_create(&peers[rank].thread, NULL, driver, &peers[rank]) == 0);
@@ -195,13 +195,13 @@ static void test_stress(uint32_t thread_count, enum sealing sealing)
 }
 
 /* Engines that close while attempts run on the others; links that close in the middle. */
-static void test_sudden_ends(uint32_t thread_count, enum sealing sealing)
+static void test_sudden_ends(uint32_t thread_count, enum encryption encryption)
 {
 	static int32_t data[PEERS][1 << 20], before[1 << 20];
 	for (size_t i = 0; i < sizeof before / sizeof *before; i++)
 		before[i] = (int32_t)i;
 	for (int round = 0; round < 12; round++) {
-		engines_open(thread_count, sealing);
+		engines_open(thread_count, encryption);
 		for (uint32_t rank = 0; rank < PEERS; rank++) {
 			memcpy(data[rank], before, sizeof before);
 			zp_reduce_plan plan;
@@ -219,13 +219,13 @@ static void test_sudden_ends(uint32_t thread_count, enum sealing sealing)
 			zp_engine_close(peers[1].engine);
 		else
 			CHECK(zp_link_close(peers[0].engine, id) == 0);
-		int settled = 0; /* done before, or lost with the link */
-		while (!settled) {
+		int ended = 0; /* done before, or lost with the link */
+		while (!ended) {
 			struct pollfd fd = {.fd = zp_engine_fd(peers[0].engine), .events = POLLIN};
 			CHECK(poll(&fd, 1, WAIT_MS) == 1);
 			zp_event event;
 			while (zp_engine_poll(peers[0].engine, &event) == 1)
-				settled |= event.kind == ZP_EVENT_REDUCE_DONE;
+				ended |= event.kind == ZP_EVENT_REDUCE_DONE;
 		}
 		CHECK(zp_reduce_end(peers[0].engine, 1, 0) == 0);
 		CHECK(memcmp(data[0], before, sizeof before) == 0);

@@ -1,6 +1,6 @@
 /* Every call that can fail, failing in every way that it can, one at a time: two engines move collectives of all kinds and
  * messages, and the first call of a kind fails, then in another run the second, and so on until a run makes fewer calls.
- * Then storms, in which many fail at random. All of it over connections that are not sealed, then over sealed ones.
+ * Then storms, in which many fail at random. All of it over plain connections, then over encrypted ones.
  *
  * Whatever fails, nothing hangs, nothing leaks, no byte is wrong: a call says so, an event says so, or the work is done.
  * After faults that are no failures (EINTR, a short write), and after the loss of one connection of the two, all work is
@@ -18,7 +18,7 @@
 enum { CONNECTIONS = 2, COUNT = 701, MESSAGES = 3 };
 static const uint32_t message_bytes[MESSAGES] = {0, 5000, 100000};
 
-/* Of all but two threads and connections that are not sealed, one run in so many. */
+/* Of all but two threads and connections that are not encrypted, one run in so many. */
 #ifdef __SANITIZE_THREAD__
 #define SPARSE 4 /* It is slow. */
 #else
@@ -34,7 +34,7 @@ typedef struct {
 static attempt attempts[PAIR_KINDS];
 static uint8_t body[100000];
 static uint32_t thread_count = 1;
-static bool is_sealed;
+static bool is_encrypted;
 
 static int32_t value_of(int side, uint64_t kind, size_t i)
 {
@@ -186,7 +186,7 @@ static int work(void)
 	int rc = pair_open(&both, thread_count);
 	if (rc < 0)
 		return rc;
-	rc = pair_link(&both, CONNECTIONS, is_sealed);
+	rc = pair_link(&both, CONNECTIONS, is_encrypted);
 	if (rc == 0)
 		rc = attempts_start(&both);
 	if (rc == 0)
@@ -221,7 +221,7 @@ static void outcome_check(const faults_fault *fault, uint64_t nth, bool struck, 
 			     : struck && fault->outcome >= FAULTS_MAY_END;
 	right &= rc != -EPROTO && rc != -EBADMSG; /* Nobody else is to blame. */
 	if (!right)
-		fprintf(stderr, "%s, call %lu%s: %s\n", fault->name, (unsigned long)nth, is_sealed ? ", sealed" : "",
+		fprintf(stderr, "%s, call %lu%s: %s\n", fault->name, (unsigned long)nth, is_encrypted ? ", encrypted" : "",
 			rc ? strerror(-rc) : "not seen");
 	CHECK(right);
 }
@@ -243,7 +243,7 @@ static void test_each_call(uint64_t stride)
 		}
 	}
 	printf("    %lu runs, each with one of %u faults at one call%s\n", (unsigned long)runs, faults_count,
-	       is_sealed ? ", sealed" : "");
+	       is_encrypted ? ", encrypted" : "");
 }
 
 static void test_storms(uint64_t storms)
@@ -273,9 +273,9 @@ int main(int argc, char **argv)
 	first_thread();
 	buffers_make();
 	for (uint32_t variant = 0; variant < 4; variant++) {
-		is_sealed = variant / 2;
+		is_encrypted = variant / 2;
 		thread_count = 1 + variant % 2;
-		uint64_t sparse = is_sealed || thread_count == 1 ? SPARSE : 1;
+		uint64_t sparse = is_encrypted || thread_count == 1 ? SPARSE : 1;
 		test_each_call(stride * sparse);
 		test_storms(storms / sparse);
 	}

@@ -71,29 +71,29 @@ static void test_every_flipped_bit_is_seen(void)
 	}
 }
 
-static void seal(uint8_t header[ZP__HEADER_BYTES])
+static void crc_set(uint8_t header[ZP__HEADER_BYTES])
 {
 	uint32_t crc = zp__crc32c(0, header, 36);
 	for (int i = 0; i < 4; i++)
 		header[36 + i] = (uint8_t)(crc >> (24 - 8 * i));
 }
 
-static void test_well_sealed_nonsense_is_refused(void)
+static void test_nonsense_with_a_right_crc_is_refused(void)
 {
 	for (int kind = 0; kind < 256; kind++) {
 		uint8_t header[ZP__HEADER_BYTES];
 		zp__frame frame;
 		zp__frame_encode(header, &sample);
 		header[4] = (uint8_t)kind;
-		seal(header);
-		CHECK(zp__frame_decode(header, &frame) == (kind >= 1 && kind <= ZP__CONFIRM ? 0 : -EPROTO));
+		crc_set(header);
+		CHECK(zp__frame_decode(header, &frame) == (kind >= 1 && kind <= ZP__ACK ? 0 : -EPROTO));
 	}
 	for (int reserved = 6; reserved < 8; reserved++) {
 		uint8_t header[ZP__HEADER_BYTES];
 		zp__frame frame;
 		zp__frame_encode(header, &sample);
 		header[reserved] = 1;
-		seal(header);
+		crc_set(header);
 		CHECK(zp__frame_decode(header, &frame) == -EPROTO);
 	}
 }
@@ -112,11 +112,11 @@ static void test_layout(void)
 				l.slot_count = l.long_chunks * l.long_slots + (world - l.long_chunks) * l.short_slots;
 				uint64_t position = 0;
 				for (uint64_t slot = 0; slot < l.slot_count; slot++) {
-					zp__place place = zp__slot_place(&l, slot);
-					CHECK(place.position == position && place.chunk < world);
-					CHECK(place.elements >= 1 && place.elements <= frame);
-					CHECK(zp__chunk_first_slot(&l, place.chunk) + place.offset / frame == slot);
-					position += place.elements;
+					zp__span span = zp__slot_span(&l, slot);
+					CHECK(span.position == position && span.chunk < world);
+					CHECK(span.elements >= 1 && span.elements <= frame);
+					CHECK(zp__chunk_first_slot(&l, span.chunk) + span.offset / frame == slot);
+					position += span.elements;
 				}
 				CHECK(position == count);
 			}
@@ -127,7 +127,7 @@ int main(void)
 	test_bytes_on_the_wire();
 	test_pieces();
 	test_every_flipped_bit_is_seen();
-	test_well_sealed_nonsense_is_refused();
+	test_nonsense_with_a_right_crc_is_refused();
 	test_layout();
 	return 0;
 }

@@ -3,6 +3,8 @@
 #include <poll.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "mesh.h"
 
@@ -23,6 +25,7 @@ static void mesh_open(void)
 		CHECK(zp_engine_open(&config, &engines[end]) == 0);
 	}
 	engines_link(engines, ranks, 2);
+	CHECK(zp_channel_open(engines[0], CHANNEL, -1) == 0);
 }
 
 static void mesh_close(void)
@@ -57,7 +60,7 @@ static void message_take(uint8_t value)
 	zp_message_release(engines[1], event.body);
 }
 
-/* The receiver has no channel yet, so nothing is confirmed: the queue fills, and its room is told of once. */
+/* The receiver has no channel yet, so nothing is acknowledged: the queue fills, and WRITABLE is reported once. */
 static void test_room(void)
 {
 	mesh_open();
@@ -72,7 +75,7 @@ static void test_room(void)
 	zp_event none;
 	CHECK(zp_engine_poll(engines[0], &none) == 0);
 
-	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
 	bool seen[3] = {false};
 	for (int i = 0; i < posted; i++) { /* Messages of two connections may overtake each other. */
 		zp_event event = event_take(1);
@@ -81,7 +84,7 @@ static void test_room(void)
 		zp_message_release(engines[1], event.body);
 	}
 	zp_event room = event_take(0);
-	CHECK(room.kind == ZP_EVENT_ROOM && memcmp(room.peer, ids[1], sizeof room.peer) == 0 && room.id == stats.link);
+	CHECK(room.kind == ZP_EVENT_WRITABLE && room.id == CHANNEL);
 	CHECK(post(9, QUEUE_BYTES) == 0);
 	message_take(9);
 	mesh_close();
@@ -92,9 +95,9 @@ static void test_one_may_always_pass(void)
 {
 	mesh_open();
 	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN);
-	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
 	message_take(1);
-	CHECK(event_take(0).kind == ZP_EVENT_ROOM);
+	CHECK(event_take(0).kind == ZP_EVENT_WRITABLE);
 	CHECK(post(2, 1) == 0);
 	message_take(2);
 	mesh_close();
@@ -107,11 +110,12 @@ static void test_errors(void)
 	uint8_t stranger[ZP_PEER_ID_BYTES];
 	id_of(7, stranger);
 	CHECK(zp_message_post(engines[0], stranger, CHANNEL, body, 1, body, 1, QUEUE_BYTES) == -ENOTCONN);
+	CHECK(zp_message_post(engines[0], ids[1], CHANNEL + 1, body, 1, body, 1, QUEUE_BYTES) == -ECANCELED);
 	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, body, 1, body, sizeof body, QUEUE_BYTES) == -EMSGSIZE);
 	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, body, UINT64_MAX, body, 2, QUEUE_BYTES) == -EMSGSIZE);
 	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, body, 2, body, UINT64_MAX, QUEUE_BYTES) == -EMSGSIZE);
 	CHECK(zp_message_post(engines[0], ids[1], CHANNEL, NULL, 0, NULL, 0, QUEUE_BYTES) == 0);
-	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
 	zp_event event = event_take(1);
 	CHECK(event.kind == ZP_EVENT_MESSAGE && event.body_bytes == 0);
 	zp_message_release(engines[1], event.body);
@@ -132,10 +136,45 @@ static void test_room_of_a_link_that_is_gone(void)
 
 	mesh_open();
 	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN);
-	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
 	message_take(1);
 	struct pollfd fd = {.fd = zp_engine_fd(engines[0]), .events = POLLIN};
 	CHECK(poll(&fd, 1, WAIT_MS) == 1);
+	mesh_close();
+}
+
+static bool is_signalled(int fd)
+{
+	struct pollfd waiting = {.fd = fd, .events = POLLIN};
+	eventfd_t count;
+	return poll(&waiting, 1, WAIT_MS) == 1 && eventfd_read(fd, &count) == 0;
+}
+
+/* What a channel gets, ROOM included, wakes who waits for it alone; it is there for as long as the channel is open. */
+static void test_a_queue_of_its_own(void)
+{
+	mesh_open();
+	CHECK(zp_channel_open(engines[1], CHANNEL, 1000) == -EBADF);
+	int fds[2];
+	zp_event event;
+	for (int end = 0; end < 2; end++) {
+		fds[end] = eventfd(0, EFD_NONBLOCK);
+		CHECK(fds[end] >= 0 && zp_channel_close(engines[end], CHANNEL) == 0);
+		CHECK(zp_channel_open(engines[end], CHANNEL, fds[end]) == 0);
+	}
+	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN);
+	CHECK(is_signalled(fds[1]) && zp_channel_poll(engines[1], CHANNEL, &event) == 1);
+	CHECK(event.kind == ZP_EVENT_MESSAGE && event.body[0] == 1 && event.body_bytes == HEAD_BYTES + BODY_BYTES);
+	zp_message_release(engines[1], event.body);
+	CHECK(zp_channel_poll(engines[1], CHANNEL, &event) == 0);
+	CHECK(is_signalled(fds[0]) && zp_channel_poll(engines[0], CHANNEL, &event) == 1);
+	CHECK(event.kind == ZP_EVENT_WRITABLE && event.id == CHANNEL);
+	CHECK(post(2, 1) == 0 && is_signalled(fds[1]));
+	for (int end = 0; end < 2; end++) {
+		CHECK(close(fds[end]) == 0); /* The engine has a descriptor of its own. */
+		CHECK(zp_engine_poll(engines[end], &event) == 0);
+	}
+	CHECK(zp_channel_close(engines[1], CHANNEL) == 0 && zp_channel_poll(engines[1], CHANNEL, &event) == 0);
 	mesh_close();
 }
 
@@ -143,7 +182,7 @@ static void test_room_of_a_link_that_is_gone(void)
 static void test_memory_is_used_again(void)
 {
 	mesh_open();
-	CHECK(zp_channel_open(engines[1], CHANNEL) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
 	static uint8_t body[2 * BODY_BYTES];
 	const uint64_t sizes[] = {BODY_BYTES, 300 << 10, 1 << 10, BODY_BYTES + (7 << 10), 2 * BODY_BYTES, 256 << 10};
 	for (uint32_t round = 0; round < 60; round++) {
@@ -164,6 +203,7 @@ int main(void)
 	test_one_may_always_pass();
 	test_errors();
 	test_room_of_a_link_that_is_gone();
+	test_a_queue_of_its_own();
 	test_memory_is_used_again();
 	return 0;
 }

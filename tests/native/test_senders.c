@@ -32,7 +32,7 @@ static void mesh_open(void)
 		uint64_t link;
 		id_of(!end, id);
 		CHECK(zp_engine_open(&config, &engines[end]) == 0);
-		CHECK(zp_channel_open(engines[end], CHANNEL) == 0);
+		CHECK(zp_channel_open(engines[end], CHANNEL, -1) == 0);
 		CHECK(zp_link_open(engines[end], id, fds[end], NULL, CONNECTIONS, &link) == 0);
 	}
 }
@@ -52,7 +52,7 @@ static void message_send(int end, uint64_t channel)
 	int rc;
 	id_of(!end, id);
 	while ((rc = zp_message_post(engines[end], id, channel, body, sizeof body, NULL, 0, UINT64_MAX)) == -EAGAIN)
-		CHECK(event_take(end).kind == ZP_EVENT_ROOM);
+		CHECK(event_take(end).kind == ZP_EVENT_WRITABLE);
 	CHECK(rc == 0);
 }
 
@@ -66,17 +66,18 @@ static void message_take(int end, uint64_t channel)
 int main(void)
 {
 	mesh_open();
+	CHECK(zp_channel_open(engines[0], CHANNEL_LATER, -1) == 0);
 	message_send(0, CHANNEL_LATER); /* The other end does not know the channel yet, and reads no further. */
 	message_send(1, CHANNEL);
 	message_take(0, CHANNEL);
-	message_send(1, CHANNEL); /* Waits until the first is confirmed. */
+	message_send(1, CHANNEL); /* Waits until the first is acknowledged. */
 	message_take(0, CHANNEL);
 	CHECK(shutdown(fds[1][1], SHUT_RDWR) == 0);
 	for (int end = 0; end < 2; end++) { /* Each needs to hear from the other what has come. */
 		zp_event event = event_take(end);
 		CHECK(event.kind == ZP_EVENT_CONNECTION_LOST && event.connection == 1);
 	}
-	CHECK(zp_channel_open(engines[1], CHANNEL_LATER) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL_LATER, -1) == 0);
 	message_take(1, CHANNEL_LATER);
 	for (int end = 0; end < 2; end++)
 		zp_engine_close(engines[end]);

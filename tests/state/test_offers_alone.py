@@ -5,15 +5,15 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from zpccl.engine.engine import Body, Engine
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MIB, SECOND
-from zpccl.state.offers import Catalog, CopyPool, Kind, LentRegion, Offer, Offers, Prefetch
+from zpccl.state.offers import CHANNEL, Catalog, CopyPool, Kind, LentRegion, Offer, Offers, Prefetch
 from zpccl.state.regions import region
 from zpccl.types import DigestKind
 
@@ -55,14 +55,16 @@ def test_memory_of_copies_is_used_again() -> None:
     assert bytes(second.read(0, 2)) == b"\x02\x02"
 
 
-class Net:
-    """Takes what is posted: (peer, kind, number, the rest)."""
+class Net(Engine):
+    """Takes what is said about offers: (peer, kind, number, the rest)."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.posted: list[tuple[bytes, Kind, int, bytes]] = []
         self.lost: set[bytes] = set()
 
-    def post(self, peer: bytes, head: Any, body: Any, queue_max: int) -> bool:
+    def post_message(self, peer: bytes, channel_id: int, head: Any, body: Any, queue_bytes_max: int) -> bool:
+        assert channel_id == CHANNEL
         if peer in self.lost:
             raise ConnectionError("no link")
         data = bytes(head) + bytes(body)
@@ -71,22 +73,26 @@ class Net:
         return True
 
 
-class Message:
+@pytest.fixture
+def net() -> Iterator[Net]:
+    net = Net()
+    yield net
+    net.close()
+
+
+class Message(Body):
     """A message that has come."""
 
     def __init__(self, kind: int, number: int, rest: bytes = b"") -> None:
-        self.data = HEAD.pack(kind, number) + rest
-        self.releases = 0
+        self.data: bytes | None = HEAD.pack(kind, number) + rest
 
-    def __len__(self) -> int:
-        return len(self.data)
-
-    @contextmanager
-    def open(self) -> Iterator[memoryview]:
-        yield memoryview(self.data)
+    def read(self) -> bytes:
+        data, self.data = self.data, None
+        assert data is not None, "released twice"
+        return data
 
     def release(self) -> None:
-        self.releases += 1
+        self.data = None
 
 
 def offer(offers: Offers, array: np.ndarray[Any, Any], revision: int = 4) -> Offer:
@@ -97,14 +103,13 @@ def told(net: Net, peer: bytes) -> list[tuple[Kind, int]]:
     return [(kind, number) for to, kind, number, _ in net.posted if to == peer]
 
 
-def test_who_asks_is_told_and_hears_of_the_end() -> None:
-    net = Net()
-    offers = Offers(net.post, lambda peer: False, 6)
+def test_who_asks_is_told_and_hears_of_the_end(net: Net) -> None:
+    offers = Offers(net, 6)
     ask = Message(Kind.ASK, 0)
     offers.on_message(A, ask)
-    assert (told(net, A), ask.releases) == ([(Kind.TOLD, 0)], 1)
+    assert (told(net, A), ask.data) == ([(Kind.TOLD, 0)], None)
     one = offer(offers, tensor(1))
-    while one.transfer() is None:
+    while one._transfer is None:
         assert one._thread.is_alive()
     offers.on_message(A, Message(Kind.ASK, 0))
     offers.on_message(B, Message(Kind.ASK, 0))
@@ -118,10 +123,9 @@ def test_who_asks_is_told_and_hears_of_the_end() -> None:
         offer(offers, tensor(1))
 
 
-def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
     """Nobody may think that there is nothing because one offer takes the place of another."""
-    net = Net()
-    offers = Offers(net.post, lambda peer: False, 6)
+    offers = Offers(net, 6)
     first, detach = offer(offers, tensor(1)), LentRegion.detach
 
     def ask_first(self: LentRegion) -> None:
@@ -131,29 +135,32 @@ def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(LentRegion, "detach", ask_first)
     second = offer(offers, tensor(2))
-    while second.transfer() is None:
+    while second._transfer is None:
         assert second._thread.is_alive()
     second.withdraw()
     assert not first.is_open
     assert told(net, A) == [(Kind.TOLD, second.number), (Kind.GONE, second.number)]
 
 
-def test_parts_of_what_is_offered_no_more() -> None:
-    """The sender is told, and the memory of the message is given back."""
-    net = Net()
-    offers = Offers(net.post, lambda peer: False, 6)
-    part = Message(Kind.PART, 77, b"anything")
-    offers.on_message(A, part)
-    assert (told(net, A), part.releases) == ([(Kind.GONE, 77)], 1)
+def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
+    """One message may overtake another. What is no more is not waited for; there may be something else."""
+    own = prefetch(net, tensor(1))
+    own.on_peers((A,))
+    own.on_link_up(A)
+    own.on_gone(A, 9)
+    own.on_told(A, 9, Catalog(4, DigestKind.BLAKE3, ()))
+    own.on_told(A, 0, None)
+    assert own.run() is None
+    assert told(net, A) == [(Kind.ASK, 0)] * 2
 
 
 def prefetch(net: Net, array: np.ndarray[Any, Any], seconds: int = 60) -> Prefetch:
     deadline_ns = time.monotonic_ns() + seconds * SECOND
-    return Prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, deadline_ns, net.post)
+    return Prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, deadline_ns, net)
 
 
-def test_a_prefetch_ends_at_once_where_nobody_is_or_offers() -> None:
-    net, array = Net(), tensor(1)
+def test_a_prefetch_ends_at_once_where_nobody_is_or_offers(net: Net) -> None:
+    array = tensor(1)
     alone = prefetch(net, array)
     alone.on_peers(())
     assert alone.run() is None
@@ -167,19 +174,19 @@ def test_a_prefetch_ends_at_once_where_nobody_is_or_offers() -> None:
     assert told(net, A) == told(net, B) == [(Kind.ASK, 0)]
 
 
-def test_a_prefetch_that_is_stopped_or_too_late() -> None:
-    stopped = prefetch(Net(), tensor(1))
+def test_a_prefetch_that_is_stopped_or_too_late(net: Net) -> None:
+    stopped = prefetch(net, tensor(1))
     stopped.stop()
     assert stopped.run() is None
-    assert prefetch(Net(), tensor(1), seconds=-1).run() is None
+    assert prefetch(net, tensor(1), seconds=-1).run() is None
 
 
-def test_what_is_here_already_is_not_fetched() -> None:
+def test_what_is_here_already_is_not_fetched(net: Net) -> None:
     """The same contents as are offered: the revision is taken, and nobody is asked for anything."""
-    net, array = Net(), tensor(1)
-    offers = Offers(net.post, lambda peer: False, 6)
+    array = tensor(1)
+    offers = Offers(net, 6)
     one = offer(offers, array)
-    while one.transfer() is None:
+    while one._transfer is None:
         assert one._thread.is_alive()
     offers.on_message(A, Message(Kind.ASK, 0))
     (catalog,) = (rest for _, kind, _, rest in net.posted if kind is Kind.TOLD)
@@ -192,8 +199,7 @@ def test_what_is_here_already_is_not_fetched() -> None:
     assert told(net, B) == [(Kind.ASK, 0)]
 
 
-def test_another_state_does_not_suit() -> None:
-    net = Net()
+def test_another_state_does_not_suit(net: Net) -> None:
     own = prefetch(net, tensor(1))
     own.on_peers((A,))
     own.on_link_up(A)

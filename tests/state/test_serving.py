@@ -182,7 +182,7 @@ def test_a_full_link_holds_up_only_its_fetcher() -> None:
     bench.room[A] = 100
     bench.run()
     assert len(bench.blocks()) == 7, "nobody has told of room"
-    bench.server.find_room(A)
+    bench.server.on_writable()
     bench.run()
     assert [index for peer, index in bench.blocks() if peer == A] == [0, 1, 2, 3, 4]
 
@@ -194,7 +194,7 @@ def test_room_that_is_told_of_before_the_job_came_back_is_not_forgotten() -> Non
     bench.server.pump(0)
     bench.jobs.pop()()
     bench.room[A] = 1
-    bench.server.find_room(A)
+    bench.server.on_writable()
     bench.tell()
     bench.run()
     assert bench.blocks() == [(A, 0)]
@@ -209,7 +209,7 @@ def test_a_fetcher_that_is_gone_costs_nothing_more() -> None:
     bench.server.lose_link(A)
     bench.run()
     assert bench.blocks() == [] and not bench.jobs
-    bench.server.find_room(A)
+    bench.server.on_writable()
 
 
 def test_requests_beyond_the_bound_are_not_heard() -> None:
@@ -237,7 +237,7 @@ def test_what_was_not_sent_is_not_charged() -> None:
     bench.room[A] = 0
     bench.server.on_request(A, places([0]))
     for _ in range(50):
-        bench.server.find_room(A)
+        bench.server.on_writable()
         assert bench.server.pump(0) is None
         bench.work()
     bench.server.on_request(B, places([1]))

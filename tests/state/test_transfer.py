@@ -7,12 +7,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from zpccl import limits
+from zpccl.engine.engine import Body, MessageReceived, Writable
 from zpccl.limits import STATE_BLOCK_BYTES
 from zpccl.state import messages
 from zpccl.state.messages import BlockList, Have, Request, Want
@@ -108,7 +109,7 @@ class Net:
         """Has a message come."""
         message = Message(data)
         self.bodies.append(weakref.ref(message))
-        self.transfers[receiver].deliver(sender.encode(), message)
+        self.transfers[receiver].mailbox.put(MessageReceived(sender.encode(), CHANNEL, cast(Body, message)))
 
     def _reporter(self, name: str) -> Callable[[int, str, bytes | None, Any], None]:
         def report(attempt_id: int, error: str, fault: bytes | None, dropped: Any) -> None:
@@ -149,7 +150,8 @@ class Net:
             thread.join(30)
             assert not thread.is_alive()
         for each in self.transfers.values():
-            each._drop_mail()  # What came after the end goes with the transfer.
+            while each.mailbox.take(0):  # What came after the end goes with the transfer.
+                pass
         kept = [body() for body in self.bodies]
         assert all(body is None or body.is_released for body in kept), "a message is neither released nor dropped"
         assert not [thread for thread in threading.enumerate() if thread.name == "zpccl-state"]
@@ -443,7 +445,7 @@ def test_a_link_that_is_full_is_waited_for() -> None:
     net.start(c="a")
     assert refused.wait(30)
     net.full.clear()
-    net.transfers["a"].find_room(b"c")
+    net.transfers["a"].mailbox.put(Writable(CHANNEL))
     net.wait("c")
     net.end()
     assert net.holds_all("c") and net.sent["a"] == COUNT

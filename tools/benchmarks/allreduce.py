@@ -1,22 +1,22 @@
-"""Times all-reduces of zpccl between processes of this machine, beside torch's Gloo and beside TCP alone.
+"""Times all-reduces of zpccl between processes of this machine, compared with torch's Gloo and with TCP alone.
 
-The systems take turns, repetition by repetition, in one run, so that what disturbs the machine disturbs them alike.
+The systems take turns, repetition by repetition, in one run, so that disturbances of the machine affect all of them.
 Before each repetition all processes are ready and wait; its time is that of the slowest process; its result is checked.
-Small all-reduces are done several times in a row within one repetition, and their time is the mean of these.
+Small all-reduces are repeated within one repetition, and the mean time counts.
 
   zpccl    all processes call `all_reduce`, SUM, out of place (--place: in place, with or without restore)
-  gloo     torch.distributed.all_reduce, in place (it has no other), one TCP connection a pair; where torch is there
-  raw_tcp  no reducing, no protocol: each process sends 2(N-1)/N times the tensor to its ring neighbour while it
+  gloo     torch.distributed.all_reduce, in place (its only mode), one TCP connection per pair; if torch is installed
+  raw_tcp  no reduction, no protocol: each process sends 2(N-1)/N times the tensor to its ring neighbour while it
            receives as much from the other one, from and to warm memory, over --connections sockets; one thread, poll,
-           non-blocking sockets with TCP_NODELAY and the congestion control that zpccl takes within a host; two
-           processes use the same sockets both ways, as zpccl does. Less than 64 KiB a socket goes over fewer of them.
-           It waits for nobody's data, so no all-reduce over TCP that is made like it can be faster.
+           non-blocking sockets with TCP_NODELAY and the congestion control that zpccl uses within a host; two
+           processes use the same sockets both ways, as zpccl does. It uses fewer sockets below 64 KiB per socket.
+           There are no data dependencies, so it is an upper bound for an all-reduce over the same sockets.
 
-With --batch all times are of so many tensors together, --concurrent at a time.
+With --batch all times are for that number of tensors together, --concurrent at the same time.
 
 `busbw_gbit` is the bus bandwidth, 2(N-1)/N x bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system
-time of one all-reduce, all processes together, zpccl's master included; `cpu_seconds_per_gib` is that for a GiB of
-tensor. `of_raw_tcp` and `of_gloo` are the speed beside that system in the same run.
+time of one all-reduce, summed over all processes including zpccl's master; `cpu_seconds_per_gib` is that per GiB of
+tensor. `of_raw_tcp` and `of_gloo` are the speed relative to that system in the same run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def start_systems(
     stack: contextlib.ExitStack, options: argparse.Namespace, peers: int, connections: int
 ) -> list[System]:
-    """Starts what was asked for. An algorithm that is forced is part of the name."""
+    """Starts the requested systems. A forced algorithm is part of the label."""
     starts = []
     for name in options.systems:
         if name != "zpccl":
@@ -98,7 +98,7 @@ def start_systems(
 def measure_size(
     systems: Sequence[System], options: argparse.Namespace, peers: int, size_bytes: int, quantize: str
 ) -> list[Row]:
-    """All repetitions of one size; a row for each system. Only zpccl quantises."""
+    """All repetitions of one size; one row per system. Only zpccl quantises."""
     systems = [system for system in systems if quantize == "none" or system.name.startswith("zpccl")]
     take_turns(systems, options.reps, size_bytes, options.dtype, quantize)
     rows: list[Row] = []

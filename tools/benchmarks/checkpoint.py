@@ -1,9 +1,9 @@
-"""Measures checkpoints: seconds to save and to load, by the clock and of the CPUs, beside safetensors and numpy.
+"""Measures checkpoints: wall and CPU seconds to save and to load, compared with safetensors and numpy.
 
-All write random float32 to the same directory and wait until it is on the disk (fsync); all load from the page cache,
-into memory that is there already. What is loaded is compared. They take turns.
+All write random float32 to the same directory and wait for fsync; all load from the page cache into existing memory.
+The loaded data is compared. The systems take turns.
 
-  zpccl        SharedState.save_state and load_state: with digests, and the old file or the new one
+  zpccl        SharedState.save_state and load_state: with digests, and atomically
   safetensors  save_file and load_file of the package: neither
   numpy        numpy.save and numpy.load: neither
 """
@@ -54,24 +54,24 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-Action = Callable[[Array, Path], None]
-SYSTEMS: dict[str, tuple[Action, Action]] = {
+SaveOrLoad = Callable[[Array, Path], None]
+SYSTEMS: dict[str, tuple[SaveOrLoad, SaveOrLoad]] = {
     "zpccl": (lambda array, path: _state(array).save_state(path), lambda array, path: _state(array).load_state(path)),
     "safetensors": (_save_safetensors, _load_safetensors),
     "numpy": (_save_numpy, _load_numpy),
 }
-"""How each saves an array, and loads it into one of the same size."""
+"""By system: how it saves an array, and loads it into one of the same size."""
 
 
-def measure_once(action: Action, array: Array, path: Path) -> tuple[float, float]:
-    """Seconds by the clock, and of the CPUs."""
+def measure_once(action: SaveOrLoad, array: Array, path: Path) -> tuple[float, float]:
+    """Wall and CPU seconds of one action."""
     began, began_cpu = time.perf_counter(), time.process_time()
     action(array, path)
     return time.perf_counter() - began, time.process_time() - began_cpu
 
 
 def row_of(name: str, size: int, saves: list[tuple[float, float]], loads: list[tuple[float, float]]) -> Row:
-    """What was measured of a system."""
+    """The row of one system."""
     row: Row = {"system": name, "bytes": size, "reps": len(saves)}
     for action, measured in (("save", saves), ("load", loads)):
         seconds, cpu_seconds = zip(*measured, strict=True)

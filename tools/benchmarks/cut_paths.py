@@ -1,16 +1,16 @@
-"""Cuts hosts and paths off silently, again and again, and measures when the others notice and when they go on.
+"""Silently cuts off hosts and paths, repeatedly, and measures when the others notice and when they continue.
 
-Each round makes a network of namespaces: a host for the master and one for each peer. All peers all-reduce one tensor
-in place, over and over, and at a random moment of that the router begins to drop packets, of
+Each round makes a network of namespaces: one host for the master and one per peer. All peers repeatedly all-reduce a
+tensor in place. At a random time the router begins to drop packets:
 
-  host   all that one peer sends or is sent: the others shall go on without it, and it shall be told so when it is back;
-  path   all between two neighbours of the ring, who both reach the master: all shall go on, in another order;
-  idle   the same, cut before the run's first all-reduce.
+  host   all packets of one peer: the others must continue without it, and it must learn so when it is back;
+  path   all packets between two neighbours of the ring, which both reach the master: all must continue, in another
+  order; idle   the same, but cut before the run's first all-reduce.
 
-No RST and no ICMP message tells anybody of it. Times are of the slowest peer that stays, from the cut to the error of
-the call that was under way, and to the next all-reduce that is committed, with the right sum in all that stay.
+There are no RST or ICMP messages. Times are those of the slowest remaining peer, from the cut to the error of the call
+in progress, and to the next committed all-reduce with the right sum on all remaining peers.
 
-It needs Linux and root.
+Needs Linux and root.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ KINDS = ("host", "path", "idle")
 CONNECTIONS = 4
 WARM_UPS = 3
 UNNOTICED_S = 60.0
-"""A cut that has had no effect for so long is taken to have none."""
+"""Timeout after which a cut counts as having no effect."""
 NS = 1e9
 
 
 class CutPeer(ReducingPeer):
-    """A peer that goes on while hosts and paths are cut."""
+    """A peer that keeps reducing while hosts and paths are cut."""
 
     def go_on(self, staying: list[int], must_fail: bool) -> dict[str, Any]:
-        """All-reduces until the sum is that of those who stay, after a call has failed if `must_fail`.
+        """All-reduces until the result is the sum of the remaining peers, after a call has failed if `must_fail`.
 
         Args:
-            staying: the numbers of the peers whose sum is due in the end.
-            must_fail: the same peers took part before, so calls before the first that fails do not count.
+            staying: numbers of the remaining peers.
+            must_fail: the same peers took part before the cut, so successful calls count only after a failed one.
 
         Returns:
-            `errors_ns`: when calls failed; `texts`: why; `restored`: whether the tensor was as before each time;
-            `committed_ns`: when the last one had succeeded, or None if it has not in UNNOTICED_S. Or else `removed`:
-            why this peer takes part no more.
+            `errors_ns`: when calls failed; `texts`: why; `restored`: whether the tensor was unchanged each time;
+            `committed_ns`: when the last call succeeded, or None after UNNOTICED_S. Or instead `removed`: why this peer
+            was removed.
         """
         errors_ns: list[int] = []
         texts: list[str] = []
@@ -70,7 +70,7 @@ class CutPeer(ReducingPeer):
             except zpccl.PCCLError as error:
                 return {"errors_ns": errors_ns, "removed": str(error)}
             committed_ns = time.monotonic_ns()
-            if (must_fail and not errors_ns) or self.tensor[1] != due[1]:  # Quickly, to be in a call nearly always.
+            if (must_fail and not errors_ns) or self.tensor[1] != due[1]:  # Cheap: nearly always in a call.
                 continue
             if self.is_sum_of(staying):
                 return {"errors_ns": errors_ns, "texts": texts, "restored": restored, "committed_ns": committed_ns}
@@ -78,7 +78,7 @@ class CutPeer(ReducingPeer):
 
 
 def play_round(kind: str, options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
-    """One cut, in a run of its own; returns what it showed."""
+    """One cut in a new run; returns the results."""
     timeout_s = options.heartbeat_timeout
     timeout_s = options.heartbeat_timeout
     with contextlib.ExitStack() as stack:
@@ -94,7 +94,7 @@ def play_round(kind: str, options: argparse.Namespace, rng: random.Random) -> di
 
 
 def cut_once(kind: str, network: Network, workers: list[Worker], rng: random.Random) -> dict[str, Any]:
-    """Joins, cuts, and waits for what becomes of it."""
+    """Joins the peers, cuts, and waits for the effects."""
     ranks: list[int] = call_all(workers, "join", len(workers))
     by_rank = sorted(range(len(workers)), key=ranks.__getitem__)
     one, other = by_rank[1], by_rank[2]
@@ -105,9 +105,9 @@ def cut_once(kind: str, network: Network, workers: list[Worker], rng: random.Ran
         for _ in range(WARM_UPS):
             call_all(workers, "refill")
             times_ms.append(max(ms for ms, _ in call_all(workers, "reduce", list(range(len(workers))))))
-        delay_s = rng.uniform(1.0, 2.0) * statistics.median(times_ms) / 1e3  # Somewhere in the second one from now.
+        delay_s = rng.uniform(1.0, 2.0) * statistics.median(times_ms) / 1e3  # During the second call from now.
         for worker in workers:
-            worker.begin("go_on", staying, kind == "path")  # Without one host, sums are others.
+            worker.begin("go_on", staying, kind == "path")  # Without one host the sum differs.
         time.sleep(delay_s)
     cut_ns = time.monotonic_ns()
     if kind == "host":
@@ -124,7 +124,7 @@ def cut_once(kind: str, network: Network, workers: list[Worker], rng: random.Ran
 
 
 def judge(kind: str, cut_ns: int, reports: list[dict[str, Any]], removed: str) -> dict[str, Any]:
-    """What a round showed, as seconds after the cut, and what was not as promised."""
+    """The results of a round, in seconds after the cut, and the broken promises."""
     problems = [f"a peer that could have stayed was removed: {r['removed']}" for r in reports if "removed" in r]
     whole = [report for report in reports if "removed" not in report]
     if not all(report["restored"] for report in whole):
@@ -145,7 +145,7 @@ def judge(kind: str, cut_ns: int, reports: list[dict[str, Any]], removed: str) -
 
 
 def summarise(kind: str, options: argparse.Namespace, rounds: list[dict[str, Any]]) -> Row:
-    """The rounds of one kind as one record."""
+    """Summarises the rounds of one kind in one row."""
     row: Row = {"cut": kind, "peers": options.peers, "bytes": options.bytes, "rounds": len(rounds)}
     row["heartbeat_timeout_seconds"] = options.heartbeat_timeout
     for name in ("seconds_to_error", "seconds_to_commit"):

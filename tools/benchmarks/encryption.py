@@ -1,14 +1,14 @@
-"""Times all-reduces between two processes of this machine: plain, authenticated, and sealed with each cipher.
+"""Times all-reduces between two processes of this machine: plain, authenticated, and encrypted with each cipher.
 
-All kinds take turns, repetition by repetition, in one run, so that what disturbs the machine disturbs them alike. The
-time of a repetition is that of the slower process; every result is checked. `ratio` is the speed beside plain.
+All kinds take turns, repetition by repetition, in one run, so that disturbances of the machine affect all of them. The
+time of a repetition is that of the slower process; every result is checked. `ratio` is the speed relative to plain.
 
   plain          a run without a secret
   authenticated  with a secret and encrypt=False: connections are authenticated, frames carry CRCs as without a secret
-  the others     with a secret, frames sealed with this cipher; by itself zpccl takes the first that both sides have
+  the others     with a secret, connections encrypted with this cipher; by default zpccl uses the first common one
 
 `busbw_gbit` is the bus bandwidth, bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system time of
-one all-reduce, both processes and the master together.
+one all-reduce, summed over both processes and the master.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 def start_kind(kind: str, connections: int) -> contextlib.AbstractContextManager[System]:
-    """A run of one kind."""
+    """Starts the processes of one kind."""
     secret = None if kind == PLAIN else new_secret()
-    is_sealed = kind not in (PLAIN, AUTHENTICATED)
-    cipher = kind if is_sealed else ""
+    is_encrypted = kind not in (PLAIN, AUTHENTICATED)
+    cipher = kind if is_encrypted else ""
     return start_system(
-        LOOPBACK, "zpccl", PEERS, connections, label=kind, secret=secret, encrypt=is_sealed, cipher=cipher
+        LOOPBACK, "zpccl", PEERS, connections, label=kind, secret=secret, encrypt=is_encrypted, cipher=cipher
     )
 
 

@@ -1,14 +1,14 @@
-"""Times how long members stop for a newcomer, with and without fetching the state ahead.
+"""Times how long a newcomer interrupts the members, with and without prefetching the state.
 
-Processes of a run: members have the state and train, which here is all-reduces; a joiner has something else
-everywhere. When members are told that it is pending they admit it and sync, and that is how long they stop. With
-fetching ahead they have offered the state before (`offer_state`), the joiner has connected with `prefetch=`, and they
-are told of it when it has everything. Without --uplink all are on loopback, with it each is on a host of its own in an
-emulated network, as in `state`. What the joiner ends with is checked by BLAKE3.
+Members hold the state and train (here: all-reduce); a joiner holds different contents everywhere. When the joiner is
+pending, members admit it and sync: that is the interruption. With prefetching they have offered the state before
+(`offer_state`), the joiner connects with `prefetch=`, and it is pending only once it has everything. Without --uplink
+all processes are on loopback; with it each is on its own host of an emulated network, as in `state`. The joiner's state
+is verified by BLAKE3.
 
-`stop` is that of the slowest member, admission, digests and votes included; `offer` is the time that offer_state took;
-`joined` is the joiner's, from connect() to the end of the sync; `steps` are the all-reduces meanwhile. --uplink needs
-Linux and root.
+`stop` is the interruption of the slowest member, including admission, digests and votes; `offer` is the duration of
+offer_state; `joined` is the joiner's time from connect() to the end of the sync; `steps` is the number of all-reduces
+meanwhile. --uplink needs Linux and root.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from benchmarks.state import StatePeer, add_place_arguments, check_place, make_h
 from benchmarks.wan import what_the_emulator_says
 
 STEP_ELEMENTS = 1 << 16
-"""Of the all-reduce that stands for a step."""
+"""Size of the all-reduce that stands for a training step."""
 
 
 class TrainingPeer(StatePeer):
-    """A member that trains, or the joiner."""
+    """A training member, or the joiner."""
 
     def offer(self) -> float:
-        """Offers the state to who is pending; returns the seconds."""
+        """Offers the state to joiners; returns the seconds."""
         assert self.state is not None
         state = self.state
         return self._timed(lambda: self.peer.comm.offer_state(state))
 
     def train(self) -> int:
-        """Makes steps until somebody is pending; returns how many."""
+        """Trains until a peer is pending; returns the number of steps."""
         gradients, steps = np.ones(STEP_ELEMENTS, np.float32), 0
         while not self.peer.comm.are_peers_pending():
             self.peer.comm.all_reduce(gradients, op=zpccl.ReduceOp.AVG)
@@ -49,7 +49,7 @@ class TrainingPeer(StatePeer):
         return steps
 
     def stop(self) -> float:
-        """Admits who is pending and syncs; returns the seconds."""
+        """Admits the pending peers and syncs; returns the seconds."""
 
         def both() -> None:
             self.peer.comm.update_topology()
@@ -58,7 +58,7 @@ class TrainingPeer(StatePeer):
         return self._timed(both)
 
     def come(self, ahead: bool) -> dict[str, float]:
-        """Connects, fetching the state ahead or not, and syncs; returns the seconds, and the bytes of the sync."""
+        """Connects, with a prefetch if `ahead`, and syncs; returns the seconds, and the bytes of the sync."""
         began = time.monotonic()
         self.peer.comm.connect(prefetch=self.state if ahead else None)
         connected = time.monotonic() - began
@@ -68,7 +68,7 @@ class TrainingPeer(StatePeer):
 
 @dataclass(frozen=True)
 class Run:
-    """A run: who has the state, and where a joiner is started."""
+    """A run: its members, and where joiners are started."""
 
     hosts: Hosts
     master: Master
@@ -76,16 +76,16 @@ class Run:
     options: argparse.Namespace
 
     def start(self, number: int) -> Worker:
-        """Starts the process of a number; the joiner has the highest."""
+        """Starts process `number`; the joiner has the highest number."""
         settings = (number, self.master.address, self.options.connections, self.hosts.address(number))
         return self.hosts.start(number, f"process {number}", TrainingPeer, *settings)
 
 
 def join_once(run: Run, size_bytes: int, *, ahead: bool) -> dict[str, float]:
-    """One newcomer that comes, and goes again.
+    """One newcomer joins, and leaves again.
 
     Raises:
-        WorkerFailed: it ends with something else than the members have.
+        WorkerFailed: its state differs from that of the members.
     """
     members, tensors = run.members, run.options.tensors
     wanted: str = members[0].call("contents_digest")

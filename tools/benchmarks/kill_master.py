@@ -1,22 +1,22 @@
-"""Kills the master at random moments, again and again, starts another in its place, and checks that nobody notices.
+"""Repeatedly kills the master at random times, restarts it, and checks that no call fails.
 
-All peers run one loop: a question for newcomers, an all-reduce, and every few steps a sync of shared state. Meanwhile
-the master gets SIGKILL and is started again, on the same port, after 0 to 5 seconds. No call may fail, all peers must
-have the same results bit for bit, and the revision of the shared state must go on. What a kill costs is the time that
-the calls which saw it took longer than others.
+All peers run a loop: are_peers_pending, an all-reduce, and every few steps a sync of shared state. Meanwhile the master
+is killed (SIGKILL) and restarted on the same port after 0 to 5 seconds. No call may fail, all peers must have identical
+results, and the revision of the shared state must continue. The cost of a kill is the additional time of the calls that
+were in progress.
 
-With --masters 2 (or --standby) the peers know two masters. The one that leads is killed and stays away: the other one
-takes the run over. Only then is the first started again, as the standby of the next kill.
+With --masters 2 (or --standby) the peers know two masters. The leading one is killed and stays down until the other one
+has taken over the run. Then it is restarted, as the standby for the next kill.
 
-With --rolling 3 --seconds 300 two masters are killed in turn, one every 3 s, and started again at once, whether or not
-the other leads by then. Beside the others a visitor joins and leaves all the time.
+With --rolling 3 --seconds 300 two masters are killed in turn, one every 3 s, and restarted at once, whether or not the
+other one leads by then. Meanwhile an additional peer, the visitor, joins and leaves all the time.
 
-With --wan 150,1 the masters are hosts of their own, and the paths to them have 150 ms of delay each way and lose 1 % of
-the packets: needs Linux and root (tools/wan). The peers are one host.
+With --wan 150,1 the masters are on their own hosts; the paths to them have a one-way delay of 150 ms and lose 1 % of
+the packets. This needs Linux and root (tools/wan). All peers are on one host.
 
-Whatever is done, the run must have one history: every member list shares a majority with the one before it, peers that
-know the same epoch know the same list, no two masters lead under one number, and no peer changes its run.
-A call that fails breaks a promise, and ends the tool.
+In all cases the run must have one history: every member list shares a majority with the one before it, peers that know
+the same epoch have the same list, no two masters lead in the same term, and no peer changes its run. A call that fails
+breaks a promise and ends the tool.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from benchmarks.scenario import Scenario, Table
 
 STEPS_BETWEEN_SYNCS = 4
 PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 1.0
-"""How long a new master may work before it is killed."""
+"""Bounds of the random time from the start of a master to its kill."""
 TAKEOVER_TIMEOUT_S = 60
 END_S = 90.0
-"""How long the peers may take to their last step, once no master is killed any more."""
+"""Timeout for the peers to finish after the last kill."""
 VISITOR = "visitor"
 VISITOR_END_S = 15.0
 ROLLING_PAUSE_S = 0.02
@@ -62,9 +62,9 @@ class LoopingPeer(Peer):
 
     Args:
         address: of the masters.
-        number: tells what it contributes.
+        number: determines its contribution.
         size_bytes: of the tensor.
-        pause_s: between two steps, for those who need the CPUs: masters that start.
+        pause_s: pause between steps, which leaves CPU time to starting masters.
     """
 
     def __init__(self, address: str, number: int, size_bytes: int, pause_s: float) -> None:
@@ -88,7 +88,7 @@ class LoopingPeer(Peer):
         self.leaver_failures = 0
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        """Makes a call, again where a peer was lost, and takes note of how it went and of the member list after it."""
+        """Makes a call, with retry on PeerLost, and records its result and the member list after it."""
         while True:
             began_ns = time.monotonic_ns()
             try:
@@ -113,7 +113,7 @@ class LoopingPeer(Peer):
         return self.comm._loop._machine.run_id.hex()
 
     def _step(self, is_over: bool) -> bool:
-        """One step of training. True if somebody said that it is the last."""
+        """One step of the loop. True if any peer has announced it as the last one."""
         time.sleep(self.pause_s)
         self.send[:] = abs(self.number) + int(self.step[0]) % 7
         self.send[0] = 1000.0 if is_over else 0.0
@@ -129,13 +129,13 @@ class LoopingPeer(Peer):
         self._call(lambda: self.comm.sync_shared_state(self.state))
 
     def _admit(self) -> None:
-        """Lets in who waits, and gives it the state."""
+        """Admits pending peers, and syncs."""
         if self._call(self.comm.are_peers_pending):
             self._call(self.comm.update_topology)
             self._sync()
 
     def loop(self, stop: str) -> dict[str, Any]:
-        """Runs until the file `stop` is there; all peers end with the same step."""
+        """Runs until the file `stop` exists; all peers end with the same step."""
         digest, path, run_id, error = hashlib.blake2b(), Path(stop), self._run_id(), ""
         is_over = False
         try:
@@ -158,13 +158,13 @@ class LoopingPeer(Peer):
         }
 
     def visit(self, stop: str, seed: int) -> dict[str, Any]:
-        """Joins, trains for some steps and leaves, again and again until the file `stop` is there."""
+        """Repeatedly joins, trains for some steps and leaves, until the file `stop` exists."""
         rng, path, visits, errors = random.Random(seed), Path(stop), 0, []
         while not path.exists():
             self._begin()
             try:
                 self.comm.connect()
-                if self.comm.world_size > 1:  # Else the others have just ended.
+                if self.comm.world_size > 1:  # Else the others have ended.
                     self._sync()
                     for _ in range(rng.randint(1, VISIT_STEPS_MAX)):
                         if self._step(is_over=False):
@@ -181,7 +181,7 @@ class LoopingPeer(Peer):
 
 
 def kill_and_replace(masters: list[Master], absence_s: float) -> tuple[int, int]:
-    """Kills the first of `masters`, which leads. Returns when, and when another one led, or could (nanoseconds)."""
+    """Kills masters[0], which leads. Returns the times of the kill and of the next leadership (nanoseconds)."""
     leader = masters[0]
     killed_ns = leader.kill()
     if len(masters) == 1:
@@ -196,7 +196,7 @@ def kill_and_replace(masters: list[Master], absence_s: float) -> tuple[int, int]
 
 
 def kill_often(masters: list[Master], options: argparse.Namespace) -> list[tuple[int, int]]:
-    """Kills masters as the options say. Returns when, and when another one led, or could (nanoseconds)."""
+    """Kills masters as the options say. Returns the times of each kill and of the next leadership (nanoseconds)."""
     rng = random.Random(options.seed)
     kills: list[tuple[int, int]] = []
     if options.rolling:
@@ -210,7 +210,7 @@ def kill_often(masters: list[Master], options: argparse.Namespace) -> list[tuple
         say(f"{len(kills)} restarts in {time.monotonic() - began:.0f} s")
         return kills
     for number in range(options.kills):
-        time.sleep(rng.uniform(PAUSE_S_MIN, PAUSE_S_MAX))  # The moment of a kill is any.
+        time.sleep(rng.uniform(PAUSE_S_MIN, PAUSE_S_MAX))  # At a random time.
         killed_ns, back_ns = kill_and_replace(masters, rng.uniform(0.0, options.absence))
         kills.append((killed_ns, back_ns))
         say(f"kill {number + 1}: away for {(back_ns - killed_ns) / MS_NS:.0f} ms")
@@ -218,7 +218,7 @@ def kill_often(masters: list[Master], options: argparse.Namespace) -> list[tuple
 
 
 def run_loop(workers: list[Worker], masters: list[Master], options: argparse.Namespace) -> dict[str, Any]:
-    """Lets the peers loop, the last one as a visitor if there is one, and kills masters meanwhile."""
+    """Runs the loops of the peers (with --rolling the last one is the visitor), and kills masters meanwhile."""
     visitor = workers[options.peers] if len(workers) > options.peers else None
     visits: dict[str, Any] = {"visits": 0, "errors": []}
     with tempfile.TemporaryDirectory() as directory:
@@ -234,14 +234,14 @@ def run_loop(workers: list[Worker], masters: list[Master], options: argparse.Nam
         if visitor is not None:
             try:
                 visits = visitor.result(VISITOR_END_S)
-            except WorkerFailed as error:  # It may wait for members that are gone now.
+            except WorkerFailed as error:  # It may wait for members that have left.
                 visits["errors"].append(str(error))
                 visitor.kill()
     return summarise(options, kills, results, visits, [master.terms() for master in masters])
 
 
 def broken_history(results: list[dict[str, Any]], terms: list[list[int]]) -> list[str]:
-    """What shows that the run has more than one history, by what peers know of it and by the masters' logs."""
+    """Evidence from the peers' member lists and the masters' logs that the run has more than one history."""
     problems = []
     lists: dict[int, list[str]] = {}
     for result in results:
@@ -257,7 +257,7 @@ def broken_history(results: list[dict[str, Any]], terms: list[list[int]]) -> lis
             problems.append(f"the list of epoch {later} does not descend from that of {epoch}: {before}, {after}")
     numbers = [number for of_master in terms for number in of_master]
     if len(set(numbers)) < len(numbers):
-        problems.append(f"one number was led under twice: {sorted(numbers)}")
+        problems.append(f"two masters led in the same term: {sorted(numbers)}")
     return problems
 
 
@@ -268,7 +268,7 @@ def summarise(
     visits: dict[str, Any],
     terms: list[list[int]],
 ) -> Row:
-    """The results as one record. A call saw a kill if it was under way between the kill and the next answer."""
+    """Summarises the results in one row. A call is affected by a kill if it was in progress before the next answer."""
     durations = [(ended - began) / MS_NS for result in results for began, ended in result["calls"]]
     usual_ms = statistics.median(durations) if durations else 0.0
     extra: list[float] = []
@@ -317,7 +317,7 @@ def summarise(
 
 
 def parse_wan(text: str) -> str:
-    """Delay and loss from the command line, as words of a network's settings."""
+    """Parses "delay,loss" from the command line into settings of a network."""
     delay, _, loss = text.partition(",")
     try:
         return f"delay_ms={float(delay):g} loss={float(loss or 0):g}%"
@@ -347,7 +347,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def hosts_of(options: argparse.Namespace) -> Iterator[Hosts]:
-    """A host for each master, and one for all peers; loopback without --wan."""
+    """One host per master, and one for all peers; loopback without --wan."""
     if options.wan is None:
         yield LOOPBACK
         return

@@ -1,12 +1,11 @@
-"""Kills a peer in the middle of an all-reduce, again and again, and checks what the others are promised.
+"""Repeatedly kills a peer in the middle of an all-reduce, and checks the promises to the others.
 
-Each round: all peers all-reduce one tensor in place; then they do it again, and one of them gets SIGKILL when a random
-part of the time of an all-reduce has passed. The others' call must fail within a second and leave their buffers as they
-were, bit for bit; the same call again, at once, must succeed with the sum of those who are left. Then a new peer takes
-the place of the one that was killed.
+In each round all peers all-reduce a tensor in place; then they do it again, and one of them is killed (SIGKILL) after a
+random part of the usual duration. The call of the others must fail within a second and restore their buffers bit for
+bit; the same call, repeated at once, must succeed with the sum of the survivors. Then a new peer replaces the victim.
 
-A kill counts only if it was in the middle: every survivor's call failed, some survivor had bytes of that all-reduce on
-the wire, and the victim had not finished. A kill that came too late or too early is counted apart and done again.
+A kill counts only if it hit the middle: every survivor's call failed, some survivor had bytes of that all-reduce on the
+wire, and the victim had not finished. A kill that came too late or too early is counted separately and repeated.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from benchmarks.scenario import Scenario, Table
 MS_TO_ERROR_MAX = 1000.0
 """The promise: the others' call fails within this time."""
 KILL_FRACTION_MIN, KILL_FRACTION_MAX = 0.05, 0.85
-"""When the victim is killed, in parts of the duration of an all-reduce that is left alone."""
+"""Range of the time of the kill, as a fraction of the duration of an undisturbed all-reduce."""
 WARM_UPS = 3
 MISSES_PER_ROUND_MAX = 5
-"""Kills that were not in the middle, before it is taken that something is wrong."""
+"""Maximum number of successive kills that miss the middle; then the tool fails."""
 MS_NS = 1e6
 
 
@@ -42,10 +41,10 @@ class ReducingPeer(Peer):
     Args:
         address: of the master.
         connections: TCP connections to each other peer.
-        number: tells what it contributes.
+        number: determines its contribution.
         size_bytes: of the tensor.
         dtype: of the tensor.
-        options: more of the communicator's.
+        options: further options of the communicator.
     """
 
     def __init__(
@@ -63,35 +62,35 @@ class ReducingPeer(Peer):
         self.tensor[:] = self.before
 
     def reduce(self, numbers: list[int]) -> tuple[float, bool]:
-        """All-reduces; returns the milliseconds, and whether the sum of the peers of these numbers came out."""
+        """All-reduces; returns the milliseconds, and whether the result is the sum of these peers' contributions."""
         began_ns = time.monotonic_ns()
         self.comm.all_reduce(self.tensor, self.tensor)
         ms = (time.monotonic_ns() - began_ns) / MS_NS
         return ms, self.is_sum_of(numbers)
 
     def is_sum_of(self, numbers: list[int]) -> bool:
-        """Whether the tensor holds the sum of what the peers of these numbers contribute, bit for bit."""
+        """True if the tensor holds the sum of the contributions of these peers, bit for bit."""
         return worst_error(self.tensor, pattern(numbers, self.dtype)) == 0.0
 
     def is_restored(self) -> bool:
-        """Whether the tensor holds the contribution, bit for bit."""
+        """True if the tensor holds this peer's contribution, bit for bit."""
         return bool(np.array_equal(self.tensor.view(np.uint8), self.before.view(np.uint8)))
 
     def launch(self) -> int:
-        """Starts an all-reduce; returns when (nanoseconds)."""
+        """Starts an all-reduce; returns the time of the start (nanoseconds)."""
         self.handle = self.comm.all_reduce_async(self.tensor, self.tensor)
         return time.monotonic_ns()
 
     def finish(self) -> bool:
-        """Waits for the end of the all-reduce of `launch`; returns whether it succeeded."""
+        """Waits for the all-reduce started by `launch`; returns True if it succeeded."""
         assert self.handle is not None
         return self.handle.wait()[0]
 
     def survive(self, survivors: list[int]) -> dict[str, Any]:
-        """All-reduces with somebody who will be killed, checks the tensor, and tries again.
+        """All-reduces with a peer that will be killed, checks the tensor, and retries.
 
         Args:
-            survivors: the numbers of the peers that will be left.
+            survivors: numbers of the peers that will survive.
 
         Returns:
             `failed`, and if so: `error`, `error_ns`, `wire_bytes` of the failed call, `restored`, `retry_ns`, `retries`
@@ -121,10 +120,10 @@ class ReducingPeer(Peer):
 
 @dataclass
 class Round:
-    """What one kill showed; times are of the slowest survivor."""
+    """The results of one kill; times are those of the slowest survivor."""
 
     moved: float
-    """The greatest part of its bytes that a survivor had moved."""
+    """The largest fraction of its bytes that a survivor had moved."""
     restored: bool
     right: bool
     ms_to_error: float
@@ -155,7 +154,7 @@ class Experiment:
         return number, worker
 
     def fill_up(self) -> None:
-        """Starts peers until all are there, and lets them into the run."""
+        """Starts missing peers, and admits them."""
         members = list(self.workers.values())
         newcomers = [self.start_peer()[1] for _ in range(self.options.peers - len(members))]
         for worker in newcomers:
@@ -168,10 +167,10 @@ class Experiment:
             worker.result()
 
     def reduce(self) -> float:
-        """All peers all-reduce, undisturbed; returns the milliseconds of the slowest.
+        """An undisturbed all-reduce of all peers; returns the milliseconds of the slowest.
 
         Raises:
-            WorkerFailed: it failed, or a sum was wrong.
+            WorkerFailed: it failed, or a result was wrong.
         """
         workers = list(self.workers.values())
         call_all(workers, "refill")
@@ -182,11 +181,11 @@ class Experiment:
         return max(ms for ms, _ in results)
 
     def warm_up(self) -> None:
-        """Learns how long an all-reduce takes."""
+        """Measures the duration of an undisturbed all-reduce."""
         self.reduce_ms = statistics.median([self.reduce() for _ in range(WARM_UPS)])
 
     def kill_once(self) -> Round | None:
-        """One all-reduce with a kill. None: it was not in the middle."""
+        """One all-reduce with a kill. None: the kill missed the middle."""
         victim_number = self.random.choice(list(self.workers))
         victim = self.workers[victim_number]
         survivors = {number: worker for number, worker in self.workers.items() if number != victim_number}
@@ -198,7 +197,7 @@ class Experiment:
         rest_s = launched_ns / 1e9 + delay_s - time.monotonic()
         finished = victim.connection.poll(max(0.0, rest_s))
         kill_ns = victim.kill()
-        finished = finished or victim.connection.poll(0)  # The end of the pipe, or an answer that it gave before.
+        finished = finished or victim.connection.poll(0)  # End of the pipe, or an answer sent before the kill.
         if finished:
             finished = self._has_answered(victim)
         del self.workers[victim_number]
@@ -242,10 +241,10 @@ class Experiment:
         )
 
     def play(self) -> None:
-        """All rounds.
+        """Plays all rounds.
 
         Raises:
-            WorkerFailed: a peer that nobody killed died or hangs, or no kill hits the middle.
+            WorkerFailed: another peer died or hangs, or too many kills missed the middle.
         """
         self.fill_up()
         self.warm_up()
@@ -264,7 +263,7 @@ class Experiment:
             self.reduce_ms = self.reduce()
 
     def summary(self) -> Row:
-        """The results as one record."""
+        """Summarises the results in one row."""
         rounds = self.rounds
         errors, retries = [r.ms_to_error for r in rounds], [r.ms_to_retry for r in rounds]
         problems = [problem for r in rounds for problem in r.problems]

@@ -1,17 +1,17 @@
-"""Measures a master that coordinates many peers: time, CPU and memory of one vote round.
+"""Measures a master that coordinates many peers: time, CPU and memory of one round of votes.
 
-The master is a real zpccl-master. The peers are light: each is a DEALER socket over loopback that speaks the protocol
-and moves no tensor; they say that they have links to all others. All live in this process, which works through them one
-after the other, so the time of a round holds its work too; the CPU time of the master does not.
+The master is a real zpccl-master. The peers are lightweight: each is a DEALER socket over loopback that speaks the
+protocol but moves no tensors; they report links to all others. All of them are in this process, which serves them one
+after the other, so the time of a round includes its work; the CPU time of the master does not.
 
-One round is one all-reduce of everybody: N votes, N plans, N reports, N decisions. A batch is a round of --batch
+One round is one all-reduce of all peers: N votes, N plans, N reports, N decisions. A batch is a round of --batch
 collectives, whose votes a peer sends in one message, as `all_reduce_multiple_with_retry` does.
 
-Memory is that by which the resident set of a process grew, over the number of peers: `resident_kib_per_peer` of the
-master, `greeted_kib_per_peer` of a socket like the master's with nothing behind it, whose peers have said one message,
-and `bare_kib_per_peer` of that socket after as many messages of the same sizes as a typical peer of the master said
-and got: ZeroMQ's own. `own_kib_per_peer` is what the master takes beyond `bare`. With --memory, `python_kib_per_peer`
-is the memory of Python's objects in a second master, in which they are counted.
+Memory is the growth of the resident set of a process divided by the number of peers: `resident_kib_per_peer` of the
+master; `greeted_kib_per_peer` of a bare socket with the master's options after one message per peer;
+`bare_kib_per_peer` of that socket after the number and sizes of messages that a typical peer exchanges with the master,
+that is, ZeroMQ's own memory. `own_kib_per_peer` is the difference between the master and `bare`. With --memory,
+`python_kib_per_peer` is the memory of Python objects, traced in a second master.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from zpccl.protocol.messages import (
 )
 
 WAIT_MS = 120_000
-"""A master that does not answer for so long hangs."""
+"""Timeout for an answer of the master."""
 SPARE_DESCRIPTORS = 256
 DESCRIPTORS_PER_PEER = 3
-"""The socket of ZeroMQ, its connection, and one to spare."""
+"""Descriptors per peer: the ZeroMQ socket, its connection, and a spare one."""
 
 
 def memory_bytes(pid: int) -> int:
-    """What is resident of a process and belongs to it alone: not its program files."""
+    """Resident anonymous memory of a process, without its program files."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         key, _, value = line.partition(":")
         if key == "RssAnon":
@@ -74,7 +74,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def allow_descriptors(count: int) -> None:
-    """Raises this process's limit of open descriptors, which its children inherit, as far as is allowed.
+    """Raises the limit of open descriptors of this process to the maximum; its children inherit it.
 
     Raises:
         WorkerFailed: fewer than `count` are allowed.
@@ -87,7 +87,7 @@ def allow_descriptors(count: int) -> None:
 
 
 class LightPeer:
-    """One peer of the crowd."""
+    """One lightweight peer."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], number: int, address: str) -> None:
         self.peer_id = number.to_bytes(2, "big") + secrets.token_bytes(14)
@@ -95,7 +95,7 @@ class LightPeer:
         self._next_call_id = 1
         self.sent_bytes: list[int] = []
         self.received_bytes: list[int] = []
-        """Of each message so far."""
+        """Sizes of all messages so far."""
         self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
@@ -113,10 +113,10 @@ class LightPeer:
         return range(first, self._next_call_id)
 
     def receive(self, kind: type[MasterMessage]) -> MasterMessage:
-        """The next message of a kind. What the master says of neighbours and members is passed over.
+        """The next message of a kind. Skips messages about neighbours and members.
 
         Raises:
-            WorkerFailed: the master does not answer, or says what it should not.
+            WorkerFailed: the master does not answer, or sends an unexpected message.
         """
         while True:
             try:
@@ -146,7 +146,7 @@ class Crowd:
         self._address, self._count = address, count
 
     def join(self) -> None:
-        """Registers all and has them admitted, as many at a time as the master lets wait."""
+        """Registers all peers and has them admitted, in groups of at most PENDING_PEERS_MAX."""
         self._register(1)
         rounds = 0
         while len(self.peers) < self._count:
@@ -159,7 +159,7 @@ class Crowd:
                 peer.send(linked)
                 peer.send(Withdraw(0))
             for peer in joiners:
-                peer.receive(Refused)  # They have no calls to withdraw; but now the master has read of their links.
+                peer.receive(Refused)  # By then the master has read their links.
             for peer in members:
                 (call_id,) = peer.call_ids(1)
                 peer.send(Votes(call_id, (Vote(call_id, TopologySpec(TopologyKind.UPDATE, rounds)),)))
@@ -169,19 +169,19 @@ class Crowd:
                 raise WorkerFailed(f"{admitted} peers were admitted")
 
     def send_all(self, sizes: Sequence[int]) -> None:
-        """Each says messages of these sizes, that mean nothing."""
+        """Each peer sends meaningless messages of these sizes."""
         for size in sizes:
             for peer in self.peers:
                 peer.socket.send(bytes(size))
 
     def receive_all(self, count: int) -> None:
-        """Each gets so many messages, that mean nothing."""
+        """Each peer receives `count` meaningless messages."""
         for _ in range(count):
             for peer in self.peers:
                 peer.socket.recv()
 
     def connect(self, count: int) -> list[LightPeer]:
-        """Connects so many more."""
+        """Connects `count` more peers."""
         first = len(self.peers)
         for number in range(first, first + count):
             self.peers.append(LightPeer(self._context, number, self._address))
@@ -225,7 +225,7 @@ class Crowd:
 
 
 class TracedMaster:
-    """A master that counts the memory of its Python objects, to be held by a `Worker`. ZeroMQ's own is not among it."""
+    """A master that traces the memory of its Python objects, for a `Worker`. Excludes ZeroMQ's memory."""
 
     def __init__(self) -> None:
         self._master = zpccl.MasterNode("127.0.0.1:0")
@@ -237,7 +237,7 @@ class TracedMaster:
         return self._master.address
 
     def live_bytes(self) -> int:
-        """Bytes of all objects made since the beginning and still there."""
+        """Bytes of all live objects made since the start."""
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
@@ -247,7 +247,7 @@ class TracedMaster:
 
 
 class BareRouter:
-    """The socket of a master without a master, to be held by a `Worker`: what it takes is ZeroMQ's own."""
+    """A bare socket with a master's options, for a `Worker`: its memory is ZeroMQ's own."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -262,7 +262,7 @@ class BareRouter:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
 
     def take(self, count: int) -> None:
-        """Takes so many messages."""
+        """Receives `count` messages."""
         for _ in range(count):
             routing_id, _ = self._socket.recv_multipart()
             self._routing_ids.setdefault(routing_id)
@@ -270,9 +270,9 @@ class BareRouter:
             self._monitor.recv_multipart()
 
     def send(self, sizes: Sequence[int]) -> None:
-        """Sends messages of these sizes, each to all who have said something."""
+        """Sends messages of these sizes to all peers that have sent something."""
         for size in sizes:
-            frame = zmq.Frame(bytes(size), copy=True)  # As a master does where a message is for many.
+            frame = zmq.Frame(bytes(size), copy=True)  # As a master does for a message to many peers.
             for routing_id in self._routing_ids:
                 self._socket.send_multipart((routing_id, frame), copy=False)
 
@@ -285,15 +285,15 @@ class BareRouter:
 
 
 def bare_bytes_per_peer(count: int, taken: Sequence[int], sent: Sequence[int]) -> tuple[float, float]:
-    """By how many resident bytes a process grows for one of `count` connections to a socket with nothing behind it.
+    """Growth of resident memory per connection of a bare socket.
 
     Args:
         count: connections.
-        taken: bytes of the messages that each of them says.
-        sent: bytes of the messages that each of them gets.
+        taken: sizes of the messages that each of them sends.
+        sent: sizes of the messages that each of them receives.
 
     Returns:
-        After each has said one message; and after all the messages.
+        Bytes per connection after one message each, and after all messages.
     """
     with ended_workers() as workers:
         workers.append(worker := Worker("bare router", BareRouter))
@@ -314,7 +314,7 @@ def bare_bytes_per_peer(count: int, taken: Sequence[int], sent: Sequence[int]) -
 
 
 def python_bytes_per_peer(count: int) -> float:
-    """Bytes that a master needs for one of `count` members, after some rounds, beyond what ZeroMQ needs."""
+    """Bytes of Python objects per member of a master with `count` members, after some rounds."""
     with ended_workers() as workers:
         workers.append(worker := Worker("traced master", TracedMaster))
         address, empty_bytes = worker.call("address"), worker.call("live_bytes")
@@ -326,7 +326,7 @@ def python_bytes_per_peer(count: int) -> float:
 
 
 def measure_crowd(count: int, rounds: int, batch: int, memory: bool) -> Row:
-    """All rounds of one size of the crowd."""
+    """All rounds with one number of peers."""
     allow_descriptors(DESCRIPTORS_PER_PEER * count + SPARE_DESCRIPTORS)
     python_bytes = python_bytes_per_peer(count) if memory else None
     with Master() as master:
@@ -335,7 +335,7 @@ def measure_crowd(count: int, rounds: int, batch: int, memory: bool) -> Row:
         with contextlib.closing(Crowd(master.address, count)) as crowd:
             crowd.join()
             join_s, join_cpu_s = time.monotonic() - began, (process_cpu_ns(pid) - empty_ns) / 1e9
-            crowd.reduce(batch)  # Not measured: the first round of everything.
+            crowd.reduce(batch)  # Warm-up, not measured.
             totals, seconds, cpu_seconds = [], [], []
             for _ in range(rounds):
                 began_ns = process_cpu_ns(pid)

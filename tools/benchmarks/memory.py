@@ -1,15 +1,15 @@
-"""Measures what an all-reduce takes in memory beyond the caller's buffers, in each process.
+"""Measures the memory of an all-reduce beyond the caller's buffers, per process.
 
-Fresh processes for each row: they all-reduce something small (so that loading and first use do not count), allocate the
+Each row uses new processes: they all-reduce a small tensor (so that loading and first use do not count), allocate the
 buffers and touch every page, reset the peak of their resident set size, and all-reduce. `extra_bytes` is the peak minus
-what was resident before, of the process that took most; `kept_bytes` is what stays resident afterwards beyond that.
-Memory of the kernel (socket buffers) is no part of a resident set.
+the resident size before, of the process with the largest difference; `kept_bytes` is the growth that remains
+afterwards. Kernel memory (socket buffers) is not part of a resident set.
 
-  out             the result goes to a second buffer, which is the caller's and does not count
-  in              the result replaces the input, which comes back if the call fails
-  in_no_restore   the same with `restore=False`: a call that fails leaves the buffer undefined
+  out             the result goes to a second buffer of the caller, which does not count
+  in              the result replaces the input, which is restored if the call fails
+  in_no_restore   the same with `restore=False`: a failed call leaves the buffer undefined
 
-gloo, where torch is installed, works in place only.
+Gloo, if torch is installed, works in place only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 def measure_once(system: System, options: argparse.Namespace, size_bytes: int, quantize: str, place: str) -> Row:
-    """One all-reduce, watched and checked."""
+    """One measured and checked all-reduce."""
     call_all(system.workers, "allocate", WARM_UP_BYTES, options.dtype, quantize)
     call_all(system.workers, "run", 1)
     call_all(system.workers, "allocate", size_bytes, options.dtype, quantize)

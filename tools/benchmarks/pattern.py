@@ -1,4 +1,4 @@
-"""What tensors hold that are all-reduced: a pattern whose exact sum is known, so that every result can be checked."""
+"""Contents of the tensors of all-reduces: a pattern whose exact sum is known, so that every result can be checked."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from common import QUANTIZATIONS, Array
 import zpccl
 
 PERIOD_ELEMENTS = 97
-"""Period of the pattern; a prime, so that no chunk or frame begins as another one does."""
+"""Period of the pattern; a prime, so that chunks and frames begin with different elements."""
 PIECE_ELEMENTS = PERIOD_ELEMENTS * 10_000
-"""Elements that are written or compared at a time."""
+"""Number of elements written or compared per step."""
 
 
 def pattern(numbers: Sequence[int], dtype: str) -> Array:
-    """One period of the sum of what the peers of these numbers contribute, exact in every dtype for small sums.
+    """One period of the sum of these peers' contributions, exact in every dtype for small sums.
 
-    Peer n contributes n + 0, n + 1, ..., n + 96, over and over; n is taken modulo 8, to stay exact in float16 too.
+    Peer n contributes n + 0, n + 1, ..., n + 96, repeated; n is taken modulo 8, to be exact in float16, too.
     """
     steps = np.arange(PERIOD_ELEMENTS, dtype=np.int64)
     total = sum((steps + number % 8 for number in numbers), np.zeros_like(steps))
@@ -33,7 +33,7 @@ def fill_with(array: Array, period: Array) -> None:
 
 
 def worst_error(array: Array, period: Array) -> float:
-    """The greatest difference between `array` and `period` repeated; 0.0 when they are equal bit for bit."""
+    """The largest difference between `array` and the repeated `period`; 0.0 if they are equal."""
     worst = 0.0
     for piece, wanted in _pieces(array, period):
         if piece.tobytes() != wanted.tobytes():
@@ -43,10 +43,10 @@ def worst_error(array: Array, period: Array) -> float:
 
 
 def error_bound(peers: int, quantize: str) -> float:
-    """The greatest difference from the exact sum of `pattern` that an all-reduce may have.
+    """The largest error that a quantised all-reduce of `pattern` may have.
 
-    The partial sum of k peers spans at most k times the span of one, is quantised to 255 or 15 steps (of a type with a
-    code for 0, one less), and is off by less than a step; the errors of all partial sums add up.
+    The partial sum of k peers spans at most k times the span of one. It is quantised to 255 or 15 steps (one less for a
+    type with a code for 0), with an error below one step; the errors of all partial sums add up.
     """
     if quantize == "none":
         return 0.0

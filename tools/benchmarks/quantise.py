@@ -1,16 +1,17 @@
 """Measures quantisation: how fast the kernels are, and how large the errors of a quantised all-reduce.
 
-Everything happens in this process; what an all-reduce takes over the network is measured by `allreduce --quantize`.
+Everything runs in this process; `allreduce --quantize` measures all-reduces over the network.
 
-  kernels  GB of tensor a second and core, of one call over a tensor that no cache holds: writing the codes, reading
-           them, and the fold of the ring (reads codes, adds the local share, writes codes), for each instruction set
-           of this CPU; the best of the repetitions, by CPU time. memcpy of the same tensor beside it
-  blocks   by block size: bytes on the wire, error and speed, of normally distributed numbers
-  reduces  error of a SUM by the ring and by the direct exchange, composed of the kernels as the engine composes them
-           (the tests compare them bit by bit), with the bound that holds whatever the numbers are. Normally distributed
-           numbers: `own`, each peer has its own; `same`, peer n contributes n + 1 times the same ones
+  kernels  GB of tensor per second and core, of one call over a tensor larger than the caches: quantise, dequantise, and
+           the fold of the ring (dequantise, add the local share, quantise), for each instruction set of this CPU; best
+           repetition, by CPU time; compared with memcpy of the same tensor
+  blocks   by block size: bytes on the wire, error and speed, for normally distributed numbers
+  reduces  error of a SUM by the ring and by the direct exchange, computed with the kernels as the engine does (the
+  tests
+           compare them bit by bit), with the worst-case bound. Normally distributed numbers: `own`, each peer has
+           different ones; `same`, peer n contributes n + 1 times the same numbers
 
-Errors are of float32: the worst, and the root of the mean square (rms); the range is that of the exact result.
+Errors are for float32: the largest, and the root mean square (rms); the range is that of the exact result.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ERROR_ELEMENTS = 2**20
 
 
 def quantiser_of(name: str, datatype: zpccl.DataType = zpccl.DataType.FLOAT, isa: str | None = None) -> Quantiser:
-    """The quantiser of a name of QUANTIZATIONS."""
+    """The quantiser with a name of QUANTIZATIONS."""
     options = QUANTIZATIONS[name]
     quantized = zpccl.QuantizedDataType(options.quantized_datatype)
     return Quantiser(datatype, options.algorithm, quantized, options.block_size, instruction_set=isa)
@@ -67,7 +68,7 @@ def rate(function: Callable[[], object], size_bytes: int, reps: int) -> float:
 
 
 def rates(quantiser: Quantiser, tensor: Array, reps: int) -> dict[str, float]:
-    """GB/s of each kernel. `tensor` holds the bits of elements; it is left as it was."""
+    """GB/s of each kernel. `tensor` holds the bits of elements, and is not modified."""
     count = tensor.nbytes // quantiser.datatype.itemsize
     wire, back = np.zeros(quantiser.wire_bytes(count), np.uint8), np.zeros_like(tensor)
     return {
@@ -78,7 +79,7 @@ def rates(quantiser: Quantiser, tensor: Array, reps: int) -> dict[str, float]:
 
 
 def elements_of(datatype: zpccl.DataType, size_bytes: int) -> Array:
-    """Normally distributed elements; of BFLOAT16 their bits."""
+    """Normally distributed elements; BFLOAT16 as their bits."""
     values = np.resize(normal(ERROR_ELEMENTS), size_bytes // datatype.itemsize)
     if datatype is zpccl.DataType.BFLOAT16:
         return (values.view(np.uint32) >> 16).astype(np.uint16)
@@ -86,7 +87,7 @@ def elements_of(datatype: zpccl.DataType, size_bytes: int) -> Array:
 
 
 def measure_kernels(reps: int) -> Rows:
-    """All instruction sets with float32, all types with the widest."""
+    """All instruction sets with float32, all types with the widest instruction set."""
     copy, plain = np.zeros(KERNEL_BYTES, np.uint8), elements_of(zpccl.DataType.FLOAT, KERNEL_BYTES).view(np.uint8)
     gbps = rate(lambda: np.copyto(copy, plain), KERNEL_BYTES, reps)
     yield {"part": "kernels", "dtype": "float32", "isa": "", "format": "memcpy", "dequantise": gbps}
@@ -103,7 +104,7 @@ def measure_kernels(reps: int) -> Rows:
 
 
 def through(quantiser: Quantiser, elements: Array) -> Array:
-    """What is read of what travels."""
+    """The elements after quantising and dequantising."""
     wire, back = np.empty(quantiser.wire_bytes(elements.size), np.uint8), np.empty_like(elements)
     quantiser.quantise(wire, elements)
     quantiser.dequantise(back, wire)
@@ -111,7 +112,7 @@ def through(quantiser: Quantiser, elements: Array) -> Array:
 
 
 def errors(result: Array, exact: Array) -> dict[str, float]:
-    """Worst and rms error, beside the range of the exact result."""
+    """Largest and rms error, and the range of the exact result."""
     off = result.astype(np.float64) - exact
     return {
         "worst": float(np.abs(off).max()),
@@ -121,7 +122,7 @@ def errors(result: Array, exact: Array) -> dict[str, float]:
 
 
 def ring(quantiser: Quantiser, inputs: Sequence[Array]) -> Array:
-    """Chunk j starts at rank j, and each next rank folds its share in."""
+    """A SUM by the ring: chunk j starts at rank j, and each following rank folds in its share."""
     size = len(inputs)
     chunks = []
     for chunk, shares in enumerate(zip(*(np.array_split(x, size) for x in inputs), strict=True)):
@@ -135,7 +136,8 @@ def ring(quantiser: Quantiser, inputs: Sequence[Array]) -> Array:
 
 
 def direct(quantiser: Quantiser, inputs: Sequence[Array]) -> Array:
-    """Rank j gets chunk j from all others, adds in order of rank, and quantises the sum."""
+    """A SUM by the direct exchange: rank j receives chunk j from all others, adds in order of rank, quantises the
+    sum."""
     size = len(inputs)
     chunks = []
     for owner, shares in enumerate(zip(*(np.array_split(x, size) for x in inputs), strict=True)):
@@ -151,8 +153,8 @@ def direct(quantiser: Quantiser, inputs: Sequence[Array]) -> Array:
 
 
 def block_span(quantiser: Quantiser, values: Array) -> float:
-    """The greatest that the levels of a block have to span: its range, with 0 taken in if 0 has a code; of symmetric
-    codes twice its largest magnitude."""
+    """The largest span of the levels of a block: its range, extended to 0 if 0 has a code; for symmetric codes twice
+    its largest magnitude."""
     starts = np.arange(0, values.size, quantiser.block_elements)
     low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
     if quantiser.algorithm is zpccl.QuantizationAlgorithm.ZERO_POINT_SCALE:
@@ -164,20 +166,20 @@ def block_span(quantiser: Quantiser, values: Array) -> float:
 
 
 def bounds(quantiser: Quantiser, spans: Sequence[float]) -> tuple[float, float]:
-    """Of the worst error of ring and direct exchange, where the blocks of peer n span so much: docs/quantisation.md
-    derives them. Roundings are left out: they are below a thousandth."""
+    """Bounds of the error of ring and direct exchange, if the blocks of peer n span spans[n]: docs/quantisation.md
+    derives them. Floating-point roundings are neglected: they are below a thousandth."""
     has_zero = quantiser.algorithm is zpccl.QuantizationAlgorithm.ZERO_POINT_SCALE
     levels = (1 << quantiser.quantized_datatype.bits) - 1 - has_zero
     by_ring = partial = 0.0
-    for span in sorted(spans, reverse=True):  # The worst order.
+    for span in sorted(spans, reverse=True):  # The worst order of the ring.
         partial += span
         by_ring += (partial + 2 * by_ring) / levels / 2
-    shares = (partial - min(spans)) / levels / 2  # The owner's is exact.
+    shares = (partial - min(spans)) / levels / 2  # The owner's own share is exact.
     return by_ring, shares + (partial + 2 * shares) / levels / 2
 
 
 def measure_blocks(reps: int) -> Rows:
-    """What a block size costs and brings."""
+    """Size, error and speed by block size."""
     values, tensor = normal(ERROR_ELEMENTS), elements_of(zpccl.DataType.FLOAT, KERNEL_BYTES)
     for form in FORMATS:
         for block in BLOCK_SIZES:
@@ -188,14 +190,14 @@ def measure_blocks(reps: int) -> Rows:
 
 
 def contributions(data: str, size: int) -> list[Array]:
-    """What the peers contribute."""
+    """The inputs of the peers."""
     if data == "own":
         return [normal(ERROR_ELEMENTS, rank) for rank in range(size)]
     return [normal(ERROR_ELEMENTS) * np.float32(rank + 1) for rank in range(size)]
 
 
 def measure_reduces(peers: Sequence[int]) -> Rows:
-    """Ring and direct exchange beside each other."""
+    """Compares ring and direct exchange."""
     for data, size in itertools.product(("own", "same"), peers):
         inputs = contributions(data, size)
         exact: Array = np.add.reduce(inputs, axis=0, dtype=np.float64)
@@ -228,7 +230,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 def columns(*names: str) -> list[Column]:
-    """Numbers in as few digits as say something."""
+    """Columns with few significant digits."""
     forms = {"range": ".3g", "bits": ".3g", **dict.fromkeys(SPEEDS, ".1f")}
     return [Column(name, name, ".3g" if name.endswith(ERRORS) else forms.get(name, "")) for name in names]
 

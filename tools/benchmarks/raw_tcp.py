@@ -1,7 +1,7 @@
-"""TCP sockets that move bytes and do nothing else: what zpccl is compared with.
+"""Plain TCP transfers, as a baseline for zpccl.
 
-One thread, poll, non-blocking sockets with TCP_NODELAY and, within a host, the congestion control that zpccl takes
-there: Cubic, or Reno where that is not allowed. An object is of one thread.
+One thread, poll, non-blocking sockets with TCP_NODELAY and, within a host, the congestion control that zpccl uses
+there: CUBIC, or Reno if that is not permitted. An object belongs to one thread.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 CONNECT_TIMEOUT_S = 30.0
 SHARE_BYTES_MIN = 64 * 1024
-"""Less than this goes over one socket: to wake more of them would cost more than it brings."""
+"""Minimum per socket: with less, waking more sockets costs more than it gains."""
 
 
 class _Lane:
-    """One socket's share of what is moved."""
+    """One socket's share of a transfer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -27,11 +27,11 @@ class _Lane:
         _choose_congestion_control(connection)
 
     def events(self) -> int:
-        """What to poll for."""
+        """The poll events that it waits for."""
         return (select.POLLOUT if self.out else 0) | (select.POLLIN if self.into else 0)
 
     def send(self) -> None:
-        """Sends what the socket takes."""
+        """Sends as much as the socket takes."""
         try:
             sent = self.connection.send(self.out[0])
         except BlockingIOError:
@@ -41,7 +41,7 @@ class _Lane:
             self.out.pop(0)
 
     def receive(self) -> None:
-        """Receives what has come.
+        """Receives as much as has arrived.
 
         Raises:
             ConnectionError: the other side closed the connection.
@@ -78,7 +78,7 @@ class RawTcp:
         return host, port
 
     def connect(self, addresses: Mapping[int, tuple[str, int]]) -> None:
-        """Connects to others: addresses by number. They must `accept` this process."""
+        """Connects to other processes, by number. They must `accept` this one."""
         for number, address in addresses.items():
             self._lanes[number] = []
             for index in range(self.connections):
@@ -87,7 +87,7 @@ class RawTcp:
                 self._lanes[number].append(_Lane(connection))
 
     def accept(self, numbers: Iterable[int]) -> None:
-        """Waits until all others of these numbers have connected to this process."""
+        """Waits until the processes with these numbers have connected."""
         missing = {(number, index) for number in numbers for index in range(self.connections)}
         accepted: dict[tuple[int, int], _Lane] = {}
         self._listener.settimeout(CONNECT_TIMEOUT_S)
@@ -101,7 +101,8 @@ class RawTcp:
             self._lanes.setdefault(number, []).append(accepted[number, index])
 
     def connect_ring(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Connects to the next process of a ring and accepts the previous one; of two, the first one connects."""
+        """Connects to the next process of a ring and accepts the previous one; with two processes the first
+        connects."""
         following, previous = self._neighbours(len(addresses))
         if following != previous or self.number == 0:
             self.connect({following: addresses[following]})
@@ -109,7 +110,7 @@ class RawTcp:
             self.accept([previous])
 
     def exchange(self, peers: int, out: memoryview, into: memoryview, times: int) -> None:
-        """Sends to the next process of a ring, `times` over, while it receives as much from the previous one."""
+        """Sends to the next process of a ring, `times` times, while receiving as much from the previous one."""
         following, previous = self._neighbours(peers)
         self.move({following: out}, {previous: into}, times=times)
 
@@ -120,13 +121,13 @@ class RawTcp:
         connections: int | None = None,
         times: int = 1,
     ) -> None:
-        """Sends bytes to others, by number, while it receives what they send, into memory of the same length.
+        """Sends bytes to other processes while receiving theirs.
 
         Args:
-            out: what to send to whom.
-            into: where to put what comes from whom.
-            connections: the first of those to each of them; None: all.
-            times: how often, without a pause.
+            out: the bytes to send, by number of the receiver.
+            into: buffers for the received bytes, by number of the sender.
+            connections: number of connections to use per process; None: all.
+            times: number of repetitions, without a pause.
         """
         for number, data in out.items():
             for lane, piece in self._shares(number, data, connections):
@@ -147,7 +148,7 @@ class RawTcp:
         return (self.number + 1) % peers, (self.number - 1) % peers
 
     def _shares(self, number: int, data: memoryview, connections: int | None) -> Iterable[tuple[_Lane, memoryview]]:
-        """The part of each of the lanes to another process, as many as are worth it."""
+        """Splits data among the lanes to another process; uses fewer lanes for little data."""
         lanes = self._lanes[number][:connections]
         count = min(len(lanes), max(1, len(data) // SHARE_BYTES_MIN))
         bounds = [len(data) * index // count for index in range(count + 1)]
@@ -166,7 +167,7 @@ def _choose_congestion_control(connection: socket.socket) -> None:
 
 
 def _move(lanes: Iterable[_Lane]) -> None:
-    """Sends and receives until no lane has anything left to do."""
+    """Sends and receives until all lanes are done."""
     by_descriptor = {lane.connection.fileno(): lane for lane in lanes}
     poller = select.poll()
     masks = {fd: lane.events() for fd, lane in by_descriptor.items() if lane.events()}

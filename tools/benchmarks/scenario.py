@@ -1,4 +1,4 @@
-"""What a scenario says of itself: its arguments, what it measures, and the columns of its tables."""
+"""The description of a scenario: its arguments, its measurement, and the columns of its tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from common import Row, Rows, format_bytes, print_table
 
 BYTES = "bytes"
-"""The form of a column of sizes."""
+"""Format of a column of sizes."""
 
 
 class Column(NamedTuple):
-    """One column: its title, the key of a row, and the form (a format specification, or BYTES) of value x factor."""
+    """One column: its title, the key in a row, and the format (a format specification, or BYTES) of value x factor."""
 
     title: str
     key: str
@@ -34,15 +34,15 @@ class Column(NamedTuple):
 
 
 def times(name: str, form: str = ".3f") -> list[Column]:
-    """Median, minimum and maximum of `name`, seconds, in ms."""
+    """Columns for median, minimum and maximum of `name`, which is in seconds, in ms."""
     return [Column(f"{what} ms", f"{name}_{what}", form, 1e3) for what in ("median", "min", "max")]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of all rows, or of those whose "part" is `part`. Without columns, each row is a table of its own.
+    """A table of all rows, or of those whose "part" is `part`. Without columns each row is printed as its own table.
 
-    The title may name options: "{options.peers} peers".
+    The title may contain options: "{options.peers} peers".
     """
 
     title: str
@@ -50,7 +50,7 @@ class Table:
     part: str = ""
 
     def line_of(self, row: Row) -> str:
-        """A row in a line."""
+        """A row as one line."""
         return "  ".join(f"{column.title} {column.cell(row)}" for column in self._columns_of(row))
 
     def show(self, options: argparse.Namespace, rows: Sequence[Row]) -> None:
@@ -75,19 +75,18 @@ class Table:
 class Scenario:
     """One scenario.
 
-    `measure` yields a row for each result. Where something was promised a row has "problems", texts that say what was
-    not kept.
+    `measure` yields one row per result. If promises were checked a row has "problems": texts that name broken promises.
     """
 
     text: str | None
-    """What it measures, and how, for --help."""
+    """Description of the measurement, for --help."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
     measure: Callable[[argparse.Namespace], Rows]
     tables: Sequence[Table]
     check: Callable[[argparse.ArgumentParser, argparse.Namespace], None] | None = None
-    """Completes the options, or ends the program with what is wrong."""
+    """Completes the options, or exits with an error message."""
     finish: Callable[[argparse.Namespace, Sequence[Row]], None] | None = None
-    """Does what is left when everything is measured and printed."""
+    """Called at the end, when all rows are printed."""
 
     def table_of(self, row: Row) -> Table:
         """The table that a row belongs to."""

@@ -1,20 +1,20 @@
-"""Times how newcomers get the shared state, beside plain copies of the same bytes, and a sync that has nothing to send.
+"""Times how newcomers get the shared state, compared with plain copies of the same bytes, and a sync without transfer.
 
-Processes of a run: holders have the state, joiners have something else everywhere (or, with `identical`, the same). All
-call `sync_shared_state` at the same time; a joiner ends with the holders' bytes, which BLAKE3 checks. The time is that
-of the slowest process, digests and votes included. Without --uplink all are on loopback. With it each is on a host of
-its own, in an emulated network (the package `wan`) in which what a host sends, to all others together, has this rate;
-what it receives has none. What is measured, in turns, in the same processes:
+Holders have the state; joiners have different contents everywhere (or, with `identical`, the same). All call
+`sync_shared_state` at the same time; BLAKE3 verifies that joiners end with the holders' bytes. The time is that of the
+slowest process, including digests and votes. Without --uplink all processes are on loopback. With it each is on its own
+host of an emulated network (the package `wan`), in which the total send rate of a host is limited and its receive rate
+is not. Measured in turns, in the same processes:
 
   zpccl       `sync_shared_state` over --connections connections to each other peer
   raw TCP     each holder sends its share of the bytes to each joiner, over as many sockets, and nothing else
-  one stream  each joiner gets all bytes from one holder over one socket, as scp would do it, without its encryption
-  digest      all processes digest the state, by the same --digest, with as many threads as CPUs, and send nothing
+  one stream  each joiner gets all bytes from one holder over one socket, like scp without encryption
+  digest      all processes digest the state with the same --digest and as many threads as CPUs, and send nothing
 
-`bytes_sent` is the sum over all processes, `bytes_sent_most` the most that one sent; `ratio` is what all joiners lack
-by that sum. `speedup` is beside the row with the fewest holders. `late`, `device_drops`, `emulator_cpu`:
-what the emulator was late with, what it missed, and how busy it was, over all of a row's systems: look at these before
-you believe a row. --uplink needs Linux and root.
+`bytes_sent` is the sum over all processes, `bytes_sent_most` the maximum; `ratio` is the bytes that all joiners lack
+divided by that sum. `speedup` is relative to the row with the fewest holders. `late`, `device_drops`, `emulator_cpu`
+are the late packets, lost packets and CPU load of the emulator, over all systems of a row: check them before you trust
+a row. --uplink needs Linux and root.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from benchmarks.wan import what_the_emulator_says
 
 RAW_TCP, ONE_STREAM, DIGEST = "raw_tcp", "one_stream", "digest"
 SYSTEMS = (RAW_TCP, ONE_STREAM, DIGEST)
-"""What is measured beside zpccl."""
+"""The systems that zpccl is compared with."""
 DIGESTS = tuple(kind.name.lower() for kind in zpccl.DigestKind)
 PROCESSES_MAX = 15
 
 
 class StatePeer:
-    """A process that has the shared state, or gets it: as a peer, or as one end of a plain copy.
+    """A process that has or gets the shared state: as a peer, or as one end of a plain copy.
 
     Args:
         number: of this process.
         address: of the master.
         connections: to each other process.
         host: address for the sockets of plain copies.
-        options: more of the communicator's.
+        options: further options of the communicator.
     """
 
     def __init__(self, number: int, address: str, connections: int, host: str, **options: Any) -> None:
@@ -79,7 +79,7 @@ class StatePeer:
         self.peer.join(peers)
 
     def copy_address(self) -> tuple[str, int]:
-        """Where this process takes plain copies."""
+        """The address at which this process receives plain copies."""
         return self.copy.address
 
     def connect_copies(self, receivers: Mapping[int, tuple[str, int]], senders: Sequence[int]) -> None:
@@ -96,7 +96,8 @@ class StatePeer:
         is_behind: bool,
         digest: str = "blake3",
     ) -> None:
-        """Makes the state; the old one is freed first. Who is behind holds something else, and only receives."""
+        """Makes the state, after freeing the old one. A process that is behind holds other contents, and only
+        receives."""
         self.state = None
         self.flat = np.empty(0, np.float32)
         self.flat = np.empty(size_bytes // 4, np.float32)
@@ -110,7 +111,7 @@ class StatePeer:
         self.state.revision = self._revision
 
     def reset(self) -> None:
-        """Makes ready for the next sync or copy."""
+        """Prepares the next sync or copy."""
         assert self.state is not None
         if self.is_behind:
             make_stale(self.flat)
@@ -145,7 +146,7 @@ class StatePeer:
         return blake3.blake3(self.flat.data.cast("B"), max_threads=blake3.blake3.AUTO).hexdigest()
 
     def _digest_by_xxh3(self) -> None:
-        """A digest for each of as many parts as there are CPUs: one thread may not do more of it."""
+        """Digests one part of the state per CPU, because XXH3 is single-threaded."""
         import xxhash
 
         memory, count = self.flat.data.cast("B"), len(os.sched_getaffinity(0))
@@ -176,8 +177,8 @@ class StatePeer:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What the state is like."""
+class StateKind:
+    """The kind of a state: contents, sizes, who differs."""
 
     size_bytes: int
     tensors: int
@@ -186,13 +187,13 @@ class Kind:
     weights: Path | None
 
     def arguments(self, *, is_behind: bool) -> tuple[Any, ...]:
-        """Those of `StatePeer.allocate`."""
+        """The arguments of `StatePeer.allocate`."""
         return self.size_bytes, self.tensors, self.contents, self.weights, is_behind, self.digest
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """The processes of one number of holders and one of joiners: holders come first."""
+    """The processes for a number of holders and joiners; holders come first."""
 
     workers: list[Worker]
     holders: int
@@ -200,11 +201,11 @@ class Crowd:
 
     @property
     def joiners(self) -> int:
-        """How many of the processes are behind."""
+        """Number of joiners."""
         return len(self.workers) - self.holders
 
     def connect(self) -> None:
-        """Makes all of them members, and connects holders to joiners for plain copies."""
+        """Makes all processes members, and connects holders to joiners for plain copies."""
         call_all(self.workers, "join", len(self.workers))
         addresses = dict(enumerate(call_all(self.workers, "copy_address")))
         receivers = {number: addresses[number] for number in range(self.holders, len(self.workers))}
@@ -214,8 +215,8 @@ class Crowd:
         for worker in self.workers:
             worker.result()
 
-    def allocate(self, kind: Kind) -> None:
-        """Makes the state of all."""
+    def allocate(self, kind: StateKind) -> None:
+        """Makes the state of all processes."""
         for number, worker in enumerate(self.workers):
             is_behind = number >= self.holders and kind.contents != IDENTICAL
             worker.begin("allocate", *kind.arguments(is_behind=is_behind))
@@ -227,7 +228,7 @@ class Crowd:
 
         Args:
             connections: of each pair.
-            share: which part of the state, from 0 to 1, a holder sends to the joiner of a number from 0 on.
+            share: range of the state, from 0 to 1, that a holder sends to a joiner (numbered from 0).
         """
         call_all(self.workers, "reset")
         for number, worker in enumerate(self.workers):
@@ -246,7 +247,7 @@ def _not_empty(shares: dict[int, tuple[float, float]]) -> dict[int, tuple[float,
 
 
 def settings_of(processes: int, options: argparse.Namespace) -> Settings:
-    """The network: a host for each process, and the master's, which has no rate."""
+    """The network: one host per process, and one for the master without a rate limit."""
     lines = [
         f"host * egress_mbit={options.uplink}",
         f"host {processes} egress_mbit=0",
@@ -257,7 +258,7 @@ def settings_of(processes: int, options: argparse.Namespace) -> Settings:
 
 @contextlib.contextmanager
 def make_hosts(options: argparse.Namespace, processes: int) -> Iterator[tuple[Hosts, Master]]:
-    """Hosts for so many processes, on loopback or in a network, and a master that runs."""
+    """Hosts for `processes` processes, on loopback or in a network, and a running master."""
     with contextlib.ExitStack() as stack:
         hosts = Hosts()
         if options.uplink:
@@ -283,14 +284,14 @@ def start_crowd(options: argparse.Namespace, holders: int, joiners: int) -> Iter
 
 
 def sync_once(crowd: Crowd, wanted: str) -> dict[str, float]:
-    """One checked sync: seconds of the slowest, and the sums of the rest.
+    """One checked sync: seconds of the slowest process, and sums of the other figures.
 
     Args:
-        crowd: whose processes sync.
-        wanted: the digest of what all must hold afterwards.
+        crowd: the processes.
+        wanted: the digest that all must have afterwards.
 
     Raises:
-        WorkerFailed: somebody holds something else.
+        WorkerFailed: a process has other contents.
     """
     call_all(crowd.workers, "reset")
     results: list[dict[str, float]] = call_all(crowd.workers, "sync")
@@ -301,10 +302,10 @@ def sync_once(crowd: Crowd, wanted: str) -> dict[str, float]:
 
 
 def compare(crowd: Crowd, wanted: str) -> None:
-    """Compares what all hold with what they should.
+    """Compares the digests of all processes with the expected one.
 
     Raises:
-        WorkerFailed: somebody holds something else.
+        WorkerFailed: a process has other contents.
     """
     digests = call_all(crowd.workers, "contents_digest")
     wrong = [worker.name for worker, digest in zip(crowd.workers, digests, strict=True) if digest != wanted]
@@ -313,7 +314,7 @@ def compare(crowd: Crowd, wanted: str) -> None:
 
 
 def beside(crowd: Crowd, system: str, connections: int, digest: str, wanted: str) -> float:
-    """The seconds of one of SYSTEMS, checked."""
+    """One checked repetition of one of SYSTEMS; returns the seconds."""
     if system == DIGEST:
         alone: list[float] = call_all(crowd.workers, "digest", digest)
         return max(alone)
@@ -327,7 +328,7 @@ def beside(crowd: Crowd, system: str, connections: int, digest: str, wanted: str
     return seconds
 
 
-def measure_kind(crowd: Crowd, options: argparse.Namespace, kind: Kind) -> Row:
+def measure_kind(crowd: Crowd, options: argparse.Namespace, kind: StateKind) -> Row:
     """All repetitions of one kind of state."""
     crowd.allocate(kind)
     contents, size_bytes = kind.contents, kind.size_bytes
@@ -368,17 +369,17 @@ def measure_kind(crowd: Crowd, options: argparse.Namespace, kind: Kind) -> Row:
     return row | what_the_emulator_says(crowd.network)
 
 
-def kinds_of(options: argparse.Namespace) -> list[Kind]:
-    """All kinds of states that were asked for."""
+def kinds_of(options: argparse.Namespace) -> list[StateKind]:
+    """All requested kinds of states."""
     weights = trained_weights(max(options.bytes) // 4) if TRAINED in options.contents else None
     return [
-        Kind(size_bytes, options.tensors, digest, contents, weights)
+        StateKind(size_bytes, options.tensors, digest, contents, weights)
         for size_bytes, contents, digest in itertools.product(options.bytes, options.contents, options.digest)
     ]
 
 
 def add_speedups(rows: Sequence[Row]) -> None:
-    """Compares each row with the one of fewest holders that is alike else."""
+    """Compares each row with the otherwise equal one that has the fewest holders."""
     kinds = ("contents", "joiners", "bytes", "digest")
     for row in rows:
         alike = [other for other in rows if all(other[kind] == row[kind] for kind in kinds)]
@@ -401,7 +402,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of all that measures shared state."""
+    """Adds the arguments that the benchmarks of shared state have in common."""
     add(parser, "--bytes", ["256MiB"], "of the state")
     parser.add_argument("--uplink", type=above_zero, help="Mbit/s that a host sends, emulated (default: loopback)")
     add(parser, "--rtt", 10, "ms between emulated hosts", type=above_zero)
@@ -413,7 +414,7 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_place(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program with what is wrong with them; `place` is for headings."""
+    """Checks them, or exits with an error message; sets `place` for headings."""
     if min(options.bytes) < 4 * options.tensors:
         parser.error("--bytes: at least an element of 4 bytes for each of --tensors")
     options.place = "over loopback"

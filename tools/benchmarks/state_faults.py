@@ -1,20 +1,20 @@
-"""Does to a sync of shared state what may happen to it in the middle, and says what becomes of it and when.
+"""Injects faults in the middle of a sync of shared state, and reports the outcome and its time.
 
-Each fault strikes a run of its own on loopback: holders, who have the state, and joiners, who have something else in
-all of it, call `sync_shared_state`. When half of the bytes have come to the first joiner, this stands still until the
-fault has struck; so it strikes in the middle every time, however fast the transfer is.
+Each fault gets its own run on loopback: holders have the state, joiners have different contents everywhere, and all
+call `sync_shared_state`. When the first joiner has received half of the bytes it pauses until the fault has struck; so
+the fault strikes in the middle, however fast the transfer is.
 
-  none             nothing: what the others compare with
-  holder-killed    one of the holders gets SIGKILL: all others' call shall succeed
-  holders-killed   all of them do: the joiner's call shall fail, and leave its memory and its revision as they were
-  joiner-killed    the joiner does, while another one fetches the same: all others' call shall succeed
-  joiners-added    two more connect: the sync shall go on, and they get the state after the next update_topology
-  memory-changed   all of a holder's state is overwritten: nobody may end with it, and the same call again, after its
-                   error if there was one, shall give all the others' bytes
-  wrong-bytes      a holder sends blocks with a flipped bit, from the beginning: the joiner shall get the others' bytes
-                   in the same call, and the log of the master shall name who sent them
+  none             no fault, for comparison
+  holder-killed    one holder is killed (SIGKILL): the call of all others must succeed
+  holders-killed   all holders are killed: the joiner's call must fail and leave its memory and its revision unchanged
+  joiner-killed    the joiner is killed while another one fetches: the call of all others must succeed
+  joiners-added    two more peers connect: the sync must continue; they get the state after the next update_topology
+  memory-changed   the whole state of one holder is overwritten: nobody may end with those bytes; the same call again,
+                   after an error if there was one, must give all peers the bytes of the other holders
+  wrong-bytes      a holder sends all blocks with a flipped bit: the joiner must get the right bytes in the same call,
+                   and the log of the master must name the sender
 
-Times are of the slowest process that is left, from the fault to the end of its call.
+Times are those of the slowest surviving process, from the fault to the end of its call.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from zpccl.engine.engine import EngineEvent, MessageReceived
 CONNECTIONS = 4
 TENSORS = 8
 BLOCK_BYTES_MIN = 4096
-"""Shorter messages hold no block."""
+"""Shorter messages contain no block."""
 NS = 1e9
 
 
 class FaultyPeer(Peer):
-    """A peer with a shared state in a file, which others can overwrite.
+    """A peer whose shared state is in a memory-mapped file, which other processes can overwrite.
 
     Args:
         address: of the master.
         name: of the peer.
         path: of the file, which has the size of the state.
-        gate: where it says that half has come, and waits until it may go on.
+        gate: pipe on which it reports that it has received half, and waits for the signal to continue.
     """
 
     def __init__(self, address: str, name: str, path: Path, gate: Connection) -> None:
@@ -75,7 +75,7 @@ class FaultyPeer(Peer):
         )
 
     def prepare(self, revision: int) -> str:
-        """Fills the state, for a joiner with something stale, and returns its digest."""
+        """Fills the state, for a joiner with other contents, and returns its digest."""
         self.state.revision = revision
         if revision:
             fill(self.flat, RANDOM, None)
@@ -88,7 +88,7 @@ class FaultyPeer(Peer):
         return blake3.blake3(self.flat.data.cast("B")).hexdigest()
 
     def stand_still_after(self, size_bytes: int) -> None:
-        """Says so at the gate when so many bytes of others have come, and goes on when it is told to."""
+        """Pauses at the gate once `size_bytes` have been received."""
         engine = self._engine()
         poll, left = engine.poll, size_bytes
 
@@ -105,7 +105,7 @@ class FaultyPeer(Peer):
         engine.poll = counting_poll
 
     def send_wrong_bytes(self) -> None:
-        """From now on a bit is wrong in each block that this peer sends."""
+        """Flips a bit in each block that this peer sends from now on."""
         engine = self._engine()
         post = engine.post_message
 
@@ -118,7 +118,7 @@ class FaultyPeer(Peer):
         engine.post_message = flipping_post
 
     def sync(self) -> dict[str, Any]:
-        """One sync, whatever its outcome."""
+        """One sync; returns its outcome, also if it failed."""
         outcome: dict[str, Any] = {"error": "", "error_text": "", "received": 0, "sent": 0}
         try:
             info = self.comm.sync_shared_state(self.state)
@@ -129,13 +129,13 @@ class FaultyPeer(Peer):
         return outcome | {"ended_ns": time.monotonic_ns(), "digest": self.digest(), "revision": self.state.revision}
 
     def push_revision(self) -> None:
-        """The state is a step further, as after a step of training."""
+        """Increments the revision, as after a training step."""
         self.state.push_revision()
 
     def _engine(self) -> Any:
         loop = self.comm._loop
         assert loop is not None
-        return loop._engine
+        return loop.engine
 
 
 @dataclass
@@ -151,15 +151,15 @@ class Scene:
     joiners: dict[str, Worker] = field(default_factory=dict)
     added: dict[str, Worker] = field(default_factory=dict)
     again: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The outcomes of a second sync, where there was one."""
+    """The outcomes of the second sync, if there was one."""
 
     @property
     def living(self) -> dict[str, Worker]:
-        """Those who take part and were not killed."""
+        """The participants that were not killed."""
         return {**self.holders, **self.joiners}
 
     def start(self, name: str) -> Worker:
-        """Starts a process with a state of its own."""
+        """Starts a process with its own state."""
         path = self.state_of(name)
         with path.open("wb") as file:
             file.truncate(self.size_bytes)
@@ -172,7 +172,7 @@ class Scene:
         return self.directory / name
 
     def kill(self, workers: dict[str, Worker]) -> None:
-        """SIGKILL for all of them."""
+        """Sends SIGKILL to workers."""
         for worker in workers.values():
             worker.kill()
         for worker in workers.values():
@@ -180,11 +180,11 @@ class Scene:
         workers.clear()
 
     def sync_again(self) -> None:
-        """All who are left call the same once more."""
+        """All survivors sync once more."""
         self.again = dict(zip(self.living, call_all(list(self.living.values()), "sync"), strict=True))
 
     def log(self) -> str:
-        """What the master has logged."""
+        """The log of the master."""
         return self.master.log()
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class Scene:
         close_all([*self.living.values(), *self.added.values()])
 
 
-# --- Faults: what strikes while the joiner stands still, and what follows after the sync ------------------------------
+# --- Faults: injected while the joiner pauses; and what follows after the sync ----------------------------------------
 
 
 def nothing(scene: Scene) -> None:
@@ -200,30 +200,30 @@ def nothing(scene: Scene) -> None:
 
 
 def kill_a_holder(scene: Scene) -> None:
-    """The one that others are asked beside."""
+    """Kills one of several holders."""
     name = next(iter(scene.holders))
     scene.kill({name: scene.holders.pop(name)})
 
 
 def kill_all_holders(scene: Scene) -> None:
-    """Nobody is left who has the state."""
+    """Kills all holders."""
     scene.kill(scene.holders)
 
 
 def kill_a_joiner(scene: Scene) -> None:
-    """The one that stands still."""
+    """Kills the joiner that pauses."""
     name = next(iter(scene.joiners))
     scene.kill({name: scene.joiners.pop(name)})
 
 
 def overwrite_a_state(scene: Scene) -> None:
-    """Writes into the memory of a holder, as a careless thread of its own might."""
+    """Overwrites the memory of a holder, as a faulty thread of its process might."""
     name = next(iter(scene.holders))
     make_stale(np.memmap(scene.state_of(name), np.float32, mode="r+"))
 
 
 def add_joiners(scene: Scene) -> None:
-    """Two more register. They are pending then, for members admit them between operations only."""
+    """Connects two more peers. They stay pending, since members admit peers between operations only."""
     for name, worker in scene.added.items():
         worker.result()  # It is ready.
         worker.begin("join", len(scene.living) + len(scene.added))
@@ -231,7 +231,7 @@ def add_joiners(scene: Scene) -> None:
 
 
 def admit_added(scene: Scene) -> None:
-    """Members let the added joiners in, and all sync again."""
+    """Admits the added joiners, and syncs all again."""
     count = len(scene.living) + len(scene.added)
     for worker in scene.living.values():
         worker.begin("admit", count)
@@ -249,7 +249,7 @@ def admit_added(scene: Scene) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of a sync, in words, and what was not as promised."""
+    """The outcome of a sync as text, and the broken promises."""
 
     outcome: str
     problems: list[str]
@@ -259,7 +259,7 @@ Outcomes = dict[str, dict[str, Any]]
 
 
 def all_have_it(outcomes: Outcomes, wanted: str, revision: int) -> list[str]:
-    """The problems of those who should all have the state."""
+    """Problems of processes that should have the state."""
     problems = [f"{name}: {found['error_text']}" for name, found in outcomes.items() if found["error"]]
     problems += [f"{name} holds something else" for name, found in outcomes.items() if found["digest"] != wanted]
     return problems + [
@@ -270,7 +270,7 @@ def all_have_it(outcomes: Outcomes, wanted: str, revision: int) -> list[str]:
 
 
 def judge_success(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
-    """All who are left succeed in the first call, and if there was another, in that."""
+    """All survivors must succeed in the first call and, if there was one, in the second."""
     problems = all_have_it(outcomes, wanted, 1)
     if scene.again:
         problems += all_have_it(scene.again, wanted, 2)
@@ -278,7 +278,7 @@ def judge_success(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> 
 
 
 def judge_refetch(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
-    """As `judge_success`; a holder's death costs what was under way, not all that had come."""
+    """As `judge_success`; a holder's death may cost only the blocks in flight."""
     judged = judge_success(scene, outcomes, wanted, stale)
     received = max(outcomes[name]["received"] for name in scene.joiners)
     if received > 1.5 * scene.size_bytes:
@@ -287,7 +287,7 @@ def judge_refetch(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> 
 
 
 def judge_wrong_bytes(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
-    """As `judge_success`, and the log names who sent what was wrong."""
+    """As `judge_success`, and the log must name the sender of the wrong bytes."""
     problems = judge_success(scene, outcomes, wanted, stale).problems
     if "goes on without holder0" not in scene.log():
         problems.append("the log of the master does not name who sent wrong bytes")
@@ -295,7 +295,7 @@ def judge_wrong_bytes(scene: Scene, outcomes: Outcomes, wanted: str, stale: str)
 
 
 def judge_failure(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
-    """The joiner's call fails, and nothing of it has changed."""
+    """The joiner's call must fail and change nothing."""
     problems = []
     for name, found in outcomes.items():
         if not found["error"]:
@@ -307,7 +307,8 @@ def judge_failure(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> 
 
 
 def judge_change(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
-    """Nobody ends with a mixture; errors name the key, and the holder to others; the next call makes all equal."""
+    """Nobody may end with mixed contents; errors must name the key and the holder; the next call must make all
+    equal."""
     problems = []
     joined = [outcomes[name] for name in scene.joiners]
     if any(found["error"] for found in joined):
@@ -325,8 +326,8 @@ def judge_change(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> J
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One fault: who takes part, what strikes, what follows, and what should come of it."""
+class SyncFault:
+    """One fault: the participants, the injection, what follows, and the expected outcome."""
 
     holders: int
     joiners: int
@@ -338,19 +339,19 @@ class Fault:
 
 
 FAULTS = {
-    "none": Fault(3, 1, nothing, judge_success),
-    "holder-killed": Fault(3, 1, kill_a_holder, judge_refetch),
-    "holders-killed": Fault(2, 1, kill_all_holders, judge_failure),
-    "joiner-killed": Fault(2, 2, kill_a_joiner, judge_success),
-    "joiners-added": Fault(2, 1, add_joiners, judge_success, admit_added, added=2),
-    "memory-changed": Fault(3, 1, overwrite_a_state, judge_change, Scene.sync_again),
-    "wrong-bytes": Fault(3, 1, nothing, judge_wrong_bytes, is_hostile=True),
+    "none": SyncFault(3, 1, nothing, judge_success),
+    "holder-killed": SyncFault(3, 1, kill_a_holder, judge_refetch),
+    "holders-killed": SyncFault(2, 1, kill_all_holders, judge_failure),
+    "joiner-killed": SyncFault(2, 2, kill_a_joiner, judge_success),
+    "joiners-added": SyncFault(2, 1, add_joiners, judge_success, admit_added, added=2),
+    "memory-changed": SyncFault(3, 1, overwrite_a_state, judge_change, Scene.sync_again),
+    "wrong-bytes": SyncFault(3, 1, nothing, judge_wrong_bytes, is_hostile=True),
 }
 
 
 @contextlib.contextmanager
-def set_up(fault: Fault, size_bytes: int) -> Iterator[Scene]:
-    """The run that a fault strikes: all holders and joiners are members."""
+def set_up(fault: SyncFault, size_bytes: int) -> Iterator[Scene]:
+    """Starts the run of a fault; all holders and joiners are members."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         master = stack.enter_context(Master(log=directory / "master.log"))
@@ -371,7 +372,7 @@ def set_up(fault: Fault, size_bytes: int) -> Iterator[Scene]:
 
 
 def play(name: str, size_bytes: int) -> Row:
-    """One fault, and what came of it."""
+    """Injects one fault; returns its row."""
     fault = FAULTS[name]
     with set_up(fault, size_bytes) as scene:
         wanted = call_all(list(scene.holders.values()), "prepare", 1)[0]

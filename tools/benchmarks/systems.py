@@ -1,6 +1,6 @@
-"""The systems that all-reduces are measured of, each in processes of its own: zpccl, torch's Gloo, TCP alone.
+"""The systems whose all-reduces are measured, each in its own processes: zpccl, torch's Gloo, TCP alone.
 
-Each process is a `Worker` that holds a `Bench`, which has the tensors, does one all-reduce when told, and checks the
+Each process is a `Worker` with a `Bench`, which has the tensors, does one all-reduce per request, and checks the
 result.
 """
 
@@ -31,20 +31,20 @@ from zpccl.engine.ciphers import Cipher
 SYSTEMS = ("zpccl", "gloo", "raw_tcp")
 ALGORITHMS = ("auto", "ring", "direct")
 PLACES = ("out", "in", "in_no_restore")
-"""Where zpccl puts the result: in a second buffer, in the input's, in the input's which a failure leaves undefined."""
+"""Where zpccl puts the result: in a second buffer, in place, or in place with `restore=False`."""
 RESET_PEAK = "5"
-"""What to write to clear_refs: the peak of the resident set becomes what is resident now."""
+"""Written to clear_refs, it resets the peak of the resident set to the current size."""
 WARM_UPS = 2
 REPETITION_S_MIN = 0.25
-"""Shorter all-reduces are repeated within a repetition to fill this time: by then, processes that woke on one CPU are
-spread over all of them."""
+"""Shorter all-reduces are repeated within a repetition for this time, in which the scheduler spreads processes that
+woke on the same CPU."""
 ITERATIONS_MAX = 2000
 
 
 def resident_bytes() -> tuple[int, int]:
-    """The peak of this process's resident set, and what is resident now.
+    """Peak and current size of this process's resident set.
 
-    Both are of one reading of the file, so the peak is never the lesser one: to read it a second time takes memory too.
+    Both are from one read of the file, so that the peak is never smaller: a second read would itself need memory.
     """
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     found = {
@@ -54,7 +54,7 @@ def resident_bytes() -> tuple[int, int]:
 
 
 class Bench:
-    """Times the all-reduces of one process. Subclasses say what does them."""
+    """Times the all-reduces of one process. Subclasses implement them."""
 
     def __init__(self, rank: int, peers: int) -> None:
         self.rank, self.peers = rank, peers
@@ -64,7 +64,7 @@ class Bench:
         self._resident_bytes = 0
 
     def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
-        """Makes the tensors, touched; the old ones are freed first."""
+        """Makes the tensors and touches their pages, after freeing the old ones."""
         self.send = self.recv = np.empty(0)
         self.send = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize), dtype)
         fill_with(self.send, pattern([self.rank], dtype))
@@ -73,11 +73,11 @@ class Bench:
         self.reset()
 
     def reset(self) -> None:
-        """Makes ready for the next time, so that a result of the last one cannot pass for a new one."""
+        """Prepares the next all-reduce, so that an old result cannot be mistaken for a new one."""
         self.recv.fill(0)
 
     def address(self) -> Any:
-        """What the others need to reach this process."""
+        """The address that the other processes need to connect."""
 
     def join(self, addresses: Sequence[Any]) -> None:
         """Connects to the others, whose addresses are in order of rank."""
@@ -88,13 +88,13 @@ class Bench:
         raise NotImplementedError
 
     def check(self) -> str:
-        """What is wrong with the result; "" if it is right."""
+        """Checks the result; returns the problem, or "" if it is right."""
         period = pattern(range(self.peers), self.recv.dtype.name)
         error, bound = worst_error(self.recv, period), error_bound(self.peers, self.quantize)
         return f"rank {self.rank}: a sum is off by {error}, more than {bound}" if error > bound else ""
 
     def run(self, iterations: int) -> tuple[float, float]:
-        """Does it so many times; returns the seconds and the CPU seconds of one."""
+        """Runs `iterations` all-reduces; returns the seconds and the CPU seconds of one."""
         seconds = cpu_seconds = 0.0
         for iteration in range(iterations):
             if iteration:
@@ -106,7 +106,7 @@ class Bench:
         return seconds / iterations, cpu_seconds / iterations
 
     def pin(self) -> None:
-        """Keeps all threads that this process will have on one CPU, another one for each rank as far as they go."""
+        """Pins all threads of this process to one CPU, a different one per rank if there are enough."""
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[self.rank % len(cpus)]})
 
@@ -116,28 +116,28 @@ class Bench:
         _, self._resident_bytes = resident_bytes()
 
     def grown_memory(self) -> tuple[int, int]:
-        """Bytes resident beyond those at `begin_memory`: at the peak, and now."""
+        """Growth of the resident set since `begin_memory`: at the peak, and now."""
         peak, now = resident_bytes()
         return peak - self._resident_bytes, now - self._resident_bytes
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases all resources."""
 
 
 class ZpcclBench(Bench):
     """An all-reduce of zpccl.
 
     Args:
-        rank: tells what this process contributes (its rank in the run may be another one).
-        peers: processes.
+        rank: determines the contribution of this process (its rank in the run may differ).
+        peers: number of processes.
         address: of the master.
         connections: to each other peer.
-        place: of PLACES.
-        batch: tensors of one all_reduce_multiple_with_retry; 1 means all_reduce.
-        concurrent: so many of them at a time.
-        algorithm: of ALGORITHMS.
-        cipher: the only one that this peer offers; "": all that it has.
-        options: more of the communicator's.
+        place: one of PLACES.
+        batch: tensors of one all_reduce_multiple_with_retry; 1: all_reduce.
+        concurrent: its `max_in_flight`.
+        algorithm: one of ALGORITHMS.
+        cipher: the only one that this peer offers; "": all available ones.
+        options: further options of the communicator.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ZpcclBench(Bench):
             self.peer.comm._ciphers = (Cipher[cipher],)
 
     def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
-        """Makes the tensors; those of a batch are pieces of one."""
+        """Makes the tensors; those of a batch are slices of one."""
         self.descriptors = []
         super().allocate(size_bytes * self.batch, dtype, quantize)
         pieces = zip(np.split(self.send, self.batch), np.split(self.recv, self.batch), strict=True)
@@ -177,13 +177,13 @@ class ZpcclBench(Bench):
         self.peer.join(self.peers)
 
     def connection_count(self) -> int:
-        """Connections to the other peers, if they are all to be the same: those of the link that has most."""
+        """Connections per link: the maximum over all links."""
         loop = self.peer.comm._loop
         assert loop is not None
-        return max(loop._engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
+        return max(loop.engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
 
     def reset(self) -> None:
-        """The input, for in place."""
+        """Restores the input, if in place."""
         if self.place != "out":
             self.recv[:] = self.send
         else:
@@ -215,7 +215,7 @@ class GlooBench(Bench):
     Args:
         rank: of this process.
         peers: processes.
-        store: a file that all processes meet at.
+        store: the file for torch's rendezvous.
         device: the network device to use.
     """
 
@@ -242,7 +242,7 @@ class GlooBench(Bench):
         self.tensor = self.torch.from_numpy(self.recv)
 
     def reset(self) -> None:
-        """The input: the result replaces it."""
+        """Restores the input, which the result has replaced."""
         self.recv[:] = self.send
 
     def once(self) -> None:
@@ -278,7 +278,7 @@ class RawTcpBench(Bench):
         self.sockets.connect_ring(addresses)
 
     def half_bytes(self) -> int:
-        """What each half of an all-reduce sends."""
+        """Bytes that each half of an all-reduce sends."""
         return self.recv.nbytes * (self.peers - 1) // self.peers
 
     def once(self) -> None:
@@ -287,7 +287,7 @@ class RawTcpBench(Bench):
         self.sockets.exchange(self.peers, send[: self.half_bytes()], recv[: self.half_bytes()], times=2)
 
     def check(self) -> str:
-        """What came must be what the neighbour has."""
+        """The received bytes must be the neighbour's."""
         got = self.recv[: self.half_bytes() // self.recv.itemsize]
         error = worst_error(got, pattern([(self.rank - 1) % self.peers], self.recv.dtype.name))
         return f"rank {self.rank}: what came is not what was sent" if error else ""
@@ -310,7 +310,7 @@ class System:
     iterations: int = 1
 
     def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
-        """Makes tensors, warms up, and decides how many all-reduces make a repetition."""
+        """Makes tensors, warms up, and chooses the number of all-reduces per repetition."""
         call_all(self.workers, "allocate", size_bytes, dtype, quantize)
         self.iterations = 1
         for _ in range(WARM_UPS):
@@ -333,7 +333,7 @@ class System:
         self.cpu_seconds.append(sum(cpu for _, cpu in results) + master_ns / 1e9 / self.iterations)
 
     def check(self) -> None:
-        """Compares the results with what they should be.
+        """Checks the results.
 
         Raises:
             WorkerFailed: one is wrong.
@@ -348,7 +348,7 @@ class System:
 
 
 def take_turns(systems: Sequence[System], reps: int, size_bytes: int, dtype: str, quantize: str) -> None:
-    """Measures systems repetition by repetition, so that what disturbs the machine disturbs them alike."""
+    """Measures systems in turns, repetition by repetition, so that disturbances of the machine affect all of them."""
     for system in systems:
         system.allocate(size_bytes, dtype, quantize)
     for _ in range(reps):
@@ -357,7 +357,7 @@ def take_turns(systems: Sequence[System], reps: int, size_bytes: int, dtype: str
 
 
 def speeds_beside(rows: Sequence[Row], other: str) -> list[float | None]:
-    """The speed of each row beside the one of another system; None where that was not measured."""
+    """The speed of each row relative to another system; None if that was not measured."""
     seconds = {row["system"]: row["seconds_median"] for row in rows}
     return [seconds[other] / row["seconds_median"] if other in seconds else None for row in rows]
 
@@ -374,17 +374,17 @@ def start_system(
     secret: str | None = None,
     **options: Any,
 ) -> Iterator[System]:
-    """The processes of a system, all connected: on the first hosts, a master on the one after them.
+    """Starts the connected processes of a system: peers on the first hosts, a master on the next one.
 
     Args:
-        hosts: where they run.
-        name: of SYSTEMS.
-        peers: processes.
-        connections: of each pair; Gloo has one.
+        hosts: the hosts.
+        name: one of SYSTEMS.
+        peers: number of processes.
+        connections: per pair; Gloo has one.
         label: of the results; "": the name.
-        pin: whether each process is kept on one CPU.
+        pin: pin each process to one CPU.
         secret: of a run of zpccl.
-        options: more of `ZpcclBench`.
+        options: further options of `ZpcclBench`.
     """
     with contextlib.ExitStack() as stack:
         master: Master | None = None
@@ -409,13 +409,13 @@ def start_system(
 
 
 def add_systems(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """--systems."""
+    """Adds --systems."""
     text = "what to measure (default all that can be had)"
     parser.add_argument("--systems", choices=names, nargs="+", default=None, help=text)
 
 
 def check_systems(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> None:
-    """Completes --systems, or ends the program with what is missing."""
+    """Completes --systems, or exits with an error message."""
     has_torch = importlib.util.find_spec("torch") is not None
     if options.systems is None:
         options.systems = [name for name in names if has_torch or name != "gloo"]
@@ -426,6 +426,6 @@ def check_systems(parser: argparse.ArgumentParser, options: argparse.Namespace, 
 
 
 def check_quantize(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program if --quantize and --dtype do not go together."""
+    """Exits with an error message if --quantize and --dtype do not match."""
     if options.quantize != ["none"] and not options.dtype.startswith("float"):
         parser.error(f"--quantize: only floating-point tensors can be quantised, not {options.dtype}")

@@ -1,21 +1,21 @@
-"""Times all-reduces over long fat pipes, beside raw TCP and Gloo: throughput against connections, delay and loss.
+"""Times all-reduces over long fat networks, compared with raw TCP and Gloo: throughput by connections, delay and loss.
 
-Each peer, and the master, is on a host of its own, in a wide-area network made by the package `wan`: by netem where the
-kernel has it, else by an emulator in user space. All paths between peers have the same delay, rate and loss, in either
-direction; those to the master have the delay only. What is measured:
+Each peer, and the master, is on its own host in a wide-area network of the package `wan`: by netem if the kernel has
+it, else by a user-space emulator. All paths between peers have the same delay, rate and loss in both directions; those
+to the master have the delay only. Systems:
 
-  zpccl    `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice
-  sealed   the same in a run with a secret, everything encrypted; needs PyNaCl, measured only where asked for
-  raw_tcp  the same bytes over as many sockets, both ways at once, and nothing else: no vote, no reducing
-  gloo     torch.distributed.all_reduce, which has one connection a pair; where torch is there
+  zpccl      `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice
+  encrypted  the same in a run with a secret, everything encrypted; needs PyNaCl, measured only on request
+  raw_tcp    the same bytes over as many sockets, in both directions: no votes, no reduction
+  gloo       torch.distributed.all_reduce, with one connection per pair; if torch is installed
 
-The tensor is what the path's rate carries in --seconds; an eighth of that, where even the eighth takes longer. So rows
-compare, and slow ones do not take for ever. `latency_s` is what an all-reduce of 4 KiB takes: its votes, some round
-trips to the master and back, are a part of every all-reduce whatever its size.
+The size of the tensor is what the path's rate carries in --seconds, or an eighth of that if even the eighth takes
+longer. So rows are comparable, and slow ones end. `latency_s` is the time of an all-reduce of 4 KiB: the round trips of
+votes and decisions are a part of every all-reduce.
 
-`mbit` is what a peer sends in one direction, 2(N-1)/N x bytes / seconds; `share` is its part of the path's rate, of
-which IP and TCP headers take 3.5 %. `late`, `device_drops`: what the emulator was late with, and what it missed: look
-at these before you believe a row. It needs Linux and root.
+`mbit` is the rate at which a peer sends, 2(N-1)/N x bytes / seconds; `share` is the fraction of the path's rate, of
+which IP and TCP headers take 3.5 %. `late` and `device_drops` are late and lost packets of the emulator: check them
+before you trust a row. Needs Linux and root.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from benchmarks.systems import SYSTEMS, System, add_systems, check_systems, star
 from zpccl import limits
 from zpccl.control.keys import new_secret
 
-WAN_SYSTEMS = (*SYSTEMS, "sealed")
-OWN_SYSTEMS = ("zpccl", "sealed")
-"""Those that can choose their connections."""
+WAN_SYSTEMS = (*SYSTEMS, "encrypted")
+OWN_SYSTEMS = ("zpccl", "encrypted")
+"""Systems that can choose their number of connections."""
 LATENCY_BYTES = 4096
 UNIT_BYTES = 1 << 20
 PART, PROBES = 8, 2
-"""Where each of so many probes with this part of the tensor takes longer than the whole should, the part is used."""
+"""If each of PROBES probes with this fraction of the tensor takes longer than --seconds, the fraction is used."""
 TENSOR_BYTES_MAX = 4 << 30
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One network, and how many connections go over each of its paths."""
+    """One network, and the number of connections per path."""
 
     rtt_ms: float
     loss: float
@@ -75,26 +75,26 @@ def settings_of(cell: Cell, options: argparse.Namespace) -> Settings:
 
 
 def choose_bytes(system: System, options: argparse.Namespace) -> tuple[int, float]:
-    """The size of the tensor, in whole MiB, and the seconds of an all-reduce of next to nothing.
+    """Chooses the size of the tensor, in whole MiB; also returns the seconds of a minimal all-reduce.
 
-    The probes warm the connections up too.
+    The probes also warm up the connections.
     """
     whole = rate_bytes(options) * options.seconds / (2 * (options.peers - 1) / options.peers)
     whole = min(TENSOR_BYTES_MAX, max(PART * UNIT_BYTES, whole))
     latency_s = min(once(system, LATENCY_BYTES), once(system, LATENCY_BYTES))
     part = int(whole / PART / UNIT_BYTES) * UNIT_BYTES
-    # A single probe may be slow because its last packet was lost, or the connections were cold.
+    # A single probe may be slow because its last packet was lost, or because congestion windows are still small.
     is_slow = all(once(system, part) > options.seconds for _ in range(PROBES))
     return part if is_slow else int(whole / UNIT_BYTES) * UNIT_BYTES, latency_s
 
 
 def rate_bytes(options: argparse.Namespace) -> float:
-    """What a path carries in a second."""
+    """Bytes per second of a path."""
     return float(options.rate) * 1e6 / 8
 
 
 def once(system: System, size_bytes: int) -> float:
-    """Seconds of one checked all-reduce of new tensors."""
+    """One checked all-reduce of new tensors; returns the seconds."""
     call_all(system.workers, "allocate", size_bytes, "float32", "none")
     system.iterations = 1
     system.repeat()
@@ -104,8 +104,8 @@ def once(system: System, size_bytes: int) -> float:
 def measure_system(network: WideNetwork, name: str, cell: Cell, options: argparse.Namespace) -> Row:
     """All repetitions of one system in one cell."""
     connections = 1 if name == "gloo" else cell.connections
-    how: dict[str, Any] = {"label": name, "secret": new_secret(), "encrypt": True} if name == "sealed" else {}
-    what = "zpccl" if name == "sealed" else name
+    how: dict[str, Any] = {"label": name, "secret": new_secret(), "encrypt": True} if name == "encrypted" else {}
+    what = "zpccl" if name == "encrypted" else name
     with start_system(Hosts(network), what, options.peers, connections, **how) as system:
         size_bytes, latency_s = choose_bytes(system, options)
         call_all(system.workers, "allocate", size_bytes, "float32", "none")
@@ -138,7 +138,7 @@ def measure_system(network: WideNetwork, name: str, cell: Cell, options: argpars
 
 
 def what_the_emulator_says(network: Namespaces | None) -> Row:
-    """Losses on all paths, and whether the emulator kept up; nothing where there is none."""
+    """Losses on all paths, and the lateness of the emulator; empty with netem."""
     if not isinstance(network, EmulatedNetwork):
         return {}
     counts = network.counts()
@@ -151,7 +151,7 @@ def what_the_emulator_says(network: Namespaces | None) -> Row:
 
 
 def measure(options: argparse.Namespace) -> Rows:
-    """All cells, in one network that changes from cell to cell. Connections are new in each."""
+    """All cells, in one network that is reconfigured for each. Each cell has new connections."""
     if options.read:
         for path in options.read:
             yield from json.loads(path.read_text(encoding="utf-8"))
@@ -178,10 +178,10 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Throughput against connections, a panel for each round-trip time.
+    """Plots throughput against connections, one panel per round-trip time.
 
     Raises:
-        ImportError: no matplotlib.
+        ImportError: matplotlib is not installed.
     """
     import matplotlib
 
@@ -230,7 +230,7 @@ def finish(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 
 def share(text: str) -> float:
-    """A share from the command line: 0.001 or 0.1%.
+    """Parses a share, 0.001 or 0.1%, for argparse.
 
     Raises:
         argparse.ArgumentTypeError: not from 0 to below 1.
@@ -266,8 +266,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'zpccl[examples]'")
     check_systems(parser, options, SYSTEMS)
-    if "sealed" in options.systems and importlib.util.find_spec("nacl") is None:
-        parser.error("--systems sealed needs PyNaCl: pip install 'zpccl[secure]'")
+    if "encrypted" in options.systems and importlib.util.find_spec("nacl") is None:
+        parser.error("--systems encrypted needs PyNaCl: pip install 'zpccl[secure]'")
 
 
 COLUMNS = [

@@ -1,9 +1,9 @@
-"""Checks the model of leadership exhaustively with spin: the rules as they are, and each rule broken.
+"""Checks the model of leadership exhaustively with spin: the rules themselves, and with each rule broken.
 
-The rules as they are must pass every configuration; with a rule broken, spin must find a run that breaks a promise, or
-the model looks at too little. What the configurations and the broken rules are: docs/model.md.
+The unmodified rules must pass every configuration. If a rule is broken spin must find a run that violates a promise;
+otherwise the model covers too little. docs/model.md describes the configurations and the broken rules.
 
-Who owns what: each check has a temporary directory, and one child at a time, which ends with it.
+Ownership: each check has a temporary directory, and one child at a time, which ends with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 MODEL = Path(__file__).resolve().parent / "leadership.pml"
 MEMORY_MIB = 3500
-"""Of one search; two run at a time."""
+"""Memory limit of one search; two run at the same time."""
 SEARCH_TIMEOUT_S = 900.0
 _COMPILE = ("-O1", "-w", "-DSAFETY", "-DNOFAIR", "-DNOREDUCE", "-DVECTORSZ=1024")
 
@@ -47,13 +47,13 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a search found.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
-        error: the assertion that failed; None if there is none.
-        failure: why the search is not complete; None if it is.
-        trace: the run that leads to the error, in words.
+        error: the assertion that failed; None: no error.
+        failure: why the search is incomplete; None: it is complete.
+        trace: the run that leads to the error, as text.
     """
 
     states: int = 0
@@ -83,7 +83,7 @@ CHECKS: tuple[Check, ...] = (
     Check("newcomer", f"-DPEERS=4 -DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("newcomer with the lowest id", f"-DPEERS=3 -DMEMBERS=6 -DTERMS=3 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 {_CHAIN}"),
     Check("heal", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
-    # Redundant while the other rules hold, so no error is right: see docs/model.md.
+    # Redundant while the other rules hold, so no error is expected: see docs/model.md.
     Check(
         "largest number, promises kept", f"-DBREAK_LARGEST_NUMBER -DTERMS=3 -DLISTS=2 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"
     ),
@@ -121,7 +121,7 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1]) if found else 0
 
 
-def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> Outcome:
+def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> SearchResult:
     """Compiles the model for one check, and searches all its states."""
     began = time.monotonic()
     macros = [word for word in re.split(r" (?=-D)", check.options) if word]
@@ -130,13 +130,13 @@ def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> Outcome:
         try:
             said = _run(["spin", "-a", *macros, str(MODEL)], directory, timeout_s)
             if not (directory / "pan.c").is_file():
-                return Outcome(failure=f"spin: {said.strip()[:300]}")
+                return SearchResult(failure=f"spin: {said.strip()[:300]}")
             said = _run(["cc", *_COMPILE, f"-DMEMLIM={MEMORY_MIB}", "-o", "pan", "pan.c"], directory, timeout_s)
             if not (directory / "pan").is_file():
-                return Outcome(failure=f"cc: {said.strip()[:300]}")
+                return SearchResult(failure=f"cc: {said.strip()[:300]}")
             said = _run(["./pan", "-m100000", "-w22"], directory, timeout_s)
         except subprocess.TimeoutExpired:
-            return Outcome(seconds=time.monotonic() - began, failure=f"no end within {timeout_s:.0f} s")
+            return SearchResult(seconds=time.monotonic() - began, failure=f"no end within {timeout_s:.0f} s")
         trail = sorted(directory.glob("*.trail"))
         trace = _run(["spin", "-t", "-k", trail[0].name, *macros, str(MODEL)], directory, timeout_s) if trail else ""
     error = re.search(r"^pan:\d+: (.*?) \(at depth", said, re.MULTILINE)
@@ -145,7 +145,7 @@ def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> Outcome:
         failure = " ".join(said.split())[-300:]
     elif "not completed" in said and error is None:
         failure = "the search was not completed"
-    return Outcome(
+    return SearchResult(
         _number(r"(\d+) states, stored", said),
         _number(r"depth reached (\d+)", said),
         time.monotonic() - began,
@@ -156,7 +156,7 @@ def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> Outcome:
 
 
 def _kind(error: str) -> str:
-    """Which check an assertion is."""
+    """The kind of property that an assertion checks."""
     if "(e==f)" in error:
         return "S3: committed lists are no chain"
     if "heard[i]==e" in error:
@@ -170,13 +170,13 @@ def _kind(error: str) -> str:
     return error[:60]
 
 
-def is_as_expected(check: Check, outcome: Outcome) -> bool:
-    """True if the search ended, and found an error just where one must be found."""
+def is_as_expected(check: Check, outcome: SearchResult) -> bool:
+    """True if the search is complete, and found an error exactly if one is expected."""
     return outcome.failure is None and (outcome.error is not None) == check.is_broken
 
 
 def missing_programs() -> list[str]:
-    """What must be installed first."""
+    """The programs that are not installed."""
     return [program for program in ("spin", "cc") if shutil.which(program) is None]
 
 

@@ -1,16 +1,16 @@
-"""A wide-area network of hosts inside this one, to try programs in. Linux, as root; see README.md.
+"""An emulated wide-area network of virtual hosts on this machine, to run programs in. Linux, as root; see README.md.
 
-    python tools/wan up 3 tools/wan/example.conf    makes it, and keeps it until Ctrl-C or `down`
+    python tools/wan up 3 tools/wan/example.conf    makes a network, and keeps it until Ctrl-C or `down`
     python tools/wan exec 0 COMMAND ...             in another terminal: runs a command on host 0
-    python tools/wan set "link 0 1 delay_ms=50"     changes it, all lines at once; the words are in wan/settings.py
-    python tools/wan reload                         reads the file again (or SIGHUP), which undoes what `set` did
-    python tools/wan cut 0 1; ... cut 2; ... heal   cuts a pair or a host off, silently; undoes all cuts
-    python tools/wan show; ... stats; ... reset     the settings; what has passed; counts from zero
-    python tools/wan congestion cubic               what new TCP connections use
-    python tools/wan down
+    python tools/wan set "link 0 1 delay_ms=50"     changes settings, all lines at once; syntax: wan/settings.py
+    python tools/wan reload                         reads the file again (or SIGHUP), which undoes `set`
+    python tools/wan cut 0 1; ... cut 2; ... heal   silently cuts off a pair or a host; ends all cuts
+    python tools/wan show; ... stats; ... reset     prints the settings; prints counters; resets counters
+    python tools/wan congestion cubic               sets the congestion control of new TCP connections
+    python tools/wan down                           ends the network
 
-Who owns what: the process of `up` owns the network and a Unix socket; nothing is left when it ends, however it ends,
-but processes that were started inside. Its one thread waits for requests and signals.
+Ownership: the process of `up` owns the network and a Unix socket. When it ends, however it ends, only processes that
+were started inside are left. Its single thread waits for requests and signals.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ ANSWER_TIMEOUT_S = 30.0
 
 
 class RequestError(Exception):
-    """What was asked for cannot be done."""
+    """A request cannot be carried out."""
 
 
-class Server:
-    """Does what requests say to a network.
+class RequestServer:
+    """Applies requests to a network.
 
     Args:
         network: to be closed by the caller.
@@ -62,15 +62,15 @@ class Server:
         self.ended = False
 
     def reload(self) -> str:
-        """Reads the file again; where it is wrong, nothing changes."""
+        """Reads the file again; if it has an error nothing changes."""
         self.network.configure(read_settings(self.network.host_count, self.configuration))
         return ""
 
     def answer(self, words: list[str]) -> str:
-        """Obeys one request.
+        """Carries out one request.
 
         Raises:
-            RequestError, SettingsError, OSError: it cannot be done.
+            RequestError, SettingsError, OSError: it cannot be carried out.
         """
         network, (command, *arguments) = self.network, words
         if command == "set":
@@ -119,7 +119,7 @@ class Server:
 
 
 def read_settings(host_count: int, configuration: Path | None) -> Settings:
-    """The settings of a file.
+    """Reads the settings from a file.
 
     Raises:
         SettingsError: names the file and the line.
@@ -133,7 +133,7 @@ def read_settings(host_count: int, configuration: Path | None) -> Settings:
 
 @contextlib.contextmanager
 def signals() -> Iterator[socket.socket]:
-    """A socket that gets the number of each signal that shall end or reload, as a byte."""
+    """A socket that receives the number of each signal (terminate, reload) as a byte."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     with ours, theirs:
@@ -146,10 +146,10 @@ def signals() -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
-    """A Unix socket of packets at a path, for this user only.
+    """A Unix packet socket at a path, for this user only.
 
     Raises:
-        RequestError: another network is up there.
+        RequestError: another network uses the path.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), dialled(path):
@@ -188,7 +188,7 @@ def run_network(options: argparse.Namespace) -> int:
         make_network(settings, options.backend, options.seed) as network,
         signals() as numbers,
     ):
-        server = Server(network, options.configuration)
+        server = RequestServer(network, options.configuration)
         kind = "the emulator" if isinstance(network, EmulatedNetwork) else "netem"
         addresses = ", ".join(f"{host}: {network.address(host)}" for host in range(network.host_count))
         print(f"up, by {kind}: {addresses}", flush=True)
@@ -208,8 +208,8 @@ def run_network(options: argparse.Namespace) -> int:
     return 0
 
 
-def on_signals(server: Server, numbers: bytes) -> bool:
-    """Reloads at SIGHUP; true if another signal asks for the end."""
+def on_signals(server: RequestServer, numbers: bytes) -> bool:
+    """Reloads on SIGHUP; returns True if another signal requests the end."""
     if signal.SIGHUP in numbers:
         try:
             server.reload()
@@ -220,10 +220,10 @@ def on_signals(server: Server, numbers: bytes) -> bool:
 
 
 def request(path: Path, *words: str) -> str:
-    """Asks the process of `up`.
+    """Sends a request to the process of `up`; returns its answer.
 
     Raises:
-        RequestError: it is not there, or says that it cannot.
+        RequestError: the process is not running, or reports an error.
     """
     try:
         with dialled(path) as connection:
@@ -237,7 +237,7 @@ def request(path: Path, *words: str) -> str:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """The command `exec`: becomes the command. It never returns."""
+    """The command `exec`: replaces this process by the command. Never returns."""
     enter(request(options.socket, "namespace", options.host))
     try:
         os.execvp(options.command[0], options.command)
@@ -246,14 +246,14 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def host_count(text: str) -> int:
-    """A number of hosts from the command line."""
+    """Parses a number of hosts, for argparse."""
     if not text.isdecimal() or not 2 <= int(text) <= 16:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of hosts from 2 to 16")
     return int(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Makes the parser of the command line."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="tools/wan", description=__doc__, formatter_class=form)
     parser.add_argument("--socket", type=Path, default=SOCKET, help=f"where `up` is reached (default {SOCKET})")

@@ -1,4 +1,4 @@
-"""The wide-area network that this kernel can make."""
+"""Chooses between netem and the emulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BACKENDS = ("auto", "emulator", "netem")
 
 
 def make_network(settings: Settings, backend: str = "auto", seed: int = 0) -> WideNetwork:
-    """A network by netem where the kernel has it, else by the emulator, or by the one that `backend` names.
+    """Makes a network with `backend`; "auto": with netem if the kernel has it, else with the emulator.
 
     Args:
         settings: of the network.
@@ -19,7 +19,7 @@ def make_network(settings: Settings, backend: str = "auto", seed: int = 0) -> Wi
         seed: of the emulator's losses and jitter; netem has none.
 
     Raises:
-        NetworkUnavailable: this process cannot have it.
+        NetworkUnavailable: this process cannot make it.
     """
     if backend == "netem" or (backend == "auto" and netem_available()):
         return NetemNetwork(settings)

@@ -1,8 +1,8 @@
-"""A wide-area network between namespaces whose hosts have one TUN device each, with the emulator (emulator.c) between.
+"""A wide-area network of namespaces: each host has a TUN device, and the emulator (emulator.c) forwards between them.
 
-Who owns what: this process owns the namespaces and one end of a socket to the emulator; the emulator owns its other end
-and the TUN devices, and ends when this end is closed, so nothing is left however this process ends. A request has one
-answer; a network is used by one thread at a time.
+Ownership: this process owns the namespaces and one end of a socket to the emulator. The emulator owns the other end and
+the TUN devices, and ends when this end is closed, so nothing is left however this process ends. Each request gets one
+answer; one thread at a time uses a network.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from wan.wide import WideNetwork
 
 HOSTS_MAX = 16
 NETWORK = "10.77"
-"""The upper half of all addresses."""
+"""The first two bytes of all addresses."""
 MTU_BYTES = 1500
 DEVICE_QUEUE_PACKETS = 20_000
-"""What a host has sent and the emulator has not read yet: enough for what it may lag behind."""
+"""Queue of a TUN device, in packets: enough for the time by which the emulator may lag."""
 ANSWER_TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 128 << 10
 END_TIMEOUT_S = 5.0
@@ -43,23 +43,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What has passed so far: segments, and their bytes with IP headers."""
+class PacketCounts:
+    """Counters: segments, and their bytes including IP headers."""
 
     paths: dict[tuple[int, int], dict[str, int]]
-    """Each direction: in, out, lost (by chance), overflown (by a full queue), cut, in_bytes, out_bytes,
-    queue_bytes_max."""
+    """By direction: in, out, lost (at random), overflown (queue full), cut, in_bytes, out_bytes, queue_bytes_max."""
     total: dict[str, int]
-    """Of the emulator: how late packets left (late: by more than 1 ms), CPU and wall time, memory."""
+    """Of the emulator: lateness of packets (late: more than 1 ms), CPU and wall time, memory."""
 
 
 class EmulatedNetwork(WideNetwork):
-    """See above. Host i has the address 10.77.i.1.
+    """A wide-area network by the user-space emulator. Host i has the address 10.77.i.1.
 
     Args:
         settings: of the network, for 2 to HOSTS_MAX hosts.
         seed: of losses and jitter.
-        realtime: whether the emulator runs before all other processes.
+        realtime: run the emulator with realtime priority.
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` command, C compiler or TUN device.
@@ -75,7 +74,7 @@ class EmulatedNetwork(WideNetwork):
         super().__init__(settings.host_count)
 
     def close(self) -> None:
-        """Ends the emulator and lets go of the namespaces. May be called twice."""
+        """Ends the emulator and releases the namespaces. May be called twice."""
         control, self._control = self._control, None
         process, self._process = self._process, None
         if control is not None:
@@ -105,13 +104,13 @@ class EmulatedNetwork(WideNetwork):
         return self._control.fileno()
 
     def configure(self, settings: Settings) -> None:
-        """Makes the network what `settings` say, all at once."""
+        """Applies settings atomically."""
         assert settings.host_count == self.host_count
         self._request(request_of(settings))
         self.settings = settings
 
-    def counts(self) -> Counts:
-        """What has passed so far."""
+    def counts(self) -> PacketCounts:
+        """Reads the counters."""
         paths: dict[tuple[int, int], dict[str, int]] = {}
         total: dict[str, int] = {}
         for line in self._request("counts\n").splitlines():
@@ -122,14 +121,14 @@ class EmulatedNetwork(WideNetwork):
             elif kind == "total":
                 total = values
         total["device_drops"] = sum(self.run(host, _device_drops) for host in range(self.host_count))
-        return Counts(paths, total)
+        return PacketCounts(paths, total)
 
     def reset_counts(self) -> None:
-        """Sets what `counts` tells to zero, but `device_drops`."""
+        """Resets all counters except `device_drops`."""
         self._request("reset\n")
 
     def report(self) -> str:
-        """What has passed so far, and what not, for people."""
+        """The counters as text."""
         counts = self.counts()
         lines = [
             f"{one} -> {other}: " + " ".join(f"{name}={value}" for name, value in values.items())
@@ -142,7 +141,7 @@ class EmulatedNetwork(WideNetwork):
         return "\n".join(lines)
 
     def use_congestion_control(self, name: str) -> None:
-        """Sets what new TCP connections over the network use, as far as the kernel has it."""
+        """Sets the congestion control of new TCP connections over the network; the kernel must have it."""
         for host in range(self.host_count):
             self._ip(self.namespace(host), [f"route replace {self._route(host)} congctl {name}"])
 
@@ -156,7 +155,7 @@ class EmulatedNetwork(WideNetwork):
             for host in range(self.host_count):
                 devices.append(self.run(host, _open_device))
                 self._set_up_host(host)
-                # Or what a host does with a packet, TCP and all, would be done by the emulator when it writes it.
+                # Else a host's TCP processing of a packet would run in the emulator's write().
                 self.run(host, lambda: _receive_on([cpu for cpu in cpus if cpu != own]))
             self._start(own, devices)
         finally:
@@ -194,7 +193,7 @@ class EmulatedNetwork(WideNetwork):
                 [str(self._program), *(str(value) for value in (*settings, *inherited))],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the emulator.
+                start_new_session=True,  # Ctrl-C goes to this process, which then ends the emulator.
             )
 
     def _request(self, text: str) -> str:
@@ -207,7 +206,7 @@ class EmulatedNetwork(WideNetwork):
 
 
 def request_of(settings: Settings) -> str:
-    """Settings in the emulator's words: whole ns, bits a second, bytes."""
+    """Encodes settings for the emulator: whole nanoseconds, bits per second, bytes."""
     timing = settings.timing
     lines = [f"timing {_ns(timing.burst_us / 1e3)} {_ns(timing.coalesce_us / 1e3)} {timing.memory_bytes:.0f}"]
     for (one, other), path in settings.paths.items():
@@ -227,7 +226,7 @@ def _ns(ms: float) -> int:
 
 
 def build_emulator() -> Path:
-    """Compiles the emulator where that was not done yet; returns the program.
+    """Compiles the emulator unless that was done; returns the path of the program.
 
     Raises:
         NetworkUnavailable: there is no C compiler.
@@ -251,7 +250,7 @@ def build_emulator() -> Path:
 
 
 def _open_device() -> int:
-    """A TUN device in the calling thread's namespace, whose TCP packets may be large."""
+    """Opens a TUN device in the calling thread's namespace, with TCP segmentation offload."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
@@ -264,7 +263,7 @@ def _open_device() -> int:
 
 
 def _receive_on(cpus: Sequence[int]) -> None:
-    """Has packets handled on other CPUs than the one that brings them. Where that is refused, times are worse."""
+    """Processes received packets on other CPUs than the emulator's (RPS). If not permitted, timing is worse."""
     mask = sum(1 << cpu for cpu in cpus)
     words: list[str] = []
     while mask:
@@ -276,7 +275,7 @@ def _receive_on(cpus: Sequence[int]) -> None:
 
 
 def _mount_own_sysfs() -> None:
-    """Lets the calling thread, and nobody else, see the devices of its network namespace in /sys."""
+    """Makes /sys show the devices of its network namespace to the calling thread only."""
     _check(_libc.unshare(_CLONE_NEWNS))
     _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
     _check(_libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None))
@@ -289,7 +288,7 @@ def _check(result: int) -> None:
 
 
 def _device_drops() -> int:
-    """Packets that the kernel dropped because the emulator did not read them in time."""
+    """Number of packets that the kernel dropped because the emulator did not read them in time."""
     for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, values = line.partition(":")
         if name.strip() == DEVICE:

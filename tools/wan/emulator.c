@@ -1,21 +1,21 @@
-/* The emulator: reads packets from one TUN device for each host, hands them to the model, and writes what that delivers.
+/* The emulator: reads packets from one TUN device per host, passes them to the model, and writes the delivered ones.
  *
  *   emulator NETWORK SEED CPU REALTIME CONTROL TUN TUN...
  *
- * NETWORK is the upper 16 bits of all addresses, as a number; the lower 16 are those of the host, times 256, and 1. CPU
- * is the one to run on, or -1. REALTIME is 1 for the scheduler's class FIFO. CONTROL and the TUNs are open descriptors,
- * which this process has from its parent; it ends when the other end of CONTROL is closed, however the parent ended.
+ * NETWORK is the upper 16 bits of all addresses, as a number; the lower 16 bits are 256 * host + 1. CPU is the CPU to run
+ * on, or -1. REALTIME is 1 for the scheduling class FIFO. CONTROL and the TUNs are open descriptors inherited from the
+ * parent; the process ends when the other end of CONTROL is closed, however the parent ended.
  *
- * CONTROL is a Unix socket of packets. Each holds lines, which are applied together or not at all, and gets one answer:
- * "ok", "error: ...", or what was asked for. All numbers are in ns, bits a second, and bytes:
+ * CONTROL is a Unix packet socket. Each packet holds lines that are applied atomically, and gets one answer: "ok",
+ * "error: ...", or the requested output. All numbers are in ns, bits per second, and bytes:
  *
  *   timing BURST COALESCE MEMORY
  *   path FROM TO DELAY JITTER JITTER_PERIOD RATE LOSS LOSS_RUN QUEUE CUT
  *   host HOST EGRESS EGRESS_QUEUE INGRESS INGRESS_QUEUE DOWN
  *   counts | reset
  *
- * One thread owns all descriptors and the model. It sleeps in ppoll; under load, at least COALESCE between two wake-ups,
- * as the interrupts of a network card do. */
+ * One thread owns all descriptors and the model. It sleeps in ppoll; under load for at least COALESCE between two
+ * wake-ups, like the interrupt coalescing of a network card. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -87,7 +87,8 @@ static void route(struct packet *packet, unsigned from)
 	model_enter(packet, now(CLOCK_MONOTONIC));
 }
 
-/* Short packets are copied to buffers of their size, or those that are under way would take 64 KiB each. NULL: none. */
+/* Copies a short packet to a buffer of its size, since otherwise each packet in flight would take 64 KiB. NULL: no
+ * memory. */
 static struct packet *take_spare(uint32_t bytes)
 {
 	struct packet *packet = spare;
@@ -103,7 +104,7 @@ static struct packet *take_spare(uint32_t bytes)
 	return packet;
 }
 
-/* True if it stopped before the device was empty. */
+/* Reads packets of a host. True: the device is not empty yet. */
 static bool read_packets(unsigned host)
 {
 	for (unsigned i = 0; i < STEPS_MAX; i++) {
@@ -212,7 +213,7 @@ static void answer(char *request, FILE *out)
 	fputs("ok\n", out);
 }
 
-/* False when the other end is closed. */
+/* Handles a request. False: the other end is closed. */
 static bool control(int fd)
 {
 	static char request[REQUEST_BYTES_MAX], reply[REPLY_BYTES_MAX];
@@ -239,7 +240,7 @@ static int nap(struct pollfd *fds, nfds_t count, uint64_t ns)
 	return ppoll(fds, count, ns == MODEL_NEVER ? NULL : &time, NULL);
 }
 
-/* Steps all that is due; returns how many that were, and sets *due_ns to when the next one is. */
+/* Runs all due steps of the model; returns their number, and sets *due_ns to the time of the next one. */
 static unsigned step_all(uint64_t *due_ns)
 {
 	uint64_t now_ns = now(CLOCK_MONOTONIC);
@@ -286,7 +287,7 @@ static void run(int control_fd)
 	}
 }
 
-/* As good a timer as can be had; what is refused is said, and done without. */
+/* Improves timer precision (CPU affinity, scheduling class); reports what is not permitted and continues without. */
 static void be_punctual(int cpu, bool realtime)
 {
 	cpu_set_t cpus;

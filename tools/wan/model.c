@@ -1,7 +1,7 @@
-/* Theory of operation. Every stage that holds packets is a queue, first in first out; due[] says when the head of each
- * leaves it. The caller steps the earliest one, over and over. A shaper serves its head for the time that it takes on
- * the line, from its arrival or from the end of the one before, whichever is later; so late steps do not lower the rate.
- * Due times, not the times of the steps, go on to the next stage: what is late at one stage is not late at the end. */
+/* Theory of operation. Every stage that holds packets is a FIFO queue; due[] is the time at which its head leaves it. The
+ * caller repeatedly steps the earliest one. A shaper serves its head for its transmission time, from its arrival or from
+ * the end of the previous packet, whichever is later; so late steps do not lower the rate. The due time, not the time of
+ * the step, is passed to the next stage: lateness does not accumulate. */
 #include "model.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@ struct queue {
 	struct packet *head, *tail;
 	double bytes, bytes_max, bytes_limit;
 	double bytes_per_ns; /* 0: no limit */
-	uint64_t free_ns;    /* since when it serves nobody */
+	uint64_t free_ns;    /* time since which it is idle */
 	enum stage stage;
 };
 
@@ -72,7 +72,7 @@ static double draw(struct path *path)
 	return ((double)(path->random >> 11) + 0.5) / 9007199254740992.0;
 }
 
-/* The finaliser of splitmix64: neighbouring seeds become unlike ones. */
+/* The finaliser of splitmix64: makes similar seeds differ in all bits. */
 static uint64_t mix(uint64_t value)
 {
 	value += 0x9e3779b97f4a7c15u;
@@ -142,7 +142,7 @@ static void overflow(struct packet *packet, unsigned segments)
 	state_of(packet)->counts.overflown += segments;
 }
 
-/* Where a queue is full, the segments of a super-packet that still fit pass. NULL: none. */
+/* The part of a super-packet that still fits into the queue. NULL: none. */
 static struct packet *fit(const struct queue *queue, struct packet *packet)
 {
 	double room = queue->bytes_limit - queue->bytes;
@@ -172,7 +172,7 @@ static void shape(unsigned index, struct packet *packet, uint64_t now_ns)
 		push(index, packet);
 }
 
-/* By how much the delay is off now, in ns. */
+/* The current deviation of the delay in ns. */
 static double jitter(struct path *path, const struct path_settings *settings, uint64_t now_ns)
 {
 	if (settings->jitter_ns == 0)
@@ -286,7 +286,7 @@ static void pass(struct packet *packet, enum stage from, uint64_t now_ns)
 	}
 }
 
-/* How many segments of a packet may stay together: `burst_ns` of time on the slowest line on its way. */
+/* Number of segments of a packet that stay together: `burst_ns` of transmission time on its slowest line. */
 static unsigned piece_segments(const struct packet *packet)
 {
 	const unsigned shapers[] = {egress_of(packet->from), path_of(packet->from, packet->to), ingress_of(packet->to)};
@@ -371,7 +371,7 @@ void model_close(void)
 	due = NULL;
 }
 
-/* A packet that is being served when the rate changes is served anew from now on. */
+/* If the rate changes, the service of the current packet restarts. */
 static void set_rate(unsigned index, double rate, double queue_bytes, uint64_t now_ns)
 {
 	struct queue *queue = &queues[index];

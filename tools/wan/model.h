@@ -1,4 +1,4 @@
-/* What becomes of a packet between two hosts: shapers, random loss, delay. No I/O and no clock: time is an argument.
+/* The model of the paths between hosts: shapers, random loss, delay. No I/O and no clock: time is an argument.
  *
  *   enter -> [egress shaper of the host] -> [shaper of the path] -> loss -> delay line -> [ingress shaper] -> deliver
  *
@@ -16,8 +16,8 @@
 
 struct path_settings { /* of one direction */
 	uint64_t delay_ns;
-	uint64_t jitter_ns;	   /* the delay wanders by so much to either side; packets keep their order */
-	uint64_t jitter_period_ns; /* how often it turns */
+	uint64_t jitter_ns;	   /* amplitude of the variation of the delay; packets keep their order */
+	uint64_t jitter_period_ns; /* period of the variation */
 	double rate;		   /* bits a second; 0: no limit */
 	double loss;		   /* share of segments */
 	double loss_run;	   /* mean number of segments lost in a row */
@@ -34,9 +34,9 @@ struct host_settings {
 struct settings {
 	struct path_settings paths[MODEL_HOSTS_MAX][MODEL_HOSTS_MAX];
 	struct host_settings hosts[MODEL_HOSTS_MAX];
-	uint64_t burst_ns;    /* the longest piece of a super-packet at a shaper, in time on its line */
-	uint64_t coalesce_ns; /* the shortest time between two wake-ups under load; 0: none */
-	double memory_bytes;  /* more packets are dropped */
+	uint64_t burst_ns;    /* maximum size of a piece of a super-packet at a shaper, as time on the line */
+	uint64_t coalesce_ns; /* minimum time between two wake-ups under load; 0: none */
+	double memory_bytes;  /* bound on packets in flight; further ones are dropped */
 };
 
 struct path_counts { /* in segments, and their bytes on the wire */
@@ -49,15 +49,15 @@ struct path_counts { /* in segments, and their bytes on the wire */
 
 typedef void deliver_function(const struct packet *packet, uint64_t due_ns);
 
-/* 0, or -ENOMEM. The same seed and the same packets lose the same ones, path by path. */
+/* 0, or -ENOMEM. With the same seed and the same packets on a path the same packets are lost. */
 int model_open(unsigned host_count, uint64_t seed, deliver_function *deliver);
 void model_close(void);
 void model_configure(const struct settings *settings, uint64_t now_ns);
 const struct settings *model_settings(void);
 /* Takes a parsed packet, with from and to. */
 void model_enter(struct packet *packet, uint64_t now_ns);
-/* Moves the earliest packet on, if it is due to leave its stage; false if it is not yet. Sets *due_ns to when it was or is
- * due: MODEL_NEVER if there is none. */
+/* Moves the earliest packet to its next stage if it is due; returns false if it is not. Sets *due_ns to its due time, or
+ * MODEL_NEVER if there is no packet. */
 bool model_step(uint64_t now_ns, uint64_t *due_ns);
 const struct path_counts *model_counts(unsigned from, unsigned to);
 void model_reset_counts(void);

@@ -1,12 +1,11 @@
-"""A wide-area network made by the kernel's own queueing disciplines, netem and HTB, where it has them.
+"""A wide-area network by the kernel's queueing disciplines netem and HTB.
 
-The hosts and the router are those of `networks.Network`. On the router's device towards each host there is one HTB
-class for each sender, which has its path's rate, and in it a netem queue, which has delay and loss; the class above
-them has the host's ingress rate. The egress rate of a host is an HTB class on its own device. Super-packets are
-switched off, as netem would lose each as a whole.
+Hosts and router are those of `networks.Network`. The router's device towards a host has one HTB class per sender for
+the rate of the path, with a netem queue in it for delay and loss; their parent class has the host's ingress rate. The
+egress rate of a host is an HTB class on its own device. GSO is switched off, because netem would drop a super-packet as
+a whole.
 
-Differences from the emulator: delay comes before the rate; jitter lets packets overtake each other; losses have no
-seed.
+Differences from the emulator: delay is applied before the rate; jitter reorders packets; losses have no seed.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from wan.settings import Settings
 from wan.wide import WideNetwork
 
 UNLIMITED_MBIT = 100_000.0
-"""HTB has no "no limit"."""
+"""HTB has no unlimited rate; this stands for it."""
 SHARED_MBIT = 1.0
-"""What a path is sure to get of a host's ingress rate; the rest is lent to who wants it."""
+"""Guaranteed share of a path in a host's ingress rate; HTB lends the rest to the classes that need it."""
 MTU_BYTES = 1500
 QUEUE_PACKETS_MIN = 1000
 _HOST_CLASS = "1:ffff"
@@ -44,7 +43,7 @@ def netem_available() -> bool:
 
 
 def first_commands(settings: Settings, receiver: int, address: Callable[[int], str]) -> list[str]:
-    """What makes the disciplines of the router's device towards a host: commands for `tc`, once."""
+    """Commands for `tc` that make the disciplines of the router's device towards a host; to be run once."""
     device = f"host{receiver}"
     commands = [f"qdisc add dev {device} root handle 1: htb"]
     for sender in (one for one, other in settings.paths if other == receiver):
@@ -54,7 +53,7 @@ def first_commands(settings: Settings, receiver: int, address: Callable[[int], s
 
 
 def receiver_commands(settings: Settings, receiver: int) -> list[str]:
-    """What gives the disciplines of the router's device towards a host the settings' values; may be repeated."""
+    """Commands for `tc` that apply the settings to the router's device towards a host; may be repeated."""
     device = f"host{receiver}"
     ingress = settings.hosts[receiver].ingress_mbit
     whole = _rate(ingress)
@@ -75,7 +74,7 @@ def receiver_commands(settings: Settings, receiver: int) -> list[str]:
 
 
 def sender_commands(settings: Settings, sender: int) -> list[str]:
-    """What gives a host its egress rate; may be repeated."""
+    """Commands for `tc` that set the egress rate of a host; may be repeated."""
     rate = _rate(settings.hosts[sender].egress_mbit)
     return [
         f"class replace dev {DEVICE} parent 1: classid 1:1 htb rate {rate} ceil {rate}",
@@ -92,7 +91,7 @@ def _netem(settings: Settings, sender: int, receiver: int) -> str:
         text += f" {path.jitter_ms:g}ms"
     if path.cut or settings.hosts[sender].down or settings.hosts[receiver].down:
         return text + " loss random 100%"
-    if path.loss and path.loss_run > 1:  # Gilbert: the chances of a bad run to begin and to end, in percent.
+    if path.loss and path.loss_run > 1:  # Gilbert model: the probabilities that a loss run begins and ends, in percent.
         begin = min(1.0, path.loss / (path.loss_run * (1 - path.loss))) if path.loss < 1 else 1.0
         return text + f" loss gemodel {100 * begin:.6f}% {100 / path.loss_run:.6f}%"
     return text + f" loss random {100 * path.loss:.6f}%"
@@ -103,7 +102,7 @@ def _rate(mbit: float) -> str:
 
 
 class NetemNetwork(WideNetwork, Network):
-    """See above.
+    """A wide-area network by netem and HTB.
 
     Args:
         settings: of the network.
@@ -121,7 +120,7 @@ class NetemNetwork(WideNetwork, Network):
         return Network.address(self, host)
 
     def configure(self, settings: Settings) -> None:
-        """Makes the network what `settings` say. Not quite at once: device by device."""
+        """Applies settings, one device after the other."""
         assert settings.host_count == self.host_count
         for host in range(self.host_count):
             self._batch("tc", self._router, receiver_commands(settings, host))
@@ -129,7 +128,7 @@ class NetemNetwork(WideNetwork, Network):
         self.settings = settings
 
     def report(self) -> str:
-        """What the kernel says of its disciplines."""
+        """The kernel's statistics of the disciplines, as text."""
 
         def show() -> str:
             command = ["tc", "-s", "qdisc", "show"]
@@ -138,7 +137,7 @@ class NetemNetwork(WideNetwork, Network):
         return self._run(self._router, show)
 
     def use_congestion_control(self, name: str) -> None:
-        """Sets what new TCP connections over the network use, as far as the kernel has it."""
+        """Sets the congestion control of new TCP connections over the network; the kernel must have it."""
         for host in range(self.host_count):
             self._ip(self.namespace(host), [f"route replace default via 10.0.{host}.1 congctl {name}"])
 

@@ -1,5 +1,5 @@
-/* Packets: a pool, what their headers say, and how super-packets are cut. Memory is never given back to the system:
- * the pool is as large as the most that ever was under way. */
+/* Packets: the pool, parsing of headers, and splitting of super-packets. The pool never shrinks: it is as large as the
+ * maximum that was in flight. */
 #define _GNU_SOURCE
 #include "packet.h"
 
@@ -111,8 +111,8 @@ static uint16_t fold(uint32_t sum)
 	return (uint16_t)sum;
 }
 
-/* The headers of a slice: lengths, sequence number, flags and checksums. That of TCP is CHECKSUM_PARTIAL, which is to
- * say the sum of the pseudo header: the receiving kernel knows from the prefix that nobody has computed it. */
+/* Adapts the headers of a slice: lengths, sequence number, flags and checksums. The TCP checksum is CHECKSUM_PARTIAL, the
+ * sum of the pseudo header: the prefix tells the receiving kernel that the rest is not computed. */
 static void mend_headers(struct packet *slice, const struct packet *whole, unsigned first, uint32_t payload)
 {
 	struct virtio_net_hdr *prefix = (struct virtio_net_hdr *)slice->data;

@@ -17,7 +17,7 @@ struct packet {
 	struct packet *next;
 	uint64_t time_ns;	/* when it reached its present stage; in a delay line: when it leaves */
 	uint32_t bytes;		/* of data */
-	uint32_t wire_bytes;	/* what its segments are on the wire, with an IP header each */
+	uint32_t wire_bytes;	/* size of its segments on the wire, with an IP header each */
 	uint16_t segments;
 	uint16_t segment_bytes; /* payload of each segment but the last; 0: one segment */
 	uint16_t header_bytes;	/* IP and TCP; 0: one segment */
@@ -28,15 +28,15 @@ struct packet {
 };
 _Static_assert((offsetof(struct packet, data) + sizeof(struct virtio_net_hdr)) % 4 == 0, "IP headers are aligned");
 
-/* Room for so many bytes of data; NULL if there is no memory. */
+/* A packet with space for `bytes` of data; NULL: no memory. */
 struct packet *packet_new(uint32_t bytes);
 void packet_drop(struct packet *packet);
-/* Bytes of all packets that are not dropped: now, and the most so far since packet_memory_reset(). */
+/* Bytes of all packets that are not dropped: now, and the maximum since packet_memory_reset(). */
 uint64_t packet_memory(void);
 uint64_t packet_memory_max(void);
 void packet_memory_reset(void);
 
-/* Fills in all but from and to from data and bytes. False: it is no whole IPv4 packet. */
+/* Sets all fields but `from` and `to` by the headers. False: not a complete IPv4 packet. */
 bool packet_parse(struct packet *packet);
 /* Its destination address, in the host's byte order. */
 uint32_t packet_destination(const struct packet *packet);

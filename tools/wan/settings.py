@@ -1,14 +1,15 @@
-"""What a wide-area network is like, and the lines of text that say so. Pure: no I/O.
+"""Settings of a wide-area network, and their text form. Pure: no I/O.
 
-A line sets what it names and leaves the rest as it is. Hosts are numbered from 0; * is every host; # begins a comment.
+A line changes the settings that it names and leaves the others. Hosts are numbered from 0; * is every host; # begins a
+comment.
 
     path FROM TO key=value ...     one direction
     link ONE OTHER key=value ...   both directions
     host HOST key=value ...
     timing key=value ...           of the emulator
 
-The keys are the fields of the classes below. Values are numbers, with %, k, M or G where that reads well: loss=0.1%,
-queue_bytes=2M. A rate of 0 is no limit; a queue of 0 bytes is DEFAULT_QUEUE_MS of its rate.
+The keys are the fields of the classes below. Values are numbers, optionally with %, k, M or G: loss=0.1%,
+queue_bytes=2M. A rate of 0 is unlimited; a queue of 0 bytes holds DEFAULT_QUEUE_MS at its rate.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SUFFIXES = {"%": 0.01, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 class SettingsError(ValueError):
-    """A line that says nothing that can be."""
+    """An invalid line of settings."""
 
 
 @dataclass(frozen=True)
@@ -35,63 +36,63 @@ class PathSettings:
     """One direction between two hosts."""
 
     delay_ms: float = 0.0
-    """One way."""
+    """One-way delay."""
     jitter_ms: float = 0.0
-    """By how much the delay wanders, to either side; packets keep their order."""
+    """Amplitude of the variation of the delay; packets keep their order."""
     jitter_period_ms: float = 20.0
-    """How often it turns."""
+    """Period of the variation."""
     rate_mbit: float = 0.0
-    """Of IP packets, headers included, of all connections together."""
+    """Rate of IP packets, headers included, of all connections together."""
     loss: float = 0.0
-    """Share of the segments that are lost, from 0 to 1."""
+    """Fraction of the segments that are lost, from 0 to 1."""
     loss_run: float = 1.0
-    """Mean number of segments that are lost in a row; 1: each is drawn by itself."""
+    """Mean number of segments lost in a row; 1: losses are independent."""
     queue_bytes: float = 0.0
-    """What waits for the rate; what comes beyond is dropped."""
+    """Size of the queue before the rate limit; further packets are dropped."""
     cut: bool = False
-    """Everything is dropped without a word, what is under way too."""
+    """All packets are silently dropped, those in flight too."""
 
     @property
     def queue_bytes_or_default(self) -> float:
-        """The length of the queue."""
+        """The size of the queue."""
         return self.queue_bytes or default_queue_bytes(self.rate_mbit)
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What all paths of a host share."""
+    """Settings of a host, which all its paths share."""
 
     egress_mbit: float = 0.0
     egress_queue_bytes: float = 0.0
     ingress_mbit: float = 0.0
     ingress_queue_bytes: float = 0.0
     down: bool = False
-    """The host is off the network: silence, no RST."""
+    """The host is silently disconnected, without RST."""
 
     @property
     def egress_queue_bytes_or_default(self) -> float:
-        """The length of the queue before all paths."""
+        """The size of the queue before all outgoing paths."""
         return self.egress_queue_bytes or default_queue_bytes(self.egress_mbit)
 
     @property
     def ingress_queue_bytes_or_default(self) -> float:
-        """The length of the queue behind all paths."""
+        """The size of the queue after all incoming paths."""
         return self.ingress_queue_bytes or default_queue_bytes(self.ingress_mbit)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How the emulator works."""
+    """Timing of the emulator."""
 
     burst_us: float = 250.0
-    """The longest piece of a TCP super-packet that enters a shaper, in time on its line."""
+    """Maximum size of a piece of a TCP super-packet that enters a shaper, as time on the line."""
     coalesce_us: float = 100.0
-    """The shortest time between two wake-ups under load; 0: no such rest."""
+    """Minimum time between two wake-ups under load; 0: none."""
     memory_bytes: float = 4e9
-    """Packets beyond so many bytes under way are dropped."""
+    """Bound on packets in flight; further ones are dropped."""
 
 
-Part = TypeVar("Part", PathSettings, HostSettings, Timing)
+SettingsPart = TypeVar("SettingsPart", PathSettings, HostSettings, Timing)
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def default_queue_bytes(rate_mbit: float) -> float:
     return max(DEFAULT_QUEUE_BYTES_MIN, rate_mbit * 1e6 / 8 * DEFAULT_QUEUE_MS / 1e3)
 
 
-def _changed(part: Part, words: list[str]) -> Part:
+def _changed(part: SettingsPart, words: list[str]) -> SettingsPart:
     names = {field.name for field in dataclasses.fields(part)}
     values: dict[str, Any] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""zpccl: the command with what a run needs beside its master."""
+"""zpccl: the command for tasks besides the master, such as making keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _keygen(name: str | None, out: str | None) -> int:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file that nobody else can read, not even for a moment, and that replaces none."""
+    """Writes a new file that is readable by its owner only from the start; never replaces a file."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

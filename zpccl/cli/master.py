@@ -46,35 +46,36 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--allow",
         metavar="FILE",
-        help="where the master has a private key: the public keys of the peers, a line for each, `zpp_... NAME`; "
-        "read again on SIGHUP, when peers that are gone from it are removed",
+        help="if the master has a private key: file with the public keys of the peers, one line each, `zpp_... NAME`; "
+        "SIGHUP reloads it and removes peers that are no longer listed",
     )
     parser.add_argument(
         "--recovery-grace",
         metavar="SECONDS",
         type=float,
         default=limits.RECOVERY_GRACE_NS / limits.SECOND,
-        help="after a restart, wait so long for all peers of the run to report, and before a new run is begun "
+        help="after a restart, wait this long for the peers of the run to report, and before a new run begins "
         "(default %(default)s)",
     )
     parser.add_argument(
         "--metrics",
         metavar="HOST:PORT",
-        help="serve metrics for Prometheus at http://HOST:PORT/metrics (needs the extra `cli`; whoever reaches the "
-        "port can read them)",
+        help="serve metrics for Prometheus at http://HOST:PORT/metrics (needs the extra `cli`; anybody who reaches "
+        "the port can read them)",
     )
     parser.add_argument(
         "--straggler-timeout",
         metavar="SECONDS",
         type=float,
-        help="remove a peer whose vote others have waited for so long, as when its trainer hangs; it may join again; "
-        "peers that wait for each other so long get an error (default: never; they are named in the log)",
+        help="remove a peer if others have waited this long for its vote, for example because its training program "
+        "hangs; it may join again; peers that wait for each other this long get an error (default: never; they are "
+        "named in the log)",
     )
     parser.add_argument(
         "--log-level",
         choices=LEVELS,
         default=os.environ.get("ZPCCL_LOG_LEVEL", "").lower() or "info",
-        help="what to log to standard error (default %(default)s, or ZPCCL_LOG_LEVEL)",
+        help="lowest level to log to standard error (default %(default)s, or ZPCCL_LOG_LEVEL)",
     )
     return parser
 
@@ -93,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # One for each connection, those of strangers too.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # One per connection, strangers included.
     metrics = None
     try:
         keys = master_keys(secret_file=options.secret_file, allow_file=options.allow)
@@ -125,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif keys is not None:
         logger.info("only holders of the secret can take part")
     elif not is_loopback(parse_address(loop.address)[0]):
-        logger.warning("without a secret, whoever reaches %s can take part in the run", loop.address)
+        logger.warning("there is no secret: anybody who reaches %s can take part in the run", loop.address)
     try:
         loop.run()
     finally:

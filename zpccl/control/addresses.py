@@ -1,4 +1,4 @@
-"""Addresses: "host:port" and "[ipv6]:port" as text, sockets to listen on, and where this host can be reached."""
+"""Addresses: parsing of "host:port" and "[ipv6]:port", listening sockets, and the addresses of this host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zpccl import limits
 from zpccl.errors import InvalidArgument, InvalidUsage
 
 _NEVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""What no other port would change."""
+"""Errors of bind() that every other port would give, too."""
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})\Z", re.ASCII)
 
 
@@ -38,7 +38,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def format_address(host: str, port: int) -> str:
-    """The text that `parse_address` reads."""
+    """The inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -91,7 +91,7 @@ def listen_on_first_free(host: str, ports: range) -> socket.socket:
     """A non-blocking listening socket on the first free port; on all interfaces, IPv4 and IPv6, if `host` is "".
 
     Raises:
-        InvalidArgument: the host is none of this machine's.
+        InvalidArgument: the host is not an address of this machine.
         InvalidUsage: no port of the range is free.
     """
     for port in ports:
@@ -132,7 +132,7 @@ def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
 
 
 def advertised_address(advertise: str, port: int) -> str:
-    """The address that an `advertise=` option means: "host" stands for that host with the port of the listener.
+    """The address that an `advertise=` option means: a "host" without port gets the port of the listener.
 
     Raises:
         InvalidArgument: it is malformed.
@@ -144,7 +144,7 @@ def advertised_address(advertise: str, port: int) -> str:
 
 
 def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, ...]:
-    """Where others may reach a listener: the advertised address, then loopback, then this host's interfaces.
+    """Addresses at which others may reach a listener: the advertised one, then loopback, then this host's interfaces.
 
     Raises:
         InvalidArgument: `advertise` is malformed.

@@ -1,9 +1,9 @@
-"""How many connections a link gets where the user names no number: chosen once, when the first one is connected.
+"""The default number of connections of a link, chosen once, when its first connection is up.
 
-A connection has so many bytes under way at most, by the kernel's limits and by what losses leave of its window. So
-what it carries falls as the round trip grows, and only more connections make up for it; near by, more bring nothing.
-How many more follows from what a lost packet does to the window: a loss-based congestion control (CUBIC, Reno) takes
-each for a full path and cuts its window; BBR does not, and more connections only fill the queue of its path.
+The congestion window of a connection is bounded by the kernel's buffer limits and by packet loss. So its throughput
+falls as the round-trip time grows, and more connections make up for that; on a short path they gain nothing. How many
+are useful depends on the congestion control: a loss-based one (CUBIC, Reno) cuts the window at each lost packet; BBR
+does not, and more connections would only fill the queue of the bottleneck.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX of net/tcp.h.
 
 
 def connections_for(round_trip_ns: int, congestion_control: str) -> int:
-    """Connections of a link.
+    """The default number of connections of a link.
 
     Args:
-        round_trip_ns: of the path, unloaded; 0 if it is not known.
-        congestion_control: the kernel's name for it; "" if it is not known.
+        round_trip_ns: of the unloaded path; 0 if unknown.
+        congestion_control: the kernel's name for it; "" if unknown.
     """
     if round_trip_ns < limits.LINK_FAR_ROUND_TRIP_NS:
         return limits.LINK_CONNECTIONS_DEFAULT
@@ -31,7 +31,7 @@ def connections_for(round_trip_ns: int, congestion_control: str) -> int:
 
 
 def round_trip_ns(connection: socket.socket) -> int:
-    """What TCP measured when it was connected, free of lost packets that were sent again; 0 if nothing."""
+    """The smoothed round-trip time of TCP; 0 if unknown. TCP takes no sample from retransmitted packets."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ROUND_TRIP.size)
     except OSError:
@@ -43,7 +43,7 @@ def round_trip_ns(connection: socket.socket) -> int:
 
 
 def congestion_control(connection: socket.socket) -> str:
-    """The kernel's name for what a connection uses, such as "cubic" or "bbr": the host's default, or its route's."""
+    """The congestion control of a connection, such as "cubic" or "bbr"; "" if unknown."""
     try:
         name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES_MAX)
     except OSError:

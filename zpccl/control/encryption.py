@@ -1,4 +1,4 @@
-"""Whether data is encrypted: what the user wants, what the run allows, what this machine can do."""
+"""Chooses the ciphers for data links from the user's option, the secret of the run, and the installed packages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _WORDS = {"1": True, "true": True, "0": False, "false": False, "": None}
 
 
 def ciphers_to_offer(encrypt: bool | None, *, has_secret: bool) -> tuple[Cipher, ...]:
-    """The ciphers with which this peer sets up links, best first.
+    """The ciphers that this peer offers for its links, best first.
 
     Args:
-        encrypt: True: encrypted links only. False: no encrypted links. None: encrypted where both sides can; if
-            ZPCCL_ENCRYPT is set, it decides.
-        has_secret: without one there is nothing to derive keys from, and nothing is encrypted.
+        encrypt: True: encrypted links only. False: no encrypted links. None: encrypted if both sides can, unless
+            ZPCCL_ENCRYPT is set to 1 or 0.
+        has_secret: without a secret there are no keys, and nothing is encrypted.
 
     Raises:
-        InvalidArgument: True, and there is no secret or no PyNaCl; or not a truth value.
+        InvalidArgument: encryption is required, but there is no secret or no PyNaCl; or the option is not a bool.
     """
     source = "encrypt="
     if encrypt is None and "ZPCCL_ENCRYPT" in os.environ:

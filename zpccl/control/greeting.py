@@ -1,8 +1,8 @@
-"""Which security mechanism a ZeroMQ server speaks: the first half of a ZMTP 3 greeting (rfc.zeromq.org/spec/23).
+"""Asks a ZeroMQ server for its security mechanism, with the start of a ZMTP 3 greeting (rfc.zeromq.org/spec/23).
 
-libzmq tells a client whose handshake failed that its connection broke, but in general not why: a server that wants
-another mechanism may close before its own greeting is out. So the client asks again, with a connection that stops
-after the version: to that every server answers with its whole greeting.
+libzmq reports to a client that the handshake failed, but in general not why: a server that requires another mechanism
+may close the connection before it has sent its greeting. So the client opens a connection on which it sends nothing
+after the version; every server answers that with its complete greeting.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _GREETING_BYTES = 64
 
 
 async def mechanism_of(host: str, port: int) -> str:
-    """The name of the mechanism, like "NULL" or "CURVE"; "" of a server that does not speak ZMTP 3.
+    """The name of the mechanism, like "NULL" or "CURVE"; "" if the server does not speak ZMTP 3.
 
     Raises:
-        OSError: it cannot be reached, or closes the connection.
+        OSError: the server cannot be reached, or resets the connection.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:

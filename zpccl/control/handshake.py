@@ -2,27 +2,27 @@
 
     dialler                                 acceptor
       HELLO  run, from, to, nonce, index,
-             ciphers, share               ->   is it for me, of my run, from a neighbour?
-             <-  ACCEPT nonce, cipher,         or REFUSE, or DISAGREE: no cipher suits both
+             ciphers, share               ->   checks that it is addressed to this peer, of its run, from a neighbour
+             <-  ACCEPT nonce, cipher,         or REFUSE, or DISAGREE: no common cipher
                         share, proof
-      COMMIT proof                        ->   once the dialler has ACCEPT on all connections of the link
+     COMMIT proof                        ->   once the dialler has ACCEPT on all connections of the link
              <-  READY proof                   once the acceptor has COMMIT on all of them
 
-All connections of a link carry the same link nonce. One that comes in place of one that an open link lost carries the
-nonce of that link too, its place in it, and a generation above 0; it stands alone, and READY goes out when the
-acceptor's data plane has taken it. After READY both sides hand their descriptors to the data plane; the first frame may
-follow at once, so neither side reads a byte more than a message has.
+All connections of a link carry the same link nonce. A connection that replaces a lost one carries the nonce of the open
+link, the index of the lost connection, and a generation above 0; its handshake is independent of other connections, and
+READY is sent once the acceptor's data plane has taken it. After READY both sides hand their descriptors to the data
+plane. The first frame may follow at once, so neither side reads beyond the end of a message.
 
-A proof is a keyed hash of the kind of the message, the whole HELLO (so: run, both peers, link and place in it) and what
-the acceptor said: its nonce, the cipher and its share. Its key is known to the two peers and to the master that gave it
-to them, so ACCEPT proves the acceptor and COMMIT the dialler. Both sides put fresh random bytes into it, so a handshake
-that was captured convinces nobody a second time; the kind is part of it, so no proof serves as another. In a run
-without a secret the key is public: then the proofs only tell that both sides speak of the same connection.
+A proof is a keyed hash of the kind of the message, the whole HELLO (run, both peers, link, index) and the acceptor's
+nonce, cipher and share. Only the two peers and the master that issued it know its key, so ACCEPT authenticates the
+acceptor and COMMIT the dialler. Both sides contribute fresh random bytes, so a captured handshake cannot be replayed;
+the kind of the message is included, so no proof can be used as another. In a run without a secret the key is public:
+the proofs then only confirm that both sides mean the same connection.
 
-The dialler offers ciphers, the acceptor takes the best that it has too; both are proved, so nobody on the path can
-bring about a worse one. The keys of the frames, one for each direction of each connection, are made of the key of the
-link, of all that was said, and of what the two fresh X25519 shares give: who gets the key of the link, or the secret,
-later than that cannot open what was captured.
+The dialler offers ciphers, and the acceptor takes the best one that it supports. The proofs cover both, so an attacker
+on the path cannot force a downgrade. The keys of the frames, one per direction and connection, are derived from the key
+of the link, the transcript, and the shared secret of two ephemeral X25519 shares (forward secrecy): whoever learns the
+key of the link or the secret of the run later cannot decrypt captured traffic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import struct
 from dataclasses import dataclass
 
 from zpccl import limits
-from zpccl.engine.ciphers import SHARE_BYTES, Cipher, Seal, key_bytes, shared_secret
+from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, key_bytes, shared_secret
 from zpccl.errors import ProtocolViolation
 
 MAGIC = b"zpL"
@@ -57,44 +57,44 @@ class AuthenticationError(HandshakeError):
 
 
 class Signal(enum.IntEnum):
-    """Kinds of messages. HELLO has a layout of its own."""
+    """Kinds of messages. HELLO has its own layout."""
 
     HELLO = 0
     ACCEPT = 1
     COMMIT = 2
     READY = 3
     REFUSE = 4
-    """The connection reached another peer, or a peer that does not want it."""
+    """The connection reached another peer, or a peer that does not expect it."""
     DISAGREE = 5
-    """One side insists on encryption, and the other has no cipher that it has too, or is told not to encrypt."""
+    """No common cipher: one side requires encryption, and the other does not support it or has it switched off."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """The first message: which connection of which link this is."""
+    """The first message: identifies the connection and its link."""
 
     run_id: bytes
     sender: bytes
     receiver: bytes
     nonce: bytes
-    """16 random bytes that name this try to set up the link."""
+    """16 random bytes that identify this attempt to set up the link."""
     index: int
     count: int
-    """Connections that make up the link; LINK_CONNECTIONS_MAX where one comes in place of a lost one."""
+    """Number of connections of the link; LINK_CONNECTIONS_MAX for a replacement of a lost connection."""
     offers: int = 1 << Cipher.PLAIN
-    """Bit n stands for cipher n; those that are not known here stand for ciphers of the future."""
+    """Bit n stands for cipher n; unknown bits are ignored, for future ciphers."""
     share: bytes = NO_SHARE
     """Public X25519 key of the sender, for this link only."""
     generation: int = 0
-    """0: of a new link. Greater: of an open one; each dial to this place of the link has a greater one."""
+    """0: part of a new link. Greater: replaces a lost connection; grows with every dial for that index."""
 
     @property
     def ciphers(self) -> list[Cipher]:
-        """What is offered and known here."""
+        """The offered ciphers that are known here."""
         return [cipher for cipher in Cipher if self.offers >> cipher & 1]
 
     def encode(self) -> bytes:
-        """The bytes of the message."""
+        """Encodes the message."""
         return _HELLO.pack(
             MAGIC,
             limits.PROTOCOL_VERSION,
@@ -112,10 +112,10 @@ class LinkHello:
 
     @classmethod
     def decode(cls, data: bytes) -> LinkHello:
-        """What the bytes say.
+        """Decodes a HELLO.
 
         Raises:
-            HandshakeError: they are no such message.
+            HandshakeError: the bytes are not a valid HELLO.
         """
         if len(data) != HELLO_BYTES:
             raise HandshakeError(f"{len(data)} bytes where a hello has {HELLO_BYTES}")
@@ -128,14 +128,14 @@ class LinkHello:
 
 
 class Transcript:
-    """One handshake as both sides see it: makes and checks proofs.
+    """The transcript of a handshake, equal on both sides: makes and checks proofs.
 
     Args:
         hello: its first message.
         nonce: NONCE_BYTES random bytes of the acceptor.
         key: of the link, 32 bytes; empty in a run without a secret.
-        cipher: what the acceptor chose.
-        share: public X25519 key of the acceptor, for this connection only.
+        cipher: the acceptor's choice.
+        share: ephemeral public X25519 key of the acceptor, for this connection only.
     """
 
     def __init__(
@@ -150,40 +150,40 @@ class Transcript:
         self._key = key or _PUBLIC_KEY
 
     def encode(self, signal: Signal) -> bytes:
-        """The bytes of a message with its proof."""
+        """Encodes a message with its proof."""
         return _SIGNAL.pack(
             MAGIC, limits.PROTOCOL_VERSION, signal, self.nonce, self.cipher, self._share, self._proof(signal)
         )
 
-    def seal(self, private: bytes, *, is_dialler: bool) -> Seal | None:
-        """How this side seals the connection; None if it does not. Only once the other side has proved itself.
+    def derive_keys(self, private: bytes, *, is_dialler: bool) -> CipherKeys | None:
+        """Derives the cipher keys of this side; None for a plain connection. Call it after check() has succeeded.
 
         Args:
-            private: own X25519 key, of the share that this side has told.
+            private: the private X25519 key that belongs to the share this side has sent.
             is_dialler: which side this is.
 
         Raises:
-            HandshakeError: the other side's share is none.
+            HandshakeError: the other side's share is invalid.
         """
         if self.cipher is Cipher.PLAIN:
             return None
         try:
             secret = shared_secret(private, self._share if is_dialler else self._hello.share)
         except ValueError as error:
-            raise HandshakeError(f"the other side's share gives no key: {error}") from None
+            raise HandshakeError(f"the other side's share is invalid: {error}") from None
         root = hashlib.blake2b(self._said + secret, key=self._key, person=b"zpccl seal root").digest()
         dialler, acceptor = (
             hashlib.blake2b(side, digest_size=key_bytes(self.cipher), key=root, person=b"zpccl seal key").digest()
             for side in (b"dialler", b"acceptor")
         )
-        return Seal(self.cipher, dialler, acceptor) if is_dialler else Seal(self.cipher, acceptor, dialler)
+        return CipherKeys(self.cipher, dialler, acceptor) if is_dialler else CipherKeys(self.cipher, acceptor, dialler)
 
     def check(self, data: bytes, expected: Signal) -> None:
-        """Checks that the bytes are the expected message, from a holder of the key.
+        """Checks that `data` is the expected message with a valid proof.
 
         Raises:
             AuthenticationError: the proof is wrong.
-            HandshakeError: they are another message, or none.
+            HandshakeError: another message, or malformed.
         """
         nonce, cipher, share, proof = _unpack(data, expected)
         is_same = (nonce, cipher, share) == (self.nonce, self.cipher, self._share)
@@ -195,11 +195,11 @@ class Transcript:
 
 
 def accepted(hello: LinkHello, data: bytes, key: bytes) -> Transcript:
-    """The handshake that the answer to a hello belongs to.
+    """Checks the answer to a HELLO and returns the transcript.
 
     Raises:
-        AuthenticationError: the answer is of somebody without the key.
-        HandshakeError: it is no ACCEPT, or chooses what was not offered.
+        AuthenticationError: its proof is wrong.
+        HandshakeError: it is not an ACCEPT, or chooses a cipher that was not offered.
     """
     nonce, cipher, share, _ = _unpack(data, Signal.ACCEPT)
     if cipher not in hello.ciphers:
@@ -210,7 +210,7 @@ def accepted(hello: LinkHello, data: bytes, key: bytes) -> Transcript:
 
 
 def encode_refusal(signal: Signal = Signal.REFUSE) -> bytes:
-    """The bytes of a REFUSE or DISAGREE. It proves nothing: whoever is refused may have no key."""
+    """Encodes a REFUSE or DISAGREE. It has no proof, because the refused side may have no key."""
     rest = bytes(NONCE_BYTES), Cipher.PLAIN, NO_SHARE, bytes(PROOF_BYTES)
     return _SIGNAL.pack(MAGIC, limits.PROTOCOL_VERSION, signal, *rest)
 
@@ -226,7 +226,7 @@ def _unpack(data: bytes, expected: Signal) -> tuple[bytes, int, bytes, bytes]:
     if kind == Signal.DISAGREE:
         raise HandshakeError("one side insists on encryption and the other does not encrypt (encrypt=, or no PyNaCl)")
     if kind != expected:
-        raise HandshakeError(f"message {kind} where {expected.name} is due")
+        raise HandshakeError(f"message {kind} instead of {expected.name}")
     return nonce, cipher, share, proof
 
 

@@ -1,26 +1,26 @@
-"""Bounds what the connections of a master cost it, where libzmq does not.
+"""Bounds the memory that each connection costs the master, where libzmq does not.
 
-A ROUTER keeps what it has received, messages and parts of them, until somebody takes it: a high-water mark would count
-whole messages, and goes ill with heartbeats; MAXMSGSIZE bounds one part. A part of no bytes takes two on the wire and
-64 in memory. What it has to send is bounded by a number of messages of any size. And a connection that never says
-anything is kept for ever.
+libzmq does not bound it. A ROUTER socket buffers received messages and message parts until they are taken: the receive
+high-water mark counts whole messages only, and does not work with heartbeats (docs/adr/0015); MAXMSGSIZE bounds one
+part; an empty part takes 2 bytes on the wire and 64 in memory. The send queue is bounded by a number of messages of any
+size. A silent connection is kept for ever.
 
-So the kernel is asked: it counts the bytes that a connection has received and that its other end has acknowledged. What
-was received and is not in the messages that came out of the socket is held by libzmq, or was heartbeats; what was sent
-and is not acknowledged waits. How much a connection may hold depends on who it is to the run: a stranger can say Hello
-and not much more, and only for a while. A connection beyond its bound is shut down. For an honest peer that would be no
-more than a broken connection: it connects again, and nothing is lost.
+So this module asks the kernel (TCP_INFO) how many bytes a connection has received, and how many its other end has
+acknowledged. Bytes received minus the bytes of messages taken from the socket are buffered by libzmq, or were
+heartbeats. Bytes sent and not acknowledged are queued. The bound of a connection depends on its standing: a stranger
+may send little more than a Hello, and only for a while. A connection that exceeds its bound is shut down. An honest
+peer reconnects then, as after any broken connection, and loses nothing.
 
-It looks at all connections in an interval that grows with their number, so that it takes 4% of a processor at most.
-Nothing else would tell: libzmq wakes nobody for a part, and epoll does not report what libzmq has read already.
+All connections are checked at an interval that grows with their number, so that checking takes at most 4% of a CPU.
+There is no event to wait for: libzmq signals whole messages only, and epoll does not report what libzmq has read.
 
-Heartbeats are never delivered, and would add up in a day to what nobody may hold. What had been received when the
-socket was last found empty cannot be part of a message that begins later: so once a message came after that, whatever
-is not covered by messages was heartbeats, as far as their number can be.
+Heartbeats are never delivered, and would add up to more than any bound within a day. Bytes that had arrived when the
+socket was last found empty cannot belong to a message that begins later. So once another message has come after that,
+those bytes that no message covers were heartbeats, up to the greatest possible number of heartbeats.
 
-Ownership. The descriptors are libzmq's, which closes them when it likes, and the next file that is opened gets the same
-number. So whatever is done to a connection is done to a duplicate, after the kernel's cookie of the socket was
-compared. One thread, that of the master's loop, uses all of it.
+Ownership. libzmq owns the descriptors and closes them at any time, after which the next file gets the same number. So
+every operation works on a duplicate whose kernel socket cookie was compared. Only the thread of the master's loop uses
+this module.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ class _Connection:
     address: str
     accepted_ns: int
     since_ns: int
-    """When it was accepted, or lost its registration."""
+    """When it was accepted, or when it lost its registration."""
     routing_id: bytes | None = None
     standing: Standing = Standing.STRANGER
     received: int = 0
     delivered: int = 0
-    """In messages that came out of the socket, with the framing."""
+    """Bytes of messages taken from the socket, framing included."""
     heartbeats: int = 0
-    """Received and certainly no part of a message."""
+    """Bytes received that certainly belong to no message."""
     stranger_base: int = 0
-    """What it had received when it became a stranger."""
+    """Value of `received` when it became a stranger."""
     mark: int = 0
-    """What it had received at a moment after which the socket was found empty, `mark_drains` drains ago."""
+    """Value of `received` at a time after which the socket was found empty `mark_drains` times."""
     mark_drains: int = 0
     has_spoken: bool = False
-    """A message came after that."""
+    """A message has come since the mark."""
     sent: int = 0
     acknowledged: int = 0
     is_cut: bool = False
@@ -91,18 +91,18 @@ class _Connection:
 
     @property
     def unsent_bytes_max(self) -> int:
-        """How much may wait to be sent to it."""
+        """Bound on the bytes that are queued to it."""
         return limits.MEMBER_UNSENT_BYTES_MAX if self.standing is Standing.MEMBER else limits.OUTSIDER_UNSENT_BYTES_MAX
 
 
 class Inflow:
-    """The guard of a master's connections.
+    """Tracks the connections of a master and shuts down those that exceed their bounds.
 
     Args:
-        port: at which the master listens; only connections accepted there are its own.
-        is_secure: messages come in CURVE.
-        standing_of: who a connection, by its routing id, is to the run.
-        refusals: where connections that are shut down are logged.
+        port: the master's port; other sockets are ignored.
+        is_secure: connections use CURVE, which adds framing.
+        standing_of: maps a routing id to the standing of its connection.
+        refusals: logs connections that are shut down.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Inflow:
         self._refusals = refusals
         self._connections: dict[int, _Connection] = {}  # Open ones, by descriptor.
         self._by_routing_id: dict[bytes, _Connection] = {}
-        self._cut_ids: set[bytes] = set()  # Routing ids of what was shut down; there may be more of it.
+        self._cut_ids: set[bytes] = set()  # Routing ids of connections shut down; libzmq may still hold messages.
         self._unregistered: dict[_Connection, None] = {}  # In order of `since_ns`.
         self._drains = 0
         self._due_ns = 0
@@ -123,18 +123,18 @@ class Inflow:
         self._strangers_max = min(limits.STRANGERS_MAX, half)
 
     def deadline_ns(self) -> int | None:
-        """When `look` is to be called again; None while there are no connections."""
+        """Time of the next `look`; None while there are no connections."""
         return self._due_ns if self._connections else None
 
     def wire_bytes(self, size: int) -> int:
-        """What a part of a message takes on the wire."""
+        """Size on the wire of a message part of `size` bytes."""
         size += self._message_bytes
         return size + (2 if size < 256 else 9)
 
-    # --- What the loop tells ----------------------------------------------------------------------------------------
+    # --- Reports of the loop ----------------------------------------------------------------------------------------
 
     def opened(self, descriptor: int, now_ns: int) -> None:
-        """A connection was accepted. It may be gone again, and its descriptor another file's."""
+        """A connection was accepted. It may have closed since, and its descriptor may belong to another file."""
         self.closed(descriptor)
         with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
             if connection.family == socket.AF_UNIX or connection.getsockname()[1] != self._port:
@@ -155,7 +155,7 @@ class Inflow:
                 self._by_routing_id.pop(connection.routing_id, None)
 
     def named(self, descriptor: int, routing_id: bytes) -> None:
-        """The first message of an open connection tells its routing id."""
+        """The first message of an open connection has this routing id."""
         connection = self._connections.get(descriptor)
         if connection is not None:
             connection.routing_id = routing_id
@@ -164,7 +164,7 @@ class Inflow:
                 self._cut_ids.add(routing_id)
 
     def delivered(self, routing_id: bytes, wire_bytes: int) -> None:
-        """A message came out of the socket."""
+        """A message was taken from the socket."""
         connection = self._by_routing_id.get(routing_id)
         if connection is not None:
             connection.delivered += wire_bytes
@@ -177,11 +177,11 @@ class Inflow:
         self._cut_ids.intersection_update(self._by_routing_id)
 
     def is_cut(self, routing_id: bytes) -> bool:
-        """True for a connection that was shut down, as long as there may be messages of it."""
+        """True for a connection that was shut down, while libzmq may still hold messages of it."""
         return routing_id in self._cut_ids
 
     def may_send(self, routing_id: bytes, size: int) -> bool:
-        """Takes note of a message to be sent. False if too much waits already: the connection is shut down."""
+        """Accounts for a message to be sent. False: too much is queued, and the connection is shut down."""
         connection = self._by_routing_id.get(routing_id)
         if connection is None:
             return True
@@ -197,10 +197,10 @@ class Inflow:
         if connection is not None:
             self._cut(connection, reason, now_ns)
 
-    # --- Looking ----------------------------------------------------------------------------------------------------
+    # --- Checks -----------------------------------------------------------------------------------------------------
 
     def look(self, now_ns: int) -> None:
-        """Looks at the connections, if it is time, and shuts down those beyond their bounds. Call it in each turn."""
+        """If it is time, checks all connections and shuts down those beyond their bounds. Called in each loop turn."""
         if now_ns < self._due_ns or not self._connections:
             return
         self._due_ns = now_ns + limits.INFLOW_INTERVAL_NS
@@ -223,7 +223,7 @@ class Inflow:
         self._bound_strangers(now_ns)
 
     def _look_at(self, connection: _Connection, now_ns: int) -> None:
-        """It has received something since the last time."""
+        """Checks a connection that has received bytes since the last check."""
         self._judge(connection, now_ns)
         if connection.has_spoken:
             seconds = (now_ns - connection.accepted_ns) / limits.SECOND
@@ -233,10 +233,10 @@ class Inflow:
         connection.mark, connection.mark_drains, connection.has_spoken = connection.received, self._drains, False
         if connection.held > _HELD_BYTES_MAX[connection.standing]:
             what = "a stranger" if connection.standing is Standing.STRANGER else f"a {connection.standing.value}"
-            self._cut(connection, f"{connection.held} bytes that are no message for {what}", now_ns)
+            self._cut(connection, f"it holds {connection.held} bytes without a message, too many for {what}", now_ns)
 
     def _judge(self, connection: _Connection, now_ns: int) -> None:
-        """Finds out who a connection is now."""
+        """Updates the standing of a connection."""
         was, routing_id = connection.standing, connection.routing_id
         standing = Standing.STRANGER if routing_id is None else self._standing_of(routing_id)
         connection.standing = standing
@@ -254,11 +254,11 @@ class Inflow:
         for connection in sorted(found, key=lambda connection: connection.held, reverse=True):
             if total <= bytes_max:
                 break
-            self._cut(connection, f"it holds most of {total} bytes that are no message", now_ns)
+            self._cut(connection, f"it holds most of {total} bytes without a message", now_ns)
             total -= connection.held
 
     def _bound_strangers(self, now_ns: int) -> None:
-        """Who has not registered goes after a while, and the oldest of them when they are too many."""
+        """Shuts down strangers after STRANGER_TIMEOUT, and the oldest ones if there are too many."""
         for connection in list(self._unregistered):
             is_late = now_ns - connection.since_ns >= limits.STRANGER_TIMEOUT_NS
             if not is_late and len(self._unregistered) <= self._strangers_max:
@@ -269,7 +269,7 @@ class Inflow:
 
     @staticmethod
     def _measure(connection: _Connection) -> None:
-        """Asks the kernel. The socket of another file would give wrong counts, for which nobody is shut down."""
+        """Reads the counts from the kernel; leaves them if the descriptor belongs to another socket by now."""
         with contextlib.suppress(OSError, struct.error):
             borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, connection.descriptor)
             try:
@@ -281,7 +281,7 @@ class Inflow:
     def _cut(self, connection: _Connection, reason: str, now_ns: int) -> None:
         if connection.is_cut:
             return
-        connection.is_cut = True  # libzmq tells of its end.
+        connection.is_cut = True  # libzmq will report its end.
         self._unregistered.pop(connection, None)
         if connection.routing_id is not None:
             self._cut_ids.add(connection.routing_id)
@@ -292,10 +292,10 @@ class Inflow:
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """A socket of its own for what a descriptor stands for, whatever happens to that meanwhile.
+    """A duplicate of a descriptor as a socket, which stays valid if libzmq closes the original.
 
     Raises:
-        OSError: it is closed, or no socket.
+        OSError: the descriptor is closed, or not a socket.
     """
     copy = os.dup(descriptor)
     try:

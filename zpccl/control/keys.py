@@ -1,14 +1,13 @@
-"""Secrets and keys: their text, where they come from, and what is derived from them.
+"""Secrets and keys: their text form, where they are read from, and the keys derived from them.
 
-Two ways to keep strangers out:
+Two ways to authenticate peers:
 
     one secret   `zps_...`, held by the master and all peers. Both sides derive the CURVE keys of both sides from it.
-    own keys     each holds a private key `zpk_...` of its own. The master lists the public keys `zpp_...` that it
-                 admits; peers know that of the master.
+    own keys     each party has its own private key `zpk_...`. The master has a list of the public keys `zpp_...` that
+                 it admits; peers know the public key of the master.
 
-Each text ends in a checksum, so that a typo is told from a secret that is another one. Whatever is derived has a
-context of its own, so no key tells anything about another. No text of a secret is ever part of an error, a log line or
-a repr.
+Each text ends in a checksum, so that a typo can be distinguished from a wrong secret. Every derived key has its own
+context, so that it reveals nothing about another. The text of a secret is never part of an error, a log line or a repr.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _NAME = re.compile(r"[\w.@:-]{1,128}\Z", re.ASCII)
 
 @dataclass(frozen=True)
 class PeerKeys:
-    """The CURVE keys of a peer, as Z85 text, and the one that the master must have."""
+    """The CURVE keys of a peer and the public key that it expects of the master, as Z85 text."""
 
     public: bytes
     private: bytes = field(repr=False)
@@ -51,7 +50,7 @@ class PeerKeys:
 
     @property
     def identity(self) -> str:
-        """The text of the public key: what the master knows this peer's connections by."""
+        """The text of the public key, by which the master identifies this peer's connections."""
         return public_text(z85.decode(self.public))
 
 
@@ -61,9 +60,9 @@ class MasterKeys:
 
     Attributes:
         public, private: its CURVE keys, as Z85 text.
-        link_seed: what the keys of data connections are derived from; the same after a restart.
-        allowed: names by public key text of all who may take part.
-        allow_file: where `allowed` is from, or None.
+        link_seed: seed of the keys of data connections; the same after a restart.
+        allowed: name of each admitted peer, by the text of its public key.
+        allow_file: the file that `allowed` was read from, or None.
     """
 
     public: bytes
@@ -74,7 +73,7 @@ class MasterKeys:
 
     @property
     def public_text(self) -> str:
-        """The text of the public key, for peers that have keys of their own."""
+        """The text of the public key, for peers with their own keys."""
         return public_text(z85.decode(self.public))
 
 
@@ -107,13 +106,13 @@ def public_text(public: bytes) -> str:
 
 
 def checked_name(name: str) -> str:
-    """A name for a key: letters, digits and "._@:-".
+    """Checks the name of a key: letters, digits and "._@:-".
 
     Raises:
-        InvalidArgument: it has other letters, or is too long or empty.
+        InvalidArgument: it has other characters, or is too long or empty.
     """
     if _NAME.match(name) is None:
-        raise InvalidArgument(f'{name!r} is no name for a key: 1 to 128 letters, digits and any of "._@:-"')
+        raise InvalidArgument(f'{name!r} is not a valid key name: use 1 to 128 letters, digits and any of "._@:-"')
     return name
 
 
@@ -126,7 +125,7 @@ def _text(kind: str, value: bytes) -> str:
 
 
 def _value(text: str, kinds: tuple[str, ...], source: str) -> tuple[str, bytes]:
-    """Kind and bytes of a text. The text is not part of any error: it may be a secret."""
+    """Parses a text: its kind and bytes. Errors do not contain the text, which may be a secret."""
     expected = " or ".join(_WHAT[kind] for kind in kinds)
     kind, _, body = text.strip().partition("_")
     if kind not in kinds:
@@ -138,7 +137,7 @@ def _value(text: str, kinds: tuple[str, ...], source: str) -> tuple[str, bytes]:
         data = b""
     value = data[:_KEY_BYTES]
     if len(data) != _KEY_BYTES + _CHECKSUM_BYTES or data[_KEY_BYTES:] != _checksum(kind, value):
-        raise InvalidArgument(f"{source} is mistyped or cut off: its checksum is not right")
+        raise InvalidArgument(f"{source} is mistyped or cut off: its checksum is wrong")
     return kind, value
 
 
@@ -149,7 +148,7 @@ def find_secret(secret: object, secret_file: str | os.PathLike[str] | None = Non
     """The text of the secret and where it is from: the keyword, the file, ZPCCL_SECRET or ZPCCL_SECRET_FILE; or None.
 
     Raises:
-        InvalidArgument: the file cannot be read, or what is given is empty: that is a mistake, not the wish for none.
+        InvalidArgument: the file cannot be read, or the value is empty, which is treated as a mistake.
     """
     if secret is not None and secret_file is not None:
         raise InvalidArgument("give a secret or a file with one, not both")
@@ -182,7 +181,7 @@ def _read(path: Path) -> str:
 
 
 def read_allowed(path: Path) -> dict[str, str]:
-    """The names by public key of an allow list: a line for each, the key and its name; # begins a comment.
+    """Reads an allow list: one line per peer with its public key and name; # begins a comment.
 
     Raises:
         InvalidArgument: the file cannot be read, or a line is wrong.
@@ -221,7 +220,7 @@ def master_keys(
     """The keys of a master, or None if it has no secret.
 
     Raises:
-        InvalidArgument: the secret or the allow list is malformed, or they do not go together.
+        InvalidArgument: the secret or the allow list is malformed, or they do not match.
     """
     found = find_secret(secret, secret_file)
     if found is None:
@@ -250,7 +249,7 @@ def peer_keys(secret: str | None = None, master_key: str | None = None) -> PeerK
         master_key: the public key of the master, where the peer has a private key; ZPCCL_MASTER_KEY if left out.
 
     Raises:
-        InvalidArgument: a text is malformed, or they do not go together.
+        InvalidArgument: a text is malformed, or the two do not match.
     """
     found = find_secret(secret)
     source = "master_key=" if master_key is not None else "ZPCCL_MASTER_KEY"

@@ -44,7 +44,7 @@ from zpccl.control.handshake import (
     encode_refusal,
 )
 from zpccl.control.zap import RefusalLog
-from zpccl.engine.ciphers import SHARE_BYTES, Cipher, Seal, best_of, public_share
+from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, best_of, public_share
 from zpccl.errors import PCCLError
 from zpccl.protocol.messages import Neighbour
 
@@ -63,7 +63,7 @@ class _IncomingLink:
 
     count: int
     cipher: Cipher
-    sockets: dict[int, tuple[socket.socket, Transcript, Seal | None]] = field(default_factory=dict)
+    sockets: dict[int, tuple[socket.socket, Transcript, CipherKeys | None]] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -75,13 +75,13 @@ class NewLink:
         peer_id: its other end.
         number: of this link among those of the broker.
         sockets: all its connections.
-        seals: how each of them is sealed; None where none is.
+        cipher_keys: cipher and keys of each of them; None if the link is not encrypted.
     """
 
     peer_id: bytes
     number: int
     sockets: list[socket.socket]
-    seals: list[Seal] | None = field(repr=False)
+    cipher_keys: list[CipherKeys] | None = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class NewConnection:
         number: of the link, among those with this neighbour that were handed over, from 1 on.
         index: its place in the link.
         generation: greater than that of any connection that was there before.
-        seal: how it is sealed.
+        keys: its cipher and keys; None if the link is not encrypted.
         ready: to be sent before anything else, and only if the data plane takes the connection; empty at the dialler.
     """
 
@@ -102,7 +102,7 @@ class NewConnection:
     index: int
     generation: int
     connection: socket.socket
-    seal: Seal | None = field(repr=False)
+    keys: CipherKeys | None = field(repr=False)
     ready: bytes
 
 
@@ -127,7 +127,7 @@ class _Dialled:
 
     connection: socket.socket
     transcript: Transcript
-    seal: Seal | None
+    keys: CipherKeys | None
     hello: LinkHello
 
 
@@ -342,27 +342,29 @@ class LinkBroker:
         transcript = Transcript(hello, os.urandom(NONCE_BYTES), link_key, cipher, share)
         await self._loop.sock_sendall(connection, transcript.encode(Signal.ACCEPT))
         transcript.check(await self._receive(connection, SIGNAL_BYTES), Signal.COMMIT)
-        seal = transcript.seal(private, is_dialler=False)
+        keys = transcript.derive_keys(private, is_dialler=False)
         if hello.sender not in self._keys:
             raise HandshakeError("its sender is a neighbour no more")
         if hello.generation:
-            return self._join(hello, connection, transcript, seal)
+            return self._join(hello, connection, transcript, keys)
         key = (hello.sender, hello.nonce)
         link = self._incoming.setdefault(key, _IncomingLink(hello.count, cipher))
         try:
             if (link.count, link.cipher) != (hello.count, cipher) or hello.index in link.sockets:
                 raise HandshakeError(f"connection {hello.index} of {hello.count} does not fit its link")
-            link.sockets[hello.index] = connection, transcript, seal
+            link.sockets[hello.index] = connection, transcript, keys
             if len(link.sockets) == link.count:
                 self._complete(hello, link)
             await link.complete.wait()
         finally:
-            if not link.complete.is_set() and link.sockets.get(hello.index) == (connection, transcript, seal):
+            if not link.complete.is_set() and link.sockets.get(hello.index) == (connection, transcript, keys):
                 del link.sockets[hello.index]
             if link.complete.is_set() or not link.sockets:
                 self._incoming.pop(key, None)
 
-    def _join(self, hello: LinkHello, connection: socket.socket, transcript: Transcript, seal: Seal | None) -> None:
+    def _join(
+        self, hello: LinkHello, connection: socket.socket, transcript: Transcript, keys: CipherKeys | None
+    ) -> None:
         """A connection of a link that is open. Only who dialled the link may dial it: it counts the generations."""
         link = self._links.get(hello.sender)
         if self._on_connection is None or link is None or link.nonce != hello.nonce or link.neighbour is not None:
@@ -371,30 +373,30 @@ class LinkBroker:
             raise HandshakeError("the other connections of its link have another cipher")
         taken = socket.socket(fileno=connection.detach())
         ready = transcript.encode(Signal.READY)
-        new = NewConnection(hello.sender, link.number, hello.index, hello.generation, taken, seal, ready)
+        new = NewConnection(hello.sender, link.number, hello.index, hello.generation, taken, keys, ready)
         self._on_connection(new)
 
     def _complete(self, hello: LinkHello, link: _IncomingLink) -> None:
         """All connections of a link are committed: READY goes out, and the link to the data plane."""
         link.complete.set()
-        sockets, seals = [], []
-        for connection, transcript, seal in (link.sockets[index] for index in range(link.count)):
+        sockets, cipher_keys = [], []
+        for connection, transcript, keys in (link.sockets[index] for index in range(link.count)):
             sockets.append(socket.socket(fileno=connection.detach()))
             # A fresh socket takes so few bytes at once; if not, the link is broken and the data plane will notice.
             with contextlib.suppress(OSError):
                 sockets[-1].send(transcript.encode(Signal.READY))
-            seals.append(seal)
+            cipher_keys.append(keys)
         self._note_link(hello.sender, hello.nonce, link.cipher, None)
-        self._tell_link(hello.sender, sockets, seals)
+        self._tell_link(hello.sender, sockets, cipher_keys)
 
-    def _tell_link(self, peer_id: bytes, sockets: list[socket.socket], seals: list[Seal | None]) -> None:
-        """Hands a link over: all its connections are sealed, or none is."""
-        sealed = [seal for seal in seals if seal is not None]
-        if not sealed and self._requires_keys and self._ciphers != (Cipher.PLAIN,):
+    def _tell_link(self, peer_id: bytes, sockets: list[socket.socket], cipher_keys: list[CipherKeys | None]) -> None:
+        """Hands a link over: all its connections are encrypted, or none is."""
+        encrypted = [keys for keys in cipher_keys if keys is not None]
+        if not encrypted and self._requires_keys and self._ciphers != (Cipher.PLAIN,):
             text = "data to and from peer %s is not encrypted: it lacks PyNaCl, or has encrypt=False"
             logger.warning(text, peer_id.hex())
         number = self._links[peer_id].number
-        self._on_link(NewLink(peer_id, number, sockets, sealed or None))
+        self._on_link(NewLink(peer_id, number, sockets, encrypted or None))
 
     # --- Dialling ---------------------------------------------------------------------------------------------------
 
@@ -409,7 +411,7 @@ class LinkBroker:
             return
         self._dials.pop(neighbour.peer_id, None)
         self._note_link(neighbour.peer_id, nonce, dialled[0].transcript.cipher, neighbour)
-        self._tell_link(neighbour.peer_id, [one.connection for one in dialled], [one.seal for one in dialled])
+        self._tell_link(neighbour.peer_id, [one.connection for one in dialled], [one.keys for one in dialled])
 
     async def _set_up(self, neighbour: Neighbour, nonce: bytes) -> list[_Dialled]:
         private, share = _new_share(self._ciphers != (Cipher.PLAIN,))
@@ -481,7 +483,7 @@ class LinkBroker:
                 continue
             link.joined_s[index] = self._loop.time()
             del link.dials[index]  # Before anybody can hear that it is lost again.
-            new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.seal, b"")
+            new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.keys, b"")
             return on_connection(new)
 
     async def _dial_one_more(self, neighbour: Neighbour, hello: LinkHello, secrets: _Secrets) -> _Dialled:
@@ -533,7 +535,7 @@ class LinkBroker:
                 hello = dataclasses.replace(hello, count=count)
             await self._loop.sock_sendall(connection, hello.encode())
             transcript = accepted(hello, await self._receive(connection, SIGNAL_BYTES), secrets.link_key)
-            return _Dialled(connection, transcript, transcript.seal(secrets.private, is_dialler=True), hello)
+            return _Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
         except BaseException:
             connection.close()
             raise

@@ -1,19 +1,19 @@
 """The shell of the master: a ROUTER socket, a timer, a log.
 
 One thread, the one in `run()`, owns the sockets and the machine. `stop()` and `reload()` may be called from any thread
-and from a signal handler: they only write to a pipe, under a lock that keeps the pipe from being closed meanwhile.
+and from a signal handler: they only write to a pipe, under a lock that prevents the pipe from being closed meanwhile.
 
-Loss of a connection. libzmq's socket monitor tells which descriptor was closed, and each message tells which descriptor
-it came from. Descriptors are used again by later connections, so each ACCEPTED begins a new generation of its
-descriptor. Messages are taken from the socket first and the monitor is drained after that: whatever the monitor has to
-say about the senders of these messages is then known. A connection's closing is told to the machine after its messages.
-A connection that cannot be written to is closed for the machine after the messages that were taken with it, and what
-libzmq still has of a connection that was shut down is dropped: it may be much.
+Loss of a connection. libzmq's socket monitor reports which descriptor was closed, and each message has the descriptor
+that it came from. Descriptors are reused by later connections, so each ACCEPTED event begins a new generation of its
+descriptor. Messages are taken from the socket first, and the monitor is drained after that: by then it has reported
+everything about the senders of these messages. The machine learns of the end of a connection after its last message.
+A connection that cannot be written to counts as closed after the messages that were taken in the same turn. Messages
+that libzmq still holds from a connection that was shut down are dropped, since there may be many.
 
 With a secret, libzmq admits only connections whose key the ZAP handler allows, and each message carries that key. A
-connection whose key was taken from the allow list is not closed at once; its messages are dropped.
+connection whose key was removed from the allow list is not closed at once; its messages are dropped.
 
-What connections may cost is bounded by `Inflow`, which is told of all that is opened, closed, taken and sent.
+`Inflow` bounds the memory per connection; the loop reports to it everything that is opened, closed, taken and sent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from zpccl.protocol.messages import Acknowledgement, Hello, Leave, Malformed, Ot
 logger = logging.getLogger("zpccl.master")
 
 _ZERO_COPY_RECV = 10
-"""Of zmq.h; pyzmq has no name for it. Switched off: else each small message keeps alive a buffer of 8 KiB."""
+"""From zmq.h; pyzmq has no name for it. Set to 1, else each small message keeps a receive buffer of 8 KiB alive."""
 
 
 class MasterLoop:
@@ -63,20 +63,20 @@ class MasterLoop:
     Args:
         listen: "host:port" to listen on; port 0 takes a free one.
         options: times of the master.
-        heartbeat_timeout_ns: a host that is silent for so long is lost.
-        keys: who may connect; None lets everybody in.
+        heartbeat_timeout_ns: a host that is silent for this long is lost.
+        keys: keys of the master and of the peers that may connect; None: anybody may.
         recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
             default of `options`.
-        publish: is given what can be seen of the master: at the start, and soon after something has happened. Called in
-            the thread of the loop, METRICS_INTERVAL apart; it must not block.
-        straggler_timeout: seconds after which a peer is removed whose vote others wait for; None: as `options` say.
+        publish: called with a snapshot at the start and soon after every change, at least METRICS_INTERVAL apart, in
+            the thread of the loop; it must not block.
+        straggler_timeout: seconds after which a peer is removed if others wait for its vote; None: as in `options`.
 
     Attributes:
         wakeup_descriptor: a byte written to it wakes the loop; for `signal.set_wakeup_fd`.
 
     Raises:
-        InvalidArgument: the address is malformed or not of this host.
-        InvalidUsage: the port is taken.
+        InvalidArgument: the address is malformed or does not belong to this host.
+        InvalidUsage: the port is in use.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class MasterLoop:
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
         self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._pipe_lock = threading.RLock()  # A signal handler may find its own thread in stop().
+        self._pipe_lock = threading.RLock()  # Reentrant: a signal handler may interrupt stop().
         self._is_ended = False
         self._is_stopping = False
         self._is_reloading = False
@@ -111,13 +111,13 @@ class MasterLoop:
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
-        self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor and bytes of messages just taken.
+        self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
         self._nameless_count = 0
         self._traffic = Traffic()
         self._publish = publish
         self._published_ns: int | None = None
-        self._is_published = False  # Nothing has happened since then.
+        self._is_published = False  # False: something has changed since the last snapshot.
         self._is_drained = False
         self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._refusals = RefusalLog(logger)
@@ -172,14 +172,14 @@ class MasterLoop:
             self._close()
 
     def _deadline_ns(self) -> int | None:
-        """When the loop has something to do though nothing comes."""
+        """Time of the next timer, without any input; None: there is none."""
         deadlines = [self.machine.deadline_ns(), self.inflow.deadline_ns()]
         if self._publish is not None and not self._is_published and self._published_ns is not None:
             deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _show(self, now_ns: int) -> None:
-        """Publishes a snapshot, if the last one is old enough."""
+        """Publishes a snapshot if METRICS_INTERVAL has passed since the last one."""
         if self._publish is None:
             return
         if self._published_ns is not None and now_ns < self._published_ns + limits.METRICS_INTERVAL_NS:
@@ -195,14 +195,14 @@ class MasterLoop:
         self._wake()
 
     def reload(self) -> None:
-        """Reads the allow list again; peers that are on it no more are removed. Safe as `stop()` is."""
+        """Reads the allow list again; peers that are no longer on it are removed. As safe as `stop()`."""
         self._is_reloading = True
         self._wake()
 
     def _wake(self) -> None:
         with self._pipe_lock:
             if not self._is_ended:
-                with contextlib.suppress(BlockingIOError):  # Full: the loop will wake up.
+                with contextlib.suppress(BlockingIOError):  # The pipe is full: the loop wakes up anyway.
                     os.write(self.wakeup_descriptor, b"\0")
 
     def _run_once(self, now_ns: int) -> None:
@@ -215,13 +215,13 @@ class MasterLoop:
             self._zap.serve(now_ns)
         batch: list[MasterEvent] = []
         closed: list[bytes] = []
-        while True:  # Until nothing closed after the messages were taken: what it said last may be "leave", and counts.
+        while True:  # Until none has closed since: the last message of a closed one may be Leave, which counts.
             batch += self._take_messages()
             closed_now = self._drain_monitor(now_ns)
             closed += closed_now
             if not closed_now:
                 break
-            self.inflow.look(time.monotonic_ns())  # It may take many turns to get through what was left.
+            self.inflow.look(time.monotonic_ns())  # Draining the rest may take many turns.
         if self._is_drained:
             self.inflow.drained()
         for event in batch:
@@ -238,11 +238,11 @@ class MasterLoop:
 
     def _reload(self, now_ns: int) -> None:
         if self._zap is None or self._keys is None or self._keys.allow_file is None:
-            return logger.warning("there is no allow list to read again")
+            return logger.warning("there is no allow list to reload")
         try:
             allowed = read_allowed(self._keys.allow_file)
         except InvalidArgument as error:
-            return logger.error("the old allow list stays: %s", error.message)
+            return logger.error("the allow list was not reloaded, the old one stays in force: %s", error.message)
         revoked = {key: name for key, name in self._zap.allowed.items() if key not in allowed}
         self._zap.allowed = allowed
         names = ", ".join(revoked.values()) or "none"
@@ -266,7 +266,7 @@ class MasterLoop:
                 break
             frame = self._socket.recv(copy=False)
             count, wire_bytes = 1, self.inflow.wire_bytes(len(frame.buffer))
-            while frame.more:  # Nothing of it is kept: nobody who speaks the protocol sends several.
+            while frame.more:  # Dropped: messages of the protocol have one part.
                 frame = self._socket.recv(copy=False)
                 count += 1
                 wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
@@ -276,7 +276,7 @@ class MasterLoop:
             descriptor = _descriptor_of(frame)
             if descriptor is None:
                 self._nameless_count += 1
-                if self._nameless_count == 1:  # Whoever sends such bytes may send many.
+                if self._nameless_count == 1:  # Logged once, because there may be many.
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
             self._traffic.messages_received += 1
@@ -301,7 +301,7 @@ class MasterLoop:
         return PeerMessageReceived(routing_id, message, host, identity)
 
     def _drain_monitor(self, now_ns: int) -> list[bytes]:
-        """Takes note of connections opened and closed; returns the closed ones that had sent something."""
+        """Handles the monitor's events; returns the routing ids of closed connections that had sent something."""
         closed_descriptors: list[tuple[int, int]] = []
         while True:
             try:
@@ -323,7 +323,7 @@ class MasterLoop:
             if routing_id not in self._known:
                 self._known.add(routing_id)
                 generation = self._generation.get(descriptor, 0)
-                if generation % 2 == 0:  # Closed already, after it had sent this.
+                if generation % 2 == 0:  # The connection closed after it had sent this.
                     generation -= 1
                     closed_descriptors.append((descriptor, generation))
                 else:
@@ -343,7 +343,7 @@ class MasterLoop:
             if isinstance(effect, Broadcast):
                 data: bytes | zmq.Frame = encode(effect.message)
                 if len(effect.connections) > 1:
-                    data = zmq.Frame(data, copy=True)  # All queues then share libzmq's one copy.
+                    data = zmq.Frame(data, copy=True)  # All send queues then share one copy.
                 for connection in effect.connections:
                     self._send(connection, data, now_ns)  # type: ignore[arg-type]  # They are routing ids here.
             else:
@@ -368,7 +368,7 @@ class MasterLoop:
             self._traffic.sent_bytes += len(data)
 
     def _give_up(self, routing_id: bytes, now_ns: int) -> None:
-        """Too much waits to be sent to it. What waits goes with the connection."""
+        """Treats a connection as closed whose send queue is full; its queue is dropped with it."""
         self.inflow.cut(routing_id, "it does not read its messages", now_ns)
         self._unreachable[routing_id] = None
 
@@ -389,7 +389,7 @@ class MasterLoop:
 
 
 def open_router(context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
-    """The socket of a master, with its bounds, not bound yet."""
+    """Makes the socket of a master with its limits set, not bound yet."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.LINGER, limits.LINGER_MS)
@@ -402,10 +402,10 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ns: i
 
 
 def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
-    """Makes libzmq close a connection from which nothing came for `timeout_ns`.
+    """Makes libzmq close connections that are silent for `timeout_ns`.
 
-    And lifts the high-water mark of receiving: libzmq 4.3.5 aborts the process when a heartbeat is due on a connection
-    that has ended, or spoken, while its queue was full (docs/adr/0015).
+    Also removes the receive high-water mark: libzmq 4.3.5 aborts the process if a heartbeat is due on a connection that
+    has ended, or sent something, while its receive queue was full (docs/adr/0015).
     """
     socket.setsockopt(zmq.RCVHWM, 0)
     interval_ns = min(limits.HEARTBEAT_INTERVAL_NS, timeout_ns // 4)
@@ -415,17 +415,17 @@ def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
 
 
 def poll_timeout_ms(deadline_ns: int | None, now_ns: int) -> int | None:
-    """How long to poll until a deadline, rounded up; None means for ever."""
+    """Poll timeout until a deadline, rounded up; None: no timeout."""
     return None if deadline_ns is None else max(0, -((now_ns - deadline_ns) // limits.MS))
 
 
 def _is_farewell(event: MasterEvent) -> bool:
-    """True for what counts of a peer whose key was revoked: that it goes, or knows the member list without it."""
+    """True for events that count even from a peer whose key was revoked: it leaves, or acknowledges a member list."""
     return isinstance(event, PeerMessageReceived) and isinstance(event.message, (Acknowledgement, Leave))
 
 
 def _descriptor_of(frame: zmq.Frame) -> int | None:
-    """Of the connection that a frame came on; None of peers of ZMTP 1.0: to libzmq, all who do not say a greeting."""
+    """The descriptor of a frame's connection. None for ZMTP 1.0: libzmq takes all bytes without a greeting for that."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

@@ -3,9 +3,10 @@
 Two machines decide: the session about the DEALER socket, of which there is one at a time, and the peer about the rest.
 
 Ownership. The thread owns the DEALER socket, its monitor, the machines, the table of calls, and the data plane's event
-queue; it alone opens and closes links and starts and ends attempts. Users' threads put calls into the inbox under the
-lock and wait on the `Future` of each; the broker's thread puts links and failures there too. An eventfd wakes the
-thread. The buffers of a call belong to the data plane from StartReduce to EndReduce, else to the user.
+queue, but not those of transfers; it alone opens and closes links and starts and ends attempts. Users' threads put
+calls into the inbox under the lock and wait on the `Future` of each; the broker's thread puts links and failures there
+too. An eventfd wakes the thread. The buffers of a call belong to the data plane from StartReduce to EndReduce, else to
+the user.
 
 The thread ends when the machine is closed: then every call has its answer, every buffer is the user's again, and all
 sockets are closed.
@@ -39,13 +40,13 @@ from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.control.waiter import Waiter
 from zpccl.engine.ciphers import Cipher
-from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, MessageReceived, ReduceDone, RoomFound
+from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkLost, MessageReceived, ReduceDone
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import Member, Spec, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Phase, Session, SessionEvent
-from zpccl.state.offers import CHANNEL, Offers
+from zpccl.state.offers import Offers
 from zpccl.state.transfer import StateTransfer
 from zpccl.types import Algorithm, ReduceInfo
 
@@ -145,15 +146,13 @@ class PeerLoop:
         self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
-        self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces and syncs that run.
-        self._channels: set[int] = set()
+        self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces that run.
         self._link_ids: dict[bytes, int] = {}
         self._link_numbers: dict[bytes, int] = {}  # Of the same links, those of the broker.
         self._is_closed = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._engine = Engine()
-        self._engine.open_channel(CHANNEL)
-        self.offers = Offers(self._post_on_channel, self.is_local, int.from_bytes(os.urandom(7), "big"))
+        self.engine = Engine()
+        self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._broker = LinkBroker(
             options(()).peer_id,
             listener,
@@ -290,7 +289,7 @@ class PeerLoop:
 
     def _run(self) -> None:
         try:
-            for descriptor in (self._wakeup, self._engine.fileno()):
+            for descriptor in (self._wakeup, self.engine.fileno()):
                 self._waiter.register(descriptor)
             while self._machine.state is not State.CLOSED:
                 deadline_ns = self._deadline_ns()
@@ -317,8 +316,8 @@ class PeerLoop:
             self._take_monitor_events(now_ns)
         if self._socket in ready:
             self._take_messages(now_ns, limits.POLL_EVENTS_MAX)
-        if self._engine.fileno() in ready:
-            for engine_event in self._engine.poll():
+        if self.engine.fileno() in ready:
+            for engine_event in self.engine.poll():
                 self._on_engine_event(engine_event, now_ns)
 
     def _take_messages(self, now_ns: int, count_max: int = limits.CONTROL_QUEUE_MESSAGES_MAX) -> None:
@@ -393,25 +392,14 @@ class PeerLoop:
                 call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
             error = os.strerror(-event.status) if event.status < 0 else ""
             self._handle(events.ReduceDone(event.attempt_id, event.digest, error, event.fault), now_ns)
-        elif isinstance(event, MessageReceived) and event.channel_id == CHANNEL:
+        elif isinstance(event, MessageReceived):  # All others go to the transfers themselves.
             self.offers.on_message(event.peer, event.body)
-        elif isinstance(event, MessageReceived):
-            call = self._calls.get(self._attempts.get(event.channel_id, -1))
-            if call is not None and call.transfer is not None:
-                call.transfer.deliver(event.peer, event.body)
-            else:
-                event.body.release()
-        elif isinstance(event, RoomFound):
-            for call in self._calls.values():
-                if call.transfer is not None:
-                    call.transfer.find_room(event.peer)
-            self.offers.find_room(event.peer)
         elif isinstance(event, ConnectionLost):
             if self._link_ids.get(event.peer) == event.link_id:
                 why = os.strerror(-event.status)
                 logger.info("connection %d to peer %s is lost, others are left: %s", event.index, event.peer.hex(), why)
                 self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
-        elif self._link_ids.get(event.peer) == event.link_id:
+        elif isinstance(event, LinkLost) and self._link_ids.get(event.peer) == event.link_id:
             del self._link_ids[event.peer]
             self._broker.lose_link(event.peer, self._link_numbers.pop(event.peer))
             self._tell_transfers(event.peer)
@@ -441,7 +429,7 @@ class PeerLoop:
                 self._start_reduce(effect)
             elif isinstance(effect, effects.EndReduce):
                 self._attempts.pop(effect.attempt_id, None)
-                self._engine.end_reduce(effect.attempt_id, commit=effect.commit)
+                self.engine.end_reduce(effect.attempt_id, commit=effect.commit)
             elif isinstance(effect, effects.StartSync):
                 self._start_sync(effect)
             elif isinstance(effect, effects.EndSync):
@@ -477,7 +465,7 @@ class PeerLoop:
         call.place = sorted(effect.order).index(own_id)
         call.algorithm = Algorithm(effect.algorithm)
         try:
-            self._engine.start_reduce(call.buffers.plan(effect, own_id))
+            self.engine.start_reduce(call.buffers.plan(effect, own_id))
         except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # torch raises the last for want of memory.
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
             self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
@@ -486,18 +474,18 @@ class PeerLoop:
         attempt_id, plan = effect.attempt_id, effect.how
         transfer = self._calls[effect.call_id].transfer
         assert transfer is not None
+        try:
+            self.engine.open_channel(attempt_id, transfer.mailbox.fileno())
+        except OSError as error:
+            return self.report_fetch(attempt_id, f"{self.options.name} cannot start: {error.strerror}", None, ())
         self._attempts[attempt_id] = effect.call_id
-        self._engine.open_channel(attempt_id)
-        self._channels.add(attempt_id)
         own_id = self.options.peer_id
         begin = sorted((own_id, *plan.fellows)).index(own_id) / (len(plan.fellows) + 1)
         fetch = {entry.key: entry.digest for entry in plan.fetch}
-        transfer.start(attempt_id, plan.sources, plan.fellows, fetch, begin)
+        transfer.start(attempt_id, plan.sources, plan.fellows, fetch, begin, self.engine)
 
     def _end_sync(self, effect: effects.EndSync) -> None:
-        self._attempts.pop(effect.attempt_id, None)
-        self._channels.discard(effect.attempt_id)
-        self._engine.close_channel(effect.attempt_id)
+        self.engine.close_channel(effect.attempt_id)
         transfer = self._calls[effect.call_id].transfer
         assert transfer is not None
         transfer.end(effect.commit)
@@ -512,7 +500,7 @@ class PeerLoop:
             return
         try:
             fds = [connection.fileno() for connection in sockets]
-            self._link_ids[peer_id] = self._engine.open_link(peer_id, fds, link.seals)
+            self._link_ids[peer_id] = self.engine.open_link(peer_id, fds, link.cipher_keys)
             self._link_numbers[peer_id] = link.number
         except OSError as error:
             for connection in sockets:
@@ -530,7 +518,7 @@ class PeerLoop:
             if link_id is None or self._link_numbers[new.peer_id] != new.number:
                 raise OSError(errno.ENOTCONN, "its link is gone")
             fd = new.connection.fileno()
-            self._engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.seal)
+            self.engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.keys)
         except OSError as error:
             new.connection.close()
             logger.debug("connection %d to peer %s is not taken: %s", new.index, new.peer_id.hex(), error)
@@ -544,7 +532,7 @@ class PeerLoop:
         if self._link_ids.pop(peer_id, None) is not None:
             del self._link_numbers[peer_id]
             with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.
-                self._engine.close_link(peer_id)
+                self.engine.close_link(peer_id)
             self._tell_transfers(peer_id)
 
     def _tell_transfers(self, peer_id: bytes) -> None:
@@ -554,29 +542,9 @@ class PeerLoop:
                 call.transfer.lose_link(peer_id)
         self.offers.lose_link(peer_id)
 
-    def _post_on_channel(self, peer_id: bytes, head: Any, body: Any, queue_bytes_max: int) -> bool:
-        """Posts a message about offers, from any thread. Raises OSError as post_state() does."""
-        return self._engine.post_message(peer_id, CHANNEL, head, body, queue_bytes_max)
-
     def be_ready(self) -> None:
         """What was to be fetched ahead is here, or was given up. From the thread of the user."""
         self._post(events.ReadyCalled())
-
-    def post_state(self, peer_id: bytes, channel_id: int, head: Any, body: Any, queue_bytes_max: int) -> bool:
-        """Posts a message of a sync, from any thread. False: no room; its transfer is told when there is.
-
-        Raises:
-            OSError: the link is gone, or the sync is over.
-        """
-        if channel_id not in self._channels:
-            raise OSError(errno.ECANCELED, "the sync is over")
-        return self._engine.post_message(peer_id, channel_id, head, body, queue_bytes_max)
-
-    def is_local(self, peer_id: bytes) -> bool:
-        """True if there is a link to this peer within this host, from any thread."""
-        with contextlib.suppress(OSError):  # The engine is closed.
-            return self._engine.is_local(peer_id)
-        return False
 
     def report_fetch(
         self, attempt_id: int, error: str, fault: bytes | None, dropped: tuple[tuple[bytes, str], ...]
@@ -603,10 +571,9 @@ class PeerLoop:
                     connection.close()
             elif isinstance(item, NewConnection):
                 item.connection.close()
-        self._channels.clear()
         self.offers.close()
         self._broker.close()
-        self._engine.close()
+        self.engine.close()
         self.view = View(State.CLOSED, self.view.epoch, self.view.members)
         for call in calls:
             if call.transfer is not None:

@@ -1,10 +1,10 @@
 """Waits for ZeroMQ sockets and plain descriptors with one system call.
 
-`zmq.Poller` hands everything to libzmq at each wait, which then asks every socket for its events, twice. Here the
-kernel keeps the descriptors, in an epoll. The descriptor of a ZeroMQ socket tells of a change, not of messages, and
-any call on the socket may take note of the change, sending among them; and a socket that nobody has asked yet tells of
-none. So each is asked for messages before the thread sleeps. Whoever is told that a socket may be readable receives
-until nothing is left, or is told again.
+`zmq.Poller` passes all sockets to libzmq at each wait, which queries the events of each, twice. A Waiter keeps the
+descriptors in an epoll instead. The descriptor of a ZeroMQ socket is edge-triggered: it signals a change of state, not
+the presence of messages. Any call on the socket, even a send, may consume that signal, and a socket whose events were
+never queried signals nothing. So each socket is queried before the thread sleeps. A caller that does not drain a socket
+gets it again from the next `wait`.
 
 A waiter belongs to one thread, as its sockets do.
 """
@@ -20,11 +20,11 @@ from zpccl import limits
 
 Source: TypeAlias = "zmq.Socket[bytes] | int"
 
-_POLLIN = int(zmq.POLLIN)  # Arithmetic with pyzmq's own takes longer than asking the socket.
+_POLLIN = int(zmq.POLLIN)  # An int: arithmetic with pyzmq's enum takes longer than querying the socket.
 
 
 class Waiter:
-    """What a loop waits for. Neither sockets nor descriptors become its own; close it before them."""
+    """The set of sources that a loop waits for. It does not own them; close it before them."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -32,7 +32,7 @@ class Waiter:
         self._sockets: list[zmq.Socket[bytes]] = []
 
     def register(self, source: Source) -> None:
-        """From now on `wait` ends when the socket or descriptor is readable."""
+        """Adds a socket or descriptor: `wait` returns when it is readable."""
         if isinstance(source, int):
             descriptor = source
         else:
@@ -42,17 +42,17 @@ class Waiter:
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def unregister(self, source: Source) -> None:
-        """Forgets a source, before it is closed."""
+        """Removes a source; required before it is closed."""
         descriptor = source if isinstance(source, int) else int(source.getsockopt(zmq.FD))
         self._sockets = [socket for socket in self._sockets if socket is not source]
         del self._sources[descriptor]
         self._epoll.unregister(descriptor)
 
     def wait(self, timeout_ms: int | None) -> set[Any]:
-        """Waits until a source is readable, for `timeout_ms` at most; None waits without end.
+        """Waits until a source is readable, at most `timeout_ms`; None: no timeout.
 
         Returns:
-            The sources that may be readable: all that are, and sockets about which something is new.
+            The sources that may be readable: all readable ones, and ZeroMQ sockets whose state has changed.
         """
         ready: set[Any] = {socket for socket in self._sockets if int(socket.getsockopt(zmq.EVENTS)) & _POLLIN}
         timeout_s = 0.0 if ready else None if timeout_ms is None else timeout_ms * limits.MS / limits.SECOND
@@ -60,5 +60,5 @@ class Waiter:
         return ready
 
     def close(self) -> None:
-        """Forgets all sources."""
+        """Removes all sources."""
         self._epoll.close()

@@ -1,8 +1,9 @@
-"""Who may connect to a master: the handler of ZAP, the authentication protocol of ZeroMQ (rfc.zeromq.org/spec/27).
+"""Access control of a master: the handler of ZAP, the authentication protocol of ZeroMQ (rfc.zeromq.org/spec/27).
 
-libzmq asks over inproc, within the master's own context, before it lets a CURVE client in. A CURVE server that has no
-ZAP domain admits every key, and one whose domain is not enforced does so while no handler listens: so `secure()` sets
-both, and a master without its handler admits nobody. The sockets belong to the thread of the master's loop.
+libzmq asks the handler over inproc, within the master's context, before it admits a CURVE client. A CURVE server
+without a ZAP domain admits every key, and one whose domain is not enforced does so while no handler listens. So
+`secure()` sets both options, and a master without its handler admits no one. The sockets belong to the thread of the
+master's loop.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _VERSION = b"1.0"
 
 
 class BoundedLog:
-    """Writes a bounded number of lines in a minute: what strangers do may come in floods.
+    """A rate-limited log, because strangers may cause floods of lines.
 
     Args:
-        logger: where to.
-        lines_max: name in `limits` of the number of lines.
+        logger: receives the lines.
+        lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL.
     """
 
     def __init__(self, logger: logging.Logger, lines_max: str) -> None:
@@ -39,7 +40,7 @@ class BoundedLog:
         self._count = 0
 
     def write(self, level: int, text: str, now_ns: int) -> None:
-        """Writes a line, or counts it."""
+        """Writes a line, or counts it as suppressed."""
         lines_max: int = getattr(limits, self._lines_max)
         if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
             suppressed = self._count - lines_max
@@ -52,15 +53,15 @@ class BoundedLog:
 
 
 class RefusalLog(BoundedLog):
-    """Logs who was refused, as a warning each."""
+    """Logs one warning per refused connection."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, "REFUSALS_LOGGED_MAX")
         self.refused_count = 0
-        """Refusals since the beginning."""
+        """Refusals since the start."""
 
     def add(self, text: str, now_ns: int) -> None:
-        """Takes note of one refusal."""
+        """Counts and logs one refusal."""
         self.refused_count += 1
         self.write(logging.WARNING, f"refused {text}", now_ns)
 
@@ -70,8 +71,8 @@ class ZapHandler:
 
     Args:
         context: of the sockets that it guards; make the handler before they bind.
-        allowed: names by public key text.
-        refusals: where refused keys are logged.
+        allowed: name of each admitted peer, by the text of its public key.
+        refusals: logs refused keys.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Mapping[str, str], refusals: RefusalLog):
@@ -86,7 +87,7 @@ class ZapHandler:
             raise
 
     def serve(self, now_ns: int) -> None:
-        """Answers the questions that wait, up to POLL_EVENTS_MAX at a time: strangers must not keep the master busy."""
+        """Answers pending requests, at most POLL_EVENTS_MAX per call: strangers must not keep the master busy."""
         for _ in range(limits.POLL_EVENTS_MAX):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -105,18 +106,18 @@ class ZapHandler:
 
     @staticmethod
     def _key_of(request: list[bytes]) -> str:
-        """The public key text that a question is about; "" if it is not about a CURVE key for this master."""
+        """The text of the public key in a request; "" if it is not a CURVE request for this master."""
         if len(request) != 7 or request[0] != _VERSION or request[2] != DOMAIN or request[5] != b"CURVE":
             return ""
         return public_text(request[6]) if len(request[6]) == 32 else ""
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Closes the handler; from then on no client is admitted."""
         self.socket.close(linger=0)
 
 
 def secure(server: zmq.Socket[bytes], keys: MasterKeys) -> None:
-    """Makes a server's socket admit only clients with keys that its context's handler allows. Call before bind."""
+    """Makes a server socket admit only clients whose keys the handler of its context allows. Call before bind."""
     server.setsockopt(zmq.CURVE_SERVER, 1)
     server.setsockopt(zmq.CURVE_SECRETKEY, keys.private)
     server.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
@@ -124,7 +125,7 @@ def secure(server: zmq.Socket[bytes], keys: MasterKeys) -> None:
 
 
 def identity_of(frame: zmq.Frame) -> str:
-    """The key of the connection that a frame came on, as its handler named it; "" if none was asked for."""
+    """The key of a frame's connection, as set by the ZAP handler; "" if no handler was asked."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -132,9 +133,9 @@ def identity_of(frame: zmq.Frame) -> str:
 
 
 class HandshakeWatch:
-    """Logs connections that fail before libzmq has a key to ask about: of clients without a secret or with another one.
+    """Logs connections that fail before libzmq has a key to ask about: clients without a secret or with another one.
 
-    It is told of the events of the server's socket monitor: libzmq says why a handshake failed and right after it
+    It gets the events of the server's socket monitor: libzmq reports why a handshake failed, and directly after that
     which connection closed. Addresses are for the log only: a descriptor may have closed before its event is read.
     """
 
@@ -151,7 +152,7 @@ class HandshakeWatch:
         self._reason = ""
 
     def take(self, kind: int, value: int, now_ns: int) -> None:
-        """Takes one event of the monitor."""
+        """Handles one event of the monitor."""
         if kind == zmq.EVENT_ACCEPTED:
             self._addresses[value] = _address_of(value)
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

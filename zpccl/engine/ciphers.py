@@ -1,4 +1,4 @@
-"""The ciphers that data frames can be sealed with, and the exchange of fresh keys, from PyNaCl where it is installed.
+"""The ciphers for encrypted connections, and the exchange of fresh keys, from PyNaCl where it is installed.
 
 PyNaCl is the extra `secure`. Its libsodium is called from the engine's C threads by the addresses of its functions, so
 no frame passes through Python. Only what this CPU does well is offered: AEGIS-128L and AES-256-GCM need instructions
@@ -50,7 +50,7 @@ class Aead:
 
 
 @dataclass(frozen=True)
-class Seal:
+class CipherKeys:
     """A cipher and the keys of the two directions of one connection; no other connection may have them."""
 
     cipher: Cipher

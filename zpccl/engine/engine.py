@@ -1,7 +1,7 @@
 """The C engine as Python sees it; in the package the only user of `ffi` and `lib`.
 
-Threads: `poll` is called by one thread at a time; everything else by any. All calls release the GIL. `close` may come
-at any moment: it waits for the calls in progress, and later ones raise. The engine does not survive a
+Threads: each queue of events is polled by one thread at a time; all else is called by any. All calls release the GIL.
+`close` may come at any moment: it waits for the calls in progress, and later ones raise. The engine does not survive a
 fork: its threads stay in the parent, and every call in the child raises.
 
 Memory: `start_reduce` takes addresses, not objects. Whoever calls it keeps the tensors alive, and leaves them alone,
@@ -27,6 +27,8 @@ from zpccl.engine._native import ffi, lib
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
+FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
+"""Channels from here on may be opened in any order, and are of no attempt."""
 _NOBODY = bytes(PEER_ID_BYTES)
 
 
@@ -154,7 +156,7 @@ class LinkStats:
         open_count: connections that are open now.
         lost_count: connections that were lost while others were left.
         resent_frames: sent again because their connection was lost.
-        message_bytes: of messages that are queued, being sent, or sent and not confirmed by the other end.
+        message_bytes: of messages that are queued, being sent, or sent and not acknowledged by the other end.
         tx_bytes: sent in each place of the link, headers included.
         rx_bytes: received in each place.
         generations: of the connection that is, or was last, in each place.
@@ -231,19 +233,13 @@ class MessageReceived:
 
 
 @dataclass(frozen=True)
-class RoomFound:
-    """A link for whose messages `post_message` had no room has room again.
+class Writable:
+    """The message queue of a link, which `post_message` found full, has space again: of whichever link of a channel."""
 
-    Attributes:
-        peer: id of its other end.
-        link_id: what `open_link` returned.
-    """
-
-    peer: bytes
-    link_id: int
+    channel_id: int
 
 
-EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | RoomFound
+EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | Writable
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -290,7 +286,6 @@ class Engine:
         self._calls = 0
         self._closed = True
         self._pid = os.getpid()
-        self._event = ffi.new("zp_event *")
         check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
         self._engine = result[0]
         self._fd: int = lib.zp_engine_fd(self._engine)
@@ -342,12 +337,19 @@ class Engine:
         """The eventfd that is readable while events wait. It belongs to the engine."""
         return self._fd
 
-    def poll(self, events_max: int = 64) -> list[EngineEvent]:
-        """Takes the events that wait, at most `events_max`; never blocks. What is left keeps `fileno` readable."""
+    def poll(self, events_max: int = 64, channel_id: int | None = None) -> list[EngineEvent]:
+        """Takes the events that wait, at most `events_max`; never blocks. What is left keeps `fileno` readable.
+
+        Args:
+            events_max: how many.
+            channel_id: takes those of a channel with a mailbox.
+        """
         events: list[EngineEvent] = []
+        event = ffi.new("zp_event *")
+        poll, queue = (lib.zp_engine_poll, ()) if channel_id is None else (lib.zp_channel_poll, (channel_id,))
         with self._call() as engine:
-            while len(events) < events_max and check_rc(lib.zp_engine_poll(engine, self._event), "zp_engine_poll"):
-                events.append(self._take(self._event))
+            while len(events) < events_max and check_rc(poll(engine, *queue, event), "zp_engine_poll"):
+                events.append(self._take(event))
         return events
 
     def _take(self, event: Any) -> EngineEvent:
@@ -359,19 +361,21 @@ class Engine:
             return LinkLost(peer, event.id, event.status)
         if event.kind == lib.ZP_EVENT_CONNECTION_LOST:
             return ConnectionLost(peer, event.id, event.connection, event.generation, event.status)
-        if event.kind == lib.ZP_EVENT_ROOM:
-            return RoomFound(peer, event.id)
+        if event.kind == lib.ZP_EVENT_WRITABLE:
+            return Writable(event.id)
         return MessageReceived(peer, event.id, Body(self, event.body, event.body_bytes))
 
     # --- Links --------------------------------------------------------------------------------------------------------
 
-    def open_link(self, peer: bytes, fds: Sequence[int], seals: Sequence[ciphers.Seal] | None = None) -> int:
+    def open_link(
+        self, peer: bytes, fds: Sequence[int], cipher_keys: Sequence[ciphers.CipherKeys] | None = None
+    ) -> int:
         """Gives the engine the connected stream sockets `fds` to `peer`, which it owns from then on.
 
         Args:
             peer: id of the other end.
             fds: the sockets.
-            seals: how each of them is sealed; None: not at all.
+            cipher_keys: cipher and keys of each of them; None: they are not encrypted.
 
         Returns:
             The id of the link.
@@ -381,9 +385,9 @@ class Engine:
                 says of them. Then the sockets are still the caller's.
         """
         link_id = ffi.new("uint64_t *")
-        native = ffi.NULL if seals is None else _seals(seals)
-        if seals is not None and len(seals) != len(fds):
-            raise ValueError(f"{len(fds)} sockets and {len(seals)} seals")
+        native = ffi.NULL if cipher_keys is None else _cipher_keys(cipher_keys)
+        if cipher_keys is not None and len(cipher_keys) != len(fds):
+            raise ValueError(f"{len(fds)} sockets and {len(cipher_keys)} cipher keys")
         with self._call() as engine:
             check_rc(lib.zp_link_open(engine, _peer(peer), list(fds), native, len(fds), link_id), "zp_link_open")
         return int(link_id[0])
@@ -396,7 +400,7 @@ class Engine:
         generation: int,
         fd: int,
         first: bytes = b"",
-        seal: ciphers.Seal | None = None,
+        keys: ciphers.CipherKeys | None = None,
     ) -> None:
         """Gives the engine a connected stream socket in place of one that an open link lost; it owns it from then on.
 
@@ -408,13 +412,13 @@ class Engine:
             fd: of the socket.
             first: sent before the first frame, if the connection is taken. The end that was dialled must have taken
                 it before the other end may add it: this can tell the other end so.
-            seal: how it is sealed; None if, and only if, the connections of the link are not.
+            keys: its cipher and keys; None if and only if the link is not encrypted.
 
         Raises:
-            EngineError: ENOTCONN, there is no such link; EBUSY, the place is taken or not settled; ESTALE, the
+            EngineError: ENOTCONN, there is no such link; EBUSY, that index is open or not retransmitted; ESTALE, the
                 generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
         """
-        native = ffi.NULL if seal is None else _seals([seal])
+        native = ffi.NULL if keys is None else _cipher_keys([keys])
         with self._call() as engine:
             rc = lib.zp_link_add(engine, _peer(peer), link_id, index, generation, fd, native, first, len(first))
             check_rc(rc, "zp_link_add")
@@ -458,7 +462,7 @@ class Engine:
     def is_local(self, peer: bytes) -> bool:
         """True if `peer` is on this host, by the addresses of the link to it; False without a link."""
         stats = ffi.new("zp_link_stats *")
-        with self._call() as engine:
+        with contextlib.suppress(EngineError), self._call() as engine:
             lib.zp_link_get_stats(engine, _peer(peer), stats)
         return bool(stats.local)
 
@@ -514,14 +518,18 @@ class Engine:
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
-    def open_channel(self, channel_id: int) -> None:
-        """From now on messages on `channel_id` are delivered.
+    def open_channel(self, channel_id: int, fileno: int = -1) -> None:
+        """From now on messages on `channel_id` are delivered, and may be posted.
+
+        Args:
+            channel_id: which.
+            fileno: of the mailbox that takes its events; -1: `poll` does.
 
         Raises:
             EngineError: EEXIST, it is open.
         """
         with self._call() as engine:
-            check_rc(lib.zp_channel_open(engine, channel_id), "zp_channel_open")
+            check_rc(lib.zp_channel_open(engine, channel_id, fileno), "zp_channel_open")
 
     def close_channel(self, channel_id: int) -> None:
         """From now on messages on `channel_id` are dropped, those that wait included."""
@@ -543,13 +551,14 @@ class Engine:
             channel_id: on which channel.
             head: the first bytes.
             body: the rest, from anywhere in memory.
-            queue_bytes_max: of messages that the peer has not confirmed, this one included. One may always pass.
+            queue_bytes_max: of messages that the peer has not acknowledged, this one included. One may always pass.
 
         Returns:
-            False if there is no room. A `RoomFound` follows once half of that is free.
+            False if there is no room. A `Writable` follows once half of that is free.
 
         Raises:
-            EngineError: ENOTCONN, no link; EMSGSIZE, longer than allowed; ENOMEM.
+            EngineError: ECANCELED, the channel is not open here; ENOTCONN, no link; EMSGSIZE, longer than allowed;
+                ENOMEM.
         """
         first, rest = ffi.from_buffer(head), ffi.from_buffer(body)
         with self._call() as engine:
@@ -570,18 +579,18 @@ def _peer(peer: bytes) -> bytes:
     return peer
 
 
-def _seals(seals: Sequence[ciphers.Seal]) -> Any:
-    """An array of zp_seal."""
-    native = ffi.new("zp_seal[]", len(seals))
-    for target, seal in zip(native, seals, strict=True):
-        aead = ciphers.available()[seal.cipher]
-        if {len(seal.tx_key), len(seal.rx_key)} != {aead.key_bytes}:
-            raise ValueError(f"a key of {seal.cipher.name} has {aead.key_bytes} bytes")
+def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys]) -> Any:
+    """An array of zp_aead."""
+    native = ffi.new("zp_aead[]", len(cipher_keys))
+    for target, keys in zip(native, cipher_keys, strict=True):
+        aead = ciphers.available()[keys.cipher]
+        if {len(keys.tx_key), len(keys.rx_key)} != {aead.key_bytes}:
+            raise ValueError(f"a key of {keys.cipher.name} has {aead.key_bytes} bytes")
         target.encrypt = ffi.cast("zp_encrypt", aead.encrypt_address)
         target.decrypt = ffi.cast("zp_decrypt", aead.decrypt_address)
         target.key_bytes, target.nonce_bytes, target.tag_bytes = aead.key_bytes, aead.nonce_bytes, aead.tag_bytes
-        target.tx_key[0 : aead.key_bytes] = seal.tx_key
-        target.rx_key[0 : aead.key_bytes] = seal.rx_key
+        target.tx_key[0 : aead.key_bytes] = keys.tx_key
+        target.rx_key[0 : aead.key_bytes] = keys.rx_key
     return native
 
 

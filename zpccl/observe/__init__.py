@@ -1,1 +1,1 @@
-"""What a person sees of a running peer or master."""
+"""Observability: logs and metrics."""

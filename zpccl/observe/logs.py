@@ -9,7 +9,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def log_to_stderr(level: str) -> None:
-    """Sends the lines of all zpccl loggers from `level` up to standard error."""
+    """Logs messages of all zpccl loggers at `level` or above to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("zpccl")

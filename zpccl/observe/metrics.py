@@ -1,7 +1,7 @@
 """Metrics of a master for Prometheus. Needs prometheus-client, which comes with the extra `cli`.
 
-The HTTP server has threads of its own. They read the last snapshot that the master's loop has published, and nothing
-else; a reference is replaced at once, so there is no lock. `MetricsServer.close()` ends the server and its socket.
+The threads of the HTTP server read only the last snapshot that the master's loop has published. Replacing the reference
+to it is atomic, so there is no lock. `MetricsServer.close()` ends the server and closes its socket.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ OTHER_GROUPS = "other"
 
 
 class SnapshotCollector(Collector):
-    """Makes metrics of the last snapshot.
+    """Converts the last snapshot to metrics.
 
     Args:
-        clock: nanoseconds now, on the clock of the snapshots.
+        clock: returns the time in nanoseconds on the clock of the snapshots.
     """
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -59,7 +59,7 @@ def _state(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _by_group(name: str, text: str, counts: Mapping[int, int]) -> Metric:
-    """A gauge by peer group. Peers choose their group, so only the largest have a series of their own."""
+    """A gauge by peer group. Peers choose their group, so only the largest groups get their own time series."""
     family = GaugeMetricFamily(name, text, labels=["peer_group"])
     by_size = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     for group, count in by_size[: limits.METRICS_GROUPS_MAX]:
@@ -97,7 +97,7 @@ def _events(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _traffic(snapshot: Snapshot) -> Iterator[Metric]:
     traffic = snapshot.traffic
-    text = "Connections of those who may not take part."
+    text = "Connections that were refused."
     yield CounterMetricFamily("zpccl_refused_connections", text, traffic.refused_connections)
     yield GaugeMetricFamily("zpccl_connections", "Open control connections.", traffic.connections)
     yield CounterMetricFamily("zpccl_messages_received", "Control messages received.", traffic.messages_received)
@@ -109,7 +109,7 @@ def _traffic(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _straggling(snapshot: Snapshot, now_ns: int) -> Iterator[Metric]:
-    """Peers choose their names and tags: a series is of a name and a function, and only the longest waits have one."""
+    """Waiting times by peer and function. Peers choose their names, so only the longest waits get a time series."""
     longest: dict[tuple[str, str], Straggler] = {}
     for straggler in sorted(snapshot.stragglers, key=lambda straggler: -straggler.waiting_ns):
         longest.setdefault((straggler.peer, straggler.operation.partition(" ")[0]), straggler)
@@ -122,7 +122,7 @@ def _straggling(snapshot: Snapshot, now_ns: int) -> Iterator[Metric]:
 
 
 class MetricsServer:
-    """Serves the metrics of a master at /metrics, to whoever asks.
+    """Serves the metrics of a master at /metrics, without authentication.
 
     Args:
         listen: "host:port" to listen on; port 0 takes a free one.
@@ -131,8 +131,8 @@ class MetricsServer:
         address: where it listens, "host:port".
 
     Raises:
-        InvalidArgument: the address is malformed or not of this host.
-        InvalidUsage: the port is taken.
+        InvalidArgument: the address is malformed or does not belong to this host.
+        InvalidUsage: the port is in use.
     """
 
     def __init__(self, listen: str) -> None:
@@ -148,11 +148,11 @@ class MetricsServer:
         self.address = format_address(host, self._server.server_port)
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Shows this snapshot from now on."""
+        """Replaces the snapshot that is served."""
         self._collector.snapshot = snapshot
 
     def close(self) -> None:
-        """Ends the server and waits for its end."""
+        """Stops the server and waits until it has ended."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -1,7 +1,7 @@
-"""What can be seen of a master at one moment.
+"""Snapshots of a master for metrics.
 
-The thread of the master's loop takes snapshots; they do not change afterwards, so that any thread may read them. Nobody
-else reads the machine.
+The thread of the master's loop takes them; they are immutable, so that any thread may read them. No other thread reads
+the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zpccl.protocol.operation import COLLECTIVE, SYNC
 
 @dataclass(slots=True)
 class Traffic:
-    """What the loop of a master counts. Numbers only grow, but `connections`, which is how many are open."""
+    """Counters of a master's loop. All only grow, except `connections`, the number of open ones."""
 
     messages_received: int = 0
     received_bytes: int = 0
@@ -34,9 +34,9 @@ class Straggler:
 
     peer: str
     operation: str
-    """For people: the function, and which of its calls."""
+    """Human-readable: the function, and which of its calls."""
     waiting_ns: int
-    """For how long, when the snapshot was taken."""
+    """How long others had waited when the snapshot was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Snapshot:
     """A master at one moment."""
 
     taken_ns: int
-    """When, on the clock of `time.monotonic_ns`."""
+    """Time of the snapshot, on the clock of `time.monotonic_ns`."""
     epoch: int
     term: int
     is_recovering: bool
     """It does not know yet which run it leads."""
     members: Mapping[int, int]
-    """How many there are, by peer group."""
+    """Number of members, by peer group."""
     pending: Mapping[int, int]
     collectives_voting: int
     collectives_running: int
@@ -69,7 +69,7 @@ class Snapshot:
 
 
 def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snapshot:
-    """Copies what can be seen. For the thread that owns the machine."""
+    """Takes a snapshot. Only for the thread that owns the machine."""
     counts, registry = machine.counts, machine.registry
     return Snapshot(
         taken_ns=now_ns,

@@ -1,4 +1,4 @@
-"""The real protocol in a fake world: a whole run, with all that can go wrong, from one seed."""
+"""A deterministic simulator: the real protocol machines in a simulated network with faults, replayed from one seed."""
 
 from zpccl.sim.cluster import Cluster, Violation
 from zpccl.sim.faults import (

@@ -1,4 +1,4 @@
-"""`python -m zpccl.sim`: runs seeds, says which fail, and how to replay them."""
+"""`python -m zpccl.sim`: runs seeds, and reports which fail and how to replay them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from zpccl.sim.runs import AUTO, Failure, Setup, Tally, run_seeds
 from zpccl.sim.shrink import shrink
 
 SEEDS_PER_CHUNK_MAX = 200
-"""What a process runs at a time: enough to make handing over cheap, few enough to see progress."""
+"""Seeds per task of a worker process: enough to amortise the hand-over, few enough to show progress."""
 SHRUNKEN_MAX = 3
-"""Failures that are shrunk; of more, most have the same cause."""
+"""Maximum number of failures that are shrunk; most others have the same cause."""
 SHRINK_TIMEOUT_S = 30
-"""How long one failure is shrunk."""
+"""Time limit for shrinking one failure."""
 
 
 def parse_seeds(text: str) -> range:
-    """A number of seeds from 0 on, or FIRST:END."""
+    """Parses "N" (seeds 0 to N-1) or "FIRST:END"."""
     first, colon, end = text.partition(":")
     seeds = range(int(first), int(end)) if colon else range(int(text))
     if not seeds:
@@ -34,7 +34,7 @@ def parse_seeds(text: str) -> range:
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Kinds of faults."""
+    """Parses a comma-separated list of kinds of faults."""
     kinds = tuple(text.split(","))
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
@@ -43,7 +43,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Numbers of faults."""
+    """Parses a comma-separated list of fault numbers."""
     return tuple(int(number) for number in text.split(","))
 
 
@@ -61,12 +61,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--skip", type=parse_numbers, default=(), metavar="N,...", help="faults to leave out, by number"
     )
-    parser.add_argument("--haste", type=int, default=0, help="how many times closer together faults come")
-    parser.add_argument("--no-shrink", action="store_true", help="do not look for less that fails in the same way")
-    parser.add_argument("--coverage", action="store_true", help="print what was reached")
-    parser.add_argument("--json", metavar="FILE", help="write what was reached to a file")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds; 0: one for each core")
-    parser.add_argument("--trace", action="store_true", help="print a line for each event and effect")
+    parser.add_argument("--haste", type=int, default=0, help="factor for the rates of faults; 0: by the steps")
+    parser.add_argument("--no-shrink", action="store_true", help="do not shrink failures")
+    parser.add_argument("--coverage", action="store_true", help="print coverage tables")
+    parser.add_argument("--json", metavar="FILE", help="write coverage to a file")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes; 0: one per core")
+    parser.add_argument("--trace", action="store_true", help="print one line per event and effect")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     options = parser.parse_args(arguments)
     if min(options.peers, options.jobs, options.haste, options.steps) < 0:
@@ -75,18 +75,18 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def split(seeds: range, jobs: int) -> list[range]:
-    """The seeds in chunks, in order."""
+    """Splits the seeds into chunks, in order."""
     size = max(1, min(SEEDS_PER_CHUNK_MAX, len(seeds) // (4 * jobs)))
     return [seeds[first : first + size] for first in range(0, len(seeds), size)]
 
 
 def run_chunks(seeds: range, jobs: int, run: Callable[[range], Tally]) -> Iterator[Tally]:
-    """What became of the seeds, chunk by chunk and in order, whichever process is faster."""
+    """Yields the results of the chunks in order, whichever process finishes first."""
     chunks = split(seeds, jobs)
     if jobs == 1 or len(chunks) == 1:
         yield from map(run, chunks)
         return
-    # Forked, what the caller has changed in the machines is changed there too.
+    # A fork inherits what the caller has changed in the machines (planted faults).
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if "fork" in methods else None)
     with context.Pool(jobs) as pool:
@@ -94,7 +94,7 @@ def run_chunks(seeds: range, jobs: int, run: Callable[[range], Tally]) -> Iterat
 
 
 def report(failure: Failure, setup: Setup, seconds: int) -> None:
-    """Says what failed, and how to see it again: as it was, and with all taken away that it does not need."""
+    """Prints a failure with its replay command, then its shrunken form. Shrinking takes `seconds`; 0: none."""
     if failure.details:
         print(failure.details, file=sys.stderr)
     print(f"\nseed {failure.seed} ({failure.profile}) failed: {failure.error}")
@@ -104,7 +104,7 @@ def report(failure: Failure, setup: Setup, seconds: int) -> None:
     end = time.monotonic() + seconds
     found = shrink(failure.seed, setup, lambda: time.monotonic() > end)
     if found is None:
-        return print("run again, it does not fail in the same way: so it depends on more than its seed", flush=True)
+        return print("a second run does not fail in the same way: it depends on more than its seed", flush=True)
     print(f"shrunken, in {found.runs} runs, to {found.summary}: {found.error}")
     print(f"replay: {found.setup.replay_command(failure.seed)}")
     print(f"the last {len(found.trace)} lines:", *found.trace, sep="\n  ", flush=True)
@@ -118,7 +118,10 @@ def main(arguments: list[str] | None = None) -> int:
     covers = options.coverage or options.json is not None
     run = functools.partial(run_seeds, setup=setup, keep_going=options.keep_going, covers=covers)
     if options.trace:
-        run, jobs = functools.partial(run, tracer=print), 1  # Else lines of several seeds would mix.
+        run, jobs = (
+            functools.partial(run, tracer=print),
+            1,
+        )  # So that the lines of several seeds do not mix.
     shrinks_left = 0 if options.trace or options.no_shrink else SHRUNKEN_MAX
     tally = Tally()
     began = time.monotonic()
@@ -133,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(text, end="", file=sys.stderr, flush=True)
             if part.failures and not options.keep_going:
                 break
-    except BrokenPipeError:  # Whoever read the trace has seen enough.
+    except BrokenPipeError:  # The reader of the trace has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if sys.stderr.isatty():
@@ -148,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def summarize(tally: Tally, elapsed: float) -> str:
-    """The last line."""
+    """The last line of output."""
     totals = tally.totals
     return (
         f"{tally.seeds} seeds, {len(tally.failures)} failed; {totals['steps']} events in {totals['seconds']} simulated"

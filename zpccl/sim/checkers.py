@@ -1,7 +1,7 @@
-"""What must hold in every run, checked as it goes. Each checker names the promise of the design that it checks.
+"""Invariants that are checked during every simulated run. Each checker names the promise of the design that it checks.
 
-Checkers see what the master sends, what peers do and what users are answered. They know the fake world as it is, and
-nothing of what the machines think.
+Checkers see the messages of the master, the effects of peers and the answers to user calls. They compare these with the
+true state of the simulated world; of the machines they read only public state such as epoch and member list.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.dataplane import result_of
 from zpccl.sim.faults import SLOW_GRACE_NS
-from zpccl.sim.program import Collective, Connect, Outcome, Sync
+from zpccl.sim.program import Answer, Collective, Connect, Sync
 from zpccl.types import CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import Key, MasterNode, PeerNode, UserCall
+    from zpccl.sim.node import RunKey, SimulatedMaster, SimulatedPeer, UserCall
 
 ANSWERS_KEPT_MAX = 64
-"""Far below the limit of the master: programs here make few calls, so more would be a leak."""
+"""Far below the limit of the master: simulated programs make few calls, so more kept answers would be a leak."""
 
 
 LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken"}
@@ -55,50 +55,54 @@ class Checker:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """The master sends a message."""
 
-    def on_master_step(self, master: MasterNode) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """The master has handled an event."""
 
-    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """A peer is about to perform an effect."""
 
-    def on_peer_step(self, node: PeerNode) -> None:
+    def on_peer_step(self, node: SimulatedPeer) -> None:
         """A peer has handled an event."""
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """A call of the user is answered."""
 
-    def on_closed(self, node: PeerNode) -> None:
-        """A process ends in order."""
+    def on_closed(self, node: SimulatedPeer) -> None:
+        """A process ends by closing its communicator."""
 
     def on_end(self) -> None:
-        """The run is over: faults have ended, and all is well again."""
+        """The run is over: faults have ended, and the cluster is quiet."""
 
 
 class Agreement(Checker):
-    """S1: all who survive an attempt get one outcome, and equal results."""
+    """S1: all survivors of an attempt get the same outcome and equal results."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self.decisions: dict[Key, dict[bool, set[tuple[int, int, int]]]] = {}  # By outcome, who decided so.
-        self._ended: dict[Key, dict[bytes, bool]] = {}
-        self._released: dict[bytes, set[tuple[int, Key]]] = {}  # Calls and attempts that ended here undecided.
+        self.decisions: dict[RunKey, dict[bool, set[tuple[int, int, int]]]] = {}  # Attempt -> committed? -> masters.
+        self._ended: dict[RunKey, dict[bytes, bool]] = {}
+        self._released: dict[bytes, set[tuple[int, RunKey]]] = {}  # Released calls whose attempts were undecided.
         self._have_released: set[bytes] = set()
-        self._results: dict[Key, int] = {}
+        self._results: dict[RunKey, int] = {}
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """All decisions of one master on an attempt are the same. Another may find that nobody has heard of them."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """All decisions of one master on an attempt agree. Its successor may decide otherwise if no peer knows them."""
         if isinstance(message, Decision):
-            attempt, committed, reign = master.key(connection, message.attempt_id), message.committed, master.reign
+            attempt, committed, lifetime = (
+                master.key(connection, message.attempt_id),
+                message.committed,
+                master.lifetime,
+            )
             decided = self.decisions.setdefault(attempt, {True: set(), False: set()})
-            decided[committed].add(reign)
-            is_one = reign not in decided[not committed]
+            decided[committed].add(lifetime)
+            is_one = lifetime not in decided[not committed]
             self.cluster.require(is_one, "S1", f"attempt {message.attempt_id} is decided twice")
 
-    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
-        """Who is still a member ends an attempt as decided; nobody commits what is not."""
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
+        """A member ends an attempt as decided; no peer commits an attempt that was not committed."""
         if isinstance(effect, effects.Reject) and effect.call_id in node.machine.calls:
             self._have_released.add(node.peer_id)
         if not isinstance(effect, (effects.EndReduce, effects.EndSync)):
@@ -127,8 +131,8 @@ class Agreement(Checker):
             same = other_commit == commit or not has_survived or node.peer_id not in self.cluster.member_ids
             self.cluster.require(same, "S1", f"attempt {attempt_id} ends differently for {node.name} and {other.name}")
 
-    def on_peer_step(self, node: PeerNode) -> None:
-        """Who gave a call up undecided, and hears that all others have committed it, is no member any more."""
+    def on_peer_step(self, node: SimulatedPeer) -> None:
+        """A peer that released a call before its decision, and then learns that it was committed, leaves the group."""
         released = self._released.get(node.peer_id)
         if not released or node.machine.state is not State.MEMBER:
             return
@@ -139,10 +143,10 @@ class Agreement(Checker):
             text = f"{node.name} stays a member without the result of attempt {attempt_id}"
             self.cluster.require(not is_won or bool(is_lost), "S1", text)
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Committed results are equal; who succeeds has committed.
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
+        """Committed results are equal; a call succeeds only after its attempt was committed.
 
-        Only another master's word can leave one behind, or that it gave a call up itself.
+        A peer may be left behind (LEFT_BEHIND) only after a change of the master or after it released a call itself.
         """
         is_left_behind = isinstance(outcome, Kicked) and outcome.reason.startswith(LEFT_BEHIND)
         has_cause = node.peer_id in self._have_released or self.cluster.master_crash_count > 0
@@ -155,28 +159,28 @@ class Agreement(Checker):
             raise self.cluster.violation("S1", f"{node.name}: call {call.call_id} succeeds without a commit")
         assert isinstance(call.request, Collective)
         if call.request.spec.kind == CollectiveKind.REDUCE_SCATTER:
-            return  # Each has another part.
+            return  # Each peer has a different part.
         value = call.request.buffer.value
         first = self._results.setdefault(attempt, value)
         self.cluster.require(first == value, "S1", f"attempt {attempt[1]}: {node.name} has another result")
 
 
 class InputSafety(Checker):
-    """S2: a failed call leaves its buffer as it was; one that succeeds leaves the result of just the plan's peers."""
+    """S2: a failed call restores its buffer; a successful one leaves the result of exactly the peers of the plan."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._inputs: dict[Key, dict[bytes, int]] = {}
-        self._orders: dict[Key, tuple[bytes, ...]] = {}
-        self._roots: dict[Key, bytes] = {}  # By the word of the users, not of plans.
+        self._inputs: dict[RunKey, dict[bytes, int]] = {}
+        self._orders: dict[RunKey, tuple[bytes, ...]] = {}
+        self._roots: dict[RunKey, bytes] = {}  # From the users' calls, not from plans.
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """Remembers who takes part."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """Records the participants of each attempt."""
         if isinstance(message, Plan):
             self._orders[master.key(connection, message.attempt_id)] = message.order
 
-    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
-        """Remembers what each peer gives."""
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
+        """Records the input of each peer."""
         if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
             attempt = node.key(effect.attempt_id)
             inputs = self._inputs.setdefault(attempt, {})
@@ -186,8 +190,8 @@ class InputSafety(Checker):
                 first = self._roots.setdefault(attempt, node.peer_id)
                 self.cluster.require(first == node.peer_id, "S1", f"attempt {effect.attempt_id} has two roots")
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Looks into the buffer."""
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
+        """Compares the buffer, or the shared state, with what the outcome requires."""
         if isinstance(call.request, Sync) and isinstance(outcome, PCCLError):
             state = (node.shared_state.revision, node.shared_state.values)
             self.cluster.require(state == call.state_before, "S2", f"{node.name}: a failed sync changed the state")
@@ -204,7 +208,7 @@ class InputSafety(Checker):
         attempt = node.committed.get(call.call_id, node.key(0))
         attempt_id, order, inputs = attempt[1], self._orders.get(attempt, ()), self._inputs.get(attempt, {})
         if (node.peer_id, attempt_id) in self.cluster.dataplane.wrong and self._is_last(node, order):
-            return  # There was nobody to compare it with.
+            return  # It is the only survivor: no other digest to compare with.
         is_whole = inputs.keys() == set(order) and outcome == len(order)
         root = self._roots.get(attempt, b"")
         self.cluster.require(
@@ -213,26 +217,26 @@ class InputSafety(Checker):
             f"{node.name}: attempt {attempt_id} left {value} and says {outcome}, inputs were {list(inputs.values())}",
         )
 
-    def _is_last(self, node: PeerNode, order: tuple[bytes, ...]) -> bool:
+    def _is_last(self, node: SimulatedPeer, order: tuple[bytes, ...]) -> bool:
         return not any(peer_id in order for peer_id in self.cluster.member_ids if peer_id != node.peer_id)
 
 
 class Barriers(Checker):
-    """S1: nobody passes a barrier before all who take part have come to it, and all say the same of who they were."""
+    """S1: no peer passes a barrier before all its participants have reached it, and all agree on the participants."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._passed: dict[tuple[bytes, int], tuple[tuple[bytes, int], ...]] = {}  # By peer and call.
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """Remembers who takes part."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """Records the participants of each barrier."""
         node = self.cluster.node_of(connection)
         if isinstance(message, Decision) and message.committed and node is not None:
             pairs = tuple(zip(message.order, message.calls, strict=True))
             self._passed[node.peer_id, message.call_id] = pairs
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Looks who has come."""
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
+        """Checks that all participants have called the barrier."""
         if call.call_id not in node.barriers or isinstance(outcome, PCCLError):
             return
         pairs = self._passed.get((node.peer_id, call.call_id), ())
@@ -241,23 +245,23 @@ class Barriers(Checker):
         self.cluster.require(outcome == len(pairs), "S1", f"{who} opens for {outcome}, not for {len(pairs)}")
         for peer_id, call_id in pairs:
             other = self.cluster.nodes[peer_id]
-            self.cluster.require(call_id in other.barriers, "S1", f"{who} opens before {other.name} has come")
+            self.cluster.require(call_id in other.barriers, "S1", f"{who} opens before {other.name} reaches it")
 
 
-class History(Checker):
+class SingleHistory(Checker):
     """S3: one member list per epoch, one plan per attempt; both numbers grow."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._members: dict[Key, tuple[Member, ...]] = {}
-        self._orders: dict[Key, tuple[bytes, ...]] = {}
-        self._epochs: dict[tuple[int, int, int], int] = {}  # By reign, with the attempts of the same.
+        self._members: dict[RunKey, tuple[Member, ...]] = {}
+        self._orders: dict[RunKey, tuple[bytes, ...]] = {}
+        self._epochs: dict[tuple[int, int, int], int] = {}  # By lifetime of a master.
         self._newest_attempt_ids: dict[tuple[int, int, int], int] = {}
-        self._plans: dict[Key, object] = {}
-        self._epoch_of_peer: dict[tuple[bytes, bytes], int] = {}  # And of the run that it is in.
+        self._plans: dict[RunKey, object] = {}
+        self._epoch_of_peer: dict[tuple[bytes, bytes], int] = {}  # By peer and run.
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """Compares what is sent with what was sent before."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """Compares member lists and plans with those sent before."""
         require = self.cluster.require
         if isinstance(message, Members):
             first = self._members.setdefault(master.key(connection, message.epoch), message.members)
@@ -267,18 +271,18 @@ class History(Checker):
             how = message.how
             facts = how if isinstance(how, Reducing) else (how.revision, how.holders)
             if attempt not in self._plans:
-                newest = self._newest_attempt_ids.get(master.reign, 0)
+                newest = self._newest_attempt_ids.get(master.lifetime, 0)
                 require(attempt_id > newest, "S3", f"attempt {attempt_id} is not the newest")
-                self._newest_attempt_ids[master.reign] = attempt_id
+                self._newest_attempt_ids[master.lifetime] = attempt_id
             require(self._plans.setdefault(attempt, facts) == facts, "S3", f"attempt {attempt_id} has two plans")
 
-    def on_master_step(self, master: MasterNode) -> None:
-        """The member list changes only with the epoch. A master that takes over goes on above what peers have heard."""
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """The member list changes only with the epoch. A new master continues above every epoch that peers know."""
         machine = master.machine
         if machine.is_recovering:
             return
         epoch = machine.registry.epoch
-        earlier = self._epochs.get(master.reign)
+        earlier = self._epochs.get(master.lifetime)
         if earlier is None:
             of_run = [node.machine for node in self.cluster.live_nodes() if node.machine.run_id == machine.run_id]
             led = [peer.epoch for peer in of_run if peer.term < machine.term]
@@ -286,12 +290,12 @@ class History(Checker):
         order = tuple([peer.peer_id for peer in machine.registry.order])
         if epoch < earlier:
             raise self.cluster.violation("S3", f"epoch {epoch} after {earlier}")
-        self._epochs[master.reign] = epoch
+        self._epochs[master.lifetime] = epoch
         if self._orders.setdefault((machine.run_id, epoch), order) != order:
             raise self.cluster.violation("S3", f"epoch {epoch} changes its members")
 
-    def on_peer_step(self, node: PeerNode) -> None:
-        """A peer never goes back, and knows no member list but the master's."""
+    def on_peer_step(self, node: SimulatedPeer) -> None:
+        """The epoch of a peer never decreases, and its member list is one that a master sent."""
         machine = node.machine
         earlier = self._epoch_of_peer.get((node.peer_id, machine.run_id), 0)
         if machine.epoch < earlier:
@@ -302,10 +306,10 @@ class History(Checker):
 
 
 class Quiet(Checker):
-    """S4: after a call is answered the data plane leaves its buffer alone."""
+    """S4: after a call is answered the data plane does not touch its buffer any more."""
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """The data plane has let go."""
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
+        """The data plane has released the buffer."""
         dataplane = self.cluster.dataplane
         if isinstance(call.request, Collective):
             is_active = call.call_id in dataplane.active_calls(node)
@@ -313,21 +317,21 @@ class Quiet(Checker):
             is_active = isinstance(call.request, Sync) and dataplane.is_syncing(node)
         self.cluster.require(not is_active, "S4", f"{node.name}: call {call.call_id} is answered while it runs")
 
-    def on_closed(self, node: PeerNode) -> None:
-        """Nothing runs in a closed process, and nothing waits."""
+    def on_closed(self, node: SimulatedPeer) -> None:
+        """A closed process has no active attempt and no open call."""
         is_active = self.cluster.dataplane.active_calls(node) or self.cluster.dataplane.is_syncing(node)
         self.cluster.require(not is_active, "S4", f"{node.name} is closed while the data plane runs")
         self.cluster.require(not node.calls, "L1", f"{node.name} is closed with calls open: {list(node.calls)}")
 
 
 class EqualState(Checker):
-    """S5: after a sync all who took part hold the same contents at the same revision."""
+    """S5: after a sync all participants hold the same contents at the same revision."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._outcomes: dict[Key, tuple[int, dict[str, int]]] = {}
+        self._outcomes: dict[RunKey, tuple[int, dict[str, int]]] = {}
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Compares states."""
         if not isinstance(call.request, Sync) or isinstance(outcome, PCCLError):
             return
@@ -336,22 +340,22 @@ class EqualState(Checker):
             raise self.cluster.violation("S5", f"{node.name}: sync {call.call_id} succeeds without a commit")
         attempt_id = attempt[1]
         if (node.peer_id, attempt_id) in self.cluster.dataplane.changed:
-            return  # Its own user has seen to that.
+            return  # Its own user wrote into the state during the sync.
         found = (node.shared_state.revision, node.shared_state.shared())
         first = self._outcomes.setdefault(attempt, found)
         self.cluster.require(first == found, "S5", f"sync {attempt_id}: {node.name} holds another state")
-        self.cluster.require(outcome == found[0], "S5", f"sync {attempt_id}: {node.name} is told revision {outcome}")
+        self.cluster.require(outcome == found[0], "S5", f"sync {attempt_id}: {node.name} gets revision {outcome}")
 
 
-class Swarm(Checker):
-    """L2: a sync is not given up for want of a source while somebody who has all is within reach of all who fetch."""
+class SyncSources(Checker):
+    """L2: a sync does not fail for lack of sources while a complete seed has links to all fetchers."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._plans: dict[Key, dict[bytes, Fetching]] = {}
+        self._plans: dict[RunKey, dict[bytes, Fetching]] = {}
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """Looks for such a holder, by the word of both ends of its links."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """Looks for such a seed; a link counts if both its ends have reported it."""
         node = self.cluster.node_of(connection)
         if isinstance(message, Plan) and isinstance(message.how, Fetching) and node is not None:
             self._plans.setdefault(master.key(connection, message.attempt_id), {})[node.peer_id] = message.how
@@ -365,27 +369,27 @@ class Swarm(Checker):
             is_source = bool(fetchers) and all(peer_id in plans[f.peer_id].sources for f in fetchers)
             reaches_all = is_source and all(registry.are_linked(peer, fetcher) for fetcher in fetchers)
             self.cluster.require(
-                not reaches_all, "L2", f"sync {message.attempt_id} is given up though {peer.name} is there"
+                not reaches_all, "L2", f"sync {message.attempt_id} fails for lack of sources, but {peer.name} is one"
             )
 
 
 class Causes(Checker):
-    """S6: attempts abort and members are lost only because of a fault of their own, never because of a joiner.
+    """S6: attempts abort and members are removed only because of a fault that concerns them, never because of a joiner.
 
-    L2: nobody is removed for its links while the paths that work allow a ring of all.
+    L2: no member is removed because of its links while the working paths allow a ring of all members.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._participants: dict[Key, tuple[frozenset[bytes], int]] = {}
+        self._participants: dict[RunKey, tuple[frozenset[bytes], int]] = {}
         self._members: dict[bytes, str] = {}
         self._evicted: set[bytes] = set()
         self._run_id = b""
-        self._reign = (0, 0, 1)
+        self._lifetime = (0, 0, 1)
         self._terms: dict[bytes, int] = {}
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """An abort needs a fault among its participants; so does an eviction."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """An abort needs a fault that concerns its participants; so does an eviction."""
         if isinstance(message, Kick):
             return self._on_kick(connection, message)
         if not isinstance(message, (Plan, Decision)):
@@ -403,7 +407,7 @@ class Causes(Checker):
             peers, since_ns = self._participants[attempt]
             has_cause = self.cluster.has_cause(peers, since_ns)
             self.cluster.require(
-                has_cause, "S6", f"attempt {message.attempt_id} aborts without a cause: {message.reason}"
+                has_cause, "S6", f"attempt {message.attempt_id} aborts without a fault: {message.reason}"
             )
 
     def _on_kick(self, connection: str, kick: Kick) -> None:
@@ -412,7 +416,7 @@ class Causes(Checker):
             return
         is_for_links, is_for_votes = kick.result == Result.RANK_CONNECTION_FAILED, "did not vote" in kick.reason
         if is_for_links:
-            self.cluster.require(not self._has_ring(node), "L2", f"{node.name} is removed though there is a ring")
+            self.cluster.require(not self._has_ring(node), "L2", f"{node.name} is removed though a ring exists")
         if is_for_links or is_for_votes:
             kinds = LINK_FAULTS if is_for_links else {"hung"}
             since_ns = self.cluster.clock.now_ns - limits.LINK_WAIT_TIMEOUT_NS - limits.LINK_SUSPECT_NS
@@ -420,11 +424,11 @@ class Causes(Checker):
                 incident.over_ns >= since_ns and incident.kind in kinds and node.peer_id in incident.peers
                 for incident in self.cluster.incidents
             )
-            self.cluster.require(is_guilty, "S6", f"{node.name} is removed without a cause: {kick.reason}")
+            self.cluster.require(is_guilty, "S6", f"{node.name} is removed without a fault: {kick.reason}")
             self._evicted.add(node.peer_id)
 
-    def _has_ring(self, node: PeerNode) -> bool:
-        """True if beyond doubt, and known to all for long, the paths of a member's group allow a ring."""
+    def _has_ring(self, node: SimulatedPeer) -> bool:
+        """True if the paths of a member's group have allowed a ring for so long that the master must know it."""
         faults, links, nodes = self.cluster.faults, self.cluster.links, self.cluster.nodes
         known_ns = self.cluster.clock.now_ns - limits.LINK_SUSPECT_NS - 2 * limits.LINK_WAIT_TIMEOUT_NS
         group = [nodes[i] for i in self.cluster.member_ids if i in nodes and nodes[i].group == node.group]
@@ -444,100 +448,101 @@ class Causes(Checker):
 
         return reaches_first(first, rest)
 
-    def on_master_step(self, master: MasterNode) -> None:
-        """A loss needs a fault of the member."""
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """A removal needs a fault that concerns the member."""
         machine = master.machine
         if machine.is_recovering or machine.registry.old_members or master is not self.cluster.master:
-            return  # Who is admitted by a list that is not established may find that it was not.
+            return  # A list that is not committed may be superseded, and its newcomers are not members then.
         newest = self._terms.get(machine.run_id, 0)
         if machine.term < newest:
-            return  # It has been replaced, and does not know it yet.
+            return  # Another master leads in a higher term; this one does not know it yet.
         self._terms[machine.run_id] = machine.term
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
-        if self._reign != master.reign:  # Who was not told that it is a member is none.
-            self._reign = master.reign
+        if self._lifetime != master.lifetime:  # A peer that has not received its admission is no member.
+            self._lifetime = master.lifetime
             nodes = self.cluster.nodes
             if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
-                self._members = {}  # All who knew of the run were away for too long.
+                self._members = {}  # A new run: the members of the old one were away for too long.
             self._run_id = machine.run_id
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
             self._members = {i: n for i, n in left if is_member(nodes[i])}
         for peer_id in self._members.keys() - members.keys() - self._evicted:
             since_ns = self.cluster.clock.now_ns
             node = self.cluster.nodes.get(peer_id)
-            is_dead = node is None or not node.is_alive  # Perhaps for long: a master that all leave waits for them.
+            is_dead = node is None or not node.is_alive  # Perhaps long ago: a master waits for lost peers.
             has_cause = is_dead or self.cluster.has_cause(frozenset((peer_id,)), since_ns)
-            self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a cause")
+            self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a fault")
             connection = node.connection if node is not None and node.is_alive else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
-            # Of several masters only the one that leads is watched: a removal may be seen when the peer is back.
+            # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
             has_returned = is_here and len(self.cluster.masters) == 1
             if connection is not None and since_ns < connection.stalled_until_ns + SLOW_GRACE_NS:
-                has_returned = False  # The master has heard its Hello, and may have waited in vain for its report.
-            self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it came back")
+                has_returned = False  # The master received its Hello, but its report may have come too late.
+            self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")
         self._members = members
 
 
-def is_member(node: PeerNode) -> bool:
-    """True if a process takes itself for a member."""
+def is_member(node: SimulatedPeer) -> bool:
+    """True if the peer machine of a process is in state MEMBER."""
     return node.machine.state is State.MEMBER
 
 
 @dataclass
 class _List:
-    """A member list: who is in it, and the lists that it may have followed; of those of one master, the one before."""
+    """A member list and its possible predecessors. Within one lifetime of a master that is the list before."""
 
     members: tuple[bytes, ...]
-    parents: list[Key]
+    parents: list[RunKey]
 
 
 class Lineage(Checker):
-    """S3: of several masters, who commits a member list goes on from the last one of its run that was committed.
+    """S3: every committed member list descends from the last committed one of its run, whichever master commits it.
 
-    Of its first list a master does not say from which one it goes on: one that a peer had that has reported to it, with
-    the same members, or with the first of them where it admits somebody at once. Numbers do not count.
+    The messages do not name the predecessor of a master's first list. The checker infers it: a list that a reporting
+    peer had, with the same members, or, if the master admits peers at once, with a prefix of them. Epoch numbers are
+    not used.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._lists: dict[Key, _List] = {}
-        self._newest: dict[tuple[tuple[int, int, int], bytes], Key] = {}  # By reign and run.
-        self._reported: dict[tuple[int, int, int], dict[Key, None]] = {}  # By reign.
-        self._committed: dict[bytes, Key] = {}  # The last one, by run.
-        self._seen: set[Key] = set()  # Those that have been committed.
+        self._lists: dict[RunKey, _List] = {}
+        self._newest: dict[tuple[tuple[int, int, int], bytes], RunKey] = {}  # By lifetime and run.
+        self._reported: dict[tuple[int, int, int], dict[RunKey, None]] = {}  # By lifetime.
+        self._committed: dict[bytes, RunKey] = {}  # The last one, by run.
+        self._seen: set[RunKey] = set()  # Those that have been committed.
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """Lists are proposed, and committed, on the way through a step too."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """Records lists that are proposed and committed in the middle of a step."""
         if isinstance(message, Members):
             members = tuple([member.peer_id for member in message.members])
             self._enter(master, master.key(connection, message.epoch), members)
         elif isinstance(message, MembersCommitted):
             self._commit(master, master.key(connection, message.epoch))
 
-    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
-        """Remembers which list a peer has that reports."""
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
+        """Records the list of a peer that sends a report."""
         if isinstance(effect, effects.Send) and isinstance(effect.message, RunReport) and node.connection is not None:
             key = node.key(node.machine.epoch)
-            self._reported.setdefault(node.connection.master.reign, {})[key] = None
+            self._reported.setdefault(node.connection.master.lifetime, {})[key] = None
 
-    def on_master_step(self, master: MasterNode) -> None:
-        """Looks for what nobody is told."""
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """Records lists of which no message is sent."""
         machine, registry = master.machine, master.machine.registry
         if len(self.cluster.masters) == 1 or machine.is_recovering or not registry.order:
-            return  # One alone needs nobody's word: a list may be committed of which nobody ever hears.
+            return  # A single master needs no acknowledgements: it may commit a list that no peer ever receives.
         key = machine.run_id, registry.epoch
         self._enter(master, key, tuple([peer.peer_id for peer in registry.order]))
         if registry.is_committed:
             self._commit(master, key)
 
-    def _enter(self, master: MasterNode, key: Key, members: tuple[bytes, ...]) -> None:
-        newest = self._newest.get((master.reign, key[0]))
+    def _enter(self, master: SimulatedMaster, key: RunKey, members: tuple[bytes, ...]) -> None:
+        newest = self._newest.get((master.lifetime, key[0]))
         if newest == key:
             return
-        self._newest[master.reign, key[0]] = key
+        self._newest[master.lifetime, key[0]] = key
         if key in self._lists:
             return
-        reported = self._reported.get(master.reign, {})
+        reported = self._reported.get(master.lifetime, {})
         known = [(k, self._lists[k].members) for k in reported if k[0] == key[0] and k in self._lists]
         if newest is not None:
             parents = [newest]
@@ -547,19 +552,19 @@ class Lineage(Checker):
             parents = parents or [other for other, theirs in known if set(members) <= set(theirs)]
         self._lists[key] = _List(members, parents)
 
-    def _commit(self, master: MasterNode, key: Key) -> None:
+    def _commit(self, master: SimulatedMaster, key: RunKey) -> None:
         if key in self._seen or key not in self._lists or len(self.cluster.masters) == 1:
             return
         self._seen.add(key)
         last = self._committed.get(key[0])
         if last is None or self._descends(key, last):
             self._committed[key[0]] = key
-        else:  # Or an acknowledgement was late: another master has gone on from this list already.
+        else:  # An acknowledgement may have been late, so that another master already continued from this list.
             numbers = [f"{epoch >> 32}+{epoch & 0xFFFFFFFF}" for epoch in (key[1], last[1])]
             text = f"{master.name} commits list {numbers[0]}, which does not descend from {numbers[1]}"
             self.cluster.require(self._descends(last, key), "S3", text)
 
-    def _descends(self, key: Key, ancestor: Key) -> bool:
+    def _descends(self, key: RunKey, ancestor: RunKey) -> bool:
         seen, left = {key}, [key]
         while left:
             one = left.pop()
@@ -572,25 +577,25 @@ class Lineage(Checker):
 
 
 class Commits(Checker):
-    """S1: of peers that are members in the end no two hold different results of one operation, by value.
+    """S1: no two peers that are members at the end hold different results of the same operation.
 
-    Calls are of one operation where the plan by which one of them succeeded names them. So it counts too if another
-    ended without an attempt, or in another one.
+    Calls belong to the same operation if the plan of a successful one names them. So a call that ended without an
+    attempt, or in another attempt, counts as well.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._calls: dict[Key, dict[bytes, int]] = {}  # Who takes part in an attempt, and by which call.
-        self._answers: dict[tuple[bytes, int], object] = {}  # By peer and call; None: it failed.
-        self._winners: dict[Key, tuple[bytes, object]] = {}  # By attempt: who had success first, and what it got.
+        self._calls: dict[RunKey, dict[bytes, int]] = {}  # Attempt -> participant -> its call.
+        self._answers: dict[tuple[bytes, int], object] = {}  # By peer and call; None: the call failed.
+        self._winners: dict[RunKey, tuple[bytes, object]] = {}  # By attempt: the first success.
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
-        """Remembers who takes part."""
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """Records participants and calls of each attempt."""
         if isinstance(message, Plan):
             self._calls.setdefault(master.key(connection, message.attempt_id), message.participants)
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Remembers what each has got. Parts of a scattered result differ, and so may what a user writes himself."""
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
+        """Records the result of each peer. Parts of a reduce-scatter differ, and so may data that a user wrote."""
         is_barrier = isinstance(call.request, Collective) and not has_data(call)
         if is_barrier or not isinstance(call.request, (Collective, Sync)):
             return
@@ -607,7 +612,7 @@ class Commits(Checker):
             self._winners.setdefault(attempt, (node.peer_id, value))
 
     def on_end(self) -> None:
-        """Compares what members have got."""
+        """Compares the results of the members."""
         for attempt, (winner_id, value) in self._winners.items():
             if not self._has_survived(winner_id, attempt[0]):
                 continue
@@ -625,14 +630,14 @@ class Commits(Checker):
 
 
 class Readiness(Checker):
-    """S6: who fetches state ahead is not admitted before it is ready, unless there is nobody else."""
+    """S6: a joiner that prefetches state is not admitted before it is ready, unless there is no other member."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._admitted: set[bytes] = set()
 
-    def on_master_step(self, master: MasterNode) -> None:
-        """Looks at who is a member for the first time."""
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """Checks every peer that is a member for the first time."""
         if master.machine.is_recovering:
             return
         order = master.machine.registry.order
@@ -645,10 +650,10 @@ class Readiness(Checker):
 
 
 class Lists(Checker):
-    """S3: nobody is a member beside others who were given another list of masters."""
+    """S3: all members were configured with the same list of masters."""
 
-    def on_master_step(self, master: MasterNode) -> None:
-        """Compares lists."""
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """Compares the lists of masters of all members."""
         if master.machine.is_recovering or not self.cluster.faults.list_chance:
             return
         nodes = self.cluster.nodes
@@ -657,10 +662,10 @@ class Lists(Checker):
 
 
 class Patience(Checker):
-    """L3: the death of the master alone fails no call of a member, nor does a standby of another version."""
+    """L3: no call of a member fails just because the master dies or a standby runs another version."""
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Some errors are what the calls themselves earn."""
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
+        """Some errors follow from the call itself, whatever the master does."""
         is_passed_over = isinstance(call.request, Connect) or not isinstance(outcome, VersionMismatch)
         self.cluster.require(is_passed_over, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
         if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
@@ -670,10 +675,10 @@ class Patience(Checker):
 
 
 class Bounds(Checker):
-    """B1: what the master keeps for a peer is bounded, and does not grow with time."""
+    """B1: the state that the master keeps per peer is bounded and does not grow with time."""
 
-    def on_master_step(self, master: MasterNode) -> None:
-        """Counts what is kept for each peer."""
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """Counts the state kept for each peer."""
         machine = master.machine
         for peer in machine.registry.peers.values():
             if len(peer.answers) > ANSWERS_KEPT_MAX:
@@ -686,25 +691,25 @@ class Bounds(Checker):
             raise self.cluster.violation("B1", f"{count} calls are kept for {registered} peers")
 
 
-class Progress(Checker):
-    """L2: remembers which groups have committed a collective of late, for the demand after healing."""
+class Liveness(Checker):
+    """L2: records which groups have committed a collective since the healing; quiesces() demands it of all."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._fresh_ns = 0
-        self._begun: dict[Key, tuple[tuple[bytes, int], int]] = {}
+        self._begun: dict[RunKey, tuple[tuple[bytes, int], int]] = {}
         self.groups_done: set[tuple[bytes, int]] = set()  # By run.
         self.committed_count = 0
         self.aborted_count = 0
         self.answered_count = 0
 
     def restart(self) -> None:
-        """Forgets what was done: what counts is done from now on."""
+        """Only operations that begin from now on count."""
         self._fresh_ns = self.cluster.clock.now_ns
         self.groups_done.clear()
 
-    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
-        """Remembers when an attempt began, and that it ended."""
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
+        """Records begin and end of attempts."""
         if isinstance(effect, effects.StartReduce):
             begun = (node.machine.run_id, node.group), self.cluster.clock.now_ns
             self._begun.setdefault(node.key(effect.attempt_id), begun)
@@ -717,8 +722,8 @@ class Progress(Checker):
             else:
                 self.aborted_count += 1
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
-        """Counts. Of a barrier, the answer is all that there is to see."""
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
+        """Counts answers. A barrier has no EndReduce effect, so its answer counts as the commit."""
         self.answered_count += 1
         if call.call_id in node.barriers and not isinstance(outcome, PCCLError):
             self.committed_count += 1
@@ -731,24 +736,35 @@ class Checkers(Checker):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self.progress = Progress(cluster)
+        self.liveness = Liveness(cluster)
         kinds = (
-            *(Agreement, InputSafety, Barriers, History, Lineage, Commits, Quiet, EqualState, Swarm, Causes),
+            *(
+                Agreement,
+                InputSafety,
+                Barriers,
+                SingleHistory,
+                Lineage,
+                Commits,
+                Quiet,
+                EqualState,
+                SyncSources,
+                Causes,
+            ),
             *(Patience, Lists, Readiness, Bounds),
         )
-        self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.progress]
+        self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.liveness]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}
 
     def _who_watch(self, name: str) -> list[Callable[..., None]]:
-        """What those do who care: most checkers look at a few things only, and this is called at every step."""
+        """The checkers that override a method. Most override few, and these are called at every step."""
         return [getattr(c, name) for c in self.all if getattr(type(c), name) is not getattr(Checker, name)]
 
-    def on_master_message(self, master: MasterNode, connection: str, message: MasterMessage) -> None:
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """The master sends a message."""
         for check in self._watching["on_master_message"]:
             check(master, connection, message)
 
-    def on_master_step(self, master: MasterNode) -> None:
+    def on_master_step(self, master: SimulatedMaster) -> None:
         """The master has handled an event."""
         machine = master.machine
         if not machine.is_recovering and master is self.cluster.master:
@@ -756,23 +772,23 @@ class Checkers(Checker):
         for check in self._watching["on_master_step"]:
             check(master)
 
-    def on_peer_effect(self, node: PeerNode, effect: effects.PeerEffect) -> None:
+    def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """A peer is about to perform an effect."""
         for check in self._watching["on_peer_effect"]:
             check(node, effect)
 
-    def on_peer_step(self, node: PeerNode) -> None:
+    def on_peer_step(self, node: SimulatedPeer) -> None:
         """A peer has handled an event."""
         for check in self._watching["on_peer_step"]:
             check(node)
 
-    def on_answer(self, node: PeerNode, call: UserCall, outcome: Outcome) -> None:
+    def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """A call of the user is answered."""
         for check in self._watching["on_answer"]:
             check(node, call, outcome)
 
-    def on_closed(self, node: PeerNode) -> None:
-        """A process ends in order."""
+    def on_closed(self, node: SimulatedPeer) -> None:
+        """A process ends by closing its communicator."""
         for check in self._watching["on_closed"]:
             check(node)
 

@@ -1,6 +1,6 @@
-"""Simulated time: a heap of timers. Nothing happens between two timers, and no two of them at once.
+"""Simulated time: a heap of timers. Nothing happens between two timers; timers run one at a time.
 
-Processes have clocks of their own, which agree with the world's on nothing but that time goes on.
+Each process has a local clock with an offset and a drift against simulated time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PPM = 10**6
 
 
 class Timer:
-    """Something that will happen, unless it is cancelled."""
+    """A callback that runs at a time, unless it is cancelled."""
 
     __slots__ = ("callback", "time_ns")
 
@@ -26,14 +26,14 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Makes it not happen. Harmless when it has happened."""
+        """Prevents the callback. Has no effect after it has run."""
         self.callback = None
 
 
 class Clock:
-    """Runs timers in order of time; those of one time in the order in which they were set.
+    """Runs timers in order of time; timers of the same time run in the order in which they were set.
 
-    Time begins at 0, so that code which takes the time 0 for "never" is found out.
+    Time begins at 0, which exposes code that uses the time 0 as "never".
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class Clock:
         return self.at(self.now_ns + max(0, delay_ns), callback)
 
     def at(self, time_ns: int, callback: Callable[[], None]) -> Timer:
-        """Calls `callback` at `time_ns`, or as soon as possible where that is past."""
+        """Calls `callback` at `time_ns`, or as soon as possible if that is past."""
         timer = Timer(max(time_ns, self.now_ns), callback)
         self._count += 1
         heapq.heappush(self._heap, (timer.time_ns, self._count, timer))
         return timer
 
     def next_ns(self) -> int | None:
-        """When the next timer is due, or None."""
+        """Time of the next timer, or None."""
         while self._heap and self._heap[0][2].callback is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -70,11 +70,11 @@ class Clock:
 
 
 class LocalClock:
-    """What one process takes for the time: it began at another moment, and runs fast or slow.
+    """The clock of one process.
 
     Args:
-        offset_ns: what it shows when the world begins.
-        drift_ppm: by how many parts in a million it runs fast.
+        offset_ns: its value at simulated time 0.
+        drift_ppm: how much it runs fast, in parts per million; negative: slow.
     """
 
     def __init__(self, clock: Clock, offset_ns: int = 0, drift_ppm: int = 0) -> None:
@@ -84,16 +84,16 @@ class LocalClock:
 
     @staticmethod
     def draw(clock: Clock, rng: random.Random) -> LocalClock:
-        """One as processes may have."""
+        """A clock with random offset and drift."""
         offset_ns = rng.choice((0, rng.randrange(OFFSET_NS_MAX)))
         return LocalClock(clock, offset_ns, rng.randint(-DRIFT_PPM_MAX, DRIFT_PPM_MAX))
 
     def now_ns(self) -> int:
-        """What it shows now."""
+        """Its value now."""
         return self.offset_ns + self._clock.now_ns * (PPM + self.drift_ppm) // PPM
 
     def world_ns(self, local_ns: int | None) -> int | None:
-        """The first moment of the world at which it shows `local_ns` or more."""
+        """The first simulated time at which its value is `local_ns` or more."""
         if local_ns is None:
             return None
         return -((self.offset_ns - local_ns) * PPM // (PPM + self.drift_ppm))

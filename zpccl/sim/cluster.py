@@ -1,12 +1,12 @@
-"""A whole run in a fake world, from one seed.
+"""A simulated run: masters, peers and the network between them, from one seed.
 
     cluster = Cluster(seed, peer_count=5)
     cluster.run(steps=600, faults=CHURN)      # safety: checkers raise Violation
     cluster.heal()
     assert cluster.quiesces(steps=20_000)     # liveness: L2
 
-A step is one timer of the clock. All randomness comes from the seed, each actor with a source of its own, so a seed
-replays exactly; nothing depends on the order of sets.
+A step is one timer of the clock. All randomness comes from the seed, and each actor has its own random source, so a
+seed replays exactly. Nothing depends on the iteration order of sets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.sim.checkers import Checkers
 from zpccl.sim.clock import Clock, LocalClock, Timer
 from zpccl.sim.coverage import Coverage
-from zpccl.sim.dataplane import DataPlane, SharedState
+from zpccl.sim.dataplane import DataPlane, SimulatedState
 from zpccl.sim.faults import (
     CALM,
     EFFECT_NS,
@@ -39,14 +39,14 @@ from zpccl.sim.faults import (
 from zpccl.sim.links import Links
 from zpccl.sim.nemesis import Nemesis
 from zpccl.sim.network import Network
-from zpccl.sim.node import MasterNode, PeerNode
+from zpccl.sim.node import SimulatedMaster, SimulatedPeer
 from zpccl.sim.program import Script
 from zpccl.sim.strangers import Strangers
 from zpccl.sim.trace import describe, line
 
 
 class Violation(AssertionError):
-    """A promise is broken.
+    """A checker found a broken promise.
 
     Attributes:
         promise: its id in the design: "S1", "L2", ...
@@ -58,18 +58,18 @@ class Violation(AssertionError):
 
 
 class Cluster:
-    """Masters, peers, and the world between them.
+    """Masters, peers, and the simulated world between them.
 
     Args:
         seed: of all randomness.
-        peer_count: peers that start at once; up to twice as many may join.
-        script: what the users run; drawn from the seed where it is None.
-        masters: in the list that peers are given.
-        make_master, make_peer: the machines.
-        tracer: is given every line of the trace.
-        coverage: is told what is reached.
-        faults: with which the masters start.
-        skip: the numbers of faults that are left out.
+        peer_count: peers that start at once; up to twice as many may run at the same time.
+        script: what the users run; None: drawn from the seed.
+        masters: number of masters in the list that peers are configured with.
+        make_master, make_peer: construct the machines.
+        tracer: called with every line of the trace.
+        coverage: records what is reached.
+        faults: profile at the start.
+        skip: numbers of the faults to leave out.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Cluster:
         self.peers_max = 2 * peer_count
         self.make_peer = make_peer
         self.incidents: list[Incident] = []
-        self.nodes: dict[bytes, PeerNode] = {}
+        self.nodes: dict[bytes, SimulatedPeer] = {}
         self.member_ids: dict[bytes, None] = {}
-        """The members, by the last master that knew."""
+        """The members, according to the master that led last."""
         self.script = script or Script.draw(self.child_rng())
         self.checkers = Checkers(self)
         self.network = Network(self)
@@ -106,22 +106,22 @@ class Cluster:
         self.injector = Injector(self, skip)
         self.nemesis = Nemesis(self)
         self._make_master = make_master
-        self._felt_until_ns = 0  # Faults around a death of the master, or a stall, are felt for so long.
-        self.masters: list[MasterNode] = []
+        self._felt_until_ns = 0  # Faults near a crash of the master, or a stall, may have effects until then.
+        self.masters: list[SimulatedMaster] = []
         for index in range(masters):
             clock = self.draw_clock()
-            self.masters.append(MasterNode(self, index, self._start_master(clock), clock))
+            self.masters.append(SimulatedMaster(self, index, self._start_master(clock), clock))
         self.step_count = 0
         self.master_crash_count = 0
         self.healed_ns = -(10**18)
-        """When the faults ended."""
+        """Time of heal()."""
         self._peer_count = peer_count
         self._is_started = False
 
     # --- What a test does -------------------------------------------------------------------------------------------
 
     def run(self, steps: int, faults: Faults = CALM) -> None:
-        """Runs for some steps, with faults.
+        """Runs `steps` steps with faults.
 
         Raises:
             Violation: a promise is broken.
@@ -140,34 +140,34 @@ class Cluster:
 
     @property
     def takeover_ns(self) -> int:
-        """How long it may take until another master has noticed what happened before."""
+        """How long it may take until the next master has noticed earlier faults."""
         return TAKEOVER_NS + (MOVE_NS if len(self.masters) > 1 else 0)
 
     @property
-    def master(self) -> MasterNode:
-        """The one that leads; of several, which do not know of each other, the latest. The first where none does."""
+    def master(self) -> SimulatedMaster:
+        """The master that leads in the highest term; the first master if none leads."""
         leading = [node for node in self.masters if node.is_alive and not node.machine.is_recovering]
         return max(leading, key=lambda node: node.machine.term, default=self.masters[0])
 
     def heal(self) -> None:
-        """Ends all faults: from now on everything can connect to everything. Two peers at least are there."""
+        """Ends all faults: from now on every connection succeeds. Starts peers until at least two are in group 0."""
         self.faults = HEALED
         self.injector.start(HEALED)
         self.network.heal()
         for node in self.live_nodes():
             node.slowness = 1
-            if node.list != tuple(range(len(self.masters))):  # Whoever gave it that list has seen it.
+            if node.list != tuple(range(len(self.masters))):  # Its operator would have noticed the wrong list.
                 node.leave()
         while sum(node.group == 0 for node in self.live_nodes()) < 2:
             self.spawn(group=0)
         self.healed_ns = self.clock.now_ns
-        self.checkers.progress.restart()
+        self.checkers.liveness.restart()
 
     def quiesces(self, steps: int = 20_000, seconds: int = 60) -> bool:
-        """True if within so many steps and simulated seconds after heal() all is well again.
+        """True if the cluster becomes quiet within `steps` steps and `seconds` simulated seconds after heal().
 
-        All is well when every process is a member, every call that was open at the healing is answered, and every
-        group of two or more has committed a collective that began after it.
+        It is quiet when every process is a member, every call that was open at heal() is answered, and every group of
+        two or more has committed a collective that began after it.
         """
         end_ns = self.healed_ns + seconds * SECOND
         for count in range(steps):
@@ -180,7 +180,7 @@ class Cluster:
         return not self.reasons_of_unrest()
 
     def reasons_of_unrest(self) -> list[str]:
-        """What is not well yet. Where all members were cut off when newcomers came, two runs may be left."""
+        """Why the cluster is not quiet yet. Two runs may remain if newcomers came while all members were cut off."""
         reasons = []
         sizes: dict[tuple[bytes, int], int] = {}
         for node in self.live_nodes():
@@ -194,7 +194,7 @@ class Cluster:
                 reasons.append(f"{node.name} is no member but {node.machine.state.value}")
             elif master is None or master.is_recovering or master.registry.peers.get(node.peer_id) is None:
                 reasons.append(f"{node.name} has no master")
-        done = self.checkers.progress.groups_done
+        done = self.checkers.liveness.groups_done
         reasons += [f"group {key[1]} commits nothing" for key, size in sizes.items() if size > 1 and key not in done]
         return reasons
 
@@ -210,30 +210,30 @@ class Cluster:
         is_skewed = rng.random() < self.faults.skew_chance and self.injector.strikes("skew_chance")
         return LocalClock.draw(self.clock, rng) if is_skewed else LocalClock(self.clock)
 
-    def live_nodes(self) -> list[PeerNode]:
-        """The processes that run."""
+    def live_nodes(self) -> list[SimulatedPeer]:
+        """The peers whose processes are alive."""
         return [node for node in self.nodes.values() if node.is_alive]
 
-    def node_of(self, connection: str) -> PeerNode | None:
-        """The process at the other end of a connection of the master."""
+    def node_of(self, connection: str) -> SimulatedPeer | None:
+        """The peer at the other end of a master's connection; None for strangers."""
         found = self.network.connections.get(connection)
         return found.node if found is not None else None
 
-    def spares(self, node: PeerNode) -> bool:
-        """True if the faults of the moment leave this process alone."""
+    def spares(self, node: SimulatedPeer) -> bool:
+        """True if the current profile does not let faults strike this process."""
         return self.faults.spares_members and node.machine.state not in (State.CONNECTING, State.PENDING)
 
-    def spawn(self, group: int | None = None, state: SharedState | None = None) -> PeerNode:
+    def spawn(self, group: int | None = None, state: SimulatedState | None = None) -> SimulatedPeer:
         """Starts a new process."""
         if group is None:
             group = self._rng.randrange(self.script.groups)
-        node = PeerNode(self, f"p{len(self.nodes)}g{group}", group, state or SharedState())
+        node = SimulatedPeer(self, f"p{len(self.nodes)}g{group}", group, state or SimulatedState())
         self.nodes[node.peer_id] = node
         node.start()
         return node
 
-    def restart(self, node: PeerNode) -> None:
-        """A supervisor starts a new process in place of one that gave up, with its state or with none."""
+    def restart(self, node: SimulatedPeer) -> None:
+        """Starts a new process for one whose program gave up, as a supervisor would, with its state or without."""
         state = node.shared_state if self._rng.random() < 0.5 else None
 
         def happen() -> None:
@@ -241,8 +241,8 @@ class Cluster:
 
         self.clock.after(self._rng.randrange(SECOND), happen)
 
-    def crash_master(self, master: MasterNode, absence_ns: int) -> None:
-        """A master dies, and another one is started in its place. That alone is no cause for anything."""
+    def crash_master(self, master: SimulatedMaster, absence_ns: int) -> None:
+        """Kills a master and restarts it later. That alone excuses no abort and no removal."""
         if not master.is_alive:
             return
         self.trace("fault", "**", f"{master.name} killed for {absence_ns / SECOND:.3f} s")
@@ -271,24 +271,24 @@ class Cluster:
         self.clock.after(absence_ns, happen)
 
     def prolong(self, felt_ns: int) -> None:
-        """Nobody may hear for a while of the faults that strike now, or that struck a moment ago."""
+        """Extends current faults: while no master leads, the effects of recent faults are noticed late."""
         now_ns = self.clock.now_ns
         self._felt_until_ns = max(self._felt_until_ns, now_ns + felt_ns)
-        for place, incident in enumerate(self.incidents):
+        for index, incident in enumerate(self.incidents):
             if incident.over_ns >= now_ns:
-                self.incidents[place] = replace(incident, over_ns=incident.over_ns + felt_ns)
+                self.incidents[index] = replace(incident, over_ns=incident.over_ns + felt_ns)
 
     def _start_master(self, clock: LocalClock) -> MasterMachine:
-        """The machine of a master that starts, as the real loop makes it."""
+        """Makes the machine of a starting master, as the real loop does."""
         options = MasterOptions(straggler_timeout_ns=self.faults.straggler_timeout_ns)
         if self.faults.flap_chance > 0 or self.faults.slow_chance > 0:
             options = replace(options, recovery_grace_ns=SLOW_GRACE_NS)
         return self._make_master(self._rng.randbytes(16), options, clock.now_ns())
 
     def note(
-        self, kind: str, *nodes: PeerNode, is_silent: bool = False, duration_ns: int = 0, lasts: bool = False
+        self, kind: str, *nodes: SimulatedPeer, is_silent: bool = False, duration_ns: int = 0, lasts: bool = False
     ) -> Incident:
-        """Enters a fault in the journal. One that lasts has effects until end_incident()."""
+        """Records a fault. One that `lasts` has effects until end_incident()."""
         over_ns = self.clock.now_ns + duration_ns + EFFECT_NS + (NOTICE_NS if is_silent else 0)
         over_ns += TAKEOVER_NS + MOVE_NS if len(self.masters) > 1 else 0
         over_ns += max(0, self._felt_until_ns - self.clock.now_ns)
@@ -299,7 +299,7 @@ class Cluster:
         return incident
 
     def end_incident(self, incident: Incident) -> None:
-        """A lasting fault is over; its effects may still be felt for a while."""
+        """Ends a lasting fault; it may still have effects for a while."""
         self.trace("fault", "**", f"over: {incident.kind}")
         over_ns = max(self.clock.now_ns, self._felt_until_ns) + NOTICE_NS + EFFECT_NS
         self.incidents = [
@@ -308,7 +308,7 @@ class Cluster:
         ]
 
     def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
-        """True if a fault that was not over then concerns these peers and no others."""
+        """True if a fault that was not over at `since_ns` concerns only peers among `peers`."""
         return any(incident.over_ns >= since_ns and incident.peers <= peers for incident in reversed(self.incidents))
 
     def require(self, condition: bool, promise: str, text: str) -> None:
@@ -317,16 +317,16 @@ class Cluster:
             raise self.violation(promise, text)
 
     def violation(self, promise: str, text: str) -> Violation:
-        """A broken promise, with the time."""
+        """Makes a Violation with the simulated time."""
         return Violation(promise, f"at {self.clock.now_ns / SECOND:.6f} s: {text}")
 
     def check_deadline(self, name: str, event: object, deadline_ns: int | None) -> None:
-        """A machine that has had its Tick must not want another one at the same time."""
+        """After a Tick the deadline of a machine must be in the future."""
         if isinstance(event, events.Tick) and deadline_ns is not None and deadline_ns <= self.clock.now_ns:
             raise self.violation("L1", f"{name} spins: its deadline stays in the past")
 
     def rearm(self, timer: Timer | None, deadline_ns: int | None, tick: Callable[[], None]) -> Timer | None:
-        """A timer for the deadline of a machine, in place of the one before."""
+        """Replaces the timer for the deadline of a machine."""
         if timer is not None and timer.callback is not None:
             if timer.time_ns == deadline_ns:
                 return timer
@@ -346,4 +346,4 @@ class Cluster:
     def _step(self) -> None:
         self.step_count += 1
         if not self.clock.step():
-            raise self.violation("L1", "nothing will ever happen again")
+            raise self.violation("L1", "no timer is left: the run is deadlocked")

@@ -1,9 +1,9 @@
-"""What runs have reached: which events the machines took in which state, and which fault struck which operation.
+"""Coverage of simulated runs: events handled by state of the machine, and faults by what ran when they struck.
 
-Rows and columns are read off the code: the kinds of events and messages, the states of machines and the phases of
-calls, the fields of Faults. What is added there appears here, as never reached until some run does.
+Rows and columns are derived from the code: kinds of events and messages, states of machines, phases of calls, fields of
+Faults. A new one appears by itself, as never reached until a run reaches it.
 
-A machine in several states at once, with calls in several phases, counts in each.
+A machine with calls in several phases counts in each of them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from zpccl.sim.faults import KINDS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerNode
+    from zpccl.sim.node import SimulatedPeer
 
 PEER, SESSION, MASTER, FAULT = "peer", "session", "master", "fault"
 TITLES = {
     PEER: "Events of peers, by the state of the peer and the phases of its calls",
     SESSION: "Events of control connections, by the phase of the session",
-    MASTER: "Events of masters, by the state of the master and who speaks",
-    FAULT: "Faults, by what ran where they struck",
+    MASTER: "Events of masters, by the state of the master or the kind of sender",
+    FAULT: "Faults, by what ran when they struck",
 }
 IDLE = "idle"
 GONE = "master away"
@@ -52,7 +52,7 @@ SENDERS = ("stranger", "pending peer", "member")
 
 
 def name_of(event: object) -> str:
-    """The kind of an event; of a message that came, the kind of the message, and why where it refuses."""
+    """The kind of an event; for a received message its kind, and for Refused its reason too."""
     message = getattr(event, "message", None)
     if message is None:
         return type(event).__name__
@@ -62,7 +62,7 @@ def name_of(event: object) -> str:
 
 
 def names_of_events(union: Any, received: type, messages: Any) -> list[str]:
-    """All that name_of() can say of one machine's events."""
+    """All names that name_of() can return for the events of one machine."""
     names = [kind.__name__ for kind in get_args(union) if kind is not received]
     for message in get_args(messages):
         names += [f"Refused {r.name.lower()}" for r in Refusal] if message is Refused else [message.__name__]
@@ -73,27 +73,27 @@ _NAMES = {CollectiveSpec: "collective", SyncSpec: "sync"}
 
 
 def name_of_call(call: Call) -> str:
-    """What kind of call it is, and its phase."""
+    """The kind of a call, and its phase."""
     if isinstance(call.spec, TopologySpec):
         return f"{call.spec.kind.name.lower()} round"
     return f"{_NAMES[type(call.spec)]} {call.phase.value}"
 
 
 def names_of_calls() -> list[str]:
-    """All that name_of_call() can say."""
+    """All names that name_of_call() can return."""
     rounds = [f"{kind.name.lower()} round" for kind in TopologyKind]
     return [f"{name} {phase.value}" for name in _NAMES.values() for phase in Phase] + rounds
 
 
 def states_of_peer(machine: PeerMachine) -> Iterable[str]:
-    """Where a peer stands: its state, or what its calls do."""
+    """The state of a peer; for a member, the names of its calls."""
     if machine.state is not State.MEMBER:
         return (machine.state.value,)
     return {name_of_call(call): None for call in machine.calls.values()} or (IDLE,)
 
 
 def names_of_peer_states() -> list[str]:
-    """All that states_of_peer() can say."""
+    """All names that states_of_peer() can return."""
     before = [state.value for state in State if state not in (State.MEMBER, State.CLOSED)]
     return [*before, IDLE, *names_of_calls(), State.CLOSED.value]
 
@@ -104,7 +104,7 @@ MASTER_CONDITIONS = tuple(
 
 
 def conditions_of_master(machine: MasterMachine) -> list[str]:
-    """What is special about a master; nothing where it just leads."""
+    """The special conditions of a master; empty if it leads normally."""
     found = [f"master {name[3:].replace('_', ' ')}" for name in MASTER_CONDITIONS if getattr(machine, name)]
     if not found and not all(peer.has_reported for peer in machine.registry.order):
         found.append(RECOVERING)
@@ -112,12 +112,12 @@ def conditions_of_master(machine: MasterMachine) -> list[str]:
 
 
 def names_of_conditions() -> list[str]:
-    """All that conditions_of_master() can say."""
+    """All names that conditions_of_master() can return."""
     return [f"master {name[3:].replace('_', ' ')}" for name in MASTER_CONDITIONS] + [RECOVERING]
 
 
 def states_of_master(machine: MasterMachine, event: events.MasterEvent) -> Iterable[str]:
-    """Where a master stands; if it just leads, who speaks."""
+    """The conditions of a master; if it leads normally, the kind of sender."""
     found = conditions_of_master(machine)
     if found:
         return found
@@ -134,45 +134,45 @@ def states_of_master(machine: MasterMachine, event: events.MasterEvent) -> Itera
 
 
 class Coverage:
-    """Counts of what was reached, over any number of runs."""
+    """Coverage counts over any number of runs."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Counter[tuple[str, str]]] = {name: Counter() for name in TITLES}
 
     def on_peer_event(self, machine: PeerMachine, event: events.PeerEvent) -> None:
-        """A peer is about to take an event."""
+        """Counts an event that a peer is about to handle."""
         name = name_of(event)
         for state in states_of_peer(machine):
             self.counts[PEER][name, state] += 1
 
     def on_session_event(self, session: Session, event: SessionEvent) -> None:
-        """A session is about to take an event."""
+        """Counts an event that a session is about to handle."""
         self.counts[SESSION][type(event).__name__, session.phase.value] += 1
 
     def on_master_event(self, machine: MasterMachine, event: events.MasterEvent) -> None:
-        """A master is about to take an event."""
+        """Counts an event that a master is about to handle."""
         name = name_of(event)
         for state in states_of_master(machine, event):
             self.counts[MASTER][name, state] += 1
 
-    def on_strike(self, cluster: Cluster, kind: str, nodes: Iterable[PeerNode]) -> None:
-        """A fault strikes, at some processes or at what all need."""
+    def on_strike(self, cluster: Cluster, kind: str, nodes: Iterable[SimulatedPeer]) -> None:
+        """Counts a fault that strikes `nodes`; if empty, something that all need."""
         for node in tuple(nodes) or cluster.live_nodes():
             for state in states_of_peer(node.machine):
                 self.counts[FAULT][kind, state] += 1
         if not cluster.masters:
-            return  # The first is about to start.
+            return  # No master has started yet.
         master = cluster.master
         for state in (conditions_of_master(master.machine) or [LEADING]) if master.is_alive else [GONE]:
             self.counts[FAULT][kind, state] += 1
 
     def add(self, other: Coverage) -> None:
-        """Adds what other runs have reached."""
+        """Adds the counts of other runs."""
         for name, counter in other.counts.items():
             self.counts[name].update(counter)
 
     def axes(self, table: str) -> tuple[list[str], list[str]]:
-        """Rows and columns of a table: all that there are, reached or not."""
+        """All rows and columns of a table, reached or not."""
         if table == PEER:
             rows = names_of_events(events.PeerEvent, events.MasterMessageReceived, MasterMessage)
             return rows, names_of_peer_states()
@@ -184,7 +184,7 @@ class Coverage:
         return list(KINDS), [*names_of_peer_states(), GONE, *names_of_conditions(), LEADING]
 
     def as_json(self) -> dict[str, dict[str, dict[str, int]]]:
-        """All tables: table, row, column, count."""
+        """All counts, by table, row and column."""
         found: dict[str, dict[str, dict[str, int]]] = {}
         for table in TITLES:
             rows, columns = self.axes(table)
@@ -192,7 +192,7 @@ class Coverage:
         return found
 
     def lines(self) -> Iterator[str]:
-        """All tables, for people."""
+        """All tables as text."""
         for table, title in TITLES.items():
             rows, columns = self.axes(table)
             counts = self.counts[table]
@@ -203,7 +203,7 @@ class Coverage:
 
 
 def draw(rows: list[str], columns: list[str], counts: Counter[tuple[str, str]]) -> Iterator[str]:
-    """One table. The words of a column's name stand above each other."""
+    """One table as text. The words of a column's name are stacked."""
     words = [column.split() for column in columns]
     height = max(len(parts) for parts in words)
     widths = [max(5, *(len(word) for word in parts)) for parts in words]
@@ -218,7 +218,7 @@ def draw(rows: list[str], columns: list[str], counts: Counter[tuple[str, str]]) 
 
 
 def shorten(count: int) -> str:
-    """A count in five characters at most."""
+    """A count in at most five characters."""
     if count == 0:
         return "."
     for unit in ("", "k", "M", "G"):

@@ -1,14 +1,14 @@
-"""A model of the data plane and of the buffers of users.
+"""A model of the data plane and of user buffers.
 
-Buffers are numbers, and every collective is in place: see `result_of`. While an attempt runs, its buffers hold rubbish;
-a peer that has received all holds the result. An attempt makes its way only after all its peers have started it, and
-only while its ring holds, in a direct exchange every link: whoever has not all then gets none of the rest. The
-neighbours of a break notice it, the others stall. A path that carries nothing large is noticed by the two at its ends,
-who lose their link.
+A buffer is one number, and every collective is in place: see `result_of`. While an attempt runs its buffers hold
+garbage; a peer that has received all frames holds the result. An attempt progresses only after all its peers have
+started it, and only while all links that it needs are up (ring: between neighbours; direct exchange: between all).
+When one breaks, peers that are not finished get nothing more. Both ends of the broken link notice it; the others
+stall. A path that drops large packets is noticed by both of its ends, which lose their link.
 
-A shared state is a few numbers by key. Who fetches takes one after the other, each from any source or fellow of the
-same sync that has it by then. Sources are dropped that send what does not check, or nothing, and those whose link is
-lost. Who finds that its own state has changed since it was offered says so and sends nothing.
+A shared state is a few numbers by key. A fetcher gets one key after another, each from any seed or partial seed of the
+sync that has it by then. It drops sources that send wrong data or nothing, or whose link is lost. A source whose own
+state has changed since it was offered reports that and sends nothing.
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ from zpccl.types import Algorithm, CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerNode
+    from zpccl.sim.node import SimulatedPeer
 
 RUBBISH = -1
 
 
 @dataclass(eq=False)
 class Buffer:
-    """A tensor of a user: its contents are one number, never negative unless an attempt is writing it."""
+    """A user's tensor. Its contents are one number, which is negative only while an attempt writes it."""
 
     value: int
 
 
 @dataclass(eq=False)
-class SharedState:
+class SimulatedState:
     """A shared state: numbers by key. Keys that begin with "local" may differ between peers."""
 
     revision: int = 0
     values: dict[str, int] = field(default_factory=lambda: {"local": 0, "momentum": 0, "params": 0})
 
     def shared(self) -> dict[str, int]:
-        """What must be equal on all peers after a sync."""
+        """The values that must be equal on all peers after a sync."""
         return {key: value for key, value in self.values.items() if not key.startswith("local")}
 
 
 def digest_of(value: int) -> bytes:
-    """The digest of one tensor of a shared state: the contents themselves, which nothing can beat."""
+    """The digest of one tensor of a shared state: its contents, so that there are no collisions."""
     return value.to_bytes(32, "big")
 
 
 def result_of(kind: int, inputs: Mapping[bytes, int], root: bytes, peer_id: bytes) -> int:
-    """What a collective leaves with a peer: a number that shows whose inputs it was made of, and in which order."""
+    """The result of a collective on one peer: a number that depends on all inputs and, for rows, on their order."""
     if kind == CollectiveKind.BROADCAST:
         return inputs[root]
     rows = sorted(inputs)
     if kind == CollectiveKind.ALL_GATHER:
-        return sum(inputs[row] << 40 * place for place, row in enumerate(rows))
+        return sum(inputs[row] << 40 * index for index, row in enumerate(rows))
     total = sum(inputs.values())
     return total * len(rows) + rows.index(peer_id) if kind == CollectiveKind.REDUCE_SCATTER else total
 
 
 @dataclass(eq=False)
 class Part:
-    """What one peer does in one attempt."""
+    """One peer's part in an attempt."""
 
-    node: PeerNode
+    node: SimulatedPeer
     call_id: int
     buffer: Buffer
     saved: int
@@ -79,7 +79,7 @@ class Part:
     timers: list[Timer] = field(default_factory=list)
 
     def stop(self) -> None:
-        """Nothing happens to the buffer any more."""
+        """Cancels everything that would still change the buffer."""
         for timer in self.timers:
             timer.cancel()
         if self.finish is not None:
@@ -87,8 +87,8 @@ class Part:
 
 
 @dataclass(eq=False)
-class Transfer:
-    """One attempt."""
+class RunningAttempt:
+    """One attempt at a collective, with the parts of the peers that have started it."""
 
     attempt_id: int
     order: tuple[bytes, ...]
@@ -100,51 +100,51 @@ class Transfer:
     is_broken: bool = False
 
     def edges_of(self, peer_id: bytes) -> set[bytes]:
-        """Those to whom a peer needs a link: its neighbours in the ring, or everyone."""
+        """The peers to which a peer needs a link: its ring neighbours, or all (direct exchange)."""
         if self.algorithm == Algorithm.DIRECT:
             return set(self.order) - {peer_id}
-        place = self.order.index(peer_id)
-        return {self.order[place - 1], self.order[(place + 1) % len(self.order)]}
+        rank = self.order.index(peer_id)
+        return {self.order[rank - 1], self.order[(rank + 1) % len(self.order)]}
 
 
 @dataclass(eq=False)
 class Fetch:
-    """What one peer does in one sync."""
+    """One peer's part in a sync."""
 
     attempt_id: int
     plan: Fetching
     values: dict[str, int] = field(default_factory=dict)
     dropped: dict[bytes, str] = field(default_factory=dict)
-    """Sources and fellows that are asked for nothing any more, and why."""
+    """Seeds and partial seeds that are not asked any more, and why."""
     silent: set[bytes] = field(default_factory=set)
-    """Those of whom nothing comes, and that will be dropped for it."""
+    """Sources that do not answer and will be dropped after a timeout."""
     timers: list[Timer] = field(default_factory=list)
     step: Timer | None = None
-    """While something is on its way here."""
+    """Set while a key is in flight to this peer."""
     stall: Timer | None = None
     is_done: bool = False
     has_changed: bool = False
-    """What this peer offered is not what it has."""
+    """The state of this peer has changed since it was offered."""
 
     @property
     def missing(self) -> list[FetchEntry]:
-        """What is to be fetched and is not here."""
+        """The entries that are still to be fetched."""
         return [entry for entry in self.plan.fetch if entry.key not in self.values]
 
     def stop(self) -> None:
-        """Nothing is fetched or reported any more."""
+        """Cancels everything that would still fetch or report."""
         for timer in (self.step, self.stall, *self.timers):
             if timer is not None:
                 timer.cancel()
 
 
 class DataPlane:
-    """The engines of all peers."""
+    """The data plane of all peers."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = cluster.child_rng()
-        self.transfers: dict[tuple[bytes, int], Transfer] = {}  # By run and attempt.
+        self.attempts: dict[tuple[bytes, int], RunningAttempt] = {}  # By run and attempt.
         self.ended: set[tuple[bytes, int]] = set()
         self.wrong: set[tuple[bytes, int]] = set()  # Peers that computed a wrong result.
         self.fetches: dict[tuple[bytes, int], Fetch] = {}
@@ -154,7 +154,7 @@ class DataPlane:
 
     def start_reduce(
         self,
-        node: PeerNode,
+        node: SimulatedPeer,
         call_id: int,
         attempt_id: int,
         order: tuple[bytes, ...],
@@ -163,44 +163,44 @@ class DataPlane:
         frame_bytes: int,
         buffer: Buffer,
     ) -> None:
-        """One peer begins its part of an attempt. ReduceDone follows, unless it is ended before."""
-        begun = Transfer(attempt_id, order, spec.kind, algorithm, frame_bytes)
-        transfer = self.transfers.setdefault(node.key(attempt_id), begun)
-        plan = transfer.order, transfer.algorithm, transfer.frame_bytes
+        """Begins one peer's part in an attempt. ReduceDone follows unless end_reduce() comes first."""
+        begun = RunningAttempt(attempt_id, order, spec.kind, algorithm, frame_bytes)
+        attempt = self.attempts.setdefault(node.key(attempt_id), begun)
+        plan = attempt.order, attempt.algorithm, attempt.frame_bytes
         is_one = plan == (order, algorithm, frame_bytes)
         self._cluster.require(is_one, "S3", f"attempt {attempt_id} has two orders, algorithms or frame sizes")
         has_data = spec.kind != CollectiveKind.BARRIER
-        self._cluster.require(has_data and transfer.kind == spec.kind, "S1", f"attempt {attempt_id} is of two kinds")
+        self._cluster.require(has_data and attempt.kind == spec.kind, "S1", f"attempt {attempt_id} is of two kinds")
         self._cluster.require(
-            (node.peer_id, attempt_id) not in self.ended and node.peer_id not in transfer.parts,
+            (node.peer_id, attempt_id) not in self.ended and node.peer_id not in attempt.parts,
             "S4",
             f"{node.name} starts attempt {attempt_id} again",
         )
         part = Part(node, call_id, buffer, buffer.value)
-        transfer.parts[node.peer_id] = part
-        transfer.inputs[node.peer_id] = buffer.value
+        attempt.parts[node.peer_id] = part
+        attempt.inputs[node.peer_id] = buffer.value
         clock = self._cluster.clock
         part.timers.append(clock.after(self._delay_ns(node), lambda: self._spoil(part)))
-        part.timers.append(clock.after(STALL_TIMEOUT_NS, lambda: self._stall(transfer, part)))
+        part.timers.append(clock.after(STALL_TIMEOUT_NS, lambda: self._stall(attempt, part)))
         links = self._cluster.links
-        for other_id in sorted(transfer.edges_of(node.peer_id)):
+        for other_id in sorted(attempt.edges_of(node.peer_id)):
             if not links.are_linked(node.peer_id, other_id):
-                transfer.is_broken = True
+                attempt.is_broken = True
             elif not links.carries(node.peer_id, other_id):
-                transfer.is_broken = True
-                self._lose_later(transfer, part, other_id)
+                attempt.is_broken = True
+                self._lose_later(attempt, part, other_id)
             if not links.is_up_at(node.peer_id, other_id):
-                self._fail_later(transfer, part, other_id)
-        if not transfer.is_broken and len(transfer.inputs) == len(order):
-            for other in transfer.parts.values():
-                self._let_finish(transfer, other)
+                self._fail_later(attempt, part, other_id)
+        if not attempt.is_broken and len(attempt.inputs) == len(order):
+            for other in attempt.parts.values():
+                self._let_finish(attempt, other)
 
-    def end_reduce(self, node: PeerNode, attempt_id: int, commit: bool) -> None:
-        """Gives a buffer back: with the result, or as it was."""
+    def end_reduce(self, node: SimulatedPeer, attempt_id: int, commit: bool) -> None:
+        """Releases a buffer: with the result (commit), or restored."""
         self.ended.add((node.peer_id, attempt_id))
-        transfer = self.transfers.get(node.key(attempt_id))
-        part = transfer.parts.pop(node.peer_id, None) if transfer is not None else None
-        if transfer is None or part is None:
+        attempt = self.attempts.get(node.key(attempt_id))
+        part = attempt.parts.pop(node.peer_id, None) if attempt is not None else None
+        if attempt is None or part is None:
             self._cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id}, which it never started")
             return
         part.stop()
@@ -208,45 +208,45 @@ class DataPlane:
             self._cluster.require(
                 not commit, "S1", f"{node.name} commits attempt {attempt_id} before it has its result"
             )
-            self._break(transfer)
+            self._break(attempt)
         if not commit:
             part.buffer.value = part.saved
 
-    def active_calls(self, node: PeerNode) -> set[int]:
-        """The calls of a peer whose buffers the data plane may touch."""
-        return {t.parts[node.peer_id].call_id for t in self.transfers.values() if node.peer_id in t.parts}
+    def active_calls(self, node: SimulatedPeer) -> set[int]:
+        """The calls of a peer whose buffers the data plane may write."""
+        return {t.parts[node.peer_id].call_id for t in self.attempts.values() if node.peer_id in t.parts}
 
-    def lose_peer(self, node: PeerNode) -> None:
-        """A process is dead."""
-        for transfer in self.transfers.values():
-            part = transfer.parts.pop(node.peer_id, None)
+    def lose_peer(self, node: SimulatedPeer) -> None:
+        """Ends all parts and fetches of a dead process."""
+        for attempt in self.attempts.values():
+            part = attempt.parts.pop(node.peer_id, None)
             if part is not None:
                 part.stop()
-                self._break(transfer)
+                self._break(attempt)
         for key, fetch in list(self.fetches.items()):
             if key[0] == node.peer_id:
                 self._stop_fetch(key, fetch)
 
     def on_link_broken(self, one: bytes, other: bytes) -> None:
-        """A link is dead: attempts whose ring needs it break."""
-        for transfer in self.transfers.values():
-            if one in transfer.order and other in transfer.edges_of(one):
-                self._break(transfer)
+        """A link is down: attempts that need it break."""
+        for attempt in self.attempts.values():
+            if one in attempt.order and other in attempt.edges_of(one):
+                self._break(attempt)
 
     def on_break_noticed(self, peer_id: bytes, other_id: bytes) -> None:
-        """One end notices that a link is dead: its parts of attempts that need it fail."""
-        for transfer in self.transfers.values():
-            part = transfer.parts.get(peer_id)
-            if part is not None and other_id in transfer.edges_of(peer_id) and part.finish is None:
-                self._fail_later(transfer, part, other_id)
+        """One end notices that a link is down: its parts of attempts that need it fail."""
+        for attempt in self.attempts.values():
+            part = attempt.parts.get(peer_id)
+            if part is not None and other_id in attempt.edges_of(peer_id) and part.finish is None:
+                self._fail_later(attempt, part, other_id)
         for (fetcher_id, _), fetch in list(self.fetches.items()):
             if fetcher_id == peer_id and fetch.plan.fetch:
                 self._continue(self._cluster.nodes[peer_id], fetch)
 
-    def _break(self, transfer: Transfer) -> None:
-        """Nobody gets the rest of an attempt, but those who had it all on the way to them already."""
-        transfer.is_broken = True
-        for part in transfer.parts.values():
+    def _break(self, attempt: RunningAttempt) -> None:
+        """Stops an attempt; some peers whose last frames were in flight may still finish."""
+        attempt.is_broken = True
+        for part in attempt.parts.values():
             if part.finish is not None and not part.is_finished and self._rng.random() < 0.7:
                 part.finish.cancel()
                 part.finish = None
@@ -255,55 +255,55 @@ class DataPlane:
         if not part.is_finished:
             part.buffer.value = RUBBISH
 
-    def _let_finish(self, transfer: Transfer, part: Part) -> None:
+    def _let_finish(self, attempt: RunningAttempt, part: Part) -> None:
         delay_ns = self._delay_ns(part.node)
-        part.finish = self._cluster.clock.after(delay_ns, lambda: self._finish(transfer, part))
+        part.finish = self._cluster.clock.after(delay_ns, lambda: self._finish(attempt, part))
 
-    def _finish(self, transfer: Transfer, part: Part) -> None:
+    def _finish(self, attempt: RunningAttempt, part: Part) -> None:
         part.is_finished = True
-        part.buffer.value = result_of(transfer.kind, transfer.inputs, transfer.order[0], part.node.peer_id)
-        is_shared = transfer.kind != CollectiveKind.REDUCE_SCATTER  # Else nobody has another to compare it with.
+        part.buffer.value = result_of(attempt.kind, attempt.inputs, attempt.order[0], part.node.peer_id)
+        is_shared = attempt.kind != CollectiveKind.REDUCE_SCATTER  # Parts of a reduce-scatter are not compared.
         is_wrong = is_shared and self._rng.random() < self._cluster.faults.corruption_chance
         if is_wrong and self._cluster.injector.strikes("corruption_chance", part.node):
             self._cluster.note("wrong result", part.node)
-            self.wrong.add((part.node.peer_id, transfer.attempt_id))
+            self.wrong.add((part.node.peer_id, attempt.attempt_id))
             part.buffer.value += self._rng.randrange(1, 2**32)
         digest = int.from_bytes(hashlib.blake2b(str(part.buffer.value).encode(), digest_size=8).digest(), "big")
-        part.node.handle(events.ReduceDone(transfer.attempt_id, digest if is_shared else 0))
+        part.node.handle(events.ReduceDone(attempt.attempt_id, digest if is_shared else 0))
 
-    def _stall(self, transfer: Transfer, part: Part) -> None:
+    def _stall(self, attempt: RunningAttempt, part: Part) -> None:
         if not part.is_finished:
-            self._fail(transfer, part, None)
+            self._fail(attempt, part, None)
 
-    def _fail_later(self, transfer: Transfer, part: Part, fault: bytes) -> None:
+    def _fail_later(self, attempt: RunningAttempt, part: Part, fault: bytes) -> None:
         delay_ns = self._rng.randrange(40 * MS)
-        part.timers.append(self._cluster.clock.after(delay_ns, lambda: self._fail(transfer, part, fault)))
+        part.timers.append(self._cluster.clock.after(delay_ns, lambda: self._fail(attempt, part, fault)))
 
-    def _lose_later(self, transfer: Transfer, part: Part, other_id: bytes) -> None:
-        """The link is lost when nothing was acknowledged for a while, by then with every attempt that needs it."""
+    def _lose_later(self, attempt: RunningAttempt, part: Part, other_id: bytes) -> None:
+        """Breaks the link after the path timeout, and with it every attempt that needs it."""
 
         def happen() -> None:
             links = self._cluster.links
-            if transfer.parts.get(part.node.peer_id) is part and links.are_linked(part.node.peer_id, other_id):
+            if attempt.parts.get(part.node.peer_id) is part and links.are_linked(part.node.peer_id, other_id):
                 links.break_link(part.node.peer_id, other_id, is_silent=False)
 
         delay_ns = self._rng.randrange(PATH_TIMEOUT_NS, PATH_TIMEOUT_NS + SECOND)
         part.timers.append(self._cluster.clock.after(delay_ns, happen))
 
-    def _fail(self, transfer: Transfer, part: Part, fault: bytes | None) -> None:
-        if part.is_finished or transfer.parts.get(part.node.peer_id) is not part:
+    def _fail(self, attempt: RunningAttempt, part: Part, fault: bytes | None) -> None:
+        if part.is_finished or attempt.parts.get(part.node.peer_id) is not part:
             return
         part.timers = [timer for timer in part.timers if timer.callback is not None]
         error = "no byte came for too long" if fault is None else "the link broke"
-        part.node.handle(events.ReduceDone(transfer.attempt_id, 0, error, fault))
+        part.node.handle(events.ReduceDone(attempt.attempt_id, 0, error, fault))
 
-    def _delay_ns(self, node: PeerNode) -> int:
+    def _delay_ns(self, node: SimulatedPeer) -> int:
         return self._rng.randrange(MS, 150 * MS) * node.slowness
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 
-    def start_sync(self, node: PeerNode, attempt_id: int, plan: Fetching) -> None:
-        """One peer begins to fetch, or to serve. Who fetches is told by FetchDone, unless it is ended before."""
+    def start_sync(self, node: SimulatedPeer, attempt_id: int, plan: Fetching) -> None:
+        """Begins one peer's part in a sync. A fetcher gets FetchDone unless end_sync() comes first."""
         key = (node.peer_id, attempt_id)
         self._cluster.require(key not in self.ended and key not in self.fetches, "S4", f"{node.name} syncs twice")
         fetch = self.fetches[key] = Fetch(attempt_id, plan)
@@ -312,10 +312,10 @@ class DataPlane:
             self._continue(node, fetch)
         self._wake(attempt_id)
 
-    def end_sync(self, node: PeerNode, attempt_id: int, commit: bool) -> None:
-        """Stops fetching and serving; writes what was fetched, if the sync was committed.
+    def end_sync(self, node: SimulatedPeer, attempt_id: int, commit: bool) -> None:
+        """Stops fetching and serving; writes the fetched values if the sync was committed.
 
-        A peer that had nothing to fetch may be told the end of a sync of which it never got the plan.
+        A peer with nothing to fetch may get the end of a sync whose plan it never received.
         """
         key = (node.peer_id, attempt_id)
         self.ended.add(key)
@@ -328,18 +328,18 @@ class DataPlane:
             self._cluster.require(not missing, "S5", f"{node.name} commits sync {attempt_id} without {missing}")
             node.shared_state.values.update(fetch.values)
 
-    def is_syncing(self, node: PeerNode) -> bool:
-        """True while the data plane may touch the shared state of a peer."""
+    def is_syncing(self, node: SimulatedPeer) -> bool:
+        """True while the data plane may read or write the shared state of a peer."""
         return any(peer_id == node.peer_id for peer_id, _ in self.fetches)
 
     def serving(self) -> set[bytes]:
-        """The peers from which others are fetching."""
+        """The peers from which others fetch."""
         fetching = [fetch for fetch in self.fetches.values() if fetch.missing and not fetch.is_done]
         named = ((i, fetch.attempt_id) for fetch in fetching for i in (*fetch.plan.sources, *fetch.plan.fellows))
         return {peer_id for peer_id, attempt_id in named if (peer_id, attempt_id) in self.fetches}
 
-    def change_state(self, node: PeerNode, key: str, value: int) -> None:
-        """The user writes into a state that is being synced."""
+    def change_state(self, node: SimulatedPeer, key: str, value: int) -> None:
+        """Writes a value to a state that is being synced, as a user may."""
         node.shared_state.values[key] = value
         self.changed.update(sync for sync in self.fetches if sync[0] == node.peer_id)
 
@@ -347,16 +347,16 @@ class DataPlane:
         fetch.stop()
         del self.fetches[key]
 
-    def _expect(self, node: PeerNode, fetch: Fetch) -> None:
-        """Something must come within some time."""
+    def _expect(self, node: SimulatedPeer, fetch: Fetch) -> None:
+        """Restarts the stall timeout of a fetcher."""
         if fetch.stall is not None:
             fetch.stall.cancel()
         fetch.stall = self._cluster.clock.after(
             STATE_STALL_TIMEOUT_NS, lambda: self._report_fetch(node, fetch, "nothing came for too long", None)
         )
 
-    def _continue(self, node: PeerNode, fetch: Fetch) -> None:
-        """Asks somebody for something, if there is anybody who has it."""
+    def _continue(self, node: SimulatedPeer, fetch: Fetch) -> None:
+        """Requests a missing key from a random source that has it, unless one is in flight."""
         if fetch.is_done or fetch.step is not None:
             return
         if not fetch.missing:
@@ -385,23 +385,23 @@ class DataPlane:
                 self._delay_ns(node), lambda: self._copy(node, fetch, source_id, entry)
             )
 
-    def _drop_later(self, node: PeerNode, fetch: Fetch, other_id: bytes) -> None:
-        """Nothing comes of it, which takes a while to notice."""
+    def _drop_later(self, node: SimulatedPeer, fetch: Fetch, other_id: bytes) -> None:
+        """Drops a silent source after the source timeout."""
 
         def happen() -> None:
-            fetch.dropped[other_id] = "nothing came of it for too long"
+            fetch.dropped[other_id] = "it sent nothing for too long"
             self._continue(node, fetch)
 
         fetch.silent.add(other_id)
         fetch.timers.append(self._cluster.clock.after(STATE_SOURCE_TIMEOUT_NS, happen))
 
     def _has(self, peer_id: bytes, attempt_id: int, key: str) -> bool:
-        """True if a peer serves this sync and has the elected contents of a key, as far as it knows."""
+        """True if a peer serves this sync and believes that it has the elected contents of a key."""
         theirs = self.fetches.get((peer_id, attempt_id))
         return theirs is not None and not theirs.has_changed and key not in [entry.key for entry in theirs.missing]
 
-    def _copy(self, node: PeerNode, fetch: Fetch, source_id: bytes, entry: FetchEntry) -> None:
-        """Something comes, unless the source is gone by now."""
+    def _copy(self, node: SimulatedPeer, fetch: Fetch, source_id: bytes, entry: FetchEntry) -> None:
+        """Receives a key, unless the source is gone by now."""
         fetch.step = None
         attempt_id, key = fetch.attempt_id, entry.key
         is_linked = self._cluster.links.are_linked(node.peer_id, source_id)
@@ -412,11 +412,11 @@ class DataPlane:
                 self._expect(node, fetch)
                 self._wake(attempt_id)
             elif value is not None:
-                fetch.dropped[source_id] = f"{key} does not check"
+                fetch.dropped[source_id] = f"the digest of {key} is wrong"
         self._continue(node, fetch)
 
     def _serve(self, source_id: bytes, attempt_id: int, entry: FetchEntry) -> int | None:
-        """What a source sends; None where it finds that it has changed."""
+        """The value that a source sends; None if it finds that its own state has changed."""
         source, theirs = self._cluster.nodes[source_id], self.fetches[source_id, attempt_id]
         value = theirs.values.get(entry.key, source.shared_state.values[entry.key])
         if digest_of(value) != entry.digest:
@@ -427,17 +427,17 @@ class DataPlane:
             return None
         is_damaged = self._rng.random() < self._cluster.faults.damage_chance
         if is_damaged and self._cluster.injector.strikes("damage_chance", source):
-            self._cluster.note("sends what does not check", source)
+            self._cluster.note("sends wrong data", source)
             return value + 1
         return value
 
     def _wake(self, attempt_id: int) -> None:
-        """Who waits for somebody to have something goes on."""
+        """Lets the fetchers of a sync continue that wait for a source to have more."""
         for (other_id, of_attempt), other in list(self.fetches.items()):
             if of_attempt == attempt_id and other.plan.fetch:
                 self._continue(self._cluster.nodes[other_id], other)
 
-    def _report_fetch(self, node: PeerNode, fetch: Fetch, error: str, fault: bytes | None) -> None:
+    def _report_fetch(self, node: SimulatedPeer, fetch: Fetch, error: str, fault: bytes | None) -> None:
         if not fetch.is_done:
             fetch.is_done = True
             if fetch.stall is not None:
@@ -445,6 +445,6 @@ class DataPlane:
             dropped = tuple(fetch.dropped.items())
             self._tell(node, fetch, events.FetchDone(fetch.attempt_id, error, fault, dropped))
 
-    def _tell(self, node: PeerNode, fetch: Fetch, event: events.FetchDone) -> None:
-        """A machine is told in a step of its own."""
+    def _tell(self, node: SimulatedPeer, fetch: Fetch, event: events.FetchDone) -> None:
+        """Passes an event to the machine in a separate step."""
         fetch.timers.append(self._cluster.clock.after(0, lambda: node.handle(event)))

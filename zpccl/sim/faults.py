@@ -1,10 +1,10 @@
-"""What goes wrong: profiles of faults, and the injector that makes them happen.
+"""Fault injection: profiles of faults, and the injector that makes them happen.
 
 Rates are per simulated second for the whole run, chances are per occasion. Every fault that can fail a collective is
-entered in the journal, with the peers that it concerns: a collective that aborts must find its cause there.
+recorded as an Incident with the peers that it concerns: an aborted collective must have its cause there.
 
-Faults that strike are numbered in order. A run can be told to leave some of them out, and to have none of some kinds:
-so what a failure does not need can be taken away from it.
+Faults that strike are numbered in order. A run can leave out single faults by number, and whole kinds: shrinking a
+failure uses this to remove what the failure does not need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zpccl.limits import (
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterNode, PeerNode
+    from zpccl.sim.node import SimulatedMaster, SimulatedPeer
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Faults:
 
     name: str
     steps: int = 1000
-    """Events before the healing, where nobody says how many."""
+    """Steps before the healing, unless given on the command line."""
     peers: tuple[int, int] = (2, 6)
-    """How many start, at least and at most."""
+    """How many peers start: minimum and maximum."""
     joins: float = 0.0
     crashes: float = 0.0
     leaves: float = 0.0
@@ -48,78 +48,78 @@ class Faults:
     cuts: float = 0.0
     black_holes: float = 0.0
     path_faults_max: int = 2
-    """Paths that are cut or black holes at the same time."""
+    """Maximum number of paths that are cut or black holes at the same time."""
     path_fault_ns_max: int = 60 * SECOND
     hangs: float = 0.0
-    """That a trainer stops, with all its sockets alive."""
+    """A training program stops while its sockets stay alive."""
     hang_ns_max: int = 40 * SECOND
     straggler_timeout_ns: int | None = None
-    """What the master is started with: how long members may be waited for."""
+    """Option of the master: how long it waits for a member that does not vote."""
     desertions: float = 0.0
-    """That a peer is killed from which others are fetching state."""
+    """A peer from which others fetch state is killed."""
     writes: float = 0.0
-    """That its user writes into that state."""
+    """The user of a peer from which others fetch state writes to that state."""
     strangers: float = 0.0
     master_crashes: float = 0.0
     master_absence_ns_max: int = 5 * SECOND
     masters: int = 1
-    """In the list that peers are given; the others are standbys."""
+    """Number of masters in the list of the peers; all but the first are standbys."""
     stalls: float = 0.0
-    """What some peers send, or are sent, or both, is held until it comes after all, or is lost with its connection."""
+    """Messages from some peers, to them, or both are delayed, or lost with their connection."""
     partitions: float = 0.0
-    """Some peers cannot reach some masters, for a while."""
+    """Some peers cannot reach some masters for a while."""
     is_duel: bool = False
-    """Partitions are short, and mostly hit the master that leads."""
+    """Partitions are short, and mostly hit the leading master."""
     revocations: float = 0.0
-    """The key of a peer is revoked: at one master now, at each other one seconds later."""
+    """The key of a peer is revoked: at one master now, at each other master seconds later."""
     ambush_chance: float = 0.0
-    """That a master dies, or loses connections, at the very moment of a change: see nemesis.py."""
+    """A master dies or loses connections exactly when its state changes: see nemesis.py."""
     first_chance: float = 0.0
-    """That a newcomer is the first to find a master that was started anew; all others are cut off a while longer."""
+    """A newcomer is the first to reach a restarted master; all others are cut off a while longer."""
     foreign_chance: float = 0.0
-    """Of several masters: that in place of one that died something of another version of the protocol answers."""
+    """With several masters: at the address of a dead one a server of another protocol version answers."""
     list_chance: float = 0.0
-    """That a newcomer is given another list of masters than the others."""
+    """A newcomer is configured with another list of masters."""
     far_chance: float = 0.0
-    """That the control path of a peer takes FAR_NS each way."""
+    """The control path of a peer has a one-way latency of FAR_NS."""
     is_tight: bool = False
-    """Bounds of calls are so low that the calls of a large group are as many as may be."""
+    """The limits on calls are so low that the programs reach them."""
     fails_nothing: bool = False
     """No call of a member may fail, whatever happens to the master."""
     spares_members: bool = False
-    """Peers crash, leave and lose connections only until they are admitted."""
+    """Faults hit peers only until they are admitted."""
     silent_chance: float = 0.0
-    """That a break or crash is noticed by a timeout only."""
+    """A break or crash is noticed only by a timeout."""
     refusal_chance: float = 0.0
-    """That a try to connect, to the master or to a peer, fails."""
+    """An attempt to connect, to the master or to a peer, fails."""
     flap_chance: float = 0.0
-    """That a new connection to the master breaks at once, and that its messages take long."""
+    """A new connection to the master breaks at once; independently, a new connection has a high latency."""
     slow_chance: float = 0.0
-    """That a peer is slow all its life."""
+    """A peer is slow for its whole life."""
     skew_chance: float = 0.5
-    """That the clock of a process began at another time, and runs up to one part in a hundred fast or slow."""
+    """The clock of a process has an offset and a drift of up to 1 %."""
     withdraw_chance: float = 0.0
-    """That a call has a short timeout."""
+    """A call has a short timeout."""
     mismatch_chance: float = 0.0
-    """That a peer calls a collective with another count."""
+    """A peer calls a collective with another count than the others."""
     muddle_chance: float = 0.0
-    """That a program makes a call which the others do not, at one step."""
+    """A program makes a call that the others do not make, at one step."""
     wander_chance: float = 0.0
-    """That a process runs a program drawn at random."""
+    """A process runs a random program: see wander.py."""
     corruption_chance: float = 0.0
-    """That a peer computes a wrong result."""
+    """A peer computes a wrong result."""
     damage_chance: float = 0.0
-    """That a peer sends a part of a shared state that does not check."""
+    """A peer sends wrong data of a shared state."""
     duplicate_chance: float = 0.0
-    """That a control message comes twice."""
+    """A control message is delivered twice."""
 
     def without(self, kinds: Iterable[str]) -> Faults:
-        """The same faults but for some kinds, which never strike."""
+        """The same profile without some kinds of faults."""
         none: dict[str, Any] = dict.fromkeys(kinds, 0.0)
         return replace(self, **none)
 
     def hasten(self, factor: float) -> Faults:
-        """The same faults, closer together."""
+        """The same profile with all rates multiplied by `factor`."""
         rates: dict[str, Any] = {kind: getattr(self, kind) * factor for kind in RATES}
         return replace(self, **rates)
 
@@ -127,10 +127,12 @@ class Faults:
 KINDS = tuple(kind.name for kind in fields(Faults) if kind.type == "float")
 """All kinds of faults."""
 RATES = tuple(kind for kind in KINDS if not kind.endswith("_chance"))
-"""The faults that come by themselves."""
+"""The kinds that strike at a rate; the others strike with a chance per occasion."""
 
 CALM = Faults("calm", joins=0.5)
+"""Joins only."""
 CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, silent_chance=0.2, slow_chance=0.1)
+"""Peers join, crash and leave."""
 FLAKY_NETWORK = Faults(
     "flaky",
     joins=0.2,
@@ -142,6 +144,7 @@ FLAKY_NETWORK = Faults(
     flap_chance=0.2,
     slow_chance=0.1,
 )
+"""Control connections and links break, stall and refuse."""
 JOINERS = Faults(
     "joiners",
     joins=2.0,
@@ -156,9 +159,13 @@ JOINERS = Faults(
     refusal_chance=0.3,
     flap_chance=0.1,
 )
+"""Faults hit joiners only: S6."""
 IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
+"""Users give calls up after short timeouts."""
 MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
+"""Single peers make calls that the others do not make."""
 UNRULY = Faults("unruly", joins=0.5, crashes=0.1, leaves=0.1, writes=0.5, wander_chance=1.0, slow_chance=0.1)
+"""Random programs instead of the training loop."""
 HOSTILE = Faults(
     "hostile",
     joins=0.3,
@@ -168,6 +175,7 @@ HOSTILE = Faults(
     damage_chance=0.2,
     duplicate_chance=0.2,
 )
+"""Strangers, wrong results, wrong state data, duplicated messages."""
 CHAOS = Faults(
     "chaos",
     joins=0.7,
@@ -188,6 +196,7 @@ CHAOS = Faults(
     writes=0.3,
     duplicate_chance=0.05,
 )
+"""All faults of peers and the network together."""
 HEADLESS = Faults(
     "headless",
     joins=0.5,
@@ -197,6 +206,7 @@ HEADLESS = Faults(
     ambush_chance=0.05,
     first_chance=0.1,
 )
+"""The only master crashes and restarts; no call may fail."""
 REGICIDE = Faults(
     "regicide",
     joins=0.5,
@@ -217,7 +227,9 @@ REGICIDE = Faults(
     far_chance=0.1,
     is_tight=True,
 )
+"""Master crashes together with faults of peers and the network."""
 ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
+"""REGICIDE with strangers and random programs."""
 STANDBY = Faults(
     "standby",
     joins=0.5,
@@ -228,6 +240,7 @@ STANDBY = Faults(
     first_chance=0.1,
     foreign_chance=0.1,
 )
+"""Two masters, one of which crashes at a time; no call may fail."""
 SPLIT = Faults(
     "split",
     joins=0.4,
@@ -250,6 +263,7 @@ SPLIT = Faults(
     slow_chance=0.1,
     withdraw_chance=0.05,
 )
+"""Three masters, with partitions that separate peers from some of them."""
 DUEL = Faults(
     "duel",
     steps=3000,
@@ -272,6 +286,7 @@ DUEL = Faults(
     far_chance=0.1,
     is_tight=True,
 )
+"""Two masters with frequent short partitions: contested leadership."""
 PATHS = Faults(
     "paths",
     joins=0.2,
@@ -282,6 +297,7 @@ PATHS = Faults(
     straggler_timeout_ns=20 * SECOND,
     silent_chance=0.2,
 )
+"""Paths between peers are cut or drop large packets; programs hang."""
 SWARM = Faults(
     "swarm",
     joins=2.0,
@@ -297,39 +313,41 @@ SWARM = Faults(
     silent_chance=0.2,
     slow_chance=0.3,
 )
+"""Faults of syncs: sources die, change or send wrong data."""
 _ALL = (
     *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
     *(STANDBY, SPLIT, DUEL, PATHS, SWARM),
 )
 PROFILES = {profile.name: profile for profile in _ALL}
 _OTHERS = [profile for profile in _ALL if profile not in (SPLIT, DUEL)]
-TURNS = tuple(p for place, other in enumerate(_OTHERS) for p in (other, (DUEL, SPLIT)[place % 2]))
-"""All profiles; those that are hardest on leadership as often as all others together."""
+TURNS = tuple(p for index, other in enumerate(_OTHERS) for p in (other, (DUEL, SPLIT)[index % 2]))
+"""The profiles by seed. DUEL and SPLIT, the hardest for leadership, are as frequent as all others together."""
 HEALED = replace(CALM, name="healed", joins=0.0)
+"""No faults: the profile after the healing."""
 
 
 FAR_NS = 150 * MS
 SLOW_GRACE_NS = 3 * SECOND
-"""The grace period of masters where paths are slow: a report takes three times the way of a message."""
+"""Recovery grace period of masters where paths are slow: a report needs three one-way delays."""
 TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
-"""How long after the return of a master a fault may be noticed that happened before."""
+"""How long after a master's restart earlier faults may be noticed."""
 MOVE_NS = QUORUM_WAIT_NS + 2 * (MASTER_STAY_FIRST_NS + MASTER_STAY_NS)
-"""How much longer, where peers may have to find each other at another master."""
+"""Added to it where peers may have to meet at another master."""
 EFFECT_NS = 3 * SECOND
-"""How long a fault is felt after all have noticed it."""
+"""How long a fault may have effects after all have noticed it."""
 LASTING_NS = 10**18
-"""Until when a fault is felt that is not over."""
+"""End of the effects of a fault that is not over."""
 NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
-"""How long a silent fault stays unnoticed."""
+"""How long a silent fault may stay unnoticed."""
 
 
 @dataclass(frozen=True)
 class Incident:
-    """A fault that happened, and the peers without which it could not have."""
+    """A fault that struck, and the peers that it concerns."""
 
     time_ns: int
     over_ns: int
-    """Until when an attempt may begin, or a member be removed, that fails because of it."""
+    """Attempts that begin, and members that are removed, until then may be blamed on it."""
     kind: str
     peers: frozenset[bytes]
 
@@ -338,22 +356,22 @@ class Injector:
     """Makes the faults of a profile happen.
 
     Attributes:
-        struck: the kinds of all faults that have struck, or would have: number 1 comes first.
-        skip: the numbers of those that shall not.
+        struck: the kinds of all faults that have struck or were skipped; fault number n is struck[n - 1].
+        skip: numbers of the faults that are left out.
     """
 
     def __init__(self, cluster: Cluster, skip: Iterable[int]) -> None:
         self._cluster = cluster
         self._rngs = {kind: cluster.child_rng() for kind in RATES}
-        self._era = 0  # Timers of older eras do nothing.
+        self._era = 0  # Number of start() calls: timers of earlier profiles do nothing.
         self.struck: list[str] = []
         self.skip = frozenset(skip)
         self._damaged: dict[tuple[bytes, bytes], Incident] = {}
         self._hung: dict[bytes, Incident] = {}
-        self._reloads: list[Callable[[], None]] = []  # Masters that still allow a key which others do not.
+        self._reloads: list[Callable[[], None]] = []  # Revocations that some masters have not learnt yet.
 
     def start(self, faults: Faults) -> None:
-        """Begins with a profile; the one before it ends, and what lasts of it."""
+        """Begins a profile; ends the one before and its lasting faults."""
         self._era += 1
         for pair in list(self._damaged):
             self._restore_path(pair)
@@ -366,8 +384,8 @@ class Injector:
             if getattr(faults, kind) > 0:
                 self._schedule(kind, getattr(faults, kind), self._era)
 
-    def strikes(self, kind: str, *nodes: PeerNode, is_silent: bool = False) -> bool:
-        """True if a fault of this kind shall strike now, at these processes; without any, at what they all need."""
+    def strikes(self, kind: str, *nodes: SimulatedPeer, is_silent: bool = False) -> bool:
+        """Numbers a fault of this kind at these processes (none: at something that all need). False: it is skipped."""
         self.struck.append(kind)
         if len(self.struck) in self.skip:
             return False
@@ -383,12 +401,12 @@ class Injector:
 
         def happen() -> None:
             if era == self._era:
-                strike(random.Random(rng.getrandbits(64)))  # A source of its own: what is skipped moves nothing else.
+                strike(random.Random(rng.getrandbits(64)))  # Its own source, so that a skipped fault changes no other.
                 self._schedule(kind, rate, era)
 
         self._cluster.clock.after(int(rng.expovariate(rate) * SECOND), happen)
 
-    def _victims(self) -> list[PeerNode]:
+    def _victims(self) -> list[SimulatedPeer]:
         return [node for node in self._cluster.live_nodes() if not self._cluster.spares(node)]
 
     def _is_silent(self, rng: random.Random) -> bool:
@@ -455,7 +473,7 @@ class Injector:
         self._cluster.end_incident(self._damaged.pop(pair))
 
     def _strike_hangs(self, rng: random.Random) -> None:
-        """A trainer stops, and goes on after a while as if nothing had been."""
+        """A training program stops and continues after a while."""
         victims = [node for node in self._victims() if node.peer_id not in self._hung]
         if not victims:
             return
@@ -470,24 +488,24 @@ class Injector:
         self._cluster.end_incident(self._hung.pop(peer_id))
 
     def _later(self, delay_ns: int, end: Callable[[], None]) -> None:
-        """Ends a lasting fault, unless its era has ended, and it with it."""
+        """Ends a lasting fault after a delay, unless start() has ended it before."""
         era = self._era
         self._cluster.clock.after(delay_ns, lambda: end() if era == self._era else None)
 
     def _strike_desertions(self, rng: random.Random) -> None:
-        """A peer dies from which others are fetching state."""
+        """A peer from which others fetch state dies."""
         victims = self._servers()
         if victims:
             victim, is_silent = rng.choice(victims), self._is_silent(rng)
             if self.strikes("desertions", victim, is_silent=is_silent):
                 victim.crash(is_silent=is_silent)
 
-    def _servers(self) -> list[PeerNode]:
+    def _servers(self) -> list[SimulatedPeer]:
         serving = self._cluster.dataplane.serving()
         return [node for node in self._victims() if node.peer_id in serving]
 
     def _strike_writes(self, rng: random.Random) -> None:
-        """A user writes into a state that others are fetching."""
+        """A user writes to a state that others fetch."""
         victims = self._servers()
         if not victims:
             return
@@ -519,7 +537,7 @@ class Injector:
                 self._cluster.network.stall(node, duration_ns, to_master=to_master, to_peer=to_peer)
 
     def _strike_partitions(self, rng: random.Random) -> None:
-        """Half of the time every peer is left with one master only: two masters are reached by disjoint parts."""
+        """Cuts peers off from masters. In half of the cases each peer can reach only one master: a split."""
         cluster = self._cluster
         nodes, masters = cluster.live_nodes(), cluster.masters
         is_duel = cluster.faults.is_duel
@@ -538,8 +556,10 @@ class Injector:
         if hit and self.strikes("partitions", *hit.values(), is_silent=is_silent):
             self.cut_off(cuts, duration_ns, is_silent=is_silent)
 
-    def cut_off(self, cuts: list[tuple[list[PeerNode], MasterNode]], duration_ns: int, *, is_silent: bool) -> None:
-        """Peers cannot reach masters for a while."""
+    def cut_off(
+        self, cuts: list[tuple[list[SimulatedPeer], SimulatedMaster]], duration_ns: int, *, is_silent: bool
+    ) -> None:
+        """Cuts the paths from groups of peers to masters for a while."""
         cluster = self._cluster
         for node in {node.peer_id: node for cut_off, _ in cuts for node in cut_off}.values():
             cluster.note("cut off from masters", node, is_silent=is_silent, duration_ns=duration_ns)
@@ -557,13 +577,13 @@ class Injector:
             node.is_revoked = True
             self._cluster.note("revoked", node, lasts=True)
             self._cluster.network.revoke(node, first)
-            if rng.random() < 0.5:  # Who else is cut off from that one just then?
+            if rng.random() < 0.5:  # Other peers are cut off from that master at the same time.
                 hit = [other for other in victims if rng.random() < 0.6]
                 self.cut_off([(hit, first)], rng.randrange(6 * SECOND), is_silent=False)
             for master in others:
                 self._reload_later(rng.randrange(6 * SECOND), node, master)
 
-    def _reload_later(self, delay_ns: int, node: PeerNode, master: MasterNode) -> None:
+    def _reload_later(self, delay_ns: int, node: SimulatedPeer, master: SimulatedMaster) -> None:
         def reload() -> None:
             self._cluster.network.revoke(node, master)
 

@@ -1,12 +1,12 @@
-"""The data links between pairs of peers, as their two ends see them.
+"""A model of the data links between pairs of peers. Each end has its own state:
 
     CLOSED --OpenLink--> WANTED --both want it, one dials--> UP --broken, closed by the other end--> CLOSED
-                            `--refused, other end gone, nobody there in time (the dialler only)-------^
+                            `--refused, other end gone, timeout (the dialler only)--------------------^
 
-A link is alive or not in itself; each end is told in its own time, so one end may take a link for up that is not.
+A link is alive or not; each end learns it after a delay of its own, so an end may believe a dead link to be up.
 
-The path under a link may be cut: then there is no link until it is restored. Or it is a black hole: links come up, and
-nothing large gets through.
+The path of a link may be cut: then no link comes up until it is restored. Or it may be a black hole: links come up, but
+large packets are dropped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from zpccl.sim.clock import Timer
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import PeerNode
+    from zpccl.sim.node import SimulatedPeer
 
 
 class EndState(enum.Enum):
-    """What one end makes of a link."""
+    """The state of a link at one end."""
 
     CLOSED = "closed"
     WANTED = "wanted"
@@ -40,11 +40,11 @@ class End:
     state: EndState = EndState.CLOSED
     is_dialling: bool = False
     told_ns: int = 0
-    """When the end has been told all that it is to be told so far."""
+    """Time of the last event that is scheduled for this end; events stay in order."""
     timers: list[Timer] = field(default_factory=list)
 
     def reset(self, state: EndState) -> None:
-        """Forgets what was about to happen at this end."""
+        """Sets the state and cancels what was scheduled for this end."""
         for timer in self.timers:
             timer.cancel()
         self.timers.clear()
@@ -60,7 +60,7 @@ class Pair:
     is_cut: bool = False
     is_black_hole: bool = False
     restored_ns: int = -(10**18)
-    """When its path was mended last."""
+    """When its path was last repaired."""
 
 
 class Links:
@@ -72,28 +72,28 @@ class Links:
         self._pairs: dict[tuple[bytes, bytes], Pair] = {}
 
     def are_linked(self, one: bytes, other: bytes) -> bool:
-        """True while bytes can go from one to the other."""
+        """True while the link between two peers is alive."""
         return self._pair(one, other).is_alive
 
     def is_up_at(self, peer_id: bytes, other_id: bytes) -> bool:
-        """True while one end takes the link for up."""
+        """True while the end of `peer_id` believes the link to be up."""
         return self._pair(peer_id, other_id).ends[peer_id].state is EndState.UP
 
     def up(self) -> list[tuple[bytes, bytes]]:
-        """The peers of every link that is alive."""
+        """The peer ids of every link that is alive."""
         return [key for key, pair in self._pairs.items() if pair.is_alive]
 
     def carries(self, one: bytes, other: bytes) -> bool:
-        """True while all that is sent from one to the other arrives, should there be a link."""
+        """True while the path between two peers is neither cut nor a black hole."""
         pair = self._pair(one, other)
         return not pair.is_cut and not pair.is_black_hole
 
     def carries_since_ns(self, one: bytes, other: bytes) -> int | None:
-        """Since when that is so; None while it is not."""
+        """Time since which carries() is true; None while it is false."""
         return self._pair(one, other).restored_ns if self.carries(one, other) else None
 
     def damage(self, one: bytes, other: bytes, *, is_cut: bool) -> None:
-        """Cuts the path between two peers without a word, or makes it a black hole."""
+        """Silently cuts the path between two peers, or makes it a black hole."""
         pair = self._pair(one, other)
         if is_cut:
             pair.is_cut = True
@@ -102,13 +102,13 @@ class Links:
             pair.is_black_hole = True
 
     def restore(self, one: bytes, other: bytes) -> None:
-        """Mends a path."""
+        """Repairs a path."""
         pair = self._pair(one, other)
         pair.is_cut = pair.is_black_hole = False
         pair.restored_ns = self._cluster.clock.now_ns
 
-    def open(self, node: PeerNode, neighbour: Neighbour) -> None:
-        """One end wants a link; LinkUp or LinkFailed follows."""
+    def open(self, node: SimulatedPeer, neighbour: Neighbour) -> None:
+        """Opens one end of a link; LinkUp or LinkFailed follows."""
         other_id = neighbour.peer_id
         pair = self._pair(node.peer_id, other_id)
         end, other_end = pair.ends[node.peer_id], pair.ends[other_id]
@@ -124,12 +124,12 @@ class Links:
             self._cluster.clock.after(LINK_SETUP_TIMEOUT_NS, lambda: self._fail(node.peer_id, other_id, "nobody there"))
         )
 
-    def close(self, node: PeerNode, other_id: bytes) -> None:
-        """One end closes its link; it is told nothing more about it."""
+    def close(self, node: SimulatedPeer, other_id: bytes) -> None:
+        """Closes one end of a link, which gets no more events about it."""
         self._drop(node.peer_id, other_id, is_silent=False)
 
     def lose_peer(self, peer_id: bytes, *, is_silent: bool) -> None:
-        """A process is dead: its links end."""
+        """Ends the links of a dead process."""
         for key in list(self._pairs):
             if peer_id in key:
                 self._drop(peer_id, key[0] if key[1] == peer_id else key[1], is_silent=is_silent)
@@ -157,7 +157,7 @@ class Links:
         return self._pairs[key]
 
     def _try(self, dialler: bytes, other_id: bytes) -> None:
-        """The dialler's connection arrives at the other end."""
+        """Schedules the arrival of the dialler's connection at the other end."""
         pair = self._pair(dialler, other_id)
 
         def happen() -> None:
@@ -176,7 +176,7 @@ class Links:
 
         pair.ends[dialler].timers.append(self._cluster.clock.after(self._rng.randrange(MS, 80 * MS), happen))
 
-    def _refuses(self, dialler: PeerNode) -> bool:
+    def _refuses(self, dialler: SimulatedPeer) -> bool:
         is_refused = self._rng.random() < self._cluster.faults.refusal_chance
         return is_refused and self._cluster.injector.strikes("refusal_chance", dialler)
 
@@ -192,7 +192,7 @@ class Links:
             self._tell(peer_id, other_id, self._rng.randrange(*times), "broken")
 
     def _tell(self, peer_id: bytes, other_id: bytes, delay_ns: int, reason: str) -> None:
-        """Tells an end that the link is up, or why it is down, after all that it was told before."""
+        """Schedules LinkUp, or LinkFailed with `reason`, at one end, after all its earlier events."""
         end = self._pair(peer_id, other_id).ends[peer_id]
 
         def happen() -> None:

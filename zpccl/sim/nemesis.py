@@ -1,11 +1,11 @@
-"""A nemesis of masters: it strikes at the very moment of a change, or between two sends.
+"""A nemesis of masters: it strikes exactly when the state of a master changes, or between two sends of one step.
 
-The moments are those at which a master adopts a run, has another member list, learns that it is committed, or asks for
-or gets a promise; and any step in which it sends something to several. It then dies, or a connection breaks, or some
-peers are cut off from it: after none, some or all of the messages of that step have been sent.
+Such moments are: a master begins to lead, changes its member list, commits it, asks for or receives a promise; and any
+step that sends to several peers. The master then dies, or a connection breaks, or some peers are cut off from it, after
+none, some or all of the messages of that step were sent.
 
-Where another master leads those soon that were cut off, they may be sent back: it dies, or loses them, when it has
-committed its list, and the one before can be reached again.
+If another master soon leads the peers that were cut off, the nemesis may drive them back: when that master has
+committed its list it dies or loses them, and the previous master becomes reachable again.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from zpccl.protocol.messages import Refusal, Refused, RunReport
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterNode
+    from zpccl.sim.node import SimulatedMaster
 
 RARITY = 10
-"""So much more often than at other steps with several sends it strikes at a change."""
+"""How much more likely a strike is at a change than at other steps with several sends."""
 FONDNESS = 5
-"""And so much more often where a master has just adopted a run: who leads is least certain then."""
+"""How much more likely still when a master has just begun to lead, the weakest moment of leadership."""
 RETURN_NS = 15 * SECOND
-"""Within this those that were cut off may be sent back."""
+"""How long after a strike the peers that were cut off may be driven back."""
 Moment: TypeAlias = tuple[bool, int, bool]
 NOT_NOW: tuple[int, Callable[[], None]] = (-1, lambda: None)
 
 
 class Nemesis:
-    """Decides when it strikes, and does it."""
+    """Chooses the moments of strikes, and strikes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = cluster.child_rng()
-        self._left: MasterNode | None = None  # From whom peers were cut off last, and when.
+        self._left: SimulatedMaster | None = None  # The master that peers were cut off from last.
         self._left_ns = 0
 
-    def look(self, master: MasterNode) -> Moment:
-        """What makes a moment when it changes."""
+    def look(self, master: SimulatedMaster) -> Moment:
+        """The state whose change makes a moment."""
         registry = master.machine.registry
         return master.machine.is_recovering, registry.epoch, registry.is_committed
 
     def ambush(
-        self, master: MasterNode, before: Moment, event: MasterEvent, todo: Sequence[effects.MasterEffect]
+        self, master: SimulatedMaster, before: Moment, event: MasterEvent, todo: Sequence[effects.MasterEffect]
     ) -> tuple[int, Callable[[], None]]:
-        """After how many sends of a step it strikes, and how; -1: not now."""
+        """The number of sends of this step after which it strikes (-1: it does not), and the strike."""
         chance = self._cluster.faults.ambush_chance
         if not chance:
             return NOT_NOW
@@ -64,14 +64,14 @@ class Nemesis:
             chance *= FONDNESS
         elif before == now:
             chance *= (len(sent) > 1 or asks or promises) / RARITY
-        rng = random.Random(self._rng.getrandbits(64))  # What is skipped moves nothing else.
+        rng = random.Random(self._rng.getrandbits(64))  # Its own source, so that a skipped strike changes no other.
         if rng.random() >= chance or not self._cluster.injector.strikes("ambush_chance"):
             return NOT_NOW
         how = "crash" if self._cluster.faults.fails_nothing else rng.choice(("crash", "break", "cut"))
-        place = 0 if rng.random() < 0.3 else rng.randint(0, len(sent))
-        return place, lambda: self._strike(master, how, rng, self._left if is_return else None)
+        sends = 0 if rng.random() < 0.3 else rng.randint(0, len(sent))
+        return sends, lambda: self._strike(master, how, rng, self._left if is_return else None)
 
-    def _strike(self, master: MasterNode, how: str, rng: random.Random, back_to: MasterNode | None) -> None:
+    def _strike(self, master: SimulatedMaster, how: str, rng: random.Random, back_to: SimulatedMaster | None) -> None:
         cluster = self._cluster
         if back_to is not None:
             cluster.network.join(cluster.live_nodes(), back_to)

@@ -1,12 +1,12 @@
-"""The control network: connections between peers and masters, as ROUTER and DEALER sockets give them.
+"""A model of the control network: connections between peers and masters, as ROUTER and DEALER sockets provide them.
 
-Messages on one connection come in order, each after a random delay; connections know nothing of each other, so what
-was sent on an old one may come to the master after the first message of a new one. When a connection breaks, the tail
-of what is in flight is lost in each direction, and each end learns of it in its own time. A peer has a socket for each
-connection, which its session opens; the network tells the session what becomes of it.
+Messages on one connection arrive in order, each after a random delay. Connections are independent: a message on an old
+one may reach the master after the first message on a new one. When a connection breaks, a random tail of the messages
+in flight is lost in each direction, and each end learns of the break after a delay of its own. A peer has a new socket
+for each connection, which its session opens; the network reports socket events to the session.
 
-A path may stall in one direction or in both: what is sent there is held. It comes late, in order, or is lost with the
-connection when one end has heard nothing for too long. No new connection is made over a path that stalls.
+A path may stall in one direction or both: messages are held. They arrive late and in order, or are lost with the
+connection after the heartbeat timeout. No new connection comes up over a stalled path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zpccl.sim.faults import FAR_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import MasterNode, PeerNode
+    from zpccl.sim.node import SimulatedMaster, SimulatedPeer
 
 
 OTHER_VERSION = MAGIC + bytes([99])
@@ -48,12 +48,12 @@ class Stream:
         self._held_until_ns = 0
 
     def hold(self, duration_ns: int) -> None:
-        """What is sent from now on arrives after `duration_ns` at the earliest."""
+        """Delays everything sent from now on until `duration_ns` have passed."""
         self._held_until_ns = max(self._held_until_ns, self._cluster.clock.now_ns + duration_ns)
         self.last_due_ns = max(self.last_due_ns, self._held_until_ns)
 
     def send(self, delay_ns: int, deliver: Callable[[], None]) -> None:
-        """Calls `deliver` after the delay, and after all that was sent before."""
+        """Calls `deliver` after the delay, and after everything sent before."""
 
         def arrive() -> None:
             self._flights.popleft()
@@ -64,7 +64,7 @@ class Stream:
         self._flights.append(clock.at(self.last_due_ns, arrive))
 
     def lose(self, keep: int) -> None:
-        """Loses all that is in flight but the first `keep` messages; and what is held."""
+        """Drops all messages in flight but the first `keep`, and all that are held."""
         is_held = self._cluster.clock.now_ns < self._held_until_ns
         while len(self._flights) > keep or (
             is_held and self._flights and self._flights[-1].time_ns >= self._held_until_ns
@@ -77,20 +77,20 @@ class Stream:
 
 @dataclass(eq=False)
 class Connection:
-    """One connection to the master. `node` is None for strangers."""
+    """One connection to a master. `node` is None for strangers."""
 
     name: str
     number: int
-    node: PeerNode | None
-    master: MasterNode
+    node: SimulatedPeer | None
+    master: SimulatedMaster
     latency_ns: int
     to_master: Stream
     to_peer: Stream
     is_broken: bool = False
     is_greeted: bool = False
-    """The master has got a Hello on it."""
+    """The master has received a Hello on it."""
     stalled_until_ns: int = 0
-    """Until when it holds what is sent on it, in one direction at least."""
+    """Until then at least one direction holds messages."""
 
 
 class Network:
@@ -100,12 +100,12 @@ class Network:
         self._cluster = cluster
         self._rng = cluster.child_rng()
         self._count = 0
-        self.connections: dict[str, Connection] = {}  # Those that the master may still send on.
-        self._cut: dict[tuple[bytes, int], int] = {}  # Paths that are cut, and how many times: peer and master.
-        self._revoked: set[tuple[bytes, int]] = set()  # Whose key a master does not allow any more.
+        self.connections: dict[str, Connection] = {}  # Those whose end the master has not learnt.
+        self._cut: dict[tuple[bytes, int], int] = {}  # By peer and master: number of cuts that are in force.
+        self._revoked: set[tuple[bytes, int]] = set()  # Peer and master that does not admit its key any more.
 
-    def open_socket(self, node: PeerNode, index: int) -> None:
-        """A peer connects to a master of its list, with a socket in place of the one it had."""
+    def open_socket(self, node: SimulatedPeer, index: int) -> None:
+        """Opens a new socket of a peer to master number `index` of its list, and closes its old one."""
         if node.connection is not None:
             self.close(node.connection)
             node.connection = None
@@ -115,8 +115,8 @@ class Network:
         delay_ns = int(10 ** self._rng.uniform(0, 2) * MS)
         self._later(node, max(delay_ns, 4 * FAR_NS if node.is_far else 0), lambda: self._reach(node, master))
 
-    def _reach(self, node: PeerNode, master: MasterNode) -> None:
-        """What a peer finds at the address of a master."""
+    def _reach(self, node: SimulatedPeer, master: SimulatedMaster) -> None:
+        """A connection attempt of a peer reaches the address of a master."""
         key, faults = (node.peer_id, master.index), self._cluster.faults
         if key in self._cut or not (master.is_alive or master.is_foreign):
             return node.on_session(events.DialFailed("refused"))
@@ -138,8 +138,8 @@ class Network:
             self.break_connection(connection, is_silent=is_silent)
         return None
 
-    def _refuse(self, node: PeerNode) -> None:
-        """Nobody listens; or somebody breaks off the handshake, at once or after a silence, or talks without end."""
+    def _refuse(self, node: SimulatedPeer) -> None:
+        """Fails a connection attempt: refused, or a handshake that is closed, or silent until a timeout, or endless."""
         kind = self._rng.choice(("refused", "closed", "silent", "endless"))
         if kind == "refused":
             return node.on_session(events.DialFailed("refused"))
@@ -149,28 +149,28 @@ class Network:
         self._cluster.note(f"{kind} handshake", node, is_silent=True)
         return self._tell(node, CONNECT_TIMEOUT_NS, events.HandshakeFailed()) if kind == "silent" else None
 
-    def ask_mechanism(self, node: PeerNode, index: int) -> None:
-        """Who broke off a handshake is gone."""
+    def ask_mechanism(self, node: SimulatedPeer, index: int) -> None:
+        """Answers that the server which broke off the handshake is gone."""
         self._tell(node, self._rng.randrange(100 * MS), events.MechanismTold(index, "", "gone"))
 
-    def _tell(self, node: PeerNode, delay_ns: int, event: SessionEvent) -> None:
+    def _tell(self, node: SimulatedPeer, delay_ns: int, event: SessionEvent) -> None:
         self._later(node, delay_ns, lambda: node.on_session(event))
 
-    def _later(self, node: PeerNode, delay_ns: int, happen: Callable[[], None]) -> None:
-        """Something becomes of the socket that a peer has now, if it has that one still."""
+    def _later(self, node: SimulatedPeer, delay_ns: int, happen: Callable[[], None]) -> None:
+        """Calls `happen` after a delay, unless the peer has opened another socket by then."""
         count = node.socket_count
         self._cluster.clock.after(delay_ns, lambda: happen() if node.socket_count == count else None)
 
-    def revoke(self, node: PeerNode, master: MasterNode) -> None:
-        """A master allows the key of a peer no more, nor does any that is started in its place."""
+    def revoke(self, node: SimulatedPeer, master: SimulatedMaster) -> None:
+        """Revokes the key of a peer at a master, also for restarts of that master."""
         self._revoked.add((node.peer_id, master.index))
         master.handle(events.KeysRevoked({node.identity: node.name}))
         connection = node.connection
-        if connection is not None and connection.master is master:  # When what was sent to it has come.
+        if connection is not None and connection.master is master:  # After what was sent to it has arrived.
             after_ns = connection.latency_ns + SECOND
             self._cluster.clock.after(after_ns, lambda: self.break_connection(connection, is_silent=False))
 
-    def cut(self, nodes: list[PeerNode], master: MasterNode, *, is_silent: bool) -> None:
+    def cut(self, nodes: list[SimulatedPeer], master: SimulatedMaster, *, is_silent: bool) -> None:
         """Cuts the paths between peers and a master until `join`; connections break."""
         for node in nodes:
             key = (node.peer_id, master.index)
@@ -178,16 +178,16 @@ class Network:
             if node.connection is not None and node.connection.master is master:
                 self.break_connection(node.connection, is_silent=is_silent)
 
-    def join(self, nodes: list[PeerNode], master: MasterNode) -> None:
-        """Takes a cut back."""
+    def join(self, nodes: list[SimulatedPeer], master: SimulatedMaster) -> None:
+        """Ends a cut."""
         for node in nodes:
             key = (node.peer_id, master.index)
             self._cut[key] = self._cut.get(key, 1) - 1
-            if self._cut[key] <= 0:  # Or it was taken back before, and heal() was first.
+            if self._cut[key] <= 0:  # Below 0 if heal() has ended it before.
                 del self._cut[key]
 
-    def stall(self, node: PeerNode, duration_ns: int, *, to_master: bool, to_peer: bool) -> None:
-        """The path of a peer to its master carries nothing for a while: in one direction, or in both."""
+    def stall(self, node: SimulatedPeer, duration_ns: int, *, to_master: bool, to_peer: bool) -> None:
+        """Stalls the path of a peer to its master for a while, in one direction or both."""
         connection = node.connection
         if connection is None or connection.is_broken:
             return
@@ -204,16 +204,16 @@ class Network:
 
         def give_up() -> None:
             if connection.is_broken:
-                self._master_learns(connection)  # The peer has closed it, of which the master has not heard.
+                self._master_learns(connection)  # The peer has closed it; the master's heartbeat times out.
             else:
                 self.break_connection(connection, is_silent=False)
 
     def heal(self) -> None:
-        """No path is cut any more."""
+        """Ends all cuts."""
         self._cut.clear()
 
-    def open(self, node: PeerNode | None, name: str, master: MasterNode) -> Connection:
-        """A new connection."""
+    def open(self, node: SimulatedPeer | None, name: str, master: SimulatedMaster) -> Connection:
+        """Makes a connection to a master; `node` is None for strangers."""
         self._count += 1
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
         latency_ns = int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS)
@@ -227,7 +227,7 @@ class Network:
         return connection
 
     def send_to_master(self, connection: Connection, message: PeerMessage) -> None:
-        """Sends what a peer says. Lost if the connection is broken."""
+        """Sends a message of a peer; it is lost if the connection is broken."""
         if connection.is_broken:
             return
         data = encode(message)
@@ -246,7 +246,7 @@ class Network:
         connection.to_master.send(self._delay_ns(connection), deliver)
 
     def send_to_peer(self, name: object, message: MasterMessage) -> None:
-        """Sends what the master says. Lost if the connection is broken or gone."""
+        """Sends a message of a master; it is lost if the connection is broken or gone."""
         connection = self.connections.get(str(name))
         if connection is None or connection.is_broken or connection.node is None:
             return
@@ -260,7 +260,7 @@ class Network:
         connection.to_peer.send(self._delay_ns(connection), deliver)
 
     def break_connection(self, connection: Connection, *, is_silent: bool) -> None:
-        """Breaks a connection: what is in flight is lost in part, and the ends learn of it later."""
+        """Breaks a connection: loses a part of the messages in flight; both ends learn of it later."""
         if connection.is_broken:
             return
         connection.is_broken = True
@@ -269,8 +269,8 @@ class Network:
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._master_learns(connection))
         self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._peer_learns(connection))
 
-    def lose_master(self, master: MasterNode) -> None:
-        """A master is dead: every connection to it breaks, and what it has not read is lost."""
+    def lose_master(self, master: SimulatedMaster) -> None:
+        """Breaks all connections to a dead master; what it has not read is lost."""
         for connection in list(self.connections.values()):
             if connection.master is master:
                 self.break_connection(connection, is_silent=False)
@@ -278,7 +278,7 @@ class Network:
                 del self.connections[connection.name]
 
     def close(self, connection: Connection) -> None:
-        """The peer closes a connection: what it has sent arrives before the end does."""
+        """Closes a connection at the peer's end; messages that it has sent arrive before the end of the connection."""
         if not connection.is_broken:
             connection.is_broken = True
             connection.to_peer.lose(0)
@@ -297,7 +297,7 @@ class Network:
             node.on_session(events.SocketBroke())
 
     def _notice_ns(self, is_silent: bool) -> int:
-        """How long one end takes to notice; of a silent break one end may learn sooner, by a reset."""
+        """How long one end takes to notice a break. Even after a silent one it may learn sooner, by a TCP reset."""
         return self._rng.randrange(HEARTBEAT_TIMEOUT_NS if is_silent and self._rng.random() < 0.6 else 50 * MS)
 
     def _delay_ns(self, connection: Connection) -> int:

@@ -1,7 +1,7 @@
-"""The processes of the fake world: the master's and the peers'. They perform what the machines ask for.
+"""The simulated processes of masters and peers: shells that perform the effects of the machines.
 
-A process owns its machine, its timer and, if a peer, its connection and the threads of its program. Every event comes
-from the clock, so machines are never entered twice.
+A process owns its machine and its timer; a peer also owns its connection and the threads of its program. Every event
+comes from the clock, so a machine is never re-entered.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from zpccl.protocol.messages import StateEntry, SyncSpec, TopologySpec, Vote
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Session, SessionEvent
 from zpccl.sim.clock import LocalClock, Timer
-from zpccl.sim.dataplane import SharedState, digest_of
+from zpccl.sim.dataplane import SimulatedState, digest_of
 from zpccl.sim.faults import Faults
 from zpccl.sim.network import Connection
 from zpccl.sim.program import (
+    Action,
+    Answer,
     Batch,
-    Call,
+    CallRequest,
     Collective,
     Connect,
     Fatal,
-    Outcome,
     Pause,
     Program,
-    Request,
     Sync,
     Together,
     Topology,
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
 
 
-Key: TypeAlias = tuple[bytes, int]
-"""An epoch or an attempt, and its run: masters of several runs may give the same numbers."""
+RunKey: TypeAlias = tuple[bytes, int]
+"""The run, and a number that is unique within it: an epoch or an attempt id."""
 MASTER_TIMEOUT_NS = 20 * SECOND
-"""Where there are several masters: a run that has lost its quorum for good must end before a simulated run does."""
+"""With several masters: peers of a run that has lost its quorum for good must give up before the simulation ends."""
 
 
-class MasterNode:
-    """The process of a master, and those that are started in its place.
+class SimulatedMaster:
+    """The process of a master, and those that restart it at the same address.
 
     Attributes:
-        index: its place in the list that all peers are given.
+        index: its index in the list of masters.
     """
 
     def __init__(self, cluster: Cluster, index: int, machine: MasterMachine, clock: LocalClock) -> None:
@@ -61,24 +61,24 @@ class MasterNode:
         self.index = index
         self.name = f"master{index}" if index else "master"
         self.is_foreign = False
-        """What answers at its address speaks another version of the protocol."""
+        """While it is down, a server of another protocol version answers at its address."""
         self._crash_count = 0
         self._timer: Timer | None = None
         self.restart(machine, clock)
 
-    def key(self, connection: str, number: int) -> Key:
-        """An epoch or an attempt that it speaks of on a connection, and of which run: that of who is there, if any."""
+    def key(self, connection: str, number: int) -> RunKey:
+        """The key of an epoch or attempt in a message on a connection: in the run of that member, else its own run."""
         node = self._cluster.node_of(connection)
         is_member = node is not None and node.machine.state is State.MEMBER
         return node.machine.run_id if node is not None and is_member else self.machine.run_id, number
 
     @property
-    def reign(self) -> tuple[int, int, int]:
-        """Another one whenever it has forgotten what it knew."""
+    def lifetime(self) -> tuple[int, int, int]:
+        """Identifies a span in which it keeps its memory; a restart or a new generation of the machine ends it."""
         return self.index, self._crash_count, self.machine.generation
 
     def crash(self) -> None:
-        """The process is killed; all that it knows is lost."""
+        """Kills the process; its memory is lost."""
         self.is_alive = False
         self._crash_count += 1
         if self._timer is not None:
@@ -86,11 +86,11 @@ class MasterNode:
             self._timer = None
 
     def has_died(self) -> bool:
-        """True if it was killed, perhaps in the middle of a step."""
+        """True if it was killed, possibly in the middle of a step."""
         return not self.is_alive
 
     def restart(self, machine: MasterMachine, clock: LocalClock) -> None:
-        """A new process takes its place, at the same address."""
+        """Starts a new process at the same address."""
         self.machine = machine
         self.clock = clock
         self.is_alive = True
@@ -102,7 +102,7 @@ class MasterNode:
         self._timer = self._cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
     def handle(self, event: events.MasterEvent) -> None:
-        """Gives an event to the machine and performs the effects. Nothing happens in a dead process."""
+        """Passes an event to the machine and performs the effects. Does nothing in a dead process."""
         if not self.is_alive:
             return
         cluster = self._cluster
@@ -114,7 +114,7 @@ class MasterNode:
         if before != (
             self.machine.generation,
             self.machine.is_alone,
-        ):  # It takes longer to notice what happened of late.
+        ):  # Recent faults are noticed later than usual.
             cluster.prolong(cluster.takeover_ns)
         self.machine.validate()
         sends_left, strike = cluster.nemesis.ambush(self, moment, event, done)
@@ -141,22 +141,22 @@ class MasterNode:
 
 @dataclass(eq=False)
 class UserCall:
-    """A call of the program that waits for its answer."""
+    """An open call of the program."""
 
     call_id: int
-    request: Call
+    request: CallRequest
     opened_ns: int
-    answer: Callable[[Outcome], None]
+    answer: Callable[[Answer], None]
     value_before: int = 0
-    """Of a collective: what the buffer held."""
+    """Collective: the value of the buffer at the call."""
     state_before: tuple[int, dict[str, int]] | None = None
-    """Of a sync: revision and contents."""
+    """Sync: revision and contents at the call."""
 
 
-class PeerNode:
+class SimulatedPeer:
     """The process of a peer."""
 
-    def __init__(self, cluster: Cluster, name: str, group: int, state: SharedState) -> None:
+    def __init__(self, cluster: Cluster, name: str, group: int, state: SimulatedState) -> None:
         self._cluster = cluster
         self.rng = cluster.child_rng()
         self.name = name
@@ -168,7 +168,7 @@ class PeerNode:
         self.slowness = 10 if is_slow else 1
         self.is_far = self.rng.random() < cluster.faults.far_chance and cluster.injector.strikes("far_chance")
         self.list = self._draw_list()
-        """The masters that it was given, by their index."""
+        """The masters that it is configured with, by index."""
         options = PeerOptions(
             self.peer_id,
             self.rng.randbytes(16),
@@ -188,18 +188,18 @@ class PeerNode:
         self.connection: Connection | None = None
         self.is_alive = True
         self._is_hung = False
-        self._held: list[Callable[[], None]] = []  # What the threads of a hung program would do next.
+        self._held: list[Callable[[], None]] = []  # What the threads of a hung program do when it resumes.
         self.calls: dict[int, UserCall] = {}
-        self.committed: dict[int, Key] = {}  # Calls that were committed, with their attempt.
+        self.committed: dict[int, RunKey] = {}  # Calls that were committed, with their attempt.
         self.barriers: set[int] = set()
-        """The calls that were barriers."""
+        """Ids of the calls that were barriers."""
         self._call_of_attempt: dict[int, int] = {}
         self._call_count = 0
         self._timer: Timer | None = None
         self._session_timer: Timer | None = None
 
     def _draw_list(self) -> tuple[int, ...]:
-        """The same for all, but for newcomers of a run that somebody has given another one."""
+        """The list of masters: the same for all, except newcomers that a fault gives another one."""
         whole, nodes = tuple(range(len(self._cluster.masters))), self._cluster.live_nodes()
         if len(whole) == 1 or sum(node.machine.state is State.MEMBER for node in nodes) < 2:
             return whole
@@ -209,19 +209,19 @@ class PeerNode:
 
     @property
     def faults(self) -> Faults:
-        """The faults of the moment."""
+        """The current profile."""
         return self._cluster.faults
 
     def strikes(self, kind: str) -> bool:
-        """True if a fault of this kind shall strike this process now."""
+        """True if a fault of this kind strikes this process now."""
         return self._cluster.injector.strikes(kind, self)
 
-    def key(self, number: int) -> Key:
-        """An epoch or an attempt of the run that it is in."""
+    def key(self, number: int) -> RunKey:
+        """The key of an epoch or attempt of its run."""
         return self.machine.run_id, number
 
     def now_ns(self) -> int:
-        """What the user's clock says."""
+        """Simulated time."""
         return self._cluster.clock.now_ns
 
     def has_open(self, kind: type) -> bool:
@@ -229,17 +229,17 @@ class PeerNode:
         return any(isinstance(call.request, kind) for call in self.calls.values())
 
     def note(self, kind: str) -> None:
-        """Enters a fault of this peer in the journal."""
+        """Records a fault of this peer."""
         self._cluster.note(kind, self)
 
     def start(self) -> None:
-        """The process starts: its program runs."""
+        """Starts its program."""
         self._run(live(self, self._cluster.script), self._on_end)
 
     # --- The machines -----------------------------------------------------------------------------------------------
 
     def handle(self, event: events.PeerEvent) -> None:
-        """Gives an event to the machine and performs the effects. Nothing happens in a dead process."""
+        """Passes an event to the machine and performs the effects. Does nothing in a dead process."""
         if not self.is_alive:
             return
         cluster = self._cluster
@@ -258,7 +258,7 @@ class PeerNode:
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
     def on_session(self, event: SessionEvent) -> None:
-        """Gives an event to the session and performs the effects, until the machine is closed and the process ends."""
+        """Passes an event to the session and performs the effects. Does nothing once the peer machine is closed."""
         if not self.is_alive or self.machine.state is State.CLOSED:
             return
         cluster = self._cluster
@@ -309,7 +309,7 @@ class PeerNode:
             self._answer(effect.call_id, effect.error)
 
     def _fetch_ahead(self, time_ns: int = 3 * SECOND) -> None:
-        """State is fetched from members while they go on: all that shows here is the time that it takes, at most."""
+        """Prefetches state from members. Only the time that it takes, at most `time_ns`, is simulated."""
 
         def happen() -> None:
             if self.is_alive and not self.is_ready:
@@ -327,7 +327,7 @@ class PeerNode:
         how = effect.algorithm, effect.frame_bytes
         self._cluster.dataplane.start_reduce(self, effect.call_id, effect.attempt_id, effect.order, spec, *how, buffer)
 
-    def _answer(self, call_id: int, outcome: Outcome) -> None:
+    def _answer(self, call_id: int, outcome: Answer) -> None:
         call = self.calls.pop(call_id, None)
         if call is None:
             raise self._cluster.violation("L1", f"{self.name}: call {call_id} is answered, but it is not open")
@@ -339,7 +339,7 @@ class PeerNode:
     # --- The program ------------------------------------------------------------------------------------------------
 
     def _run(self, program: Program, on_end: Callable[[Any], None]) -> None:
-        """Runs a program in a thread of its own."""
+        """Runs a program in its own thread; `on_end` gets its return value."""
 
         def resume(value: Any) -> None:
             if not self.is_alive:
@@ -358,25 +358,25 @@ class PeerNode:
         self._cluster.clock.after(0, lambda: resume(None))
 
     def hang(self) -> None:
-        """The threads of the program do nothing more; the machine goes on."""
+        """Stops the threads of the program; the machine continues."""
         self._is_hung = True
 
     def wake(self) -> None:
-        """They go on where they were."""
+        """Resumes the threads of the program."""
         self._is_hung = False
         held, self._held = self._held, []
         for go_on in held:
             self._cluster.clock.after(0, go_on)
 
-    def _request(self, request: Request, answer: Callable[[Any], None]) -> None:
+    def _request(self, request: Action, answer: Callable[[Any], None]) -> None:
         if isinstance(request, Pause):
             self._cluster.clock.after(request.delay_ns, lambda: answer(0))
         elif isinstance(request, Together):
-            gather = Gathering(len(request.programs), answer)
+            gather = Gather(len(request.programs), answer)
             for place, program in enumerate(request.programs):
                 self._run(program, gather.at(place))
         elif isinstance(request, Batch):
-            gather = Gathering(len(request.collectives), answer)
+            gather = Gather(len(request.collectives), answer)
             calls = [self._open(one, gather.at(place)) for place, one in enumerate(request.collectives)]
             votes = tuple(Vote(call.call_id, one.spec) for call, one in zip(calls, request.collectives, strict=True))
             self._limit(calls, request.timeout_ns)
@@ -389,7 +389,7 @@ class PeerNode:
                 self.handle(events.ConnectCalled(call.call_id, request.attempts))
                 if is_first:
                     self._cluster.network.open_socket(self, 0)
-                    if not self.is_ready and self.rng.random() < 0.3:  # It is given up before anything came of it.
+                    if not self.is_ready and self.rng.random() < 0.3:  # The prefetch is given up at once.
                         self._fetch_ahead(100 * MS)
             elif isinstance(request, Topology):
                 self.handle(events.Called((Vote(call.call_id, TopologySpec(request.kind)),)))
@@ -397,7 +397,7 @@ class PeerNode:
                 spec = SyncSpec(request.strategy, self.shared_state.revision, self._entries())
                 self.handle(events.Called((Vote(call.call_id, spec),)))
 
-    def _open(self, request: Call, answer: Callable[[Outcome], None]) -> UserCall:
+    def _open(self, request: CallRequest, answer: Callable[[Answer], None]) -> UserCall:
         self._call_count += 1
         call = UserCall(self._call_count, request, self._cluster.clock.now_ns, answer)
         if isinstance(request, Collective):
@@ -410,7 +410,7 @@ class PeerNode:
         return call
 
     def _limit(self, calls: list[UserCall], timeout_ns: int) -> None:
-        """Gives calls a timeout, sometimes. A batch has one for all, or peers would wait for each other's rest."""
+        """Sometimes gives calls a timeout. A batch has one, else peers would wait for each other's remainder."""
         is_impatient = self.rng.random() < self.faults.withdraw_chance
         if not timeout_ns and not is_impatient:
             return
@@ -433,7 +433,7 @@ class PeerNode:
         )
 
     def write_state(self, key: str, value: int) -> None:
-        """The user writes into the state, though a sync of it runs."""
+        """Writes to the state while a sync of it may run, as a user may."""
         self._cluster.dataplane.change_state(self, key, value)
         for call in self.calls.values():
             if call.state_before is not None:
@@ -442,13 +442,13 @@ class PeerNode:
     # --- The end ----------------------------------------------------------------------------------------------------
 
     def _on_end(self, error: Any) -> None:
-        """The program has given up: the process ends, and a supervisor starts it again."""
+        """The program has given up: ends the process, and a supervisor restarts it."""
         self._cluster.trace(self.name, "!!", f"gives up: {error}")
         self.leave()
         self._cluster.restart(self)
 
     def leave(self) -> None:
-        """The user closes the communicator, whatever it is doing, and the process ends."""
+        """Closes the communicator, whatever it is doing, and ends the process."""
         if not self.is_alive:
             return
         self._cluster.note("left", self)
@@ -459,7 +459,7 @@ class PeerNode:
         self._die(is_silent=False)
 
     def crash(self, *, is_silent: bool) -> None:
-        """The process is killed, or its host goes silent."""
+        """Kills the process, or (`is_silent`) disconnects its host without a reset."""
         self._cluster.note("crashed", self, is_silent=is_silent)
         self._cluster.trace(self.name, "!!", "silent for ever" if is_silent else "killed")
         if self.connection is not None:
@@ -477,19 +477,19 @@ class PeerNode:
         self._cluster.links.lose_peer(self.peer_id, is_silent=is_silent)
 
 
-class Gathering:
-    """Results of several threads or calls, passed on together when all are there."""
+class Gather:
+    """Collects the results of several threads or calls, and passes them on when all are there."""
 
     def __init__(self, count: int, answer: Callable[[list[Any]], None]) -> None:
         self._results: list[Any] = [None] * count
         self._missing = count
         self._answer = answer
 
-    def at(self, place: int) -> Callable[[Any], None]:
-        """Takes the result of one place."""
+    def at(self, index: int) -> Callable[[Any], None]:
+        """The callback for the result with this index."""
 
         def put(result: Any) -> None:
-            self._results[place] = result
+            self._results[index] = result
             self._missing -= 1
             if self._missing == 0:
                 self._answer(self._results)

@@ -1,15 +1,15 @@
-"""What the users run: the same training loop on every peer, as a script on top of the public API would be.
+"""Simulated user programs: the same training loop on every peer, like a script on top of the public API.
 
     connect
     loop:  compute
            are_peers_pending? -> update_topology       (a newcomer begins below this line)
            optimize_topology                           (some scripts)
-           sync_shared_state                           (always, or after a newcomer came)
-           a collective for each tag, again until done (as a batch, or each from a thread of its own)
+           sync_shared_state                           (always, or after a newcomer was admitted)
+           a collective for each tag, with retry       (as a batch, or each in its own thread)
 
-Scripts differ from run to run, never within one: whoever takes part makes the same calls in the same order, as often as
-they fail. Some processes run anything but that until all is healed: see wander.py. A program is a generator that yields
-requests and is sent their outcomes: a number, or the error.
+The script differs between runs, but not between the peers of one run: all make the same calls in the same order, and
+repeat those that fail. Some processes run a random program until the healing: see wander.py. A program is a generator
+that yields actions and receives their answers: a number, or the error.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from zpccl.sim.dataplane import Buffer
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, ReduceOp, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
-    from zpccl.sim.node import PeerNode
+    from zpccl.sim.node import SimulatedPeer
 
 COUNT = 64
 
 
 @dataclass(frozen=True)
 class Script:
-    """What all programs of one run have in common."""
+    """The script of a run: what its programs have in common."""
 
     groups: int
     tags: tuple[int, ...]
-    """How many collectives a step has, by group."""
+    """Collectives per step, by group."""
     is_batched: bool
-    """One call for all tags; else a thread for each."""
+    """One batch for all tags; else one thread per tag."""
     asks_beside: bool
-    """are_peers_pending is asked while the collectives run."""
+    """Calls are_peers_pending while the collectives run."""
     optimizes: bool
     syncs_always: bool
     newcomers_receive: bool
     """Newcomers sync as RECEIVE_ONLY."""
     drifts: bool = False
-    """What must be equal after a sync comes to differ between peers, so that syncs have something to fetch."""
+    """Keys that must be equal after a sync diverge between syncs, so that syncs have something to fetch."""
     seed: int = 0
-    """Of what programs drawn at random have in common."""
+    """Seed that the random programs of all peers share."""
     varies: bool = True
-    """What may differ between peers does."""
+    """Keys that may differ between peers do."""
     fetches_ahead: bool = False
-    """Some newcomers fetch state ahead, and are ready late."""
+    """Some newcomers prefetch state, and are ready late."""
 
     def kind_of(self, tag: int) -> CollectiveKind:
-        """What the collective of a tag does: often an all-reduce."""
+        """The kind of the collective with a tag: often an all-reduce."""
         kinds = (CollectiveKind.ALL_REDUCE,) * 3 + tuple(CollectiveKind)
         return kinds[hash((self.seed, tag)) % len(kinds)]
 
     @staticmethod
     def draw(rng: random.Random) -> Script:
-        """One of the scripts that users may write."""
+        """Draws a script."""
         groups = rng.choice((1, 1, 2, 3))
         return Script(
             groups=groups,
@@ -99,11 +99,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Batch:
-    """Several at once; the outcomes come as a list, when all have one."""
+    """Several collectives at once. The answers come as a list, once all are there."""
 
     collectives: tuple[Collective, ...]
     timeout_ns: int = 0
-    """When the user gives all of them up; 0: never."""
+    """Timeout of the whole batch; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,19 @@ class Pause:
 
 @dataclass(frozen=True)
 class Together:
-    """Programs in threads of their own; their results come as a list, when all have ended."""
+    """Runs programs in threads. Their results come as a list, once all have ended."""
 
     programs: tuple[Program, ...]
 
 
-Call: TypeAlias = Connect | Collective | Topology | Sync
-Request: TypeAlias = Connect | Batch | Topology | Sync | Pause | Together
-Program: TypeAlias = Generator[Request, Any, Any]
-Outcome: TypeAlias = "int | PCCLError"
+CallRequest: TypeAlias = Connect | Collective | Topology | Sync
+Action: TypeAlias = Connect | Batch | Topology | Sync | Pause | Together
+Program: TypeAlias = Generator[Action, Any, Any]
+Answer: TypeAlias = "int | PCCLError"
 
 
 class Fatal(Exception):
-    """The program gives up: its process ends, and perhaps starts anew."""
+    """The program gives up: its process ends and is restarted."""
 
     def __init__(self, error: PCCLError) -> None:
         super().__init__(str(error))
@@ -153,8 +153,8 @@ class Fatal(Exception):
 # --- The training loop ------------------------------------------------------------------------------------------------
 
 
-def train(node: PeerNode, script: Script) -> Program:
-    """The program of one process that is connected."""
+def train(node: SimulatedPeer, script: Script) -> Program:
+    """The training program of one process, after connect()."""
     loop = Loop(node, script)
     while True:
         yield Pause(node.rng.randrange(10 * MS, 200 * MS) * node.slowness)
@@ -165,7 +165,7 @@ def train(node: PeerNode, script: Script) -> Program:
 class Loop:
     """The training loop of one process."""
 
-    node: PeerNode
+    node: SimulatedPeer
     script: Script
     is_new: bool = True
     must_sync: bool = True
@@ -201,7 +201,7 @@ class Loop:
         self.node.shared_state.revision += 1
 
     def _muddle(self) -> Program:
-        """A call that the others do not make. They cannot know, so the master must tell all who then wait in vain."""
+        """Makes a call that the others do not make. The master must end the calls that now wait for each other."""
         self.node.note("muddled")
         if self.node.rng.random() < 0.5:
             yield from self._sync()
@@ -229,7 +229,7 @@ class Loop:
                 return
 
     def _reduce_all(self) -> Program:
-        """One collective for each tag; the sums, None where the peer was alone."""
+        """One collective per tag. Returns the results; None where the peer was alone."""
         rng = self.node.rng
         buffers = {tag: Buffer(rng.getrandbits(32)) for tag in range(self.script.tags[self.node.group])}
         if self.script.is_batched:
@@ -244,7 +244,7 @@ class Loop:
         return [value for values in results for value in values]
 
     def _reduce(self, tags: tuple[int, ...], buffers: dict[int, Buffer]) -> Program:
-        """Collectives until all tags are done or the peer is alone."""
+        """Repeats collectives until all tags have succeeded or the peer is alone."""
         sums: dict[int, int | None] = {}
         while len(sums) < len(tags):
             missing = tuple(tag for tag in tags if tag not in sums)
@@ -267,8 +267,8 @@ class Loop:
         return make_spec(tag, count, kind, is_root=is_newest(self.node))
 
 
-def is_newest(node: PeerNode) -> bool:
-    """True for the newest member of a group, the root of broadcasts: other rings begin with the oldest."""
+def is_newest(node: SimulatedPeer) -> bool:
+    """True for the newest member of a group. It is the root of broadcasts, since other rings begin with the oldest."""
     members = node.machine.group_members()
     return bool(members) and members[-1].peer_id == node.peer_id
 
@@ -282,7 +282,7 @@ def make_spec(
     datatype: DataType = DataType.UINT64,
     op: ReduceOp = ReduceOp.SUM,
 ) -> CollectiveSpec:
-    """What the public API would say of a tensor of integers."""
+    """The spec that the public API would make for such a tensor."""
     is_root = is_root and kind is CollectiveKind.BROADCAST
     algorithm = tag % len(Algorithm) if kind is CollectiveKind.ALL_REDUCE else Algorithm.AUTO
     no_quantization = QuantizationAlgorithm.NONE, DataType.UINT8, 1

@@ -1,4 +1,4 @@
-"""Whole runs: faults, healing, and the demand that all is well again."""
+"""Complete simulated runs: faults, healing, then the demand that the cluster becomes quiet."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from zpccl.sim.coverage import Coverage
 from zpccl.sim.faults import PROFILES, TURNS, Faults
 
 SHORT_STEPS = 300
-"""Runs with fewer steps have fewer peers, and faults that come closer together: else hardly anything would happen."""
+"""Runs with fewer steps have fewer peers and higher fault rates, else hardly anything would happen."""
 SHORT_HASTE = 3
 AUTO = "auto"
 SEEDS_PER_COLLECTION = 64
-"""A run leaves cycles of a megabyte, and looking for them among what is in use takes a tenth of its time."""
+"""A run leaves reference cycles of 1 MB; automatic garbage collection would take a tenth of its time."""
 
 
 def choose_faults(name: str, seed: int) -> Faults:
-    """The profile of a name; "auto" takes them in turn."""
+    """The profile of that name; "auto": by the seed."""
     return PROFILES[name] if name != AUTO else TURNS[seed % len(TURNS)]
 
 
 @contextlib.contextmanager
 def tight_limits(cluster: Cluster) -> Iterator[None]:
-    """Bounds as the calls of a large group need them, with its dead, and no more, where the faults say so."""
+    """If the profile is tight: lowers the limits on calls to just what the programs need, dead peers included."""
     if not cluster.faults.is_tight:
         yield
         return
@@ -54,12 +54,12 @@ class Setup:
     """How seeds are run.
 
     Attributes:
-        peers: how many start; 0 lets the seed choose as many as the profile has, or 2 to 4 where there are few steps.
-        steps: events before the healing; 0: as many as the profile has.
+        peers: number of peers that start; 0: by the seed, within the range of the profile, or 2 to 4 in short runs.
+        steps: steps before the healing; 0: by the profile.
         faults: name of a profile, or "auto".
         without: kinds of faults that never strike.
-        skip: numbers of faults that are left out, in the order in which they would strike.
-        haste: how many times closer together faults come; 0: 1, or 3 where there are few steps.
+        skip: numbers of the faults to leave out, in the order in which they would strike.
+        haste: factor for the fault rates; 0: 1, or SHORT_HASTE in short runs.
     """
 
     peers: int = 0
@@ -69,8 +69,8 @@ class Setup:
     skip: tuple[int, ...] = ()
     haste: int = 0
 
-    def settle(self, seed: int) -> Setup:
-        """The same for one seed, with nothing left to choose."""
+    def resolve(self, seed: int) -> Setup:
+        """The same with every 0 and "auto" replaced by the value for this seed."""
         faults = choose_faults(self.faults, seed)
         steps = self.steps or faults.steps
         is_short = steps < SHORT_STEPS
@@ -86,28 +86,29 @@ class Setup:
     def build(
         self, seed: int, tracer: Callable[[str], None] | None = None, coverage: Coverage | None = None
     ) -> Cluster:
-        """The cluster of a seed, before anything happens."""
-        settled = self.settle(seed)
-        faults = PROFILES[settled.faults].without(self.without)
+        """Makes the cluster of a seed."""
+        resolved = self.resolve(seed)
+        faults = PROFILES[resolved.faults].without(self.without)
         how: dict[str, Any] = {"masters": faults.masters, "faults": faults, "skip": self.skip}
-        return Cluster(seed, settled.peers, tracer=tracer, coverage=coverage, **how)
+        return Cluster(seed, resolved.peers, tracer=tracer, coverage=coverage, **how)
 
     def run(self, seed: int, cluster: Cluster) -> None:
-        """Faults, then healing, as run_seed says."""
-        settled = self.settle(seed)
+        """Runs a cluster as run_seed() does."""
+        resolved = self.resolve(seed)
         with tight_limits(cluster):
-            self._run(settled, cluster)
+            self._run(resolved, cluster)
 
-    def _run(self, settled: Setup, cluster: Cluster) -> None:
-        cluster.run(settled.steps, PROFILES[settled.faults].without(self.without).hasten(settled.haste))
+    def _run(self, resolved: Setup, cluster: Cluster) -> None:
+        cluster.run(resolved.steps, PROFILES[resolved.faults].without(self.without).hasten(resolved.haste))
         cluster.heal()
-        # With several masters a run may have lost its quorum: members wait for it in vain, and a new run for them.
+        # With several masters a run may have lost its quorum: its members wait until they give up, and a new run waits
+        # for them.
         if not (cluster.quiesces() if len(cluster.masters) == 1 else cluster.quiesces(steps=60_000, seconds=150)):
             raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
         cluster.checkers.on_end()
 
     def replay_command(self, seed: int) -> str:
-        """What shows a run again, line by line."""
+        """The command that replays the run of a seed with a trace."""
         command = f"python -m zpccl.sim --seed {seed} --peers {self.peers} --steps {self.steps} --faults {self.faults}"
         if self.haste:
             command += f" --haste {self.haste}"
@@ -124,13 +125,13 @@ def run_seed(
     """Runs one seed: faults, then healing.
 
     Args:
-        tracer: is given every line of the trace.
-        coverage: is told what is reached.
+        tracer: called with every line of the trace.
+        coverage: records what is reached.
         how: fields of Setup.
 
     Raises:
         Violation: a promise is broken.
-        AssertionError: a machine is in an impossible state.
+        AssertionError: an assertion of a machine failed.
     """
     setup = Setup(**how)
     cluster = setup.build(seed, tracer, coverage)
@@ -139,7 +140,7 @@ def run_seed(
 
 
 def replay_command(seed: int, **how: Any) -> str:
-    """What shows the run of a seed again, line by line; `how` are fields of Setup."""
+    """The command that replays the run of a seed with a trace; `how` are fields of Setup."""
     return Setup(**how).replay_command(seed)
 
 
@@ -148,9 +149,9 @@ class Failure:
     """A seed that failed.
 
     Attributes:
-        profile: the faults that it ran with.
-        error: kind and text of what was raised.
-        details: a traceback, where a machine raised it by itself.
+        profile: name of its profile of faults.
+        error: type and text of the exception.
+        details: traceback; empty for a Violation.
     """
 
     seed: int
@@ -161,7 +162,7 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What became of some seeds, and what they reached, if that is asked for."""
+    """Results of some seeds, with their coverage if it was requested."""
 
     seeds: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -169,7 +170,7 @@ class Tally:
     coverage: Coverage = field(default_factory=Coverage)
 
     def add(self, other: Tally) -> None:
-        """Adds those of another one, which come after these."""
+        """Adds the results of later seeds."""
         self.seeds += other.seeds
         self.failures += other.failures
         self.totals.update(other.totals)
@@ -184,7 +185,7 @@ def run_seeds(
     covers: bool = False,
     tracer: Callable[[str], None] | None = None,
 ) -> Tally:
-    """Runs some seeds, as run_seed does; up to the first that fails, unless it shall keep going."""
+    """Runs seeds as run_seed() does, until the first failure or, with `keep_going`, all of them."""
     tally = Tally()
     coverage = tally.coverage if covers else None
     was_enabled = gc.isenabled()
@@ -200,9 +201,9 @@ def run_seeds(
                 tally.totals.update(count_events(cluster))
             except BrokenPipeError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
+            except Exception as error:  # noqa: BLE001 - any exception of a machine is a finding
                 details = "" if isinstance(error, Violation) else traceback.format_exc()
-                profile = setup.settle(seed).faults
+                profile = setup.resolve(seed).faults
                 tally.failures.append(Failure(seed, profile, f"{type(error).__name__}: {error}", details))
                 if not keep_going:
                     break
@@ -213,13 +214,13 @@ def run_seeds(
 
 
 def count_events(cluster: Cluster) -> dict[str, int]:
-    """How much happened in a run."""
-    progress = cluster.checkers.progress
+    """Counts of what happened in a run."""
+    liveness = cluster.checkers.liveness
     return {
         "steps": cluster.step_count,
-        "commits": progress.committed_count,
-        "aborts": progress.aborted_count,
-        "answers": progress.answered_count,
+        "commits": liveness.committed_count,
+        "aborts": liveness.aborted_count,
+        "answers": liveness.answered_count,
         "faults": len(cluster.incidents),
         "seconds": cluster.clock.now_ns // SECOND,
     }

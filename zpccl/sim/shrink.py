@@ -1,8 +1,8 @@
-"""Takes away from a run that fails what its failure does not need.
+"""Shrinks a failing run: removes everything that its failure does not need.
 
-A smaller run is one that breaks the same promise, or fails in the same function, with fewer peers, fewer steps, whole
-kinds of faults that never strike, or single faults left out. Each is tried in turn, over and over, until nothing more
-can be taken away or the time is up. A run with less is another run, of which nothing is known before: so all is trial.
+A smaller run has fewer peers, fewer steps, fewer kinds of faults or fewer single faults, and still breaks the same
+promise or fails in the same function. Reductions are tried in turn until none succeeds or the time is up. A reduced run
+takes another course, so whether it still fails can only be found out by running it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zpccl.sim.runs import Setup
 
 TRACE_LINES_MAX = 40
 TRACE_LINE_CHARS_MAX = 400
-"""The report of a peer to a new master takes thousands."""
+"""Longer lines are cut: the report of a peer to a new master has thousands of characters."""
 PEERS_MIN = 2
 
 
@@ -26,8 +26,8 @@ class Shrunken:
     """The smallest run that was found.
 
     Attributes:
-        runs: how many were tried.
-        trace: its last lines.
+        runs: number of runs tried.
+        trace: the last lines of its trace.
     """
 
     setup: Setup
@@ -42,9 +42,9 @@ class _Failed:
     """A run that failed.
 
     Attributes:
-        signature: what all failures of one cause have in common.
-        steps: how many steps it made.
-        struck: the kinds of the faults that struck, or were left out, in order.
+        signature: equal for failures that count as the same.
+        steps: number of steps until the failure.
+        struck: kinds of the faults that struck or were left out, in order.
     """
 
     setup: Setup
@@ -55,8 +55,8 @@ class _Failed:
 
 
 def shrink(seed: int, setup: Setup, is_over: Callable[[], bool]) -> Shrunken | None:
-    """Shrinks the failure of a seed until `is_over`. None if it does not fail."""
-    first = _run(seed, setup.settle(seed))
+    """Shrinks the failure of a seed until `is_over()`. None: the seed does not fail."""
+    first = _run(seed, setup.resolve(seed))
     if first is None:
         return None
     best, runs = _cut(seed, first), 2
@@ -80,11 +80,11 @@ def shrink(seed: int, setup: Setup, is_over: Callable[[], bool]) -> Shrunken | N
 
 
 def _run(seed: int, setup: Setup, tracer: Callable[[str], None] | None = None) -> _Failed | None:
-    """Runs a seed. None if nothing fails."""
+    """Runs a seed. None: it does not fail."""
     cluster = setup.build(seed, tracer)
     try:
         setup.run(seed, cluster)
-    except Exception as error:  # noqa: BLE001 - whatever a machine raises is a find
+    except Exception as error:  # noqa: BLE001 - any exception of a machine is a finding
         place = error.promise if isinstance(error, Violation) else traceback.extract_tb(error.__traceback__)[-1].name
         text = f"{type(error).__name__}: {error}"
         struck = tuple(cluster.injector.struck)
@@ -94,7 +94,7 @@ def _run(seed: int, setup: Setup, tracer: Callable[[str], None] | None = None) -
 
 
 def _cut(seed: int, failed: _Failed) -> _Failed:
-    """The same run without what comes after its failure."""
+    """The same run, cut off at its failure."""
     if failed.steps >= failed.setup.steps:
         return failed
     return _run(seed, replace(failed.setup, steps=failed.steps)) or failed
@@ -106,7 +106,7 @@ def _fewer_peers(failed: _Failed) -> Iterator[Setup]:
 
 
 def _fewer_kinds(failed: _Failed) -> Iterator[Setup]:
-    """Without any, without half of those that struck, without one."""
+    """Without all kinds that struck, without half of them, without each single one."""
     kinds = sorted({"silent_chance", *failed.struck} - set(failed.setup.without))
     for size in (len(kinds), len(kinds) // 2, 1):
         for start in range(0, len(kinds), max(1, size)):
@@ -123,7 +123,7 @@ def _fewer_steps(failed: _Failed) -> Iterator[Setup]:
 
 
 def _fewer_faults(failed: _Failed) -> Iterator[Setup]:
-    """Without the first half, the second, then ever smaller pieces of what is left, the latest first."""
+    """Without all faults that are left, then without ever smaller pieces of them, the latest first."""
     left = [number for number in range(1, len(failed.struck) + 1) if number not in failed.setup.skip]
     size = len(left)
     while size:

@@ -17,7 +17,7 @@ SPEC = CollectiveSpec(0, 64, 6, 0, 0, 0, 1)
 
 
 class Strangers:
-    """Makes strangers come by."""
+    """Connects strangers to the first master."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -25,7 +25,7 @@ class Strangers:
         self._count = 0
 
     def visit(self) -> None:
-        """One stranger connects, says something it should not, and goes."""
+        """Connects one stranger, which sends illegal messages and disconnects later."""
         cluster = self._cluster
         self._count += 1
         connection = cluster.network.open(None, f"stranger{self._count}", cluster.masters[0])

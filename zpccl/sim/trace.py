@@ -1,4 +1,4 @@
-"""Lines for people: one per event and effect, with the simulated time."""
+"""Formats a trace: one line per event and effect, with the simulated time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zpccl.limits import SECOND
 
 
 def describe(value: object, name_of: Callable[[bytes], str]) -> str:
-    """A value as short text; ids of peers by the names that `name_of` gives."""
+    """A value as short text, with peer ids replaced by `name_of`."""
     if isinstance(value, bytes):
         return name_of(value)
     if isinstance(value, enum.Enum):
@@ -19,7 +19,7 @@ def describe(value: object, name_of: Callable[[bytes], str]) -> str:
         return "[" + ", ".join(describe(item, name_of) for item in value) + "]"
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
-    names = getattr(value, "__struct_fields__", None)  # Of a message.
+    names = getattr(value, "__struct_fields__", None)  # It is a message.
     if names is not None:
         fields = [(name, getattr(value, name)) for name in names]
     elif dataclasses.is_dataclass(value):

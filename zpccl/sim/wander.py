@@ -1,15 +1,15 @@
-"""Programs drawn at random: any call in any order, legal or not, alone or several at once.
+"""Random programs: any call in any order, legal or not, alone or several at once.
 
-    until all is healed:
-        collectives of some tags, as a batch or each from a thread of its own
+    until the healing:
+        collectives of some tags, as a batch or each in its own thread
         a topology call or a sync of any kind
-        any of these from several threads at once
-        the state moves on, or back, or gains a key
-    then the process ends, or goes on with the training loop
+        several of these in threads
+        changes of the state: its revision, its values, an additional key
+    then the process ends, or continues with the training loop
 
-What all peers would call at a time is drawn from the run's seed, so that many calls meet others and succeed; each peer
-often does something else. Calls that others may leave alone for ever, as the tag of a collective that nobody else uses,
-have timeouts. Topology calls and syncs have none: there the master must see that peers wait for each other in vain.
+The call of each time slot is drawn from a seed that all peers share, so that many calls meet others and succeed; a peer
+often deviates from it. Collectives have timeouts, because no other peer may ever use that tag. Topology calls and syncs
+have none: there the master must detect that peers wait for each other in vain.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from zpccl.protocol.messages import CollectiveSpec, TopologyKind
 from zpccl.protocol.peer import State
 from zpccl.sim.dataplane import Buffer
 from zpccl.sim.program import (
+    Action,
+    Answer,
     Batch,
     Collective,
     Connect,
     Fatal,
-    Outcome,
     Pause,
     Program,
-    Request,
     Script,
     Sync,
     Together,
@@ -43,19 +43,19 @@ from zpccl.sim.program import (
 from zpccl.types import CollectiveKind, DataType, ReduceOp, SharedStateSyncStrategy
 
 if TYPE_CHECKING:
-    from zpccl.sim.node import PeerNode
+    from zpccl.sim.node import SimulatedPeer
 
 SLOT_NS = 400 * MS
-"""How long all peers would make the same call."""
+"""Length of a time slot."""
 OBEDIENCE = 0.7
-"""How often a peer makes it."""
+"""Probability that a peer makes the call of the time slot."""
 TAGS = 5
 PATIENCE_NS = 3 * SECOND
 
 
-def live(node: PeerNode, script: Script) -> Program:
+def live(node: SimulatedPeer, script: Script) -> Program:
     """The whole program of one process."""
-    node.shared_state.values.pop("extra", None)  # Else all others might be refused for ever.
+    node.shared_state.values.pop("extra", None)  # Else it might refuse all other peers for ever.
     wanders = node.rng.random() < node.faults.wander_chance and node.strikes("wander_chance")
     if wanders and node.rng.random() < 0.2:
         yield from insist_on_refusal(Topology(TopologyKind.UPDATE))
@@ -67,19 +67,19 @@ def live(node: PeerNode, script: Script) -> Program:
     yield from train(node, script)
 
 
-def wander(node: PeerNode, script: Script) -> Program:
-    """Does anything, until all is healed."""
+def wander(node: SimulatedPeer, script: Script) -> Program:
+    """Makes random calls until the healing."""
     wanderer = Wanderer(node, script)
     while node.faults.wander_chance > 0:
         yield Pause(node.rng.randrange(1, 60 * MS) * node.slowness)
         yield from wanderer.act()
     node.shared_state.values.pop("extra", None)
     if node.rng.random() < 0.5:
-        raise Fatal(InvalidUsage("the program has come to its end"))
+        raise Fatal(InvalidUsage("the program has ended"))
 
 
-def insist_on_refusal(request: Request) -> Program:
-    """Makes a call that is refused at once."""
+def insist_on_refusal(request: Action) -> Program:
+    """Makes a call that must be refused at once."""
     outcome = yield request
     assert isinstance(outcome, PCCLError), f"{request} is not refused but answered with {outcome!r}"
 
@@ -87,12 +87,12 @@ def insist_on_refusal(request: Request) -> Program:
 class Wanderer:
     """The random program of one process."""
 
-    def __init__(self, node: PeerNode, script: Script) -> None:
+    def __init__(self, node: SimulatedPeer, script: Script) -> None:
         self._node = node
         self._script = script
 
     def act(self) -> Program:
-        """Does something."""
+        """Makes one random step."""
         own = self._node.rng
         slot = self._node.now_ns() // SLOT_NS
         common = random.Random(self._script.seed << 32 | slot)
@@ -111,7 +111,7 @@ class Wanderer:
         yield from rng.choice(acts)(rng)
 
     def _reduce(self, rng: random.Random) -> Program:
-        """Collectives of some tags, together or apart. Some tags may come twice."""
+        """Collectives of some tags, as a batch or in threads. A tag may occur twice."""
         count = rng.choice((1, 1, 2, 3))
         tags = [rng.randrange(TAGS) for _ in range(count)]
         is_batched = rng.random() < 0.5
@@ -128,13 +128,13 @@ class Wanderer:
             yield Together(tuple(self._ask(Batch((one,), timeout_ns)) for one in collectives))
 
     def _decide(self, rng: random.Random) -> Program:
-        """A topology call. Collectives may run beside the question whether peers are pending: it may wait for long."""
+        """A topology call. PENDING has a timeout, because collectives may run beside it for long."""
         kind = rng.choice((TopologyKind.UPDATE, TopologyKind.UPDATE, TopologyKind.PENDING, TopologyKind.OPTIMIZE))
         timeout_ns = self._node.rng.randrange(1, PATIENCE_NS) if kind is TopologyKind.PENDING else 0
         yield from self._ask(Topology(kind, timeout_ns))
 
     def _sync(self, rng: random.Random) -> Program:
-        """A sync, of the strategy of all or of another."""
+        """A sync, with the strategy of the time slot or another one."""
         strategies = list(SharedStateSyncStrategy)
         strategy = rng.choice(strategies)
         if self._node.rng.random() < 0.2:
@@ -142,12 +142,12 @@ class Wanderer:
         yield from self._ask(Sync(strategy))
 
     def _crowd(self, rng: random.Random) -> Program:
-        """Several things at once, few of which are allowed beside each other."""
+        """Several steps at once, few of which are allowed at the same time."""
         acts = [rng.choice((self._reduce, self._decide, self._sync)) for _ in range(rng.choice((2, 3)))]
         yield Together(tuple(act(rng) for act in acts))
 
     def _dabble(self, rng: random.Random) -> Program:
-        """The user's own business with its state; not while it is being synced."""
+        """Changes the state as a user may, unless it is being synced."""
         yield Pause(self._node.rng.randrange(200 * MS))
         if self._node.has_open(Sync):
             return
@@ -164,10 +164,10 @@ class Wanderer:
         else:
             state.values.pop("extra", None)
 
-    def _ask(self, request: Request) -> Program:
-        """Makes calls, whatever comes of them, as long as there is anybody to ask."""
+    def _ask(self, request: Action) -> Program:
+        """Makes calls and ignores errors, unless the communicator is closed."""
         outcome = yield request
-        outcomes: list[Outcome] = outcome if isinstance(outcome, list) else [outcome]
+        outcomes: list[Answer] = outcome if isinstance(outcome, list) else [outcome]
         if self._node.machine.state is State.CLOSED:
             errors = [outcome for outcome in outcomes if isinstance(outcome, PCCLError)]
             raise Fatal(errors[0] if errors else InvalidUsage("the communicator is closed"))

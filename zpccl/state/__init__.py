@@ -1,1 +1,1 @@
-"""What members share: digests, codec, fetching, serving, offers and checkpoints. Decisions are in zpccl.protocol."""
+"""Shared state: digests, codec, fetching, serving, offers and checkpoints. Decisions are in zpccl.protocol."""

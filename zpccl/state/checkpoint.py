@@ -1,21 +1,21 @@
-"""Checkpoints: a shared state in a safetensors file, whole or not at all.
+"""Checkpoints: a shared state in a safetensors file, written and loaded atomically.
 
-Any program that reads safetensors can open it. The metadata of the file, all of it text, is:
+Any program that reads safetensors can open it. The metadata of the file consists of these text entries:
 
     format         "pt", without which some programs refuse the file
     revision       of the state, in decimal
     blake3:NAME    digest of the bytes of the tensor NAME
     blake3         digest of the rest of the header: see `_header_digest`
 
-A file with any bit changed is refused. What another program wrote is accepted if it has these entries.
+A file with a changed bit is refused. A file written by another program is accepted if it has these entries.
 
-Writing goes to `NAME.partial` beside the file, which then takes its name. One process at a time holds the lock of it:
-what a killed one left is written over by the next. Tensors are written and digested in one pass, and the header, whose
-size is known before, after them. The writer of the package safetensors needs all tensors in the memory of the host and
-tells no progress, so the header is encoded here; reading it, with all its checks, is left to the package.
+Data is written to `NAME.partial` in the same directory, which is then renamed. One process at a time holds its lock; a
+file left by a killed process is overwritten by the next. Tensors are written and digested in one pass; the header,
+whose size is known before, is written last. The writer of the package safetensors needs all tensors in host memory and
+reports no progress, so the header is encoded here. For reading, the package parses and checks the header.
 
-Reading goes into memory of its own, of the size of the state. Only when all of it is checked are the tensors written,
-and then whatever comes.
+A checkpoint is read into separate memory, of the size of the state. The tensors are written only after everything was
+verified, and then completely, even on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from zpccl.state.regions import Region
 from zpccl.types import DataType
 
 _DTYPES = dict(zip(DataType, "U8 I8 U16 I16 U32 I32 U64 I64 F16 BF16 F32 F64".split(), strict=True))
-"""As safetensors calls them."""
+"""Names of dtypes in safetensors."""
 _METADATA = "__metadata__"
-"""The one entry of the header that is no tensor."""
+"""The only entry of the header that is not a tensor."""
 
 Report: TypeAlias = Callable[[int, int], None]
-"""Is told how many bytes of the contents are done, and of how many."""
+"""Called with the number of bytes done, and the total."""
 _Rows: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]
 """Type and shape of each tensor, in the order of the file."""
 
@@ -59,11 +59,11 @@ def save(
     path: str | os.PathLike[str],
     report: Report,
 ) -> None:
-    """Writes a checkpoint. Whatever happens, the file is then the old one or the new one.
+    """Writes a checkpoint. The file is replaced atomically.
 
     Raises:
-        CheckpointFailed: the system refused it.
-        InvalidArgument: not a path, or a name that no tensor in such a file can have.
+        CheckpointFailed: the operating system reported an error.
+        InvalidArgument: not a path, or a tensor name that safetensors does not allow.
         InvalidUsage: another thread or process is writing it.
     """
     target = _real_path(path)
@@ -74,11 +74,11 @@ def save(
 
 
 def load(tensors: Mapping[str, Region], path: str | os.PathLike[str], report: Report) -> Loaded:
-    """Reads and checks a checkpoint, and keeps its contents aside.
+    """Reads and verifies a checkpoint, without writing the tensors yet.
 
     Raises:
-        CheckpointDamaged: no checkpoint, or a damaged one.
-        CheckpointFailed: the system refused it.
+        CheckpointDamaged: not a checkpoint, or a damaged one.
+        CheckpointFailed: the operating system reported an error.
         InvalidArgument: not a path, or a checkpoint of other tensors.
     """
     target = _real_path(path)
@@ -91,20 +91,20 @@ def load(tensors: Mapping[str, Region], path: str | os.PathLike[str], report: Re
 
 @dataclass(frozen=True)
 class Loaded:
-    """The contents of a checkpoint, checked and not yet in the tensors."""
+    """The verified contents of a checkpoint, not yet written to the tensors."""
 
     revision: int
     _tensors: Mapping[str, Region]
     _contents: Mapping[str, memoryview]
 
     def write(self) -> None:
-        """Writes all tensors. May be done again."""
+        """Writes all tensors. Idempotent."""
         for name, contents in self._contents.items():
             self._tensors[name].write(0, contents)
 
 
 def despite_interrupts(action: Callable[[], None]) -> None:
-    """Does what must be done wholly: begins again after a KeyboardInterrupt, and raises it at the end."""
+    """Runs an idempotent action to its end: restarts it after a KeyboardInterrupt, which is raised at the end."""
     interrupt: KeyboardInterrupt | None = None
     while True:
         try:
@@ -120,16 +120,16 @@ def despite_interrupts(action: Callable[[], None]) -> None:
 
 
 def _header_digest(metadata: Mapping[str, str], rows: _Rows) -> str:
-    """The digest of the other metadata, and of the type and shape of each tensor.
+    """The digest of the other metadata and of the type and shape of each tensor.
 
-    It does not depend on the order of entries, which another program may change when it writes the file again.
+    It does not depend on the order of entries, which another program may change when it rewrites the file.
     """
     others = {key: value for key, value in metadata.items() if key != "blake3"}
     return blake3(json.dumps([others, rows], sort_keys=True).encode()).hexdigest()
 
 
 def _encode_header(tensors: Mapping[str, Region], rows: _Rows, revision: int, digests: Mapping[str, str]) -> bytes:
-    """The header with its length in front. How long it is does not depend on the digests."""
+    """The header, preceded by its length. The length does not depend on the digests."""
     metadata = {"format": "pt", "revision": str(revision)}
     metadata |= {f"blake3:{name}": digest for name, digest in digests.items()}
     metadata["blake3"] = _header_digest(metadata, rows)
@@ -146,7 +146,7 @@ def _encode_header(tensors: Mapping[str, Region], rows: _Rows, revision: int, di
 def _write_file(
     descriptor: int, tensors: Mapping[str, Region], shapes: Mapping[str, Sequence[int]], revision: int, report: Report
 ) -> None:
-    names = sorted(tensors, key=lambda name: (-tensors[name].datatype.itemsize, name))  # Large elements first.
+    names = sorted(tensors, key=lambda name: (-tensors[name].datatype.itemsize, name))  # Largest elements first.
     rows = {name: (_DTYPES[tensors[name].datatype], shapes[name]) for name in names}
     digests = dict.fromkeys(names, blake3().hexdigest())
     os.lseek(descriptor, len(_encode_header(tensors, rows, revision, digests)), os.SEEK_SET)
@@ -172,14 +172,14 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def _replacing(target: str) -> Iterator[int]:
-    """A new file, which takes the name of the target at the end of the block; if that fails, it leaves no trace."""
+    """Opens a new file, which replaces the target at the end of the block; it is deleted if the block fails."""
     if os.path.exists(target) and not os.path.isfile(target):
         raise OSError(errno.EISDIR if os.path.isdir(target) else errno.EINVAL, "it is there, and no regular file")
     name = target + ".partial"
     descriptor = _create_locked(name)
     try:
         with suppress(FileNotFoundError):
-            os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))  # Who keeps it secret wants that kept.
+            os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))  # Keep the permissions of the old file.
         yield descriptor
         os.fsync(descriptor)
         os.replace(name, target)
@@ -193,10 +193,10 @@ def _replacing(target: str) -> Iterator[int]:
 
 
 def _create_locked(name: str) -> int:
-    """An empty file that no other process has, whatever was there."""
+    """Creates or truncates a file, and locks it."""
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     try:
-        # Who had the lock before may have finished the file meanwhile: then it is the checkpoint, and not to be cut.
+        # The previous holder of the lock may have renamed the file meanwhile: then it is the checkpoint.
         if not _lock(descriptor) or not _is_name_of(descriptor, name):
             raise InvalidUsage(f"another thread or process is writing {name}")
         os.ftruncate(descriptor, 0)
@@ -207,13 +207,13 @@ def _create_locked(name: str) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether nobody else has the lock."""
+    """Tries to lock a file. False: another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # A file system without locks.
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # File systems without locks.
             raise
     return True
 
@@ -238,7 +238,7 @@ def _sync_directory(directory: str) -> None:
 
 @contextmanager
 def _open_regular(target: str) -> Iterator[BufferedReader]:
-    # A pipe would wait for its writer.
+    # O_NONBLOCK: opening a pipe would wait for its writer.
     with open(target, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
@@ -246,21 +246,21 @@ def _open_regular(target: str) -> Iterator[BufferedReader]:
 
 
 def _read_header(file: BufferedReader) -> tuple[dict[str, str], _Rows]:
-    """The metadata, and the tensors in the order of the file; then the file stands at the first byte of these."""
+    """Reads the metadata and the list of tensors in the order of the file; leaves the file at their first byte."""
     try:
-        # By its descriptor: the name may be that of another file by now.
+        # By its descriptor, since the name may refer to another file by now.
         with safe_open(f"/proc/self/fd/{file.fileno()}", "numpy") as opened:
             tensors = {name: opened.get_slice(name) for name in opened.offset_keys()}
             rows = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in tensors.items()}
             metadata = opened.metadata() or {}
     except SafetensorError as error:
         raise _damaged(file, f"it is no safetensors file, or a damaged one: {error}") from error
-    file.seek(8 + int.from_bytes(file.read(8), "little"))  # The length of the header, and the header.
+    file.seek(8 + int.from_bytes(file.read(8), "little"))  # Skip the length of the header and the header.
     return metadata, rows
 
 
 def _check_header(file: BufferedReader, metadata: Mapping[str, str], rows: _Rows) -> int:
-    """The revision."""
+    """Verifies the header; returns the revision."""
     if "blake3" not in metadata:
         raise _damaged(file, "its metadata has no digest, so save_state did not write it")
     if metadata["blake3"] != _header_digest(metadata, rows):
@@ -275,7 +275,7 @@ def _check_header(file: BufferedReader, metadata: Mapping[str, str], rows: _Rows
 
 
 def _check_tensors(tensors: Mapping[str, Region], rows: _Rows) -> None:
-    """Raises InvalidArgument unless the file is of the tensors that are to be loaded."""
+    """Raises InvalidArgument unless names, dtypes and counts in the file match `tensors`."""
     missing, extra = sorted(tensors.keys() - rows.keys()), sorted(rows.keys() - tensors.keys())
     if missing or extra:
         raise InvalidArgument(
@@ -296,7 +296,7 @@ def _read_contents(
     names: Iterable[str],
     report: Report,
 ) -> dict[str, memoryview]:
-    """The bytes of all tensors, checked."""
+    """Reads the bytes of all tensors and verifies their digests."""
     contents = {}
     done, total = 0, sum(memory.nbytes for memory in tensors.values())
     report(done, total)
@@ -305,7 +305,7 @@ def _read_contents(
         hasher = blake3()
         for begin in range(0, len(contents[name]), limits.CHECKPOINT_PIECE_BYTES):
             piece = contents[name][begin : begin + limits.CHECKPOINT_PIECE_BYTES]
-            file.readinto(piece)  # The digest tells if the file has been cut meanwhile.
+            file.readinto(piece)  # If the file was truncated meanwhile the digest is wrong.
             hasher.update(piece)
             done += len(piece)
             report(done, total)
@@ -324,7 +324,7 @@ def _damaged(file: BufferedReader, reason: str, tensor: str = "") -> CheckpointD
 
 
 def _real_path(path: str | os.PathLike[str]) -> str:
-    """The file itself, where the path is a symbolic link to it."""
+    """The path with symbolic links resolved."""
     try:
         text = os.fsdecode(path)
     except TypeError:
@@ -336,7 +336,7 @@ def _real_path(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def _system_errors(target: str) -> Iterator[None]:
-    """What the system refuses becomes an error of ours."""
+    """Converts OSError to CheckpointFailed."""
     try:
         yield
     except PCCLError:

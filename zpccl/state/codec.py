@@ -1,11 +1,11 @@
-"""How a block of state travels: as it is, as a pattern that repeats, or compressed with blosc2.
+"""Encoding of a block of state on the wire: plain, as a repeated pattern, or compressed with blosc2.
 
-Compressed means ZSTD, level 1, over the shuffled bytes of elements; docs/shared_state.md says what that makes of what.
-A payload begins with a byte that says which of the three follows. Whoever decodes one trusts nothing in it: the result
-has exactly the size of its destination, and of the many features of a blosc2 chunk only those that are made here are
-accepted. Whether the contents are right is for the digest to say.
+Compression is ZSTD, level 1, over the byte-shuffled elements; docs/shared_state.md has compression ratios. The first
+byte of a payload says which of the three forms follows. Decoding trusts nothing in a payload: the result has exactly
+the size of its destination, and only those features of blosc2 chunks are accepted that `encode` uses. The caller
+verifies the contents by their digest.
 
-blosc2 holds the GIL unless it is told otherwise, for the whole process; this module tells it when it is imported.
+By default blosc2 holds the GIL; importing this module switches that off for the whole process.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ _RAW = b"\0"
 _CONSTANT = b"\1"
 _BLOSC2 = b"\2"
 ENCODED_EXTRA_BYTES = 1
-"""A payload is longer than its block by no more than this."""
+"""Maximum by which a payload is longer than its block."""
 
 _PATTERN_BYTES = 16
-"""A pattern of 1, 2, 4, 8 or 16 bytes is repeated to this."""
+"""A pattern of 1, 2, 4, 8 or 16 bytes is first repeated to this size."""
 _CONSTANT_BYTES_MIN = 2 * _PATTERN_BYTES
 
 _HEADER = struct.Struct("<xxBBiii6sBB6sBB")
-"""Of a blosc2 chunk: flags, element size, size, size of its parts, its own size; filters, codec, its parameter,
-parameters of the filters, flags of chunks with parts of other sizes, and of special chunks."""
+"""Header of a blosc2 chunk: flags, element size, uncompressed size, block size, chunk size; filters, codec and its
+parameter, parameters of the filters, flags of variable-size blocks and of special chunks."""
 _EXTENDED_HEADER = 0x05
 _STORED = 0x02
 _DELTA = 0x08
 _ZSTD_FORMAT = 4
-"""In the flags, what the codec is in the header."""
+"""Bits of the flags that hold the codec."""
 _FILTERS = bytes([blosc2.Filter.SHUFFLE.value, 0, 0, 0, 0, 0])
 _ITEM_BYTES_MAX = 16
 
 
 class DamagedBlock(ProtocolViolation):
-    """A block that cannot be decoded, or whose contents do not have the digest that they should."""
+    """A block that cannot be decoded, or whose digest is wrong."""
 
 
 def encode(block: memoryview, itemsize: int, *, compress: bool = True) -> Sequence[Any]:
-    """A block as it travels: buffers to be sent end to end. One may be the block itself, so send before it changes.
+    """Encodes a block. Returns buffers to send one after the other; one may alias the block, so send before it changes.
 
     Args:
         block: contiguous bytes, at least one.
-        itemsize: bytes of an element.
-        compress: False: only patterns are found. What does not get smaller goes as it is in either case.
+        itemsize: size of an element in bytes.
+        compress: False: only look for patterns. A block that does not shrink is sent plain in either case.
     """
     if (pattern := _find_pattern(block)) is not None:
         return (_CONSTANT, pattern)
@@ -67,16 +67,16 @@ def encode(block: memoryview, itemsize: int, *, compress: bool = True) -> Sequen
 
 
 def decode_into(payload: Any, destination: memoryview) -> None:
-    """Writes the contents of a block, which are yet to be compared with its digest.
+    """Decodes a block. The caller must still verify its digest.
 
-    Takes no more memory than a few times the block, whatever the payload says.
+    Needs at most a few times the memory of the block, whatever the payload contains.
 
     Args:
-        payload: what `encode` made, end to end; contiguous bytes.
-        destination: contiguous and writable, of the size that the block must have. Undefined after an error.
+        payload: the output of `encode`, concatenated; contiguous bytes.
+        destination: contiguous and writable, of the size of the block. Undefined after an error.
 
     Raises:
-        DamagedBlock: the payload is not that of a block of this size.
+        DamagedBlock: the payload does not decode to a block of this size.
     """
     payload = memoryview(payload)
     form, body, size = bytes(payload[:1]), payload[1:], len(destination)
@@ -100,10 +100,10 @@ def decode_into(payload: Any, destination: memoryview) -> None:
 
 
 def _is_ours(chunk: Any, size: int) -> bool:
-    """True if the header is as `encode` makes them for a block of `size` bytes.
+    """True if the header is one that `encode` makes for a block of `size` bytes.
 
-    blosc2 takes the size of the destination from the header, and may have dictionaries, codecs in other packages and
-    values that are not stored: none of that is for data of strangers.
+    blosc2 takes the destination size from the header and supports dictionaries, external codecs and special values:
+    none of that may be used with untrusted data.
     """
     if len(chunk) < _HEADER.size:
         return False
@@ -120,13 +120,13 @@ def _is_ours(chunk: Any, size: int) -> bool:
 
 
 def _find_pattern(block: memoryview) -> bytes | None:
-    """The first bytes of a block that are repeated to its end."""
+    """The shortest pattern whose repetition is the block, or None."""
     size = len(block)
     if size < _CONSTANT_BYTES_MIN or block[:_PATTERN_BYTES] != block[_PATTERN_BYTES : 2 * _PATTERN_BYTES]:
-        return None  # Nearly all blocks end here.
+        return None  # Almost all blocks end here.
     pattern = bytes(block[:_PATTERN_BYTES])
     whole = size // _PATTERN_BYTES * _PATTERN_BYTES
-    words = np.frombuffer(block[:whole], np.uint64)  # Of any alignment.
+    words = np.frombuffer(block[:whole], np.uint64)  # It need not be aligned.
     if block[whole:] != pattern[: size - whole] or not np.array_equal(words[2:], words[:-2]):
         return None
     return pattern

@@ -1,10 +1,10 @@
-"""The tensors of one peer in one sync: what is there, what is to be there, and what of it has come.
+"""The tensors of one peer in one sync: own blocks, missing blocks, and fetched blocks.
 
-The elected contents of a key are those that are here, unless the key is fetched: then they are known by the digest that
-was elected, then by their list of block digests, and then come block by block. What has come is kept aside until
+For a key that is not fetched the peer already holds the elected contents. For a fetched key it first knows the elected
+digest, then receives the list of block digests, then the blocks that differ. Fetched blocks are staged in memory until
 `write`.
 
-The thread of the user changes it; workers read it, and call `check`.
+Only the user's thread modifies this object; workers read it and call `check`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from zpccl.state.workers import in_parallel, worker_count
 from zpccl.types import DigestKind
 
 _WRITE_BYTES = 8 * limits.MIB
-"""What one worker writes at a time."""
+"""Bytes that one worker writes per task."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A block that has come in a message.
+    """A received block that is to be verified.
 
     Attributes:
-        begin, end: of its payload in the message.
-        memory: where it is to be kept.
-        digest: that it must have; of a tensor of one block, that of the tensor.
+        begin, end: range of its payload in the message.
+        memory: staging memory for its contents.
+        digest: expected digest; for a tensor of one block, that of the tensor.
     """
 
     place: Place
@@ -52,17 +52,17 @@ class Arrival:
 
 
 class Contents:
-    """The state of a peer. Digests it.
+    """The contents of a peer's state. The constructor computes the digests.
 
     Args:
         regions: the tensors by key.
         kind: of the digests.
 
     Attributes:
-        keys: in sorted order. Their numbers in it stand for them.
-        counts: blocks of each.
-        digests: the digest of each tensor by key, as it was at the beginning.
-        wanted: the elected digest of each key that is fetched, by number.
+        keys: in sorted order; other attributes and messages refer to a key by its index here.
+        counts: number of blocks of each key.
+        digests: the digest of each tensor by key, at construction.
+        wanted: the elected digest of each fetched key, by index.
     """
 
     def __init__(self, regions: Mapping[str, Region], kind: DigestKind) -> None:
@@ -74,28 +74,28 @@ class Contents:
         self._own = tuple(blocks[key] for key in self.keys)
         self.digests = {key: self._tensor_digest(number, self._own[number]) for number, key in enumerate(self.keys)}
         self.wanted: dict[int, bytes] = {}
-        self._lists: dict[int, bytes] = {}  # Of wanted keys: the digests of all blocks, end to end.
-        self._staged: dict[Place, memoryview | None] = {}  # Blocks that came; None for those that are all zero.
-        self._chunk = memoryview(b"")  # Of the memory for them, what is not taken.
+        self._lists: dict[int, bytes] = {}  # By wanted key: the concatenated digests of all blocks.
+        self._staged: dict[Place, memoryview | None] = {}  # Verified blocks; None: all zero.
+        self._chunk = memoryview(b"")  # The unused rest of the newest staging chunk.
 
     def _tensor_digest(self, key: int, digests: Sequence[bytes]) -> bytes:
         region = self._regions[key]
         return tensor_digest(self._kind, region.datatype, region.count, digests)
 
     def size_of(self, place: Place) -> int:
-        """The bytes of a block or list."""
+        """Size of a block or list in bytes."""
         key, index = place
         return self.counts[key] * DIGEST_BYTES if index == LIST else block_bytes(self._regions[key].nbytes, index)
 
     def name_of(self, place: Place) -> str:
-        """A block or list for people."""
+        """A block or list as text for logs."""
         what = "the list of blocks" if place[1] == LIST else f"block {place[1]}"
         return f"{what} of {self.keys[place[0]]!r}"
 
-    # --- What is to come --------------------------------------------------------------------------------------------
+    # --- Fetching ---------------------------------------------------------------------------------------------------
 
     def want(self, fetch: Mapping[str, bytes]) -> list[Place]:
-        """These keys shall have these digests. What must come for it first; tensors of zeros are here at once."""
+        """Sets the elected digests of the keys to fetch. Returns what to fetch first; nothing for tensors of zeros."""
         self.wanted = {number: fetch[key] for number, key in enumerate(self.keys) if key in fetch}
         places: list[Place] = []
         for number, digest in self.wanted.items():
@@ -111,7 +111,7 @@ class Contents:
         return zero_digest(self.size_of(place), self._kind)
 
     def take_list(self, key: int, blob: bytes) -> list[Place] | None:
-        """The digests of all blocks have come. The blocks that must come too; None if it is the wrong list."""
+        """Accepts the list of block digests of a key. Returns the blocks that differ; None if the list is wrong."""
         digests = [blob[begin : begin + DIGEST_BYTES] for begin in range(0, len(blob), DIGEST_BYTES)]
         is_whole = len(blob) == self.counts[key] * DIGEST_BYTES
         if not is_whole or self._tensor_digest(key, digests) != self.wanted[key]:
@@ -126,10 +126,10 @@ class Contents:
         return places
 
     def expect(self, place: Place, begin: int, end: int, missing_bytes: int) -> Arrival:
-        """A block has come and is to be checked; so much is missing in all.
+        """Allocates staging memory for a received block; `missing_bytes` are still to come in total.
 
         Raises:
-            OSError, MemoryError: there is no memory for it.
+            OSError, MemoryError: out of memory.
         """
         size = self.size_of(place)
         if len(self._chunk) < size:
@@ -143,10 +143,10 @@ class Contents:
         return self.wanted[key] if blob is None else blob[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
     def check(self, arrival: Arrival, message: memoryview) -> None:
-        """Decodes a block to its memory and checks it. By a worker.
+        """Decodes a block to its staging memory and verifies it. Called by workers.
 
         Raises:
-            DamagedBlock: it is not what was elected.
+            DamagedBlock: it cannot be decoded, or its digest is wrong.
         """
         with message[arrival.begin : arrival.end] as payload:
             decode_into(payload, arrival.memory)
@@ -157,20 +157,20 @@ class Contents:
             raise DamagedBlock("its contents do not have the digest that was elected")
 
     def keep(self, arrival: Arrival) -> None:
-        """A block is right."""
+        """Stages a verified block."""
         self._staged[arrival.place] = arrival.memory
 
-    # --- What is here -----------------------------------------------------------------------------------------------
+    # --- Serving ----------------------------------------------------------------------------------------------------
 
     def list_of(self, key: int) -> bytes | None:
-        """The digests of all blocks of the elected contents, end to end; None if they are not here."""
+        """The concatenated digests of all blocks of the elected contents; None if they are not known yet."""
         return self._lists.get(key) if key in self.wanted else b"".join(self._own[key])
 
     def block_of(self, place: Place) -> tuple[memoryview, int] | None:
-        """A block of the elected contents, checked, and the size of its elements; None if it is not here.
+        """A verified block of the elected contents, and its element size; None if this peer does not have it yet.
 
         Raises:
-            MemoryChanged: the tensor is not what it was when it was digested.
+            MemoryChanged: the tensor was modified since it was digested.
         """
         key, index = place
         region = self._regions[key]
@@ -185,12 +185,12 @@ class Contents:
         return block, region.datatype.itemsize
 
     def _is_own(self, place: Place) -> bool:
-        """True for blocks that need not be fetched, as far as is known."""
+        """True for a block that is equal to the elected one, as far as is known."""
         key, index = place
         return key not in self.wanted or (key in self._lists and self._digest_of(place) == self._own[key][index])
 
     def here(self, key: int | None = None) -> Iterator[tuple[int, int, int]]:
-        """Ranges of all blocks and lists of the elected contents that are here, of one key or of all."""
+        """Ranges of the blocks and lists of the elected contents that this peer has, of one key or of all."""
         for number in range(len(self.keys)) if key is None else (key,):
             count = self.counts[number]
             is_whole = number not in self.wanted
@@ -209,10 +209,10 @@ class Contents:
     # --- The end ----------------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Writes what has come to its tensors. May be called again after it raised.
+        """Writes the staged blocks to the tensors. May be called again after it has raised.
 
         Raises:
-            Exception: that was raised by writing to a device. What the tensors hold then nobody knows.
+            Exception: writing to a device failed. The contents of the tensors are undefined then.
         """
         size = sum(self.size_of(place) for place in self._staged)
         in_parallel(self._write_part, self._parts(), worker_count(size))
@@ -236,5 +236,5 @@ class Contents:
 
 
 def _new_chunk(size: int) -> memoryview:
-    """Memory that goes back to the system with the last view of it."""
+    """Maps memory that is unmapped with the last view of it."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -1,12 +1,12 @@
 """Digests of shared state: of blocks, and of tensors.
 
-A tensor is cut in blocks of STATE_BLOCK_BYTES. The digest of a tensor is one of its type, its size and the digests of
-its blocks, so whoever knows a tensor's digest can check its list of block digests, and each block against that list,
-from whomever they come.
+A tensor is cut into blocks of STATE_BLOCK_BYTES. The digest of a tensor covers its type, its size and the digests of
+its blocks (a hash tree of two levels). A peer that knows a tensor's digest can verify the list of block digests, and
+each block against that list, whichever peer sends them.
 
-Memory may change between two calls without a trace, so no digest is ever kept for a later sync.
+Memory may change unnoticed between two calls, so digests are never kept for a later sync.
 
-Several threads take some blocks of one tensor or many small tensors at a time; the libraries hash without the GIL.
+Each thread takes some blocks of a large tensor or many small tensors per task; the libraries hash without the GIL.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from zpccl.state.workers import in_parallel, worker_count
 from zpccl.types import DigestKind
 
 DIGEST_BYTES = 32
-"""Of every digest, whatever its kind."""
+"""Size of a digest of any kind."""
 
 _Piece: TypeAlias = tuple[str, int, int]
-"""Blocks of one region: its key, the first one and that after the last."""
+"""Blocks of one region: key, first block, end."""
 
 
 def block_count(nbytes: int) -> int:
-    """Blocks of a tensor of so many bytes."""
+    """Number of blocks of a tensor of `nbytes` bytes."""
     return -(-nbytes // STATE_BLOCK_BYTES)
 
 
 def block_bytes(nbytes: int, index: int) -> int:
-    """The size of block `index` of a tensor of so many bytes."""
+    """Size of block `index` of a tensor of `nbytes` bytes."""
     return min(STATE_BLOCK_BYTES, nbytes - index * STATE_BLOCK_BYTES)
 
 
 def block_digest(data: Any, kind: DigestKind) -> bytes:
-    """The digest of a block, by one thread.
+    """The digest of a block, computed in the calling thread.
 
     Raises:
-        InvalidArgument: the package that is needed is not installed.
+        InvalidArgument: the package for this kind is not installed.
     """
     return _HASH[kind](data)
 
@@ -53,7 +53,7 @@ def block_digest(data: Any, kind: DigestKind) -> bytes:
 def tensor_digest(kind: DigestKind, datatype: int, count: int, block_digests: Sequence[bytes]) -> bytes:
     """The digest of a tensor.
 
-    It is BLAKE3 over the digests of blocks of whatever kind: so short an input costs next to nothing.
+    Always BLAKE3 over the digests of the blocks, whatever the kind of these: the input is short.
     """
     head = f"zpccl state {int(kind)} {int(datatype)} {count} {STATE_BLOCK_BYTES}\n".encode()
     return blake3.blake3(head + b"".join(block_digests)).digest()
@@ -66,7 +66,7 @@ def zero_digest(size: int, kind: DigestKind) -> bytes:
 
 
 def check_kind(kind: DigestKind) -> None:
-    """Raises InvalidArgument if the package that this kind needs is not installed."""
+    """Raises InvalidArgument if the package for this kind is not installed."""
     block_digest(b"", kind)
 
 
@@ -78,10 +78,10 @@ def digest_regions(
     Args:
         regions: by key.
         kind: of the digests.
-        workers: threads, this one among them; by default as many as there are CPUs to run on and work is worth.
+        workers: number of threads, the calling one included; default: by the CPUs and the amount of work.
 
     Raises:
-        InvalidArgument: the package that is needed is not installed.
+        InvalidArgument: the package for this kind is not installed.
     """
     hash_block = _HASH[kind]
     total = sum(region.nbytes for region in regions.values())
@@ -106,7 +106,7 @@ def digest_regions(
 
 
 def _runs(regions: Mapping[str, Region], run_bytes: int) -> Iterator[list[_Piece]]:
-    """Cuts the blocks of all regions in runs of about so many bytes, within the bounds."""
+    """Groups the blocks of all regions into tasks of about `run_bytes` bytes."""
     run_bytes = max(STATE_BLOCK_BYTES, min(run_bytes, limits.STATE_RUN_BYTES_MAX))
     run: list[_Piece] = []
     room = run_bytes

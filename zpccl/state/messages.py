@@ -1,8 +1,8 @@
-"""What peers say to each other while state moves.
+"""Messages between peers during a state transfer.
 
-Keys go by their number in sorted order, which all who take part have alike. Blocks are laid out so that their bytes
-need not be copied to be found: a head, one entry for each block, and then the payloads, end to end. All other messages
-are MessagePack, in which no message begins with the byte that blocks begin with.
+Keys are identified by their index in sorted order, which is the same on all participants. A message with blocks is laid
+out so that it can be parsed without copying: a header with one entry per block, then the concatenated payloads. All
+other messages are MessagePack; a message with blocks begins with a byte that MessagePack never uses.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from zpccl.state.swarm import LIST, Place
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 _First: TypeAlias = Annotated[int, Meta(ge=LIST, le=2**32 - 1)]
 Ranges: TypeAlias = Annotated[tuple[tuple[_Number, _First, _Number], ...], Meta(max_length=limits.STATE_RANGES_MAX)]
-"""Key, first block or LIST, and how many blocks."""
+"""Key, first block or LIST, number of blocks."""
 
 
 class MalformedMessage(ProtocolViolation):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,11 +33,11 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Want(_Message, tag=0, frozen=True):
-    """Fetcher -> fellow: tell me what you have, now and as you get it."""
+    """Fetcher -> partial seed: announce the blocks that you have, now and as you get more."""
 
 
 class Have(_Message, tag=1, frozen=True):
-    """Fellow -> fetcher: I have this too; or, if `is_complete`, all."""
+    """Partial seed -> fetcher: I also have these blocks; `is_complete`: all of them."""
 
     is_complete: bool
     ranges: Ranges
@@ -50,7 +50,7 @@ class Request(_Message, tag=2, frozen=True):
 
 
 class BlockList(_Message, tag=3, frozen=True):
-    """Source -> fetcher: the digests of all blocks of a key, end to end."""
+    """Source -> fetcher: the concatenated digests of all blocks of a key."""
 
     key: _Number
     digests: bytes
@@ -61,28 +61,28 @@ encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 _BLOCKS = 0xC1
-"""The one byte that MessagePack never uses."""
+"""The only byte that MessagePack never uses."""
 _HEAD = struct.Struct("<BxH")
 _ENTRY = struct.Struct("<III")
 BLOCKS_PER_MESSAGE_MAX = 1024
 
 
 def blocks_head(entries: Sequence[tuple[Place, int]]) -> bytes:
-    """What stands before the payloads of blocks: their places and the sizes of the payloads."""
+    """The header of a message with blocks: key, block and payload size of each."""
     assert 1 <= len(entries) <= BLOCKS_PER_MESSAGE_MAX
     return _HEAD.pack(_BLOCKS, len(entries)) + b"".join(_ENTRY.pack(*place, size) for place, size in entries)
 
 
 def has_blocks(body: memoryview) -> bool:
-    """True if a message has blocks: then parse_blocks() is to be used, else decode()."""
+    """True: parse the message with parse_blocks(); False: with decode()."""
     return len(body) > 0 and body[0] == _BLOCKS
 
 
 def parse_blocks(body: memoryview) -> list[tuple[Place, int, int]]:
-    """The blocks of a message: place, and begin and end of the payload in it.
+    """Parses a message with blocks. Returns key and block, begin and end of the payload, for each.
 
     Raises:
-        MalformedMessage: it is not what blocks_head() makes.
+        MalformedMessage: the header is invalid.
     """
     try:
         _, count = _HEAD.unpack_from(body)
@@ -100,10 +100,10 @@ def parse_blocks(body: memoryview) -> list[tuple[Place, int, int]]:
 
 
 def decode(body: memoryview) -> Message:
-    """A message without blocks.
+    """Decodes a message without blocks.
 
     Raises:
-        MalformedMessage: it is none.
+        MalformedMessage: it is invalid.
     """
     try:
         return _decoder.decode(body)
@@ -112,7 +112,7 @@ def decode(body: memoryview) -> Message:
 
 
 def ranges_of(places: Iterable[Place]) -> list[tuple[int, int, int]]:
-    """Ranges of the same places in the same order."""
+    """Merges consecutive blocks into ranges, in the same order."""
     ranges: list[tuple[int, int, int]] = []
     for key, index in places:
         if ranges and index != LIST:
@@ -125,7 +125,7 @@ def ranges_of(places: Iterable[Place]) -> list[tuple[int, int, int]]:
 
 
 def places_in(ranges: Ranges, block_counts: Sequence[int]) -> Iterator[Place]:
-    """The places that ranges name and that are there, given the number of blocks of each key."""
+    """The blocks and lists in ranges, without those that do not exist; `block_counts` by key."""
     for key, first, count in ranges:
         if key >= len(block_counts):
             continue
@@ -137,6 +137,6 @@ def places_in(ranges: Ranges, block_counts: Sequence[int]) -> Iterator[Place]:
 
 
 def in_messages(ranges: Sequence[tuple[int, int, int]]) -> Iterator[Ranges]:
-    """Ranges, so many at a time as a message may have."""
+    """Splits ranges into groups that fit into one message each."""
     for begin in range(0, len(ranges), limits.STATE_RANGES_MAX):
         yield tuple(ranges[begin : begin + limits.STATE_RANGES_MAX])

@@ -1,19 +1,20 @@
-"""State that members keep offering while they train, and joiners that fetch it ahead, before they are admitted.
+"""Offers: members serve a state while they train, and joiners prefetch it before they are admitted.
 
-All of it is said on channel 0, which is open between any two peers that have a link:
+All messages use channel 0, which is open between any two peers with a link:
 
     joiner                                   member
        |---- ASK ------------------------------->|
        |<--- TOLD: number of the offer, catalog -|    number 0: it offers nothing
-       |<--- PART: state_messages ... ---------->|    of the offer of that number, as in a sync
-       |<--- GONE: the number -------------------|    it offers this no more, perhaps another one
+       |<==== the channel of that number =======>|    messages of messages.py, as in a sync
+       |<--- GONE: the number -------------------|    this offer has ended; there may be another one
 
-Either side is a `StateTransfer`: that of the member only serves, in a thread of its own, that of the joiner runs in the
-thread of the user that called connect(). The loop of the peer hands messages over, and never waits.
+Both sides use a `StateTransfer`. The member's only serves, in its own thread; the joiner's runs in the user's thread
+that called connect(). Each takes the messages of its channels itself. Only messages on channel 0 pass through the loop
+of the peer, which never blocks.
 
-A member serves its tensors themselves, until somebody is about to write one of them: then it serves a copy of that one.
-Blocks are read under the lock of their tensor, so a copy is never made of what is half written. What is written without
-a word no longer has the digest that was offered: then the offer ends.
+A member serves the tensors themselves until before_write() is called for one of them; from then on it serves a copy of
+that one. Blocks are read under the lock of their tensor, so a copy is never half written. If a tensor is modified
+without before_write(), its digest no longer matches the offer, and the offer ends.
 """
 
 from __future__ import annotations
@@ -26,44 +27,40 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from zpccl import limits
+from zpccl.engine.engine import FREE_CHANNEL, Body, Engine
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
-from zpccl.state.transfer import Body, StateTransfer
+from zpccl.state.transfer import StateTransfer
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
 
 CHANNEL = 0
-"""Attempts have greater ids."""
-
-Post: TypeAlias = Callable[[bytes, Any, Any, int], bool]
-"""Posts (peer, head, body, bytes that may be queued) on the channel. False: no room, find_room() follows; OSError: no
-link."""
+"""The channel on which offers are announced."""
 
 
 class Kind(enum.IntEnum):
-    """What a message is."""
+    """Kinds of messages."""
 
     ASK = 0
     TOLD = 1
-    PART = 2
-    GONE = 3
+    GONE = 2
 
 
 _HEAD = struct.Struct(">BQ")
-"""Kind, and number of the offer."""
+"""Kind, and number of the offer, which is a free channel of the engine."""
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor that is offered."""
+    """One offered tensor."""
 
     key: Annotated[str, msgspec.Meta(max_length=limits.KEY_CHARS_MAX)]
     datatype: int
@@ -73,7 +70,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Catalog(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All that a member offers, in order of keys."""
+    """All tensors that a member offers, in order of keys."""
 
     revision: Annotated[int, msgspec.Meta(ge=0, le=limits.REVISION_MAX)]
     digest_kind: int
@@ -84,62 +81,63 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Catalog] = msgspec.msgpack.Decoder(Catalog)
 
 
-class _Rest:
-    """The body of a message without its head."""
+def _say(engine: Engine, peer: bytes, kind: Kind, number: int, body: bytes = b"") -> None:
+    with suppress(OSError):  # The peer is gone, or the engine is closed.
+        engine.post_message(peer, CHANNEL, _HEAD.pack(kind, number), body, limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
 
-    def __len__(self) -> int:
-        return len(self._body) - _HEAD.size
+def _listen(engine: Engine, transfer: StateTransfer, numbers: Iterable[int]) -> None:
+    """Opens the channels of these offers for a transfer."""
+    with suppress(OSError):  # The engine is closed: the end is on its way.
+        for number in numbers:
+            engine.open_channel(number, transfer.mailbox.fileno())
+            transfer.mailbox.listen(engine, number)
 
-    @contextmanager
-    def open(self) -> Iterator[memoryview]:
-        with self._body.open() as view, view[_HEAD.size :] as rest:
-            yield rest
 
-    def release(self) -> None:
-        self._body.release()
+def _close(engine: Engine, numbers: Iterable[int]) -> None:
+    with suppress(OSError):  # The engine is closed.
+        for number in numbers:
+            engine.close_channel(number)
 
 
 # --- Members ----------------------------------------------------------------------------------------------------------
 
 
 class CopyPool:
-    """Memory for copies of tensors, which the next offer uses again. Any thread may use it."""
+    """Reuses the memory of tensor copies for the next offer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> mmap.mmap:
-        """Memory of at least so many bytes: what was given back with just so many, or new."""
+        """Takes memory of `size` bytes: returned memory of exactly that size, else newly mapped."""
         with self._lock:
             for place, memory in enumerate(self._free):
                 if len(memory) == size:
                     return self._free.pop(place)
         memory = mmap.mmap(-1, size)
-        with suppress(OSError):  # A kernel without huge pages.
+        with suppress(OSError):  # The kernel has no huge pages.
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
 
     def give(self, memory: mmap.mmap) -> None:
-        """It is not read any more."""
+        """Returns memory that is not used any more."""
         with self._lock:
             self._free.append(memory)
 
     def clear(self) -> None:
-        """What is not in use goes back to the system."""
+        """Unmaps all memory that is not in use."""
         with self._lock:
             self._free.clear()
 
 
 class LentRegion(Region):
-    """A tensor that is offered: its own memory, until it is detached, and a copy from then on.
+    """An offered tensor: its own memory until `detach`, a copy from then on (copy on write).
 
     Args:
         region: the tensor.
-        pool: where the memory of the copy comes from.
+        pool: provides memory for the copy.
     """
 
     def __init__(self, region: Region, pool: CopyPool) -> None:
@@ -150,7 +148,7 @@ class LentRegion(Region):
         self._copy: mmap.mmap | None = None
 
     def detach(self) -> None:
-        """Copies the tensor, unless that was done: then it may be written."""
+        """Copies the tensor unless that was done; after this returns the tensor may be written."""
         with self._lock:
             if self._copy is not None:
                 return
@@ -158,19 +156,20 @@ class LentRegion(Region):
             target = np.frombuffer(memory, np.uint8)
             begin = 0
             for piece in self._region.pieces(0, self.nbytes, limits.STATE_STAGING_BYTES):
-                np.copyto(target[begin : begin + len(piece)], np.frombuffer(piece, np.uint8))  # Without the GIL.
+                np.copyto(target[begin : begin + len(piece)], np.frombuffer(piece, np.uint8))  # Releases the GIL.
                 begin += len(piece)
             self._copy = memory
 
     def give_back(self) -> None:
-        """Nothing is read any more: the memory of the copy may be used again."""
+        """Returns the memory of the copy to the pool; the region must not be read any more."""
         with self._lock:
             if self._copy is not None:
                 self._pool.give(self._copy)
                 self._copy = None
 
     def read(self, offset: int, size: int) -> memoryview:
-        """A copy of its own while the tensor itself is offered: the user may write it a moment later."""
+        """While the tensor itself is offered this returns a copy, since the user may write the tensor a moment
+        later."""
         with self._lock:
             if self._copy is None:
                 return memoryview(bytes(self._region.read(offset, size)))
@@ -182,20 +181,20 @@ class LentRegion(Region):
             yield self.read(offset, min(size, end - offset))
 
     def write(self, offset: int, data: Any) -> None:
-        """What is offered is not written."""
+        """Never called: an offer is not written."""
         raise AssertionError("an offer is not written")
 
     def address_range(self) -> tuple[str, int, int]:
-        """Where the tensor lies, which is not where the copy does."""
+        """The memory range of the tensor, not of the copy."""
         return self._region.address_range()
 
 
 class Offer:
-    """A state that this peer offers to joiners, made by `Communicator.offer_state`. It lasts until the next one.
+    """A state that this peer offers to joiners, made by `Communicator.offer_state`. The next offer replaces it.
 
     Attributes:
         revision: of the state.
-        error: why it has ended, if the offered memory was changed without `before_write`; else "".
+        error: why it has ended, if the offered memory was modified without `before_write`; else "".
     """
 
     def __init__(
@@ -205,8 +204,7 @@ class Offer:
         regions: Mapping[str, LentRegion],
         may_differ: Collection[str],
         kind: DigestKind,
-        post: Post,
-        is_local: Callable[[bytes], bool],
+        engine: Engine,
         upload: TokenBucket | None,
     ) -> None:
         self.number = number
@@ -215,13 +213,12 @@ class Offer:
         self._regions = regions
         self._may_differ = may_differ
         self._kind = kind
-        self._post_message = post
-        self._is_local = is_local
+        self._engine = engine
         self._upload = upload
         self._lock = threading.Lock()
-        self._transfer: StateTransfer | None = None  # Once everything is digested.
+        self._transfer: StateTransfer | None = None  # Set once the digests are computed.
         self._catalog = b""
-        self._askers: dict[bytes, None] = {}  # Who wants to know of it: before that, and then when it ends.
+        self._askers: dict[bytes, None] = {}  # Peers that have asked: for the catalog, then for its end.
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="zpccl-offer", daemon=True)
 
@@ -229,13 +226,13 @@ class Offer:
 
     @property
     def is_open(self) -> bool:
-        """True until it is withdrawn, replaced by the next one, or its memory was changed without a word."""
+        """True until it is withdrawn, replaced, or its memory was modified without `before_write`."""
         return not self._is_over
 
     def before_write(self, names: Iterable[str] | None = None) -> None:
-        """Copies tensors that are about to be written, so that they go on being offered as they are now.
+        """Copies tensors that are about to be written, so that the offer keeps their present contents.
 
-        Nothing is done for those that were copied before, or where `offer_state` copied all of them.
+        Does nothing for tensors that were copied before, by this method or by `offer_state`.
 
         Args:
             names: of the tensors; None: all.
@@ -250,7 +247,7 @@ class Offer:
                 self._regions[name].detach()
 
     def withdraw(self) -> None:
-        """Ends the offer. When this returns, the tensors are not read any more. May be called twice."""
+        """Ends the offer. After this returns the tensors are not read any more. May be called twice."""
         self.end()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -258,19 +255,26 @@ class Offer:
     # --- In its thread ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to serve."""
+        """Starts the serving thread."""
         self._thread.start()
 
     def _serve(self) -> None:
         try:
+            engine = self._engine
             transfer = StateTransfer(
-                self._regions, self._post, self._report, self._kind, upload=self._upload, is_local=self._is_local
+                self._regions,
+                engine.post_message,
+                self._report,
+                self._kind,
+                upload=self._upload,
+                is_local=engine.is_local,
             )
             entries = tuple(
                 CatalogEntry(key, region.datatype, region.count, key in self._may_differ, transfer.digests[key])
                 for key, region in sorted(self._regions.items())
             )
-            transfer.start(CHANNEL, (), (), {})
+            _listen(engine, transfer, (self.number,))
+            transfer.start(self.number, (), (), {})
             with self._lock:
                 self._catalog = _encode(Catalog(self.revision, self._kind, entries))
                 self._transfer = transfer
@@ -278,12 +282,13 @@ class Offer:
                     return
                 askers = tuple(self._askers)
             for peer in askers:
-                self._tell(peer, Kind.TOLD, self._catalog)
+                _say(engine, peer, Kind.TOLD, self.number, self._catalog)
             transfer.run()
         except Exception:
             logger.exception("an offer of state ends: this is a bug in zpccl")
         finally:
             self.end()
+            _close(self._engine, (self.number,))
             for region in self._regions.values():
                 region.give_back()
 
@@ -292,17 +297,10 @@ class Offer:
         logger.error("the offer of revision %d is withdrawn: %s; call before_write() first", self.revision, error)
         self.end()
 
-    def _post(self, peer: bytes, channel: int, head: Any, body: Any, queue_max: int) -> bool:
-        return self._post_message(peer, _HEAD.pack(Kind.PART, self.number) + bytes(head), body, queue_max)
-
-    def _tell(self, peer: bytes, kind: Kind, body: bytes = b"") -> None:
-        with suppress(OSError):  # It is gone.
-            self._post_message(peer, _HEAD.pack(kind, self.number), body, limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
-
     # --- For the loop -----------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Serves nothing any more, and says so to those who may wait for it."""
+        """Ends the offer and sends GONE to the peers that have asked."""
         with self._lock:
             self._is_over = True
             transfer = self._transfer
@@ -310,26 +308,21 @@ class Offer:
         if transfer is not None:
             transfer.end(commit=False)
         for peer in askers:
-            self._tell(peer, Kind.GONE)
+            _say(self._engine, peer, Kind.GONE, self.number)
 
     def on_ask(self, peer: bytes) -> bool:
-        """A peer wants to know what is offered. False: nothing any more."""
+        """A peer asks for the offer. False: it has ended."""
         with self._lock:
             if self._is_over:
                 return False
             self._askers[peer] = None
             is_ready = self._transfer is not None
         if is_ready:
-            self._tell(peer, Kind.TOLD, self._catalog)
+            _say(self._engine, peer, Kind.TOLD, self.number, self._catalog)
         return True
 
-    def transfer(self) -> StateTransfer | None:
-        """What serves; None before and after."""
-        with self._lock:
-            return None if self._is_over else self._transfer
-
     def lose_link(self, peer: bytes) -> None:
-        """A joiner is gone."""
+        """The link to a joiner is lost."""
         with self._lock:
             self._askers.pop(peer, None)
             transfer = self._transfer
@@ -341,15 +334,15 @@ class Offer:
 
 
 class Prefetch:
-    """Fetches the state that members offer. `run` belongs to the user's thread, the rest to the loop.
+    """Fetches the state that members offer. The user's thread calls `run`, the loop all other methods.
 
     Args:
         regions: the state by key.
         may_differ: keys whose contents may differ between peers.
-        kind: of digests.
-        deadline_ns: when it gives up, by the monotonic clock.
-        post: how messages leave.
-        on_moved: called in the thread of the user with the bytes that are here and those that are known to differ.
+        kind: of the digests.
+        deadline_ns: when it gives up, on the monotonic clock.
+        engine: sends messages.
+        on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
     """
 
     def __init__(
@@ -358,24 +351,25 @@ class Prefetch:
         may_differ: Collection[str],
         kind: DigestKind,
         deadline_ns: int,
-        post: Post,
+        engine: Engine,
         on_moved: Callable[[int, int], None] | None = None,
     ) -> None:
         self._regions = regions
         self._may_differ = frozenset(may_differ)
         self._kind = kind
         self._deadline_ns = deadline_ns
-        self._post_message = post
+        self._engine = engine
         self._tell_moved = on_moved
         self._changed = threading.Condition()
-        # All below is under its lock.
-        self._peers: set[bytes] | None = None  # Who may offer; None: nobody has said.
+        # The condition's lock protects everything below.
+        self._peers: set[bytes] | None = None  # Peers that may offer; None: not known yet.
         self._linked: set[bytes] = set()
         self._told: dict[bytes, tuple[int, Catalog | None]] = {}
-        self._useless: set[bytes] = set()  # Who has sent what was wrong, or nothing.
+        self._useless: set[bytes] = set()  # Peers that sent wrong data, or nothing.
         self._answers_due_ns = deadline_ns
         self._transfer: StateTransfer | None = None
-        self._numbers: dict[bytes, int] = {}  # Of the offers that are fetched.
+        self._numbers: dict[bytes, int] = {}  # By peer: number of the offer that is fetched.
+        self._gone: dict[bytes, int] = {}  # By peer: number of its last offer that has ended.
         self._is_stopped = False
         self._dropped: tuple[tuple[bytes, str], ...] = ()
         self.rx_bytes = 0
@@ -383,7 +377,7 @@ class Prefetch:
     # --- For the loop -----------------------------------------------------------------------------------------------
 
     def on_peers(self, peers: Iterable[bytes]) -> None:
-        """Who may offer something: they are asked as soon as there is a link to each."""
+        """Sets the peers that may offer something; each is asked as soon as there is a link to it."""
         with self._changed:
             if self._peers is None:
                 self._answers_due_ns = min(self._deadline_ns, time.monotonic_ns() + limits.OFFER_ANSWER_TIMEOUT_NS)
@@ -393,20 +387,20 @@ class Prefetch:
             self._changed.notify_all()
 
     def on_link_up(self, peer: bytes) -> None:
-        """There is a link to another peer."""
+        """The link to another peer is up."""
         with self._changed:
             self._linked.add(peer)
             if self._peers is not None and peer in self._peers:
                 self._ask(peer)
 
     def lose_link(self, peer: bytes) -> None:
-        """The link to another peer is gone."""
+        """The link to another peer is lost."""
         self._forget(peer)
         with self._changed:
             self._linked.discard(peer)
 
     def on_peer_gone(self, peer: bytes) -> None:
-        """Another peer does not take part any more."""
+        """Another peer has left the run."""
         self.lose_link(peer)
         with self._changed:
             if self._peers is not None:
@@ -414,17 +408,20 @@ class Prefetch:
             self._changed.notify_all()
 
     def on_told(self, peer: bytes, number: int, catalog: Catalog | None) -> None:
-        """A member has said what it offers."""
+        """A member has sent the catalog of its offer; None: it offers nothing."""
         with self._changed:
             if catalog is not None and not self._suits(catalog):
                 logger.warning("peer %s offers another state than was asked for", peer.hex())
                 catalog = None
+            if self._gone.get(peer) == number:  # Its end has overtaken it.
+                return self._ask(peer)
             self._told[peer] = (number, catalog)
-            self._changed.notify_all()
+            return self._changed.notify_all()
 
     def on_gone(self, peer: bytes, number: int) -> None:
-        """A member offers something no more. There may be something else."""
+        """An offer of a member has ended. The member may have another one."""
         with self._changed:
+            self._gone[peer] = number
             is_news = self._told.get(peer, (0, None))[0] == number or self._numbers.get(peer) == number
         if is_news:
             self._forget(peer)
@@ -440,20 +437,8 @@ class Prefetch:
         if transfer is not None:
             transfer.lose_link(peer)
 
-    def transfer_of(self, peer: bytes, number: int) -> StateTransfer | None:
-        """What fetches this offer."""
-        with self._changed:
-            return self._transfer if self._numbers.get(peer) == number else None
-
-    def find_room(self, peer: bytes) -> None:
-        """The link to another peer has room again."""
-        with self._changed:
-            transfer = self._transfer
-        if transfer is not None:
-            transfer.find_room(peer)
-
     def stop(self) -> None:
-        """It is not wanted any more: `run` returns soon."""
+        """Makes `run` return soon."""
         with self._changed:
             self._is_stopped = True
             transfer = self._transfer
@@ -463,8 +448,7 @@ class Prefetch:
 
     def _ask(self, peer: bytes) -> None:
         if peer not in self._useless:
-            with suppress(OSError):  # Its loss is on the way here.
-                self._post_message(peer, _HEAD.pack(Kind.ASK, 0), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+            _say(self._engine, peer, Kind.ASK, 0)
 
     def _suits(self, catalog: Catalog) -> bool:
         offered = {entry.key: (entry.datatype, entry.count) for entry in catalog.entries}
@@ -475,9 +459,9 @@ class Prefetch:
     # --- For the thread of the user ---------------------------------------------------------------------------------
 
     def run(self) -> int | None:
-        """Fetches what is offered. The revision that is here then; None: nobody offered any, or it was given up.
+        """Fetches an offer. Returns its revision; None: there was no offer, or the fetch was given up.
 
-        Then the tensors are as they were, but that those that may differ between peers may be another peer's.
+        If it returns None the tensors are unchanged, except that keys that may differ may have another peer's contents.
         """
         while (sources := self._choose()) is not None:
             first, *_ = sources.values()
@@ -489,7 +473,8 @@ class Prefetch:
         return None
 
     def _choose(self) -> dict[bytes, Catalog] | None:
-        """Who offers the highest revision, and of these most the same; None where nobody does, or it is too late."""
+        """The peers with the highest offered revision, of these the largest set with equal contents. None: no offer
+        until the deadline."""
         with self._changed:
             while not self._is_stopped:
                 now_ns = time.monotonic_ns()
@@ -516,7 +501,7 @@ class Prefetch:
         return best[1]
 
     def _fetch(self, sources: list[bytes], wanted: dict[str, bytes]) -> bool:
-        """Fetches these keys. False: it did not come to its end."""
+        """Fetches these keys. False: the fetch failed."""
         transfer = StateTransfer(self._regions, self._post, self._report, self._kind, on_moved=self._on_moved)
         missing = {key: digest for key, digest in wanted.items() if transfer.digests[key] != digest}
         with self._changed:
@@ -524,14 +509,17 @@ class Prefetch:
             if missing and (self._is_stopped or not sources):
                 self._ask_again()
                 return False
+            numbers = {self._numbers[peer] for peer in sources}
             self._dropped = ()
             self._transfer = transfer
         try:
+            _listen(self._engine, transfer, numbers)
             transfer.start(CHANNEL, tuple(sources), (), missing)
             if not missing:
                 transfer.end(commit=True)
             transfer.run()
         finally:
+            _close(self._engine, numbers)
             with self._changed:
                 self._transfer = None
         self.rx_bytes += transfer.rx_bytes
@@ -542,7 +530,7 @@ class Prefetch:
         return transfer.is_written
 
     def _ask_again(self) -> None:
-        """What was offered is so no more, as far as it was fetched: there may be something else."""
+        """Asks the peers for new offers after a fetch has failed."""
         self._told.clear()
         self._numbers.clear()
         self._answers_due_ns = min(self._deadline_ns, time.monotonic_ns() + limits.OFFER_ANSWER_TIMEOUT_NS)
@@ -553,7 +541,7 @@ class Prefetch:
         if self._tell_moved is not None:
             self._tell_moved(done, expected)
         if time.monotonic_ns() >= self._deadline_ns:
-            logger.warning("the state of the members is not here in time; it is fetched with the next sync")
+            logger.warning("the prefetch of the members' state timed out; the next sync fetches it")
             self.stop()
 
     def _report(self, attempt_id: int, error: str, fault: bytes | None, dropped: Sequence[tuple[bytes, str]]) -> None:
@@ -567,31 +555,31 @@ class Prefetch:
         with self._changed:
             number = self._numbers.get(peer)
         if number is None:
-            raise ConnectionError("it offers this no more")
-        return self._post_message(peer, _HEAD.pack(Kind.PART, number) + bytes(head), body, queue_max)
+            raise ConnectionError("the offer has ended")
+        return self._engine.post_message(peer, number, head, body, queue_max)
 
 
 # --- The loop's side --------------------------------------------------------------------------------------------------
 
 
 class Offers:
-    """What a peer offers, and what it fetches ahead: hands messages of the channel over to either.
+    """The offer and the prefetch of a peer: dispatches messages of channel 0 to them.
 
     Args:
-        post: how messages leave.
+        engine: sends messages.
         is_local: whether a peer is on this host.
-        first_number: of its first offer; random, so that no peer takes those of another for its own.
+        last_number: the number before the first offer; random, so that offers of different processes are not confused.
     """
 
-    def __init__(self, post: Post, is_local: Callable[[bytes], bool], first_number: int) -> None:
-        self._post = post
-        self._is_local = is_local
-        self._next_number = first_number
+    def __init__(self, engine: Engine, last_number: int) -> None:
+        self._engine = engine
+        self._last_number = last_number
+        engine.open_channel(CHANNEL)
         self._lock = threading.Lock()
-        self._calls = threading.Lock()  # One offer is made at a time.
+        self._calls = threading.Lock()  # Serialises offer() and withdraw().
         self._offer: Offer | None = None
         self._prefetch: Prefetch | None = None
-        self._waiting: dict[bytes, None] | None = None  # Who asked while an offer is made.
+        self._waiting: dict[bytes, None] | None = None  # Peers that asked while an offer is being made.
         self._is_closed = False
         self._pool = CopyPool()
 
@@ -607,22 +595,22 @@ class Offers:
         *,
         copy: bool,
     ) -> Offer:
-        """Offers a state in place of the one before, whose memory is used again."""
+        """Replaces the offer by a new one, which reuses the memory of its copies."""
         with self._calls, self._renewing():
             self._replace(None)
             lent = {key: LentRegion(region, self._pool) for key, region in regions.items()}
             if copy:
                 for region in lent.values():
                     region.detach()
-            self._next_number = (self._next_number + 1) % 2**63
-            offer = Offer(self._next_number, revision, lent, may_differ, kind, self._post, self._is_local, upload)
+            self._last_number = (self._last_number + 1) % FREE_CHANNEL + FREE_CHANNEL
+            offer = Offer(self._last_number, revision, lent, may_differ, kind, self._engine, upload)
             self._replace(offer)
             offer.start()
             return offer
 
     @contextmanager
     def _renewing(self) -> Iterator[None]:
-        """Who asks meanwhile is answered after that: nobody shall think that there is no offer any more."""
+        """Defers answers while the offer is replaced, so that no joiner is told that there is none."""
         with self._lock:
             self._waiting = {}
         try:
@@ -634,7 +622,7 @@ class Offers:
                 self._on_ask(peer)
 
     def withdraw(self) -> None:
-        """Offers nothing any more; the memory of copies goes back to the system."""
+        """Ends the offer and unmaps the memory of copies."""
         with self._calls:
             self._replace(None)
             self._pool.clear()
@@ -655,14 +643,14 @@ class Offers:
         deadline_ns: int,
         on_moved: Callable[[int, int], None] | None = None,
     ) -> Prefetch:
-        """Fetches a state ahead, of which messages are told from now on."""
-        prefetch = Prefetch(regions, may_differ, kind, deadline_ns, self._post, on_moved)
+        """Makes a prefetch, which gets the messages of the channel from now on."""
+        prefetch = Prefetch(regions, may_differ, kind, deadline_ns, self._engine, on_moved)
         with self._lock:
             self._prefetch = prefetch
         return prefetch
 
     def end_prefetch(self) -> None:
-        """Nothing is fetched ahead any more."""
+        """Detaches the prefetch."""
         with self._lock:
             self._prefetch = None
 
@@ -673,21 +661,18 @@ class Offers:
             return self._offer, self._prefetch
 
     def on_message(self, peer: bytes, body: Body) -> None:
-        """Something came on the channel."""
+        """Handles a message on the channel."""
         catalog: Catalog | None = None
         try:
-            with body.open() as view:
-                kind, number = _HEAD.unpack_from(view)
-                if kind == Kind.TOLD and number:
-                    catalog = _decoder.decode(view[_HEAD.size :])
+            data = body.read()
+            kind, number = _HEAD.unpack_from(data)
+            if kind == Kind.TOLD and number:
+                catalog = _decoder.decode(data[_HEAD.size :])
+                number |= FREE_CHANNEL  # Whoever tells of another one shall not have it opened here.
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
-            logger.warning("malformed message about offers from peer %s", peer.hex())
-            return body.release()
+            return logger.warning("malformed message about offers from peer %s", peer.hex())
         except OSError:
-            return body.release()  # The engine is closed.
-        if kind == Kind.PART:
-            return self._on_part(peer, number, body)
-        body.release()
+            return None  # The engine is closed.
         _, prefetch = self._both()
         if kind == Kind.ASK:
             self._on_ask(peer)
@@ -704,36 +689,22 @@ class Offers:
                 self._waiting[peer] = None
                 return
         if offer is None or not offer.on_ask(peer):
-            self._say(peer, Kind.TOLD, 0)
-
-    def _on_part(self, peer: bytes, number: int, body: Body) -> None:
-        offer, prefetch = self._both()
-        transfer = offer.transfer() if offer is not None and offer.number == number else None
-        if transfer is None and prefetch is not None:
-            transfer = prefetch.transfer_of(peer, number)
-        if transfer is not None:
-            return transfer.deliver(peer, _Rest(body))
-        body.release()
-        return self._say(peer, Kind.GONE, number)
-
-    def _say(self, peer: bytes, kind: Kind, number: int) -> None:
-        with suppress(OSError):  # It is gone.
-            self._post(peer, _HEAD.pack(kind, number), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+            _say(self._engine, peer, Kind.TOLD, 0)
 
     def on_peers(self, peers: Iterable[bytes]) -> None:
-        """These may offer something."""
+        """Sets the peers that may offer something."""
         _, prefetch = self._both()
         if prefetch is not None:
             prefetch.on_peers(peers)
 
     def on_link_up(self, peer: bytes) -> None:
-        """There is a link to another peer."""
+        """The link to another peer is up."""
         _, prefetch = self._both()
         if prefetch is not None:
             prefetch.on_link_up(peer)
 
     def lose_link(self, peer: bytes, *, is_gone: bool = False) -> None:
-        """The link to another peer is gone, or the peer itself."""
+        """The link to another peer is lost, or (`is_gone`) the peer has left the run."""
         offer, prefetch = self._both()
         if offer is not None:
             offer.lose_link(peer)
@@ -742,17 +713,8 @@ class Offers:
         elif prefetch is not None:
             prefetch.lose_link(peer)
 
-    def find_room(self, peer: bytes) -> None:
-        """The link to another peer has room again."""
-        offer, prefetch = self._both()
-        transfer = offer.transfer() if offer is not None else None
-        if transfer is not None:
-            transfer.find_room(peer)
-        if prefetch is not None:
-            prefetch.find_room(peer)
-
     def close(self) -> None:
-        """The peer's loop ends."""
+        """Ends the offer and the prefetch; called when the peer's loop ends."""
         with self._lock:
             self._is_closed = True
             offer, prefetch = self._offer, self._prefetch

@@ -1,8 +1,8 @@
-"""The memory of one tensor of a shared state, as bytes that can be read and written piece by piece.
+"""The memory of one tensor of a shared state, as bytes that can be read and written in pieces.
 
-A region keeps the memory of its tensor alive and owns none of its own. On the host, what is read is the memory itself;
-of a device, a copy in page-locked memory that belongs to whoever reads it. Copies are done when a call returns, and
-those that run ahead of a reader when it ends: nothing of the tensor is touched later.
+A region keeps the memory of its tensor alive and owns none itself. Reading a host tensor returns its memory; reading a
+device tensor returns a copy in page-locked memory, which belongs to the reader. Copies are complete when a call
+returns; copies that run ahead of an iterator are complete when it ends. The tensor is not accessed after that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITABLE = 0x200
 
 
 class Region(ABC):
-    """The memory of one tensor. May be read by several threads at a time.
+    """The memory of one tensor. Several threads may read it at the same time.
 
     Attributes:
         name: of the tensor, for error messages.
@@ -45,22 +45,22 @@ class Region(ABC):
 
     @abstractmethod
     def read(self, offset: int, size: int) -> memoryview:
-        """The bytes `[offset, offset + size)`, as they are now; read-only is what they are meant to be."""
+        """The bytes `[offset, offset + size)` as they are now. The caller must not write to the view."""
 
     @abstractmethod
     def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """The bytes `[begin, end)`, in pieces of `size` bytes, the last one perhaps shorter.
+        """The bytes `[begin, end)` in pieces of `size` bytes; the last one may be shorter.
 
-        A piece is valid until the next one is asked for.
+        A piece is valid until the next one is requested.
         """
 
     @abstractmethod
     def write(self, offset: int, data: Any) -> None:
-        """Writes bytes at `offset`; when it returns, they are there."""
+        """Writes bytes at `offset`; they are visible when it returns."""
 
     @abstractmethod
     def address_range(self) -> tuple[str, int, int]:
-        """Where the memory is: the device, the address of the first byte, that after the last one."""
+        """The memory range: device, address of the first byte, address after the last byte."""
 
 
 class HostRegion(Region):
@@ -73,7 +73,7 @@ class HostRegion(Region):
 
     def __init__(self, memory: TensorView, name: str) -> None:
         super().__init__(name, memory.datatype, memory.count)
-        # A torch tensor may be given other memory while we use this; an alias of it keeps this one.
+        # A torch tensor may be assigned other memory meanwhile; an alias keeps the present memory alive.
         self._owner = memory.owner.detach() if is_torch_tensor(memory.owner) else memory.owner
         self._address = memory.address
         self._memory: memoryview = _memory_at(memory.address, self.nbytes, _WRITABLE)
@@ -83,7 +83,7 @@ class HostRegion(Region):
         return self._memory[offset : offset + size]
 
     def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """Parts of the memory itself, not copies."""
+        """Views of the memory itself, not copies."""
         for offset in range(begin, end, size):
             yield self._memory[offset : min(offset + size, end)]
 
@@ -93,7 +93,7 @@ class HostRegion(Region):
         numpy.copyto(numpy.frombuffer(target, numpy.uint8), numpy.frombuffer(data, numpy.uint8))
 
     def address_range(self) -> tuple[str, int, int]:
-        """Where the memory of the host is."""
+        """The memory range on the host."""
         return "cpu", self._address, self._address + self.nbytes
 
 
@@ -116,13 +116,13 @@ class DeviceRegion(Region):
         self._mark = device.mark()
 
     def read(self, offset: int, size: int) -> memoryview:
-        """A copy in memory of the host."""
+        """A copy in host memory."""
         staging = self._device.staging(size)
         self._device.begin_copy_out(self._memory, offset, staging, size, self._mark)()
         return staging.memory
 
     def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """Of copies of some MiB, each of which is made while the pieces of the one before are in use."""
+        """Pieces of copies of STATE_STAGING_BYTES; each copy runs while the pieces of the previous one are in use."""
         step = max(size, STATE_STAGING_BYTES // size * size)
         free = [self._device.staging(min(step, end - begin)) for _ in range(1 + (end - begin > step))]
         begun: list[tuple[Staging, int, Wait]] = []
@@ -148,7 +148,7 @@ class DeviceRegion(Region):
                 wait()
 
     def write(self, offset: int, data: Any) -> None:
-        """Copies the bytes by way of page-locked memory: one part of some MiB while the one before is under way."""
+        """Copies the bytes through page-locked memory, with two buffers that alternate."""
         data = memoryview(data)
         if not 0 <= offset <= offset + len(data) <= self.nbytes:
             raise ValueError(f"{len(data)} bytes at {offset} are beyond the {self.nbytes} of {self.name}")
@@ -168,17 +168,17 @@ class DeviceRegion(Region):
                 wait()
 
     def address_range(self) -> tuple[str, int, int]:
-        """Where the memory of the device is."""
+        """The memory range on the device."""
         return self._place, self._address, self._address + self.nbytes
 
 
 def region(tensor: Any, name: str, *, writable: bool = True) -> Region:
-    """The memory of a tensor.
+    """Makes the region of a tensor.
 
     Args:
         tensor: a numpy array or a torch tensor on the host or a CUDA device, contiguous; or the `TensorView` of one.
         name: for error messages.
-        writable: it will be written.
+        writable: the tensor must be writable.
 
     Raises:
         InvalidArgument: the tensor cannot be used; the text says why and what to do.

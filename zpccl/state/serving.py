@@ -1,12 +1,12 @@
-"""Serving state to those who fetch it: who gets what next, and how fast.
+"""Serving state to fetchers: scheduling, flow control and the upload limit.
 
-A `Server` belongs to one thread, which calls it; its jobs are done by worker threads and come back by that thread's
-mailbox. Every fetcher has a queue of what it asked for, of bounded length; fetchers take turns. A job reads some
-blocks, checks that they still have the digests that were offered (a holder whose memory changed finds it here),
-compresses them for a fetcher on another host, and posts them. Where the link of a fetcher is full, what could not be
-posted waits, and its queue with it, until the engine tells of room.
+One thread owns and calls a `Server`. Worker threads run its jobs; the results come back through that thread's mailbox.
+Each fetcher has a bounded queue of requested blocks; fetchers take turns. A job reads some blocks, verifies that they
+still have the offered digests (this detects that a source's memory has changed), compresses them for a fetcher on
+another host, and posts them. If the link queue of a fetcher is full, its job and queue wait until the engine reports
+that it is writable.
 
-Nothing is sent while the upload limit is spent: a bucket of tokens, which may be overdrawn by one message.
+The upload limit is a token bucket, which one message may overdraw.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from zpccl.state.swarm import LIST, Place
 from zpccl.state.workers import Job
 
 Post: TypeAlias = Callable[[bytes, Any, Any], bool]
-"""Posts (peer, head, body). False: no room, find_room() follows; OSError: the link is gone, or the sync."""
+"""Posts (peer, head, body). False: the queue is full, on_writable() follows; OSError: the link is lost or the sync
+over."""
 
 _BURST_NS = 50 * limits.MS
-"""What an upload limit lets through at once after a pause."""
+"""Capacity of the bucket, as time at the limited rate."""
 
 
 class MemoryChanged(PCCLError):
-    """The memory of a tensor is not what was offered of it."""
+    """The memory of a tensor has changed since it was offered."""
 
 
 class TokenBucket:
-    """Keeps what is sent below a rate. Any thread may use it.
+    """Limits the rate of sending. Thread-safe.
 
     Args:
         bytes_per_second: the rate.
@@ -50,7 +51,7 @@ class TokenBucket:
         self._filled_ns: int | None = None
 
     def ready_ns(self, now_ns: int) -> int:
-        """When something may be sent: now, or later."""
+        """The time from which on sending is allowed."""
         with self._lock:
             self._fill(now_ns)
             return (
@@ -58,7 +59,7 @@ class TokenBucket:
             )
 
     def take(self, size: int, now_ns: int) -> None:
-        """So much was sent; or, if it is negative, was charged and not sent."""
+        """Charges `size` bytes; negative: refunds bytes that were not sent."""
         with self._lock:
             self._fill(now_ns)
             self._tokens -= size
@@ -71,30 +72,30 @@ class TokenBucket:
 
 
 class Contents(Protocol):
-    """What is served. Read by worker threads."""
+    """The served contents. Worker threads call it."""
 
     def size_of(self, place: Place) -> int:
-        """The bytes of a block or list."""
+        """Size of a block or list in bytes."""
 
     def list_of(self, key: int) -> bytes | None:
-        """The digests of all blocks of a key, end to end; None if they are not here."""
+        """The concatenated digests of all blocks of a key; None if this peer does not know them."""
 
     def block_of(self, place: Place) -> tuple[memoryview, int] | None:
-        """A block, checked, and the size of its elements; None if it is not here.
+        """A verified block and its element size; None if this peer does not have it.
 
         Raises:
-            MemoryChanged: it is not what was offered.
+            MemoryChanged: its digest is not the offered one.
         """
 
 
 @dataclass(frozen=True)
 class Served:
-    """A job is done, so far as there was room.
+    """The result of a job.
 
     Attributes:
-        left: what there was no room for.
-        rooms: how often room had been told of when the job was made.
-        charged_bytes: what the upload limit was charged with beforehand.
+        left: messages that the full queue did not accept.
+        rooms: number of on_writable() calls for this fetcher before the job was made.
+        charged_bytes: bytes charged to the upload limit in advance.
     """
 
     peer: bytes
@@ -110,14 +111,13 @@ class _Fetcher:
     peer: bytes
     is_local: bool
     queue: deque[Place] = field(default_factory=deque)
-    parcels: deque[tuple[Any, Any]] = field(default_factory=deque)  # Ready, and there was no room for them.
+    parcels: deque[tuple[Any, Any]] = field(default_factory=deque)  # Packed; the queue was full.
     is_blocked: bool = False
-    rooms: int = 0  # How often room was told of.
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What a worker does for a fetcher: posts parcels again, or packs places."""
+    """Work for one fetcher: post packed messages again, or pack blocks."""
 
     fetcher: _Fetcher
     parcels: tuple[tuple[Any, Any], ...]
@@ -129,13 +129,13 @@ class Server:
     """Serves the fetchers of one state.
 
     Args:
-        contents: what is served.
-        post: how messages leave.
+        contents: the served contents.
+        post: sends messages.
         is_local: whether a fetcher is on this host.
-        submit: has a job done by a worker.
-        done: takes the result of a job, in the worker; the owner then calls on_served().
+        submit: queues a job for a worker.
+        done: called in the worker with the result of a job; the owner then calls on_served().
         bucket: the upload limit, or None.
-        jobs_max: that run or wait at a time.
+        jobs_max: maximum number of jobs that are queued or running.
     """
 
     def __init__(
@@ -152,11 +152,12 @@ class Server:
         self._bucket = bucket
         self._jobs_max = jobs_max
         self._jobs = 0
+        self._rooms = 0  # How often room was told of.
         self._fetchers: dict[bytes, _Fetcher] = {}
         self._turns: deque[_Fetcher] = deque()
 
     def on_request(self, peer: bytes, places: Iterable[Place]) -> None:
-        """A fetcher asks for something. What is beyond the bound of its queue is not heard."""
+        """Queues the request of a fetcher. Blocks beyond the bound of its queue are dropped."""
         fetcher = self._fetchers.get(peer)
         if fetcher is None:
             fetcher = self._fetchers[peer] = _Fetcher(peer, self._is_local(peer))
@@ -167,16 +168,15 @@ class Server:
             fetcher.queue.append(place)
 
     def lose_link(self, peer: bytes) -> None:
-        """A fetcher is gone."""
+        """The link to a fetcher is lost."""
         fetcher = self._fetchers.pop(peer, None)
         if fetcher is not None:
             self._turns.remove(fetcher)
 
-    def find_room(self, peer: bytes) -> None:
-        """The link to a fetcher has room again."""
-        fetcher = self._fetchers.get(peer)
-        if fetcher is not None:
-            fetcher.rooms += 1
+    def on_writable(self) -> None:
+        """Some link has room again: all are tried."""
+        self._rooms += 1
+        for fetcher in self._turns:
             fetcher.is_blocked = False
 
     def on_served(self, result: Served, now_ns: int) -> None:
@@ -189,10 +189,10 @@ class Server:
             return
         if result.left:
             fetcher.parcels.extend(result.left)
-            fetcher.is_blocked = fetcher.rooms == result.rooms  # Else there has been room since.
+            fetcher.is_blocked = self._rooms == result.rooms  # Else a link became writable meanwhile.
 
     def pump(self, now_ns: int) -> int | None:
-        """Starts what jobs it may. When it should be called again though nothing has happened, or None."""
+        """Starts as many jobs as allowed. Returns when to call it again without an event, or None."""
         while self._jobs < self._jobs_max:
             fetcher = self._next()
             if fetcher is None:
@@ -219,14 +219,14 @@ class Server:
             places = self._batch(fetcher.queue)
         charged = sum(len(head) + len(body) for head, body in parcels)
         charged += sum(self._contents.size_of(place) for place in places)
-        if self._bucket is not None:  # What is sent in the end may be less: on_served() sets it right.
+        if self._bucket is not None:  # An estimate; on_served() corrects it.
             self._bucket.take(charged, now_ns)
         self._jobs += 1
-        job = _Job(fetcher, parcels, places, fetcher.rooms)
+        job = _Job(fetcher, parcels, places, self._rooms)
         self._submit(lambda: self._done(replace(self._serve(job), charged_bytes=charged)))
 
     def _batch(self, queue: deque[Place]) -> list[Place]:
-        """What goes into one message: one block or list, or several small blocks."""
+        """Takes the blocks of one message from a queue: one block or list, or several small blocks."""
         places = [queue.popleft()]
         size = self._contents.size_of(places[0])
         while queue and LIST not in (places[0][1], queue[0][1]) and len(places) < BLOCKS_PER_MESSAGE_MAX:
@@ -248,7 +248,7 @@ class Server:
                     break
                 sent += len(head) + len(body)
                 left.popleft()
-        except OSError:  # The fetcher is gone, or the sync is over.
+        except OSError:  # The link is lost, or the sync is over.
             return Served(peer, (), sent, rooms)
         except Exception as error:  # noqa: BLE001 - handed to the owner
             return Served(peer, (), sent, rooms, error=error)

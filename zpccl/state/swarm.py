@@ -1,19 +1,20 @@
-"""Whom to ask for what: the decisions of one fetch, without threads, sockets or a clock.
+"""Source and block selection of one fetch: pure, without threads, sockets or a clock. The terms are BitTorrent's.
 
-What is fetched are places: blocks of tensors, and the lists of their digests. A source that is complete has all of
-them; a fellow fetches the same, and has what it announces.
+The units are blocks of tensors and lists of block digests (`Place`). A seed (a complete source) has all of them; a
+partial seed (called fellow in the code) fetches the same state and has the blocks that it announces.
 
     waiting ---- ask() ----> asked ---- on_arrived() ----> checking ---- on_checked(right) ----> done
        ^                       |                              |
        +-- its source dropped -+------------------------------+ wrong: its source is dropped
 
-A source has a window of bytes that are asked of it: what it delivers in two of its shortest answers, so that neither a
-long path nor a slow peer matters, and little is lost with a source that dies. Complete sources are asked for places
-first that no fellow has, and fellows who begin at different places soon have much for each other. When nothing is
-waiting, a source that is idle is asked for what a slow one owes (at most two are asked for the same).
+Each source has a request window in bytes: what it delivers in two of its shortest response times. So long paths and
+slow peers are used fully, and a source that dies costs little. Seeds are asked for the rarest blocks first, that is,
+those that no partial seed has. Fetchers begin at different positions, so that they soon have much to exchange. Endgame:
+when no block is waiting, an idle source is asked for blocks that a slow one has not delivered (at most two sources per
+block).
 
-A source that sends wrong bytes, or nothing for too long, or is lost, is dropped. What it owed waits again. The fetch
-has failed when no source is left.
+A source is dropped if it sends wrong bytes, or nothing for too long, or its link is lost; the blocks that were asked of
+it wait again. The fetch fails when no source is left.
 """
 
 from __future__ import annotations
@@ -26,48 +27,48 @@ from typing import TypeAlias
 from zpccl import limits
 
 Place: TypeAlias = tuple[int, int]
-"""Number of a key, and number of one of its blocks, or LIST."""
+"""Index of a key, and index of one of its blocks, or LIST."""
 LIST = -1
-"""In place of the number of a block: the digests of all blocks."""
+"""In place of the index of a block: the list of the digests of all blocks."""
 
 _ASKERS_MAX = 2
 _RATE_INTERVAL_NS = 500 * limits.MS
-"""Rates are measured over about this time."""
+"""Time constant of the measured rates."""
 _GAP_KEPT = 0.9
-"""Of the longest gap between two deliveries, with each that follows."""
+"""Factor by which the longest gap between deliveries decays with each delivery."""
 _GAPS_STUCK = 4
-"""A source that has been silent for so many times that gap is stuck."""
+"""A source that is silent for this multiple of that gap counts as stuck."""
 
 
 @dataclass
 class _Source:
-    """What is known of a source, and what is asked of it."""
+    """The state of one source: its blocks, requests and measurements."""
 
     peer: bytes
     is_complete: bool
-    held: set[Place] = field(default_factory=set)  # Announced by one that is not complete.
-    offered: OrderedDict[Place, None] = field(default_factory=OrderedDict)  # Of these, what may still be waiting.
-    asked: OrderedDict[Place, int] = field(default_factory=OrderedDict)  # And when.
+    held: set[Place] = field(default_factory=set)  # Blocks announced by a partial seed.
+    offered: OrderedDict[Place, None] = field(default_factory=OrderedDict)  # Those that may still be waiting.
+    asked: OrderedDict[Place, int] = field(default_factory=OrderedDict)  # Outstanding requests, with their times.
     asked_bytes: int = 0
     moved_ns: int = 0
-    """When it delivered something, or was asked while it owed nothing."""
+    """Time of its last delivery, or of the first request after it had no outstanding ones."""
     latency_ns: int | None = None
-    """How long its quickest answer took."""
-    sample_bytes: float = 0.0  # Delivered of late, and in what time while something was owed.
+    """Its shortest response time."""
+    sample_bytes: float = 0.0  # Decaying sums: bytes delivered, time with requests outstanding.
     sample_ns: float = 0.0
     gap_ns: float = 0.0
-    """The longest time of late in which nothing came of what it owed."""
+    """The longest recent gap between deliveries while requests were outstanding; decays."""
 
     def has(self, place: Place) -> bool:
         return self.is_complete or place in self.held
 
     @property
     def rate(self) -> float | None:
-        """Bytes that it delivers in a second, while it owes some; None: not known yet."""
+        """Delivery rate in bytes per second while requests are outstanding; None: not measured yet."""
         return self.sample_bytes * limits.SECOND / max(self.sample_ns, 1.0) if self.sample_bytes else None
 
     def window_bytes(self) -> int:
-        """How much may be asked of it at a time."""
+        """The request window."""
         rate = self.rate
         if rate is None or self.latency_ns is None:
             return limits.STATE_WINDOW_FIRST_BYTES
@@ -94,12 +95,12 @@ class _Source:
         self.gap_ns = max(self.gap_ns * _GAP_KEPT, gap_ns)
         self.sample_bytes += size
         self.sample_ns += gap_ns
-        if self.sample_ns > _RATE_INTERVAL_NS:  # What was before counts for ever less.
+        if self.sample_ns > _RATE_INTERVAL_NS:  # Exponential decay of older samples.
             self.sample_bytes /= 2
             self.sample_ns /= 2
 
     def owes_ns(self, size: int, now_ns: int) -> int:
-        """How long it will take to deliver so much of what it owes. Those that are stuck take ever longer."""
+        """Expected time until it has delivered `size` outstanding bytes; grows with the silence of a stuck source."""
         silent_ns = now_ns - self.moved_ns
         rate = self.rate
         if rate is None:
@@ -107,7 +108,7 @@ class _Source:
         return max(int(size * limits.SECOND / rate), silent_ns if silent_ns > _GAPS_STUCK * self.gap_ns else 0)
 
     def takes_ns(self, size: int) -> int:
-        """How long it would take to deliver so much, beside what it owes."""
+        """Expected time for delivering `size` further bytes, after its outstanding ones."""
         rate = self.rate
         if rate is None or self.latency_ns is None:
             return limits.STATE_STEAL_FIRST_NS
@@ -118,14 +119,14 @@ class Swarm:
     """One fetch.
 
     Args:
-        sources: who have all of it, the best first.
-        fellows: who fetch it too.
-        begin: where to begin, from 0 to 1: fellows begin at different places.
-        now_ns: the time, as in all calls that take it.
+        sources: the seeds, best first.
+        fellows: the partial seeds.
+        begin: relative start position, from 0 to 1; differs between fetchers.
+        now_ns: the time.
 
     Attributes:
-        dropped: the sources that were dropped, and why.
-        bytes_done, bytes_expected: of blocks that are checked, and of all that are known of.
+        dropped: the dropped sources, and why.
+        bytes_done, bytes_expected: bytes of verified blocks, and of all blocks added so far.
     """
 
     def __init__(self, sources: Iterable[bytes], fellows: Iterable[bytes], begin: float, now_ns: int) -> None:
@@ -133,13 +134,13 @@ class Swarm:
         for peer in fellows:
             self._sources.setdefault(peer, _Source(peer, is_complete=False, moved_ns=now_ns))
         self._begin = begin
-        self._moved_ns = now_ns  # When anybody delivered something, or was given up.
+        self._moved_ns = now_ns  # Time of the last delivery by any source, or of the last drop.
         self._sizes: dict[Place, int] = {}
         self._waiting: OrderedDict[Place, None] = OrderedDict()
-        self._rare: OrderedDict[Place, None] = OrderedDict()  # Of these, what no fellow has.
+        self._rare: OrderedDict[Place, None] = OrderedDict()  # Of these, blocks that no partial seed has.
         self._askers: dict[Place, list[bytes]] = {}
         self._checking: set[Place] = set()
-        self._open: set[Place] = set()  # Places that are not done.
+        self._open: set[Place] = set()  # Blocks and lists that are not done.
         self._asked_bytes = 0
         self.dropped: dict[bytes, str] = {}
         self.bytes_done = 0
@@ -147,20 +148,20 @@ class Swarm:
 
     @property
     def is_done(self) -> bool:
-        """Everything that is known of is here and right."""
+        """True if all blocks and lists added so far are verified."""
         return not self._open
 
     @property
     def has_failed(self) -> bool:
-        """Something is missing and nobody is left to ask."""
+        """True if something is missing and no source is left."""
         return bool(self._open) and not self._sources
 
     def is_source(self, peer: bytes) -> bool:
-        """True for those that are not dropped."""
+        """True for a source that is not dropped."""
         return peer in self._sources
 
     def add(self, places: Iterable[tuple[Place, int]]) -> None:
-        """Places to fetch, and their bytes. Each may be added once."""
+        """Adds blocks and lists to fetch, with their sizes. Each may be added once."""
         added = list(places)
         first = int(len(added) * self._begin) % max(len(added), 1)
         held = [source for source in self._sources.values() if source.held]
@@ -172,10 +173,10 @@ class Swarm:
                 self.bytes_expected += size
             self._wait(place, held)
 
-    # --- What comes -------------------------------------------------------------------------------------------------
+    # --- Events -----------------------------------------------------------------------------------------------------
 
     def on_have(self, peer: bytes, places: Iterable[Place], *, is_complete: bool = False) -> None:
-        """A source tells what it has now, beside what it told before."""
+        """A source announces further blocks."""
         source = self._sources.get(peer)
         if source is None or source.is_complete:
             return
@@ -191,7 +192,7 @@ class Swarm:
                     self._rare.pop(place, None)
 
     def on_arrived(self, peer: bytes, place: Place, now_ns: int) -> bool:
-        """Something came. True: it was asked of this peer and is to be checked."""
+        """A block or list has arrived. True: it was requested from this peer and must be verified."""
         source = self._sources.get(peer)
         if source is None or place not in source.asked:
             return False
@@ -208,7 +209,7 @@ class Swarm:
         return True
 
     def on_checked(self, peer: bytes, place: Place, wrong: str = "") -> None:
-        """What came of a place is right, or wrong: then it says why, and its source is dropped."""
+        """A block or list was verified. `wrong` not empty: it failed for this reason, and its source is dropped."""
         self._checking.discard(place)
         if wrong:
             if place not in self._askers:
@@ -220,7 +221,7 @@ class Swarm:
         return None
 
     def drop(self, peer: bytes, reason: str) -> None:
-        """A source is of no use any more: what it owes is to be asked of others."""
+        """Drops a source; its outstanding blocks wait for other sources."""
         source = self._sources.pop(peer, None)
         if source is None:
             return
@@ -231,7 +232,7 @@ class Swarm:
             self._forget(place, peer)
             if place not in self._askers and place not in self._checking and place in self._open:
                 self._wait(place, held, first=True)
-        if not source.is_complete:  # Some of what it had may be with nobody but the complete now.
+        if not source.is_complete:  # Some of its blocks may be rare now.
             for place in source.offered:
                 if place in self._waiting and not any(place in other.held for other in held):
                     self._rare[place] = None
@@ -257,12 +258,12 @@ class Swarm:
         if not askers:
             del self._askers[place]
 
-    # --- What to do -------------------------------------------------------------------------------------------------
+    # --- Requests ---------------------------------------------------------------------------------------------------
 
     def ask(self, now_ns: int) -> dict[bytes, list[Place]]:
-        """What to ask now, of whom. It counts as asked."""
+        """The requests to send now, by source. They count as sent."""
         asks: dict[bytes, list[Place]] = {}
-        # Fellows first, to relieve those that are complete.
+        # Partial seeds first, to relieve the seeds.
         turns = deque(sorted(self._sources.values(), key=lambda source: source.is_complete))
         while turns:
             source = turns.popleft()
@@ -276,7 +277,7 @@ class Swarm:
         return asks
 
     def _take_turn(self, source: _Source, now_ns: int, asks: dict[bytes, list[Place]]) -> bool:
-        """Asks a source for what may go into one message. False: it is asked for no more now."""
+        """Requests one message's worth from a source. False: nothing more to request from it now."""
         size = 0
         for place in self._choose(source):
             self._note(source, place, now_ns, asks)
@@ -294,14 +295,14 @@ class Swarm:
         asks.setdefault(source.peer, []).append(place)
 
     def _choose(self, source: _Source) -> Iterator[Place]:
-        """What waits and this source has, while its window has room."""
+        """Waiting blocks that this source has, while they fit into its window."""
         while True:
             queues = (self._rare, self._waiting) if source.is_complete else (source.offered,)
             queue = next((queue for queue in queues if queue), None)
             if queue is None:
                 return
             place = next(iter(queue))
-            if place not in self._waiting:  # Asked of another meanwhile.
+            if place not in self._waiting:  # Requested from another source meanwhile.
                 del queue[place]
                 continue
             size = self._sizes[place]
@@ -313,9 +314,9 @@ class Swarm:
             yield place
 
     def _steal(self, source: _Source, now_ns: int) -> Iterator[Place]:
-        """What an idle source would deliver much sooner than those it is asked of, the latest first."""
+        """Endgame: outstanding blocks that this idle source would deliver much sooner, the latest first."""
         for other in sorted(self._sources.values(), key=lambda other: other.moved_ns):
-            left = other.asked_bytes  # Of what it owes, up to and with a place: it delivers in order.
+            left = other.asked_bytes  # Outstanding bytes up to and including a block: it delivers in order.
             for place in reversed(other.asked) if other is not source else ():
                 size = self._sizes[place]
                 left, its_ns = left - size, other.owes_ns(left, now_ns)
@@ -327,7 +328,7 @@ class Swarm:
                 yield place
 
     def check(self, now_ns: int) -> None:
-        """Drops those that have owed something for too long. Gives up when nobody has anything for too long."""
+        """Drops sources that are silent for too long, finally the last one."""
         if self.is_done:
             return
         complete = sum(source.is_complete for source in self._sources.values())
@@ -335,14 +336,14 @@ class Swarm:
             is_spared = complete - source.is_complete == 0
             if source.asked and now_ns - source.moved_ns >= _timeout_ns(is_spared):
                 self.drop(source.peer, "nothing that it was asked for has come for too long")
-                self._moved_ns = now_ns  # The others have not been asked for it yet.
+                self._moved_ns = now_ns  # The others have not been asked for its blocks yet.
         is_idle = not self._checking and not any(source.asked for source in self._sources.values())
         if is_idle and now_ns - self._moved_ns >= limits.STATE_STALL_TIMEOUT_NS:
             for peer in list(self._sources):
                 self.drop(peer, "it has nothing of what is missing")
 
     def deadline_ns(self, now_ns: int) -> int | None:
-        """When check(), or ask(), has something to do though nothing has come."""
+        """When to call check() or ask() without an event; None: not needed."""
         if self.is_done or not self._sources:
             return None
         owing = [source for source in self._sources.values() if source.asked]
@@ -351,7 +352,7 @@ class Swarm:
             deadlines = [self._moved_ns + limits.STATE_STALL_TIMEOUT_NS]
         if owing and len(owing) < len(self._sources) and not self._waiting:
             deadlines.append(now_ns + limits.STATE_STEAL_INTERVAL_NS)
-        # A deadline that has passed is that of a source which is spared, as long as it is the last.
+        # A deadline in the past is that of the last source, which is not dropped yet.
         return min((d if d > now_ns else now_ns + limits.SECOND for d in deadlines), default=None)
 
 

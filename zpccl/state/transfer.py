@@ -1,30 +1,30 @@
-"""Moving shared state: the part of one peer in one sync.
+"""State transfer: one peer's part in one sync.
 
-A `StateTransfer` belongs to the thread of the user that called sync_shared_state: that thread runs `run()` and decides
-what is asked of whom and what is served next. The peer's loop only puts things into its mailbox: the plan, messages of
-others, room in a link, the end. Workers do what takes time: they check blocks before they are sent, and when they have
-come; results go to the mailbox too. They have ended when `run()` returns or raises, so nobody touches the tensors after
-that.
+A `StateTransfer` belongs to the user's thread that called sync_shared_state: that thread runs `run()` and decides what
+to request from which source and what to serve next. It takes the messages of other peers from the engine itself. The
+peer's loop only puts the plan, lost links and the end into its mailbox. Worker threads verify blocks before they are
+sent and after they were received; their results go to the mailbox, too. They have ended when `run()` returns or raises,
+so no thread accesses the tensors after that.
 
-A fetcher asks sources for the lists of block digests, checks each list against the elected digest, and asks for the
-blocks that differ from its own; `swarm.py` says whom. What came is checked and kept aside, in memory for what has come
-only, and written in place when the sync is committed: all or nothing. Blocks of zeros never travel: their digests tell.
-What a fetcher has checked it serves to its fellows, who fetch the same; `serving.py` says when.
+A fetcher requests the lists of block digests, verifies each list against the elected digest, and requests the blocks
+that differ from its own; `swarm.py` chooses the sources. Received blocks are verified and staged in memory, and written
+to the tensors when the sync is committed: all or nothing. Blocks of zeros are recognised by their digest and not sent.
+A fetcher serves verified blocks to the other fetchers (as a partial seed); `serving.py` schedules that.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from zpccl import limits
+from zpccl.engine.engine import Body, Engine, MessageReceived, Writable
+from zpccl.engine.mailbox import Mailbox
 from zpccl.state.codec import DamagedBlock
 from zpccl.state.contents import Arrival, Contents
 from zpccl.state.messages import (
@@ -50,27 +50,14 @@ from zpccl.types import DigestKind
 logger = logging.getLogger("zpccl.state")
 
 _INLINE_BYTES = 64 * limits.KIB
-"""Shorter messages are handled faster at once than by a worker."""
-
-
-class Body(Protocol):
-    """A message in memory that is lent. It is given back when it is dropped, too."""
-
-    def __len__(self) -> int:
-        """How many bytes it has."""
-
-    def open(self) -> AbstractContextManager[memoryview]:
-        """The bytes, while the block runs."""
-
-    def release(self) -> None:
-        """Gives it back."""
+"""Shorter messages are verified at once, which is faster than passing them to a worker."""
 
 
 Post: TypeAlias = Callable[[bytes, int, Any, Any, int], bool]
-"""Posts (peer, channel, head, body, bytes that may be queued). False: no room, find_room() follows; OSError: no link,
-or the sync is over."""
+"""Posts (peer, channel, head, body, bound of the queue in bytes). False: the queue is full, Writable follows; OSError:
+no link, or the channel is closed."""
 Report: TypeAlias = Callable[[int, str, "bytes | None", "tuple[tuple[bytes, str], ...]"], None]
-"""Tells (attempt id, error or "", the peer at fault, sources that were dropped and why) to the machine."""
+"""Reports (attempt id, error or "", the peer at fault, dropped sources with reasons) to the machine."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +67,7 @@ class _Start:
     fellows: tuple[bytes, ...]
     fetch: dict[str, bytes]
     begin: float
-
-
-@dataclass(frozen=True)
-class _Delivery:
-    peer: bytes
-    body: Body
+    engine: Engine | None
 
 
 @dataclass(frozen=True)
@@ -94,13 +76,8 @@ class _LinkLost:
 
 
 @dataclass(frozen=True)
-class _RoomFound:
-    peer: bytes
-
-
-@dataclass(frozen=True)
 class _Checked:
-    """Blocks that came and are right. Others are not: `wrong` says why, or `error` what failed here."""
+    """Result of a verification: the right blocks. `wrong` says why others are wrong, `error` what failed locally."""
 
     peer: bytes
     right: Sequence[Arrival]
@@ -114,26 +91,27 @@ class _End:
     commit: bool
 
 
-_Item: TypeAlias = "_Start | _Delivery | _LinkLost | _RoomFound | _Checked | Served | _End"
+_Item: TypeAlias = "_Start | MessageReceived | _LinkLost | Writable | _Checked | Served | _End"
 
 
 class StateTransfer:
-    """One sync of one peer.
+    """One peer's part in one sync.
 
     Args:
         regions: the shared state by key.
-        post: how messages leave.
-        report: who is told when the fetch is done or failed, or this peer's memory changed.
+        post: sends messages.
+        report: called when the fetch has succeeded or failed, or the memory of this peer has changed.
         kind: of the digests.
         own_id: of this peer.
         upload: the upload limit, or None.
         is_local: whether a peer is on this host.
-        on_moved: called in the thread of the user with the bytes that are here and those that are known to differ.
+        on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
 
     Attributes:
-        digests: the digest of each tensor, computed now.
-        is_written: the sync was committed, and the tensors hold what was elected.
-        tx_bytes, rx_bytes: what was sent and received.
+        digests: the digest of each tensor, computed by the constructor.
+        mailbox: takes the messages of the channel.
+        is_written: the sync was committed, and the tensors hold the elected contents.
+        tx_bytes, rx_bytes: bytes sent and received.
     """
 
     def __init__(
@@ -153,14 +131,14 @@ class StateTransfer:
         self._report = report
         self._own_id = own_id
         self._on_moved = on_moved
-        self._mailbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.mailbox = Mailbox()
         self._plan: _Start | None = None
         self._swarm: Swarm | None = None
         self._is_reported = False
-        self._has_changed = False  # A tensor was written since it was digested.
-        self._logged = 0  # Of the sources that were dropped.
-        self._followers: set[bytes] = set()  # Fellows who want to know what is here.
-        self._news: list[Place] = []  # What they have not been told.
+        self._has_changed = False  # A tensor was modified since it was digested.
+        self._logged = 0  # Number of dropped sources that were logged.
+        self._followers: set[bytes] = set()  # Fetchers that have sent Want.
+        self._news: list[Place] = []  # Blocks not announced to them yet.
         self._told_ns = 0
         self._workers = Workers(worker_count())
         self._server = Server(
@@ -168,7 +146,7 @@ class StateTransfer:
             self._post,
             is_local,
             self._workers.submit,
-            self._mailbox.put,
+            self.mailbox.put,
             upload,
             jobs_max=2 * self._workers.count,
         )
@@ -180,12 +158,12 @@ class StateTransfer:
 
     @property
     def bytes_done(self) -> int:
-        """Of what is fetched, bytes that are here and right."""
+        """Bytes of the fetch that are verified."""
         return self._swarm.bytes_done if self._swarm is not None else 0
 
     @property
     def bytes_expected(self) -> int:
-        """Of what is fetched, bytes that are known to differ."""
+        """Bytes of the fetch that are known to differ so far."""
         return self._swarm.bytes_expected if self._swarm is not None else 0
 
     # --- For the peer's loop ----------------------------------------------------------------------------------------
@@ -197,33 +175,28 @@ class StateTransfer:
         fellows: tuple[bytes, ...],
         fetch: dict[str, bytes],
         begin: float = 0.0,
+        engine: Engine | None = None,
     ) -> None:
-        """The plan has come.
+        """Begins the transfer that a plan describes.
 
         Args:
             attempt_id: the channel.
-            sources: peers that have all of it, the best first.
-            fellows: peers that fetch it too.
+            sources: seeds, best first.
+            fellows: partial seeds, that is, the other fetchers.
             fetch: the elected digests of the keys to fetch. Empty: only serve.
-            begin: where in it to begin, from 0 to 1. Fellows that begin at different places have more for each other.
+            begin: relative start position, from 0 to 1. It differs between fetchers, so that they have more to
+                exchange.
+            engine: that of the channel, unless the mailbox listens to all its channels already.
         """
-        self._mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin))
-
-    def deliver(self, peer: bytes, body: Body) -> None:
-        """A message of another peer has come."""
-        self._mailbox.put(_Delivery(peer, body))
+        self.mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin, engine))
 
     def lose_link(self, peer: bytes) -> None:
-        """The link to another peer is gone: what was asked for on it will not come."""
-        self._mailbox.put(_LinkLost(peer))
-
-    def find_room(self, peer: bytes) -> None:
-        """The link to another peer takes messages again."""
-        self._mailbox.put(_RoomFound(peer))
+        """The link to another peer is lost: its outstanding blocks will not come."""
+        self.mailbox.put(_LinkLost(peer))
 
     def end(self, commit: bool) -> None:
-        """The sync is over: `run()` returns, after writing what was fetched if it is committed."""
-        self._mailbox.put(_End(commit))
+        """The sync is over: `run()` returns, after writing the fetched blocks if `commit`."""
+        self.mailbox.put(_End(commit))
 
     # --- For the thread of the user ---------------------------------------------------------------------------------
 
@@ -240,10 +213,9 @@ class StateTransfer:
                 self._write()
         finally:
             self._workers.close()
-            self._drop_mail()
 
     def _wait(self) -> list[_Item]:
-        """What is in the mailbox, once there is something or something is due."""
+        """Waits for the mailbox or the next deadline; returns the items."""
         now_ns = time.monotonic_ns()
         deadlines = [now_ns + limits.SIGNAL_CHECK_INTERVAL_NS]
         if self._swarm is not None and not self._is_reported:
@@ -252,14 +224,7 @@ class StateTransfer:
             deadlines.append(self._serve_again_ns)
         if self._news and self._followers:
             deadlines.append(self._told_ns + limits.STATE_ANNOUNCE_INTERVAL_NS)
-        items: list[_Item] = []
-        try:
-            items.append(self._mailbox.get(timeout=max(min(deadlines) - now_ns, 0) / limits.SECOND))
-            while len(items) < limits.POLL_EVENTS_MAX:
-                items.append(self._mailbox.get_nowait())
-        except queue.Empty:
-            pass
-        return items
+        return self.mailbox.take(min(deadlines))
 
     def _handle_all(self, items: list[_Item]) -> _End | None:
         for item in items:
@@ -267,14 +232,14 @@ class StateTransfer:
                 return item
             if isinstance(item, _Start):
                 self._begin(item)
-            elif isinstance(item, _Delivery):
+            elif isinstance(item, MessageReceived):
                 self._on_delivery(item.peer, item.body)
             elif isinstance(item, _Checked):
                 self._on_checked(item)
             elif isinstance(item, Served):
                 self._on_served(item)
-            elif isinstance(item, _RoomFound):
-                self._server.find_room(item.peer)
+            elif isinstance(item, Writable):
+                self._server.on_writable()
             else:
                 self._server.lose_link(item.peer)
                 self._followers.discard(item.peer)
@@ -282,7 +247,7 @@ class StateTransfer:
         return None
 
     def _go_on(self, now_ns: int) -> None:
-        """What follows from all that has come."""
+        """Sends requests, announcements and blocks after all items were handled."""
         swarm = self._swarm
         if swarm is not None and not self._is_reported:
             swarm.check(now_ns)
@@ -294,17 +259,8 @@ class StateTransfer:
         self._announce(now_ns)
         self._serve_again_ns = self._server.pump(now_ns)
 
-    def _drop_mail(self) -> None:
-        try:
-            while True:
-                item = self._mailbox.get_nowait()
-                if isinstance(item, _Delivery):
-                    item.body.release()
-        except queue.Empty:
-            pass
-
     def _write(self) -> None:
-        """Writes what was fetched: all of it, also when Ctrl-C comes in between."""
+        """Writes the fetched blocks completely, even if Ctrl-C comes meanwhile."""
         interrupt: KeyboardInterrupt | None = None
         while not self.is_written:
             try:
@@ -327,7 +283,7 @@ class StateTransfer:
         return True
 
     def _tell(self, peer: bytes, message: Want | Have | Request) -> bool:
-        """Posts a message without blocks. False: it cannot be sent."""
+        """Posts a message without blocks. False: it cannot be posted."""
         try:
             return self._post(peer, encode(message), b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
         except OSError:
@@ -345,7 +301,7 @@ class StateTransfer:
         except MalformedMessage as error:
             self._drop(peer, error.message)
         except OSError:
-            pass  # The engine is closed: the end is on its way.
+            pass  # The engine is closed: end() will follow.
         finally:
             if not is_kept:
                 body.release()
@@ -367,6 +323,8 @@ class StateTransfer:
 
     def _begin(self, plan: _Start) -> None:
         self._plan = plan
+        if plan.engine is not None:
+            self.mailbox.listen(plan.engine, plan.attempt_id)
         if not plan.fetch:
             return
         self._swarm = Swarm(plan.sources, plan.fellows, plan.begin, time.monotonic_ns())
@@ -386,7 +344,7 @@ class StateTransfer:
                     break
 
     def _drop(self, peer: bytes, reason: str) -> None:
-        """A source is of no use any more, if it is one."""
+        """Drops a source; no effect if the peer is not one."""
         if self._swarm is not None and not self._is_reported:
             self._swarm.drop(peer, reason)
 
@@ -413,7 +371,7 @@ class StateTransfer:
         ]
 
     def _on_blocks(self, peer: bytes, body: Body, view: memoryview) -> bool:
-        """Has the blocks of a message checked. True: a worker has the body."""
+        """Starts the verification of the blocks of a message. True: a worker owns the body now."""
         swarm = self._swarm
         if swarm is None or self._is_reported:
             return False
@@ -428,14 +386,14 @@ class StateTransfer:
                     self._fail("there is no memory for the state that is fetched")
                     return False
         if arrivals and len(view) > _INLINE_BYTES:
-            self._workers.submit(lambda: self._mailbox.put(self._check_body(peer, body, arrivals)))
+            self._workers.submit(lambda: self.mailbox.put(self._check_body(peer, body, arrivals)))
             return True
         if arrivals:
             self._on_checked(self._check(peer, view, arrivals))
         return False
 
     def _check_body(self, peer: bytes, body: Body, arrivals: Sequence[Arrival]) -> _Checked:
-        """Runs in a worker: checks the blocks of a message, which is given back."""
+        """Runs in a worker: verifies the blocks of a message and releases it."""
         try:
             with body.open() as view:
                 return self._check(peer, view, arrivals)
@@ -466,7 +424,7 @@ class StateTransfer:
         return None
 
     def _finish_fetch(self, swarm: Swarm) -> None:
-        """Reports a fetch that is done or has failed."""
+        """Reports a fetch that has succeeded or failed."""
         assert self._plan is not None
         dropped = tuple(swarm.dropped.items())
         if swarm.is_done:
@@ -478,7 +436,7 @@ class StateTransfer:
             self._report(self._plan.attempt_id, reason, fault, dropped)
 
     def _fail(self, reason: str) -> None:
-        """This peer cannot go on."""
+        """Reports that this peer's part has failed."""
         assert self._plan is not None
         if not self._is_reported:
             self._is_reported = True
@@ -498,7 +456,7 @@ class StateTransfer:
             self._fail(f"state cannot be sent: {result.error!r}")
 
     def _on_want(self, peer: bytes) -> None:
-        """Tells a fellow, once, all that is here; from then on, what is new."""
+        """Announces all blocks of this peer to a fetcher that has sent Want; new ones follow in _announce()."""
         if peer in self._followers:
             return
         if self._swarm is None or self._swarm.is_done:
@@ -510,7 +468,7 @@ class StateTransfer:
         return all(self._tell(peer, Have(False, some)) for some in in_messages(ranges))
 
     def _announce(self, now_ns: int) -> None:
-        """Tells fellows what is new, not too often."""
+        """Announces new blocks to other fetchers, at most every STATE_ANNOUNCE_INTERVAL."""
         if self._swarm is None or not self._followers:
             self._news = []
         elif self._swarm.is_done:

@@ -1,4 +1,4 @@
-"""A few threads that do work for one call, and have ended when it returns: of digests and transfers of state."""
+"""Worker threads for one call, for digests and state transfers; they have ended when the call returns."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PartT = TypeVar("_PartT")
 
 
 def worker_count(nbytes: int | None = None) -> int:
-    """Threads that this process can use at a time, or of these as many as are worth their start for so many bytes."""
+    """Number of threads: by the CPUs of this process, and by the amount of work if `nbytes` is given."""
     count = min(len(os.sched_getaffinity(0)), limits.STATE_WORKERS_MAX)
     return count if nbytes is None else max(1, min(count, nbytes // limits.STATE_WORKER_BYTES))
 
 
 class Workers:
-    """Threads that do jobs in the order in which they were submitted, started as there is work. One thread owns them.
+    """A pool of threads, started on demand, that runs jobs in order of submission. One thread owns it.
 
     A job handles its own errors.
 
     Args:
-        count: threads at most. With none, `finish` does all jobs.
+        count: maximum number of threads. 0: `finish` runs all jobs in the calling thread.
     """
 
     def __init__(self, count: int) -> None:
@@ -37,7 +37,7 @@ class Workers:
         self._threads: list[threading.Thread] = []
 
     def submit(self, job: Job) -> None:
-        """Has a job done by the next thread that is free."""
+        """Queues a job."""
         self._jobs.put(job)
         if len(self._threads) < self.count:
             thread = threading.Thread(target=self._work, name="zpccl-state", daemon=True)
@@ -45,19 +45,19 @@ class Workers:
             thread.start()
 
     def finish(self) -> None:
-        """Does what jobs are left beside the threads, waits until all are done, and ends the threads."""
+        """Helps with the queued jobs, waits until all are done, and ends the threads."""
         with contextlib.suppress(queue.Empty):
             while (job := self._jobs.get_nowait()) is not None:
                 job()
         for _ in self._threads:
             self._jobs.put(None)
         while self._threads:
-            with contextlib.suppress(RuntimeError):  # Ctrl-C came before it was started; if it starts yet, it ends.
+            with contextlib.suppress(RuntimeError):  # Ctrl-C came before its start; if it starts later, it ends.
                 self._threads[-1].join()
             self._threads.pop()
 
     def close(self) -> None:
-        """Ends the threads, when they are done with the jobs that they have begun; the others are forgotten.
+        """Ends the threads after their current jobs; drops queued jobs.
 
         Raises:
             KeyboardInterrupt: it came meanwhile; all threads have ended nevertheless.
@@ -81,14 +81,15 @@ class Workers:
             if job is None:
                 return
             job()
-            del job  # It may hold memory.
+            del job  # Release its memory before waiting.
 
 
 def in_parallel(function: Callable[[_PartT], None], parts: Iterable[_PartT], count: int) -> None:
-    """Calls a function with each part, in this thread and `count` - 1 others, which have ended when this returns.
+    """Calls a function with each part, in this thread and `count - 1` others, which have ended when this returns.
 
     Raises:
-        Exception: the first that the function raised, once the threads have ended. Parts not begun then are left out.
+        Exception: the first exception of the function, raised after the threads have ended. Parts that were not begun
+            by then are skipped.
     """
     workers = Workers(count - 1)
     errors: list[BaseException] = []

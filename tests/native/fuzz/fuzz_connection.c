@@ -5,8 +5,8 @@
  * An input is a program: its first byte seeds how transfers are cut (support/faults.h) and says whether the engine does all
  * it can before the next operation; each further one is an operation (see `operations`), followed by its arguments, one
  * byte each. What is missing at the end is read as 0. */
-#ifndef FUZZ_SEALED
-#define FUZZ_SEALED 0 /* fuzz_sealed.c has 1 */
+#ifndef FUZZ_ENCRYPTED
+#define FUZZ_ENCRYPTED 0 /* fuzz_encrypted.c has 1 */
 #endif
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,7 +27,7 @@ enum { RECORD_BYTES_MAX = ZP__RECORD_PREFIX_BYTES + ZP__HEADER_BYTES + BODY_BYTE
 enum { MESSAGE_BYTES_MAX = 1500, QUEUED_BYTES_MAX = 4000, LONELY_CHANNEL = 100 };
 
 typedef struct {
-	bool told; /* the engine knows the id */
+	bool id_known; /* the engine knows the id */
 	uint32_t kind, rank, frame_bytes;
 	uint64_t count;
 	uint8_t *input, *output; /* guarded: they end at a page that nobody may touch */
@@ -38,7 +38,7 @@ typedef struct {
 	zp_engine *engine;
 	uint64_t link;
 	int ends[CONNECTIONS];	       /* the peer's, or -1 */
-	uint64_t records[CONNECTIONS]; /* sealed, so many */
+	uint64_t records[CONNECTIONS]; /* number of encrypted records */
 	attempt attempts[ATTEMPTS];
 	uint8_t *held[HELD_MAX]; /* messages that were polled and not released */
 	uint64_t held_bytes[HELD_MAX];
@@ -69,7 +69,7 @@ static size_t output_bytes_of(const attempt *a)
 /* --- What the peer sends ------------------------------------------------------------------------------------------ */
 
 /* What the socket has no room for is lost: the stream then goes on with other bytes, which is hostile enough. */
-static void send_unsealed(state *s, uint32_t connection, const void *from, size_t bytes)
+static void send_plain(state *s, uint32_t connection, const void *from, size_t bytes)
 {
 	int fd = s->ends[connection % CONNECTIONS];
 	if (fd >= 0)
@@ -77,41 +77,41 @@ static void send_unsealed(state *s, uint32_t connection, const void *from, size_
 }
 
 /* The keys of a connection, as the peer has them. */
-static zp_seal seal_of(uint32_t connection, bool of_peer)
+static zp_aead aead_of(uint32_t connection, bool of_peer)
 {
 	uint8_t key = (uint8_t)(2 * connection);
-	return cipher_seal(key + of_peer, key + !of_peer);
+	return cipher_aead(key + of_peer, key + !of_peer);
 }
 
 /* One record, damaged as `odd` says. */
 static void send_record(state *s, uint32_t connection, const uint8_t *text, size_t bytes, uint8_t odd)
 {
 	static uint8_t record[RECORD_BYTES_MAX];
-	zp_seal seal = seal_of(connection, true);
+	zp_aead aead = aead_of(connection, true);
 	uint8_t nonce[CIPHER_NONCE_BYTES] = {0};
 	if (odd == 10)
 		s->records[connection]++; /* One was left out. */
 	for (unsigned i = 0; i < 8; i++)
 		nonce[sizeof nonce - 1 - i] = (uint8_t)(s->records[connection] >> 8 * i);
-	unsigned long long sealed_bytes;
+	unsigned long long ciphertext_bytes;
 	zp__record_encode(record, (uint32_t)bytes);
-	cipher_encrypt(record + ZP__RECORD_PREFIX_BYTES, &sealed_bytes, text, bytes, NULL, 0, NULL, nonce, seal.tx_key);
-	size_t record_bytes = ZP__RECORD_PREFIX_BYTES + sealed_bytes;
+	cipher_encrypt(record + ZP__RECORD_PREFIX_BYTES, &ciphertext_bytes, text, bytes, NULL, 0, NULL, nonce, aead.tx_key);
+	size_t record_bytes = ZP__RECORD_PREFIX_BYTES + ciphertext_bytes;
 	s->records[connection]++;
 	if (odd == 11)
 		record[(argument(s) * 17u) % record_bytes] ^= (uint8_t)(1 << argument(s) % 8);
 	if (odd == 12)
 		record_bytes = record_bytes * argument(s) / 256;
-	send_unsealed(s, connection, record, record_bytes);
+	send_plain(s, connection, record, record_bytes);
 	if (odd == 13)
-		send_unsealed(s, connection, record, record_bytes);
+		send_plain(s, connection, record, record_bytes);
 }
 
 static void send_bytes(state *s, uint32_t connection, const uint8_t *from, size_t bytes, uint8_t odd)
 {
 	connection %= CONNECTIONS;
-	if (!FUZZ_SEALED) {
-		send_unsealed(s, connection, from, bytes);
+	if (!FUZZ_ENCRYPTED) {
+		send_plain(s, connection, from, bytes);
 		return;
 	}
 	size_t first = odd == 14 ? bytes * argument(s) / 256 : 0; /* in two records */
@@ -126,7 +126,7 @@ static void operation_raw(state *s)
 	size_t n = argument(s);
 	n = n < (size_t)(s->end - s->next) ? n : (size_t)(s->end - s->next);
 	if (connection & 0x80)
-		send_unsealed(s, connection, s->next, n);
+		send_plain(s, connection, s->next, n);
 	else
 		send_bytes(s, connection, s->next, n, 0);
 	s->next += n;
@@ -187,7 +187,7 @@ static void operation_frame(state *s)
 static void operation_tell(state *s)
 {
 	uint8_t bytes[ZP__HEADER_BYTES], connection = argument(s), how = argument(s);
-	zp__frame frame = {.kind = how & 1 ? ZP__CONFIRM : ZP__SETTLE, .chunk = how / 2 % CONNECTIONS};
+	zp__frame frame = {.kind = how & 1 ? ZP__ACK : ZP__FINAL_ACK, .chunk = how / 2 % CONNECTIONS};
 	frame.id = argument(s);
 	frame.offset = argument(s);
 	zp__frame_encode(bytes, &frame);
@@ -224,9 +224,9 @@ static void operation_start(state *s)
 {
 	uint8_t what = argument(s), how = argument(s), count = argument(s), which = what % ATTEMPTS;
 	attempt *a = &s->attempts[which];
-	if (a->told)
+	if (a->id_known)
 		return;
-	*a = (attempt){.told = true, .kind = how % PAIR_ALL_REDUCES, .rank = how / PAIR_ALL_REDUCES % 2};
+	*a = (attempt){.id_known = true, .kind = how % PAIR_ALL_REDUCES, .rank = how / PAIR_ALL_REDUCES % 2};
 	uint32_t other = what / ATTEMPTS % (PAIR_KINDS - PAIR_ALL_REDUCES + 1);
 	if (other)
 		a->kind = PAIR_ALL_REDUCES + other - 1;
@@ -251,7 +251,7 @@ static void attempt_end(state *s, uint32_t which, bool commit)
 	CHECK(rc == 0 || (commit && rc == -EINVAL));
 	if (rc < 0)
 		return;
-	a->told = true;
+	a->id_known = true;
 	if (!a->input)
 		return;
 	for (size_t i = 0; (!kind_is_in_place(a->kind) || (!commit && kind_restores(a->kind))) && i < bytes_of(a); i++)
@@ -280,11 +280,11 @@ static void connection_make(int ends[2])
 static void operation_add(state *s)
 {
 	uint8_t peer[ZP_PEER_ID_BYTES], place = argument(s) % CONNECTIONS, generation = argument(s), first_bytes = argument(s) % 8;
-	zp_seal seal = seal_of(place, false);
+	zp_aead aead = aead_of(place, false);
 	int ends[2];
 	connection_make(ends);
 	pair_id(1, peer);
-	int rc = zp_link_add(s->engine, peer, s->link, place, generation, ends[0], FUZZ_SEALED ? &seal : NULL, peer,
+	int rc = zp_link_add(s->engine, peer, s->link, place, generation, ends[0], FUZZ_ENCRYPTED ? &aead : NULL, peer,
 			     first_bytes);
 	bool cut = first_bytes && (rc == -EAGAIN || rc == -EIO); /* by a storm */
 	CHECK(rc == 0 || rc == -EBUSY || rc == -ESTALE || rc == -ENOTCONN || cut);
@@ -303,7 +303,7 @@ static void operation_channel(state *s)
 {
 	uint8_t how = argument(s);
 	uint64_t id = how & 2 ? LONELY_CHANNEL : PAIR_CHANNEL;
-	int rc = how & 1 ? zp_channel_open(s->engine, id) : zp_channel_close(s->engine, id);
+	int rc = how & 1 ? zp_channel_open(s->engine, id, -1) : zp_channel_close(s->engine, id);
 	CHECK(rc == 0 || rc == -EEXIST);
 }
 
@@ -313,7 +313,7 @@ static void operation_send(state *s)
 	uint8_t to[ZP_PEER_ID_BYTES];
 	pair_id(1, to);
 	int rc = zp_message_post(s->engine, to, PAIR_CHANNEL, body, argument(s) * 5u, NULL, 0, UINT64_MAX);
-	CHECK(rc == 0 || rc == -EAGAIN || rc == -ENOTCONN);
+	CHECK(rc == 0 || rc == -EAGAIN || rc == -ENOTCONN || rc == -ECANCELED);
 }
 
 static void release(state *s)
@@ -349,7 +349,7 @@ static void operation_poll(state *s)
 }
 
 /* The engine does all it can. */
-static void operation_settle(state *s)
+static void operation_drain(state *s)
 {
 	(void)s;
 	faults_idle_await();
@@ -358,7 +358,7 @@ static void operation_settle(state *s)
 static void (*const operations[])(state *) = {operation_raw,	 operation_frame, operation_frame, operation_frame,
 					      operation_read,	 operation_start, operation_end,   operation_channel,
 					      operation_hang_up, operation_send,  release,	   operation_poll,
-					      operation_settle,	 operation_tell,  operation_add};
+					      operation_drain,	 operation_tell,  operation_add};
 
 /* --- One input ---------------------------------------------------------------------------------------------------- */
 
@@ -369,20 +369,20 @@ static void begin(state *s)
 				   .message_bytes_max = MESSAGE_BYTES_MAX,
 				   .messages_queued_bytes_max = QUEUED_BYTES_MAX};
 	int fds[CONNECTIONS];
-	zp_seal seals[CONNECTIONS];
+	zp_aead aeads[CONNECTIONS];
 	uint8_t peer[ZP_PEER_ID_BYTES];
-	CHECK(zp_engine_open(&config, &s->engine) == 0 && zp_channel_open(s->engine, PAIR_CHANNEL) == 0);
+	CHECK(zp_engine_open(&config, &s->engine) == 0 && zp_channel_open(s->engine, PAIR_CHANNEL, -1) == 0);
 	for (int i = 0; i < CONNECTIONS; i++) {
 		int ends[2];
 		connection_make(ends);
 		fds[i] = ends[0];
 		s->ends[i] = ends[1];
-		seals[i] = seal_of((uint32_t)i, false);
+		aeads[i] = aead_of((uint32_t)i, false);
 	}
 	pair_id(1, peer);
 	pair_id(1, peers);
 	pair_id(1, peers + ZP_PEER_ID_BYTES);
-	CHECK(zp_link_open(s->engine, peer, fds, FUZZ_SEALED ? seals : NULL, CONNECTIONS, &s->link) == 0);
+	CHECK(zp_link_open(s->engine, peer, fds, FUZZ_ENCRYPTED ? aeads : NULL, CONNECTIONS, &s->link) == 0);
 }
 
 /* The peer goes; that must be noticed, whatever it has sent. */
@@ -410,13 +410,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	int64_t blocks = faults_blocks(), mapped_bytes = faults_mapped_bytes();
 	begin(&s);
 	uint8_t seed = argument(&s);
-	bool settle = seed & 0x80; /* after each operation, else where the program says so */
+	bool drain = seed & 0x80; /* after each operation, else where the program says so */
 	if (seed & 0x7f)
 		faults_storm(seed, 2, true);
 	for (int i = 0; i < OPERATIONS_MAX && s.next < s.end; i++) {
 		operations[argument(&s) % (sizeof operations / sizeof *operations)](&s);
-		if (settle)
-			operation_settle(&s);
+		if (drain)
+			operation_drain(&s);
 	}
 	faults_disarm();
 	finish(&s);

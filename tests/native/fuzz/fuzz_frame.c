@@ -12,7 +12,7 @@
 
 enum { HEADERS_MAX = 16 };
 
-static void seal(uint8_t header[ZP__HEADER_BYTES])
+static void crc_set(uint8_t header[ZP__HEADER_BYTES])
 {
 	uint32_t crc = zp__crc32c(0, header, ZP__HEADER_BYTES - 4);
 	for (unsigned i = 0; i < 4; i++)
@@ -43,12 +43,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	if (bytes < 1)
 		return 0;
 	size_t piece = data[0] % ZP__HEADER_BYTES + 1;
-	bool sealed = data[0] & 0x80;
+	bool right_crc = data[0] & 0x80;
 	for (size_t at = 1; at + ZP__HEADER_BYTES <= bytes && at < HEADERS_MAX * ZP__HEADER_BYTES; at += ZP__HEADER_BYTES) {
 		uint8_t header[ZP__HEADER_BYTES], again[ZP__HEADER_BYTES];
 		memcpy(header, data + at, sizeof header);
-		if (sealed)
-			seal(header);
+		if (right_crc)
+			crc_set(header);
 		zp__frame whole, pieces;
 		memset(&whole, 0xaa, sizeof whole);
 		memset(&pieces, 0xaa, sizeof pieces);

@@ -44,7 +44,7 @@ enum faults_effect {
 
 enum faults_outcome {
 	FAULTS_HARMLESS, /* work goes on as if nothing had happened */
-	FAULTS_SETTLED,	 /* a connection is lost; work goes on where the link has another */
+	FAULTS_RETRANSMITTED,	 /* a connection is lost; work goes on where the link has another */
 	FAULTS_MAY_END,	 /* work may end with an error */
 	FAULTS_MUST_END	 /* there is no going on: somebody must be told */
 };

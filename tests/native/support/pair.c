@@ -33,32 +33,32 @@ int pair_open(pair *both, uint32_t thread_count)
 	for (int side = 0; rc == 0 && side < 2; side++) {
 		rc = zp_engine_open(&config, &both->engines[side]);
 		if (rc == 0)
-			rc = zp_channel_open(both->engines[side], PAIR_CHANNEL);
+			rc = zp_channel_open(both->engines[side], PAIR_CHANNEL, -1);
 	}
 	if (rc < 0)
 		pair_close(both);
 	return rc;
 }
 
-int pair_link(pair *both, uint32_t connection_count, bool sealed)
+int pair_link(pair *both, uint32_t connection_count, bool encrypted)
 {
 	int fds[2][ZP_LINK_CONNECTIONS_MAX], rc = 0;
-	zp_seal seals[2][ZP_LINK_CONNECTIONS_MAX];
+	zp_aead aeads[2][ZP_LINK_CONNECTIONS_MAX];
 	for (uint32_t i = 0; i < connection_count; i++) {
 		int ends[2];
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
 		fds[0][i] = ends[0];
 		fds[1][i] = ends[1];
 		uint8_t key = (uint8_t)(2 * i);
-		seals[0][i] = cipher_seal(key, key + 1);
-		seals[1][i] = cipher_seal(key + 1, key);
+		aeads[0][i] = cipher_aead(key, key + 1);
+		aeads[1][i] = cipher_aead(key + 1, key);
 	}
 	for (int side = 0; side < 2; side++) {
 		uint8_t other[ZP_PEER_ID_BYTES];
 		uint64_t link;
 		pair_id(!side, other);
 		if (rc == 0)
-			rc = zp_link_open(both->engines[side], other, fds[side], sealed ? seals[side] : NULL, connection_count,
+			rc = zp_link_open(both->engines[side], other, fds[side], encrypted ? aeads[side] : NULL, connection_count,
 					  &link);
 		for (uint32_t i = 0; rc < 0 && i < connection_count; i++)
 			close(fds[side][i]); /* They are still ours. */

@@ -20,8 +20,8 @@ void pair_id(int side, uint8_t id[ZP_PEER_ID_BYTES]);
 /* Opens both engines and PAIR_CHANNEL on them. On failure, -errno, both are closed. */
 int pair_open(pair *both, uint32_t thread_count);
 
-/* Links them, by sealed connections or others. On failure there may be a link of one. */
-int pair_link(pair *both, uint32_t connection_count, bool sealed);
+/* Links them, by encrypted connections or others. On failure there may be a link of one. */
+int pair_link(pair *both, uint32_t connection_count, bool encrypted);
 
 void pair_close(pair *both);
 

@@ -169,7 +169,7 @@ static struct {
 	uint64_t messages, message_sum;
 } peers[PEERS_MAX];
 static int peer_count, link_count;
-static bool is_sealed;
+static bool is_encrypted;
 static uint64_t lost_events;
 static struct {
 	bool wanted;
@@ -197,10 +197,10 @@ static void link_open(int link)
 	for (int end = 0; end < 2; end++) {
 		uint8_t id[ZP_PEER_ID_BYTES];
 		id_of(ends[!end], id);
-		zp_seal seals[CONNECTIONS];
+		zp_aead aeads[CONNECTIONS];
 		for (int i = 0; i < CONNECTIONS; i++)
-			seals[i] = end ? cipher_seal(2, 1) : cipher_seal(1, 2);
-		CHECK(zp_link_open(peers[ends[end]].engine, id, fds[end], is_sealed ? seals : NULL, CONNECTIONS,
+			aeads[i] = end ? cipher_aead(2, 1) : cipher_aead(1, 2);
+		CHECK(zp_link_open(peers[ends[end]].engine, id, fds[end], is_encrypted ? aeads : NULL, CONNECTIONS,
 				   &peers[ends[end]].links[ends[!end]]) == 0);
 	}
 	for (int i = 0; i < CONNECTIONS; i++)
@@ -211,13 +211,13 @@ static int connection_add(int end, int other, uint32_t place, uint32_t generatio
 {
 	uint8_t id[ZP_PEER_ID_BYTES];
 	id_of(other, id);
-	zp_seal seal = first ? cipher_seal(2, 1) : cipher_seal(1, 2);
+	zp_aead aead = first ? cipher_aead(2, 1) : cipher_aead(1, 2);
 	return zp_link_add(peers[end].engine, id, peers[end].links[other], place, generation, fd,
-			   is_sealed ? &seal : NULL, first, first ? FIRST_BYTES : 0);
+			   is_encrypted ? &aead : NULL, first, first ? FIRST_BYTES : 0);
 }
 
 /* Sets a lost connection up again, as the control plane does. It may break on the way, or come before the acceptor has
- * settled the old one. */
+ * retransmitted the frames of the old one. */
 static void redial(int link, uint32_t place)
 {
 	int pair[2], number = link * CONNECTIONS + (int)place, dialler = dialler_of(link), acceptor = acceptor_of(link);
@@ -287,7 +287,7 @@ static void on_event(int rank, uint64_t first, zp_event *event)
 			redials[link][event->connection].generation = event->generation;
 		break;
 	}
-	case ZP_EVENT_ROOM:
+	case ZP_EVENT_WRITABLE:
 		break;
 	default:
 		CHECK(!"a link was lost");
@@ -435,7 +435,7 @@ static void messages_send(int rank, int round)
 		int rc;
 		while ((rc = zp_message_post(peers[rank].engine, to, CHANNEL, body, sizeof body, NULL, 0, UINT64_MAX)) ==
 		       -EAGAIN)
-			events_take(0); /* No room until earlier ones are confirmed. */
+			events_take(0); /* Full until earlier ones are acknowledged. */
 		CHECK(rc == 0);
 	}
 }
@@ -488,7 +488,7 @@ static bool all_open(void)
 	return true;
 }
 
-static void test_breaks(int count, uint32_t thread_count, uint32_t senders_max, bool seals)
+static void test_breaks(int count, uint32_t thread_count, uint32_t senders_max, bool encrypted)
 {
 	zp_engine_config config = {.thread_count = thread_count,
 				   .stall_timeout_ms = WAIT_MS,
@@ -496,7 +496,7 @@ static void test_breaks(int count, uint32_t thread_count, uint32_t senders_max, 
 				   .messages_queued_bytes_max = 3 * MESSAGE_BYTES,
 				   .local_senders_max = senders_max};
 	pthread_t thread;
-	is_sealed = seals;
+	is_encrypted = encrypted;
 	peer_count = count;
 	link_count = count == 2 ? 1 : count;
 	memset(redials, 0, sizeof redials);
@@ -507,7 +507,7 @@ static void test_breaks(int count, uint32_t thread_count, uint32_t senders_max, 
 	broken_count = lost_events = 0;
 	for (int rank = 0; rank < count; rank++) {
 		CHECK(zp_engine_open(&config, &peers[rank].engine) == 0);
-		CHECK(zp_channel_open(peers[rank].engine, CHANNEL) == 0);
+		CHECK(zp_channel_open(peers[rank].engine, CHANNEL, -1) == 0);
 	}
 	for (int link = 0; link < link_count; link++)
 		link_open(link);
@@ -596,11 +596,11 @@ static void test_lies(void)
 		uint32_t place;
 		uint64_t generation, frames;
 	} lies[] = {
-		{ZP__SETTLE, 1, 0, 1},	     /* nothing was sent on it */
-		{ZP__SETTLE, HAND_CONNECTIONS, 0, 0}, /* no such place */
-		{ZP__SETTLE, 1, 1, 0},	     /* of a generation to come, in a place that is taken */
-		{ZP__SETTLE, 1, 1ull << 32, 0},
-		{ZP__CONFIRM, HAND_CONNECTIONS, 0, 0},
+		{ZP__FINAL_ACK, 1, 0, 1},	     /* nothing was sent on it */
+		{ZP__FINAL_ACK, HAND_CONNECTIONS, 0, 0}, /* no such place */
+		{ZP__FINAL_ACK, 1, 1, 0},	     /* of a generation to come, in a place that is taken */
+		{ZP__FINAL_ACK, 1, 1ull << 32, 0},
+		{ZP__ACK, HAND_CONNECTIONS, 0, 0},
 	};
 	for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
 		hand h;
@@ -613,7 +613,7 @@ static void test_lies(void)
 	}
 }
 
-/* A message that was not confirmed comes again; a connection that only the other end has had is answered for. */
+/* A message without an acknowledgement is sent again; a FINAL_ACK for a connection that was never added here is answered. */
 static void test_by_hand(void)
 {
 	hand h;
@@ -621,6 +621,7 @@ static void test_by_hand(void)
 	uint8_t id[ZP_PEER_ID_BYTES], body[100] = {5};
 	hand_open(&h);
 	id_of(7, id);
+	CHECK(zp_channel_open(h.engine, CHANNEL, -1) == 0);
 	CHECK(zp_message_post(h.engine, id, CHANNEL, body, sizeof body, NULL, 0, UINT64_MAX) == 0);
 	struct pollfd fds[HAND_CONNECTIONS];
 	for (int i = 0; i < HAND_CONNECTIONS; i++)
@@ -629,9 +630,9 @@ static void test_by_hand(void)
 	uint32_t place = fds[0].revents ? 0 : fds[1].revents ? 1 : 2, other = (place + 1) % HAND_CONNECTIONS;
 	CHECK(hand_hear(h.fds[place]).kind == ZP__MESSAGE);
 	close(h.fds[place]); /* With the body unread. */
-	hand_say(h.fds[other], ZP__SETTLE, place, 0, 0);
-	bool settled = false, again = false;
-	while (!settled || !again) {
+	hand_say(h.fds[other], ZP__FINAL_ACK, place, 0, 0);
+	bool answered = false, again = false;
+	while (!answered || !again) {
 		CHECK(poll(fds, HAND_CONNECTIONS, WAIT_MS) >= 1);
 		for (uint32_t i = 0; i < HAND_CONNECTIONS; i++) {
 			fds[i].fd = i == place ? -1 : h.fds[i];
@@ -643,17 +644,17 @@ static void test_by_hand(void)
 				CHECK(recv(h.fds[i], body, sizeof body, MSG_WAITALL) == sizeof body && body[0] == 5);
 				again = true;
 			} else {
-				CHECK(frame.kind == ZP__SETTLE && frame.chunk == place && frame.offset == 0 && !settled);
-				settled = true;
+				CHECK(frame.kind == ZP__FINAL_ACK && frame.chunk == place && frame.offset == 0 && !answered);
+				answered = true;
 			}
 		}
 	}
 	hand_event(&h, &event);
 	CHECK(event.kind == ZP_EVENT_CONNECTION_LOST && event.connection == place && event.generation == 0);
-	hand_say(h.fds[other], ZP__SETTLE, place, 7, 0);
+	hand_say(h.fds[other], ZP__FINAL_ACK, place, 7, 0);
 	CHECK(poll(fds, HAND_CONNECTIONS, WAIT_MS) == 1);
 	zp__frame answer = hand_hear(fds[other].revents ? h.fds[other] : h.fds[(place + 2) % HAND_CONNECTIONS]);
-	CHECK(answer.kind == ZP__SETTLE && answer.chunk == place && answer.id == 7 && answer.offset == 0);
+	CHECK(answer.kind == ZP__FINAL_ACK && answer.chunk == place && answer.id == 7 && answer.offset == 0);
 	int pair[2];
 	tcp_pair(pair);
 	CHECK(zp_link_add(h.engine, id, h.link, place, 7, pair[1], NULL, NULL, 0) == -ESTALE);
@@ -663,8 +664,8 @@ static void test_by_hand(void)
 	CHECK(zp_link_add(h.engine, id, h.link, place, 8, pair[1], NULL, NULL, 0) == 0);
 	CHECK(zp_link_add(h.engine, id, h.link, other, 8, pair[1], NULL, NULL, 0) == -EEXIST);
 	h.fds[place] = pair[0];
-	hand_say(h.fds[other], ZP__SETTLE, place, 7, 0); /* Of a generation that is over: it changes nothing. */
-	hand_say(h.fds[other], ZP__SETTLE, place, 8, 0);
+	hand_say(h.fds[other], ZP__FINAL_ACK, place, 7, 0); /* Of a generation that is over: it changes nothing. */
+	hand_say(h.fds[other], ZP__FINAL_ACK, place, 8, 0);
 	hand_event(&h, &event);
 	CHECK(event.kind == ZP_EVENT_CONNECTION_LOST && event.connection == place && event.generation == 8);
 	hand_close(&h);

@@ -13,16 +13,16 @@
 
 enum { CAPTURE_BYTES_MAX = 8192, TEXT_BYTES = 600, RECORDS = 4, UNTOUCHED = 0xa5 };
 
-static void end_open(zp__connection *end, int fd, const zp_seal *cipher)
+static void end_open(zp__connection *end, int fd, const zp_aead *cipher)
 {
 	*end = (zp__connection){.fd = fd, .readable = true, .writable = true};
 	CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
-	CHECK(zp__seal_open(cipher, &end->seal) == 0);
+	CHECK(zp__record_layer_open(cipher, &end->records) == 0);
 }
 
 static void end_close(zp__connection *end)
 {
-	zp__seal_close(end->seal);
+	zp__record_layer_close(end->records);
 	if (end->fd >= 0)
 		close(end->fd);
 }
@@ -30,7 +30,7 @@ static void end_close(zp__connection *end)
 static void pair_open(zp__connection *one, zp__connection *other, int buffer_bytes)
 {
 	int fds[2];
-	zp_seal near = cipher_seal(1, 2), far = cipher_seal(2, 1);
+	zp_aead near = cipher_aead(1, 2), far = cipher_aead(2, 1);
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
 	if (buffer_bytes)
 		CHECK(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes) == 0);
@@ -77,11 +77,11 @@ static void test_stream(uint64_t seed, size_t piece_bytes_max, int buffer_bytes)
 			one.writable = other.readable = true;
 			if (way == 0) {
 				fill(buffers[0], sent, wanted);
-				ssize_t n = zp__seal_send(&one, iov, count);
+				ssize_t n = zp__record_send(&one, iov, count);
 				CHECK(n >= 0 && (size_t)n <= wanted && ((size_t)n == wanted || !one.writable));
 				sent += (uint64_t)n;
 			} else {
-				ssize_t n = zp__seal_receive(&other, iov, count);
+				ssize_t n = zp__record_receive(&other, iov, count);
 				CHECK(n >= 0 && (size_t)n <= wanted);
 				compare(buffers[1], got, (size_t)n);
 				got += (uint64_t)n;
@@ -105,12 +105,12 @@ static void test_keys_are_replaced(void)
 		int from = i / AT_A_TIME % 2;
 		uint8_t byte = byte_at(i), got[AT_A_TIME];
 		struct iovec iov = {&byte, 1};
-		CHECK(zp__seal_send(&ends[from], &iov, 1) == 1 && zp__seal_flush(&ends[from]) == 1);
+		CHECK(zp__record_send(&ends[from], &iov, 1) == 1 && zp__record_flush(&ends[from]) == 1);
 		if (i % AT_A_TIME != AT_A_TIME - 1)
 			continue;
 		struct iovec all = {got, AT_A_TIME};
 		ends[!from].readable = true;
-		CHECK(zp__seal_receive(&ends[!from], &all, 1) == AT_A_TIME);
+		CHECK(zp__record_receive(&ends[!from], &all, 1) == AT_A_TIME);
 		compare(got, i + 1 - AT_A_TIME, AT_A_TIME);
 	}
 	end_close(&ends[0]);
@@ -124,8 +124,8 @@ typedef struct {
 	size_t begins[RECORDS + 1]; /* of the records, and the end */
 } capture;
 
-/* What RECORDS texts of TEXT_BYTES look like on the wire, sealed with `cipher`. */
-static void wire_capture(capture *wire, const zp_seal *cipher)
+/* What RECORDS texts of TEXT_BYTES look like on the wire, encrypted with `cipher`. */
+static void wire_capture(capture *wire, const zp_aead *cipher)
 {
 	int fds[2];
 	zp__connection one;
@@ -137,7 +137,7 @@ static void wire_capture(capture *wire, const zp_seal *cipher)
 		fill(text, (uint64_t)i * TEXT_BYTES, TEXT_BYTES);
 		struct iovec iov[2] = {{text, ZP__HEADER_BYTES}, {text + ZP__HEADER_BYTES, TEXT_BYTES - ZP__HEADER_BYTES}};
 		wire->begins[i] = have;
-		CHECK(zp__seal_send(&one, iov, 2) == TEXT_BYTES);
+		CHECK(zp__record_send(&one, iov, 2) == TEXT_BYTES);
 		ssize_t n = recv(fds[1], wire->bytes + have, CAPTURE_BYTES_MAX - have, MSG_DONTWAIT);
 		CHECK(n == (ssize_t)(ZP__RECORD_PREFIX_BYTES + TEXT_BYTES + cipher->tag_bytes));
 		have += (size_t)n;
@@ -149,7 +149,7 @@ static void wire_capture(capture *wire, const zp_seal *cipher)
 
 /* Gives these bytes to an end that has `cipher`, then closes the stream. What it takes must be the first `expected`
  * bytes of the text, and nothing else may be written; its last word is returned. */
-static int wire_deliver(const uint8_t *bytes, size_t count, const zp_seal *cipher, size_t expected)
+static int wire_deliver(const uint8_t *bytes, size_t count, const zp_aead *cipher, size_t expected)
 {
 	static uint8_t got[2 * RECORDS * TEXT_BYTES];
 	int fds[2], status = 0;
@@ -163,14 +163,14 @@ static int wire_deliver(const uint8_t *bytes, size_t count, const zp_seal *ciphe
 	while (status == 0) {
 		struct iovec iov = {got + have, sizeof got - have};
 		other.readable = true;
-		ssize_t n = zp__seal_receive(&other, &iov, 1);
+		ssize_t n = zp__record_receive(&other, &iov, 1);
 		if (n < 0)
 			status = (int)n;
 		else
 			have += (size_t)n;
 	}
 	struct iovec again = {got + have, sizeof got - have};
-	CHECK(zp__seal_receive(&other, &again, 1) == status); /* An error stays. */
+	CHECK(zp__record_receive(&other, &again, 1) == status); /* An error stays. */
 	CHECK(have == expected);
 	compare(got, 0, have);
 	for (size_t i = have; i < sizeof got; i++)
@@ -187,7 +187,7 @@ static size_t whole_records(const capture *wire, size_t bytes)
 	return records;
 }
 
-static void test_every_bit(const capture *wire, const zp_seal *far)
+static void test_every_bit(const capture *wire, const zp_aead *far)
 {
 	uint8_t bytes[CAPTURE_BYTES_MAX];
 	size_t count = wire->begins[RECORDS];
@@ -203,14 +203,14 @@ static void test_every_bit(const capture *wire, const zp_seal *far)
 	}
 }
 
-static void test_truncation(const capture *wire, const zp_seal *far)
+static void test_truncation(const capture *wire, const zp_aead *far)
 {
 	for (size_t count = 0; count <= wire->begins[RECORDS]; count++)
 		CHECK(wire_deliver(wire->bytes, count, far, whole_records(wire, count) * TEXT_BYTES) == -ECONNRESET);
 }
 
 /* Records in another order: repeated, left out, exchanged. */
-static void test_orders(const capture *wire, const zp_seal *far)
+static void test_orders(const capture *wire, const zp_aead *far)
 {
 	for (int code = 0; code < RECORDS * RECORDS * RECORDS; code++) {
 		int order[3] = {code % RECORDS, code / RECORDS % RECORDS, code / RECORDS / RECORDS};
@@ -228,11 +228,11 @@ static void test_orders(const capture *wire, const zp_seal *far)
 	}
 }
 
-/* What was sealed for others: by the end itself, by another connection, with the records of two put together. */
-static void test_others(const capture *wire, const zp_seal *far)
+/* Records that were encrypted for others: by the end itself, by another connection, with the records of two put together. */
+static void test_others(const capture *wire, const zp_aead *far)
 {
 	capture echo, strange;
-	zp_seal third = cipher_seal(3, 4);
+	zp_aead third = cipher_aead(3, 4);
 	wire_capture(&echo, far);
 	wire_capture(&strange, &third);
 	CHECK(wire_deliver(echo.bytes, echo.begins[RECORDS], far, 0) == -EBADMSG);
@@ -247,9 +247,9 @@ static void test_others(const capture *wire, const zp_seal *far)
 }
 
 /* Lengths that no record has. */
-static void test_lengths(const zp_seal *far)
+static void test_lengths(const zp_aead *far)
 {
-	uint32_t lengths[] = {0, ZP__RECORD_TEXT_BYTES + 1, 1u << 31, UINT32_MAX};
+	uint32_t lengths[] = {0, ZP__RECORD_PLAINTEXT_BYTES + 1, 1u << 31, UINT32_MAX};
 	for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
 		uint8_t bytes[100] = {0};
 		zp__record_encode(bytes, lengths[i]);
@@ -267,22 +267,22 @@ static void test_nothing_shows(const capture *wire)
 
 static void test_arguments(void)
 {
-	zp__seal *seal;
-	zp_seal good = cipher_seal(1, 2), bad;
+	zp__record_layer *layer;
+	zp_aead good = cipher_aead(1, 2), bad;
 	bad = good, bad.encrypt = NULL;
-	CHECK(zp__seal_open(&bad, &seal) == -EINVAL);
-	bad = good, bad.key_bytes = ZP_SEAL_KEY_BYTES_MAX + 1;
-	CHECK(zp__seal_open(&bad, &seal) == -EINVAL);
+	CHECK(zp__record_layer_open(&bad, &layer) == -EINVAL);
+	bad = good, bad.key_bytes = ZP_AEAD_KEY_BYTES_MAX + 1;
+	CHECK(zp__record_layer_open(&bad, &layer) == -EINVAL);
 	bad = good, bad.nonce_bytes = 4;
-	CHECK(zp__seal_open(&bad, &seal) == -EINVAL);
+	CHECK(zp__record_layer_open(&bad, &layer) == -EINVAL);
 	bad = good, bad.tag_bytes = 64;
-	CHECK(zp__seal_open(&bad, &seal) == -EINVAL);
-	zp__seal_close(NULL);
+	CHECK(zp__record_layer_open(&bad, &layer) == -EINVAL);
+	zp__record_layer_close(NULL);
 }
 
 int main(void)
 {
-	zp_seal near = cipher_seal(1, 2), far = cipher_seal(2, 1);
+	zp_aead near = cipher_aead(1, 2), far = cipher_aead(2, 1);
 	capture wire;
 	wire_capture(&wire, &near);
 	test_arguments();

@@ -27,7 +27,7 @@ from engine_mesh import (
     wait_done,
 )
 
-from zpccl.engine.ciphers import Cipher, Seal, available
+from zpccl.engine.ciphers import Cipher, CipherKeys, available
 from zpccl.engine.engine import Engine, EngineError, EngineEvent, LinkLost, MessageReceived
 from zpccl.types import Algorithm, QuantizationAlgorithm
 
@@ -36,15 +36,15 @@ PREFIX_BYTES = 4
 HEADER_BYTES = HEADER.size + 4
 
 
-def ends(cipher: Cipher, number: int = 0) -> tuple[Seal, Seal]:
-    """The seals of the two ends of a connection; no other number has their keys."""
+def ends(cipher: Cipher, number: int = 0) -> tuple[CipherKeys, CipherKeys]:
+    """The cipher keys of the two ends of a connection; no other number has their keys."""
     size = available()[cipher].key_bytes
     one, other = (bytes([2 * number + side]) * size for side in (0, 1))
-    return Seal(cipher, one, other), Seal(cipher, other, one)
+    return CipherKeys(cipher, one, other), CipherKeys(cipher, other, one)
 
 
-class SealedMesh(Mesh):
-    """Engines whose links are sealed; with `mixed`, those between neighbours of odd and even rank only."""
+class EncryptedMesh(Mesh):
+    """Engines whose links are encrypted; with `mixed`, those between neighbours of odd and even rank only."""
 
     def __init__(self, size: int, cipher: Cipher, *, mixed: bool = False, connections: int = 2) -> None:
         self._cipher, self._mixed = cipher, mixed
@@ -52,17 +52,17 @@ class SealedMesh(Mesh):
 
     def link(self, a: int, b: int, connections: int) -> None:
         pairs = [socket_pair() for _ in range(connections)]
-        seals = [ends(self._cipher, number) for number in range(connections)]
-        is_sealed = not self._mixed or (a + b) % 2 == 1
+        cipher_keys = [ends(self._cipher, number) for number in range(connections)]
+        is_encrypted = not self._mixed or (a + b) % 2 == 1
         for index, (here, there) in enumerate([(a, b), (b, a)]):
-            own = [pair[index] for pair in seals] if is_sealed else None
+            own = [pair[index] for pair in cipher_keys] if is_encrypted else None
             self.engines[here].open_link(peer_id(there), [pair[index].detach() for pair in pairs], own)
 
 
 @pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[tuple[Cipher, int, bool], SealedMesh]]:
+def meshes() -> Iterator[dict[tuple[Cipher, int, bool], EncryptedMesh]]:
     sizes = [(2, False), (3, False), (3, True)]
-    made = {(cipher, *size): SealedMesh(size[0], cipher, mixed=size[1]) for cipher in available() for size in sizes}
+    made = {(cipher, *size): EncryptedMesh(size[0], cipher, mixed=size[1]) for cipher in available() for size in sizes}
     yield made
     for mesh in made.values():
         mesh.close()
@@ -77,7 +77,7 @@ def test_results(
     quantization: QuantizationAlgorithm,
     algorithm: Algorithm,
 ) -> None:
-    """S1: frames of less and of more than a record, links that are sealed beside others."""
+    """S1: frames of less and of more than a record, encrypted links beside plain ones."""
     rng = np.random.default_rng(int(cipher))
     sizes = [(2, False), (3, False), (3, True)]
     for (size, mixed), in_place, frame_bytes in itertools.product(sizes, (False, True), (96, 1 << 16)):
@@ -94,8 +94,8 @@ def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> N
     case = Case(frame_bytes=1 << 20)
     pair = socket_pair(1 << 14)
     with Engine() as one, Engine() as other:
-        for engine, end, seal, peer in zip((one, other), pair, ends(cipher), (1, 0), strict=True):
-            engine.open_link(peer_id(peer), [end.detach()], [seal])
+        for engine, end, keys, peer in zip((one, other), pair, ends(cipher), (1, 0), strict=True):
+            engine.open_link(peer_id(peer), [end.detach()], [keys])
         source = np.ones(1 << 20, np.float32)
         target = np.empty_like(source)
         one.start_reduce(make_plan(case, 1, 0, 2, source, target))
@@ -115,18 +115,18 @@ OTHERS = {
     "other keys": ends(max(available()), 1)[1],
     "the same direction": ends(max(available()))[0],
     "another cipher": ends(min(available()))[1],
-    "no seal": None,
+    "no keys": None,
 }
 
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_ends_that_do_not_match_move_nothing(what: str) -> None:
     """S2, S7: buffers are as they were."""
-    pair, seals = socket_pair(), (ends(max(available()))[0], OTHERS[what])
+    pair, cipher_keys = socket_pair(), (ends(max(available()))[0], OTHERS[what])
     statuses: list[int] = []
     with Engine() as one, Engine() as other:
-        for engine, end, seal, peer in zip((one, other), pair, seals, (1, 0), strict=True):
-            engine.open_link(peer_id(peer), [end.detach()], [seal] if seal else None)
+        for engine, end, keys, peer in zip((one, other), pair, cipher_keys, (1, 0), strict=True):
+            engine.open_link(peer_id(peer), [end.detach()], [keys] if keys else None)
         buffers = [np.full(100_000, rank + 1, np.float32) for rank in range(2)]
         for rank, engine in enumerate((one, other)):
             with contextlib.suppress(EngineError):  # The link may be lost already, by what the first has sent.
@@ -143,14 +143,15 @@ def test_ends_that_do_not_match_move_nothing(what: str) -> None:
 # --- Somebody on the path ---------------------------------------------------------------------------------------------
 
 
-def wire_of(seal: Seal, *bodies: bytes) -> list[bytes]:
+def wire_of(keys: CipherKeys, *bodies: bytes) -> list[bytes]:
     """The records of these messages, one each."""
     near, far = socket_pair()
     far.settimeout(WAIT_S)
-    tag_bytes = available()[seal.cipher].tag_bytes
+    tag_bytes = available()[keys.cipher].tag_bytes
     records = []
     with Engine() as engine, far:
-        engine.open_link(peer_id(0), [near.detach()], [seal])
+        engine.open_link(peer_id(0), [near.detach()], [keys])
+        engine.open_channel(CHANNEL)
         for body in bodies:
             send(engine, peer_id(0), CHANNEL, body)
             record = b""
@@ -160,11 +161,11 @@ def wire_of(seal: Seal, *bodies: bytes) -> list[bytes]:
     return records
 
 
-def deliver(engine: Engine, seal: Seal, data: bytes) -> tuple[list[bytes], int]:
+def deliver(engine: Engine, keys: CipherKeys, data: bytes) -> tuple[list[bytes], int]:
     """What an end makes of these bytes and the end of the stream: the messages that came, and why it lost the link."""
     near, far = socket_pair()
     with near:
-        engine.open_link(peer_id(1), [far.detach()], [seal])
+        engine.open_link(peer_id(1), [far.detach()], [keys])
         near.sendall(data)
         near.shutdown(socket.SHUT_WR)
         events: list[EngineEvent] = []
@@ -228,6 +229,6 @@ def test_keys_of_another_size_are_refused() -> None:
     with Engine() as engine, near, far:
         for size in (8, 64):
             with pytest.raises(ValueError, match="key"):
-                engine.open_link(peer_id(1), [near.fileno()], [Seal(max(available()), bytes(size), bytes(size))])
-        with pytest.raises(ValueError, match="1 sockets and 2 seals"):
+                engine.open_link(peer_id(1), [near.fileno()], [CipherKeys(max(available()), bytes(size), bytes(size))])
+        with pytest.raises(ValueError, match="1 sockets and 2 cipher keys"):
             engine.open_link(peer_id(1), [near.fileno()], list(ends(max(available()))))

@@ -1,3 +1,0 @@
-/* fuzz_connection.c over sealed connections: the peer has the keys, and what it sends is sealed, but for what is odd. */
-#define FUZZ_SEALED 1
-#include "fuzz_connection.c"
