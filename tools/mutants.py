@@ -450,8 +450,8 @@ MUTANTS = (
     Mutant(
         name="ready-not-said-after-the-welcome",
         function="protocol.peer:PeerMachine._on_welcome",
-        old="self._say_ready()",
-        new="self._say_linked()",
+        old="self._send_ready()",
+        new="self._send_linked()",
         breaks="L1: a joiner that became ready between its Hello and its Welcome is never admitted",
     ),
     Mutant(
@@ -722,8 +722,8 @@ MUTANTS = (
     Mutant(
         name="round-of-an-answer-not-remembered",
         function="protocol.memory:Memory.on_round_answered",
-        old="self.on_round_heard(number, value)",
-        new="self.on_round_heard(number - 1, value)",
+        old="self.on_round(number, value)",
+        new="self.on_round(number - 1, value)",
         breaks="L3: a new master does not know a round whose answer some peers have, and others wait for ever",
     ),
     Mutant(

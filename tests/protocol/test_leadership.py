@@ -140,7 +140,7 @@ def test_one_who_knows_that_a_list_is_committed_speaks_for_all() -> None:
 def test_the_first_list_is_committed_at_once() -> None:
     leader = leader_of("a")
     assert leader.list.is_committed
-    assert leader.may_go_on(pids("a"))
+    assert leader.may_lead(pids("a"))
 
 
 def test_a_list_is_committed_by_quorums_of_both() -> None:
@@ -164,7 +164,7 @@ def test_the_new_quorum_alone_commits_nothing() -> None:
     """S3."""
     leader = leader_of("abcde")
     leader.propose(TERM + 1, pids("cde"))
-    assert not leader.may_go_on(pids("de"))
+    assert not leader.may_lead(pids("de"))
     leader.propose(TERM + 2, pids("de"))
     assert acknowledged(leader, "de") == [False, False]
 
@@ -187,9 +187,9 @@ def test_what_is_not_committed_is_not_left() -> None:
     """S3: a, b of the old members may follow another master, which has not heard of the list without a."""
     leader = leader_of("abcd")
     leader.propose(TERM + 1, pids("bcd"))
-    assert not leader.may_go_on(pids("cd"))
+    assert not leader.may_lead(pids("cd"))
     acknowledged(leader, "bcd")
-    assert leader.may_go_on(pids("cd"))
+    assert leader.may_lead(pids("cd"))
 
 
 def test_who_leaves_goes_on_nowhere() -> None:
@@ -198,7 +198,7 @@ def test_who_leaves_goes_on_nowhere() -> None:
     leader.propose(TERM + 1, pids("b"))
     assert acknowledged(leader, "b") == [False]
     assert leader.on_left(pid("a"))
-    assert leader.may_go_on(pids("b"))
+    assert leader.may_lead(pids("b"))
 
 
 def test_an_adopted_list_is_repeated_and_stands_until_it_is_committed() -> None:
@@ -208,8 +208,8 @@ def test_an_adopted_list_is_repeated_and_stands_until_it_is_committed() -> None:
     leader.propose(TERM, adopted.members)
     assert (leader.list.parent, leader.list.old_members) == (4, frozenset(pids("ab")))
     assert not leader.may_change
-    assert not leader.may_go_on(pids("ab"))
-    assert leader.may_go_on(pids("axy")), "quorums of ab and of abxyz"
+    assert not leader.may_lead(pids("ab"))
+    assert leader.may_lead(pids("axy")), "quorums of ab and of abxyz"
     assert acknowledged(leader, "axy") == [False, False, True]
     assert leader.may_change
 
@@ -219,7 +219,7 @@ def test_in_a_run_with_one_address_what_is_proposed_is_committed() -> None:
     leader.propose(TERM, pids("abc"))
     leader.propose(TERM + 1, pids("c"))
     assert leader.list.is_committed
-    assert leader.may_go_on(())
+    assert leader.may_lead(())
     assert leader.may_change
 
 
@@ -236,7 +236,7 @@ def test_no_other_master_has_a_quorum_beside(first: set[str], steps: list[tuple[
     committed, members, epoch = frozenset(pids(first)), frozenset(pids(first)), TERM
     for lost, seeing in steps:
         rest = members - set(pids(lost))
-        if not rest or not leader.may_go_on(rest):
+        if not rest or not leader.may_lead(rest):
             continue
         members, epoch = rest, epoch + 1
         leader.propose(epoch, members)

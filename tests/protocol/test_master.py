@@ -148,7 +148,7 @@ def test_who_did_not_say_hello_is_told_to(bench: MasterBench, message: Any) -> N
     bench.members("a", "b")
     before = bench.snapshot()
     effects = bench.handle(events.PeerMessageReceived("stranger", message))
-    assert sent(effects) == [("stranger", Refused(Refusal.UNREGISTERED, "say hello first"))]
+    assert sent(effects) == [("stranger", Refused(Refusal.UNREGISTERED, "send a Hello first"))]
     assert bench.snapshot() == before
 
 
@@ -446,7 +446,7 @@ def test_leave(bench: MasterBench) -> None:
         ("c1", NeighboursChanged(gone=(pid("b"),))),
     ]
     assert bench.disconnect("b") == []
-    assert bench.say("b", Leave()) == [("b1", Refused(Refusal.UNREGISTERED, "say hello first"))]
+    assert bench.say("b", Leave()) == [("b1", Refused(Refusal.UNREGISTERED, "send a Hello first"))]
 
 
 def test_a_pending_peer_leaves(bench: MasterBench) -> None:

@@ -57,7 +57,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     )
     memory = Memory()
     memory.on_members(listed, 0, is_committed=True)
-    memory.on_round_heard(limits.ROUND_MAX, LONG)
+    memory.on_round(limits.ROUND_MAX, LONG)
     values = ("v" * limits.MISMATCH_VALUE_BYTES_MAX,) * limits.MISMATCH_VALUES_MAX
     field, reason = "quantized_datatype", "\U0001f600" * limits.TEXT_CHARS_MAX
     everybody = member_ids(limits.PEERS_MAX)

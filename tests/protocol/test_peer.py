@@ -826,7 +826,7 @@ def test_syncs_are_said_again() -> None:
 def test_a_master_that_asks_who_we_are() -> None:
     peer = PeerBench().member()
     peer.reduce(10)
-    effects = peer.hear(Refused(Refusal.UNREGISTERED, "say hello first"))
+    effects = peer.hear(Refused(Refusal.UNREGISTERED, "send a Hello first"))
     assert effects == [Send(replace(HELLO_AGAIN, connection=1)), Send(Linked(pids("b"))), begin(10)]
 
 

@@ -94,7 +94,7 @@ def test_ticks_that_are_due() -> None:
     """L1: a server that talks on and on without a greeting has no end of its own."""
     bench = Bench(Phase.HANDSHAKE)
     assert bench.until_due() == limits.REGISTRATION_TIMEOUT_NS
-    assert bench.due() == [FAILED("what answers there does not speak ZeroMQ")]
+    assert bench.due() == [FAILED("the server there does not speak ZeroMQ")]
     assert bench.due() == [OpenSocket(0)]
     assert bench.session.phase is Phase.DIALLING
     assert bench.session.deadline_ns() is None, "libzmq ends it"

@@ -1,7 +1,7 @@
-"""Which peer ids a key may use: half of an id is random, the other half a hash of that and of the key.
+"""Peer ids that are bound to a key: half of an id is random, the other half a hash of that half and the public key.
 
-So the master can tell from a message alone whether its id belongs to the key of its connection. It remembers nothing
-for that, and a restarted master needs to be told nothing.
+The master can check from a message alone whether the peer id in it belongs to the key of the connection. The check
+needs no stored state, so it also works after a restart of the master.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def make_peer_id(identity: str, salt: bytes) -> bytes:
 
 
 def is_peer_id_of(peer_id: bytes, identity: str) -> bool:
-    """True if a peer id is one of this key's. Without keys any id is as good as another."""
+    """True if the peer id was made for this key. Always true in a run without keys."""
     return not identity or make_peer_id(identity, peer_id[:SALT_BYTES]) == peer_id

@@ -1,20 +1,19 @@
-"""Leadership: which master may decide for a run. The rules, their names and why they hold: docs/leadership.md.
+"""Leadership: which master may decide for a run. The rules, their names and the proof: docs/leadership.md.
 
     peer      Acceptor    promise, obey, accept
-    master    Candidate   collects promises until it is elected, or a new run may begin
-              Leader      propose, commit, and whether those who are connected suffice (else it steps down)
+    master    Candidate   collects promises until it is elected, or may begin a new run
+              Leader      propose, commit, step down
 
-The members of the last committed list are the acceptors. A candidate asks peers that come from another master for a
-report, which is a promise of (term, leader) too; those who belong to no run are held. It is
+The members of the last committed list are the acceptors. A candidate asks members of an earlier run for a run report,
+which is also a promise of (term, leader). It holds the Hellos of all other peers until it leads. A master is
 
-    collecting --a quorum has promised--> elected --adopts the run--> leading
-        |   ^                                                            |
-        |   `---- a higher promise is seen: a higher term, all asked again
-        |   ^------------- no quorum, or a higher promise: steps down ---'
-        `---- nobody of an earlier run, but a newcomer --> begins a run
+    collecting --a quorum has promised---------------> leading, adopts the run
+    collecting --only newcomers are there------------> leading, begins a run
+    collecting --a higher promise is seen------------> collecting, in a higher term; all peers are asked again
+    leading -----no quorum, or a higher promise------> collecting
 
-In a run with one address a list is committed when it is proposed, and a candidate that has waited in vain for a quorum
-for MINORITY_WAIT goes on with those who are there.
+In a run with one address a list is committed as soon as it is proposed, and a candidate without a quorum after
+MINORITY_WAIT_NS adopts the run from the reports that it has.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from zpccl.protocol.messages import NO_ID, Hello, RunReport
 
 
 class Promise(NamedTuple):
-    """One leadership: its term, and what its master drew for it. A peer gives a term to one of them at most."""
+    """One leadership: its term and the id that its master drew. A peer promises a term to one leadership at most."""
 
     term: int = 0
     leader: bytes = NO_ID
 
     @classmethod
     def of(cls, hello: Hello) -> Promise:
-        """What a peer says that it has promised."""
+        """The promise that a Hello contains."""
         return cls(hello.promised, hello.leader)
 
 
@@ -60,7 +59,7 @@ class MemberList(NamedTuple):
 
     @property
     def is_committed(self) -> bool:
-        """True if it is known that quorums have acknowledged it."""
+        """True if the list is known to be committed."""
         return not self.old_members
 
     @classmethod
@@ -71,20 +70,20 @@ class MemberList(NamedTuple):
 
 
 def is_quorum(present: Container[bytes], members: Collection[bytes]) -> bool:
-    """True if those present are a majority of the members, or half of them with the lowest id; also of no members."""
+    """True if those present are a majority of the members, or half with the lowest id. Always true of no members."""
     count = sum(peer_id in present for peer_id in members)
     return 2 * count > len(members) or (2 * count == len(members) and (not members or min(members) in present))
 
 
 def are_quorums(present: Container[bytes], accepted: MemberList) -> bool:
-    """True if those present are a quorum of a list, and of the old members too while it is not committed."""
+    """True if those present are a quorum of a list and, while it is not committed, also of its old members."""
     return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)
 
 
 def descend(lists: Iterable[MemberList]) -> MemberList:
-    """Rule "descend": the list to go on with, of those that peers have accepted.
+    """Rule "descend": the list to continue with, of those that peers have accepted.
 
-    It is the newest that descends from the last list known to be committed. A larger number alone decides nothing.
+    It is the newest that descends from the last list known to be committed. A higher epoch alone decides nothing.
     """
     known = list(lists)
     last = max(each.epoch if each.is_committed else each.parent for each in known)
@@ -96,11 +95,11 @@ def descend(lists: Iterable[MemberList]) -> MemberList:
 
 
 class Acceptor:
-    """What a peer has promised, and whom it obeys on the connection of the moment.
+    """What a peer has promised, and whether it obeys the master of its current connection.
 
     Attributes:
-        promised: the one leadership that it obeys.
-        is_led: True once that one has welcomed it on this connection.
+        promised: the only leadership that it obeys.
+        is_led: True once that leader has welcomed it on this connection.
     """
 
     def __init__(self) -> None:
@@ -108,27 +107,27 @@ class Acceptor:
         self.is_led = False
 
     def promise(self, asked: Promise) -> bool:
-        """Rule "promise": True if it is granted. What another leader says on this connection counts no more."""
+        """Rule "promise": True if it is granted. Then messages of earlier leaders on this connection are ignored."""
         if asked.term <= self.promised.term and asked != self.promised:
             return False
         self.promised, self.is_led = asked, False
         return True
 
     def obey(self, leader: Promise) -> bool:
-        """Rule "obey": True if a Welcome is that of the promised leadership. From then on its word counts."""
+        """Rule "obey": True if a Welcome is from the promised leadership. From then on its messages are obeyed."""
         self.is_led = leader == self.promised
         return self.is_led
 
     def register(self, leader: Promise) -> None:
-        """A master has registered this peer, which is no member of its list: only now it promises anything."""
+        """A master has registered this peer, which is not a member. Such a peer promises nothing before that."""
         self.promised, self.is_led = leader, True
 
     def accepts(self, epoch: int, accepted_epoch: int) -> bool:
-        """Rule "accept": True for a list of the leader, if none after it was accepted."""
+        """Rule "accept": True for a list of the promised term, unless a later one was accepted."""
         return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= accepted_epoch
 
     def on_disconnected(self) -> None:
-        """Whoever is next at the other end has to say who it is."""
+        """On the next connection the master has to send its Welcome first."""
         self.is_led = False
 
 
@@ -136,12 +135,12 @@ class Acceptor:
 
 
 class Leader:
-    """The member list of a leadership, and what commits it.
+    """The member list of a leadership, and the acknowledgements that commit it.
 
     Args:
         promise: the leadership.
-        needs_quorum: False in a run with one address: whatever is proposed is committed.
-        adopted: the list that it goes on with.
+        needs_quorum: False in a run with one address, where every proposed list is committed.
+        adopted: the list that it continues with; None in a new run.
     """
 
     def __init__(self, promise: Promise, *, needs_quorum: bool, adopted: MemberList | None = None) -> None:
@@ -154,11 +153,11 @@ class Leader:
 
     @property
     def may_change(self) -> bool:
-        """False until the list that repeats the adopted one is committed: that one may need its quorum."""
+        """False until the list that repeats the adopted one is committed: a later list may need its quorum."""
         return not (self._repeats and self.needs_quorum)
 
     def propose(self, epoch: int, members: Iterable[bytes]) -> None:
-        """Rule "propose": the list descends from the last one that is committed; the first one repeats the adopted."""
+        """Rule "propose": the list descends from the last committed one. The first list repeats the adopted one."""
         assert epoch > self.list.epoch
         parent, old_members = self.list.parent, self.list.old_members
         if self.list.is_committed:
@@ -167,14 +166,14 @@ class Leader:
         self._acknowledged.clear()
 
     def acknowledge(self, peer_id: bytes, epoch: int) -> bool:
-        """A member has accepted the list of an epoch. True if that commits the list of the moment."""
+        """A member has accepted the list of an epoch. True if that commits the current list."""
         if epoch != self.list.epoch:
             return False
         self._acknowledged.add(peer_id)
         return self._commit()
 
     def on_left(self, peer_id: bytes) -> bool:
-        """A member goes of its own accord, and will promise nobody else. True if that commits the list."""
+        """A member sent Leave, so it will promise no other master. True if that commits the current list."""
         self._left.add(peer_id)
         return self._commit()
 
@@ -184,11 +183,11 @@ class Leader:
             return False
         self.list = self.list._replace(old_members=frozenset())
         self._repeats = False
-        self._left &= self.list.members  # Of others nobody asks any more.
+        self._left &= self.list.members  # The others belong to no later list.
         return True
 
-    def may_go_on(self, present: Iterable[bytes]) -> bool:
-        """Rule "step down": False if those present cannot commit a list without the others."""
+    def may_lead(self, present: Iterable[bytes]) -> bool:
+        """Rule "step down": False if those present cannot commit the next list without the absent members."""
         if not self.needs_quorum:
             return True
         known = self._left.union(present)
@@ -201,15 +200,15 @@ class Leader:
 
 
 class Candidate:
-    """Collects the promises of members of an earlier run, and the Hellos of those who are no members.
+    """Collects the promises of members of an earlier run, and the Hellos of other peers.
 
     Args:
-        now_ns: when the master started to.
-        grace_ns: how long it waits for further peers after the first, and for a first one when a newcomer waits.
-        wait_ns: how long it waits for the reports of peers that were asked for one.
-        promise: as what it wants to lead.
-        run_id: of the run that begins if there is none to go on with.
-        begin_ns: before that, newcomers that know other masters begin no run: that of a quorum may come back.
+        now_ns: when the master started to recover.
+        grace_ns: how long it waits for further peers after the first one, and for a first one while a newcomer waits.
+        wait_ns: how long it waits for reports that it has requested.
+        promise: the leadership that it asks for.
+        run_id: of the run that it begins if there is none to adopt.
+        begin_ns: until then newcomers that know other masters begin no run, as a quorum of an earlier one may return.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class Candidate:
         self._last_greeted_ns = now_ns
         self._started_ns = self._looked_ns = now_ns
         self._reporter_on: dict[Hashable, bytes] = {}
-        self._greeted: dict[Hashable, bool] = {}  # Connections of members, and whether their report is here.
+        self._greeted: dict[Hashable, bool] = {}  # Connections of members, and whether they have reported.
         self.reports: dict[bytes, tuple[PeerMessageReceived, RunReport]] = {}  # By peer.
         self._held_ns: dict[Hashable, int] = {}
         self._summoned: set[Hashable] = set()
@@ -232,7 +231,7 @@ class Candidate:
         self.left: dict[bytes, None] = {}
 
     def on_greeted(self, connection: Hashable, now_ns: int) -> None:
-        """A member of an earlier run has said Hello."""
+        """A member of an earlier run has sent a Hello."""
         self._begin_ns = max(self._begin_ns, now_ns + limits.RUN_MEMORY_NS)
         self._greeted_ns = now_ns if self._greeted_ns is None else self._greeted_ns
         if connection not in self._greeted:
@@ -241,11 +240,11 @@ class Candidate:
             self._greeted.setdefault(connection, False)
 
     def is_below(self, hello: Hello) -> bool:
-        """True if a peer has promised itself to another leadership of this term, or of a higher one."""
+        """True if a peer has promised another leadership of this term or a higher one."""
         return hello.promised >= self.promise.term and Promise.of(hello) != self.promise
 
     def raise_term(self, term: int) -> list[Hashable]:
-        """A higher promise was seen, so what was promised here is void. Returns who must be asked again."""
+        """Takes a higher term, which voids the promises so far. Returns the connections to ask again."""
         self.promise = self.promise._replace(term=term)
         self.reports = {peer_id: self.reports[peer_id] for peer_id in self.left if peer_id in self.reports}
         self._summoned.clear()
@@ -253,19 +252,19 @@ class Candidate:
         return list(self._greeted)
 
     def knows(self, connection: Hashable) -> bool:
-        """True if a connection has said Hello."""
+        """True if a Hello has arrived on a connection."""
         return connection in self._greeted or connection in self.held
 
     def is_summoned(self, connection: Hashable) -> bool:
-        """True for one that is held and was asked for a report."""
+        """True if the peer was held and then asked for a report."""
         return connection in self._summoned
 
     def connections(self) -> list[Hashable]:
-        """Those of members of an earlier run."""
+        """The connections of members of an earlier run."""
         return list(self._greeted)
 
     def hold(self, hello: PeerMessageReceived, now_ns: int) -> bool:
-        """Somebody who is no member waits. False if there are too many."""
+        """Holds the Hello of a peer that is not a member. False if too many are held."""
         if hello.connection not in self.held and len(self.held) >= limits.PENDING_PEERS_MAX:
             return False
         self._greeted.pop(hello.connection, None)
@@ -274,9 +273,9 @@ class Candidate:
         return True
 
     def summon(self) -> list[Hashable]:
-        """Connections of those who are held and have not heard that they are members, by the list to go on with.
+        """Connections of held peers that are members of the list to continue with, but do not know it: to be asked.
 
-        They count like others: once they have promised.
+        They count for the quorum like others, once they have promised.
         """
         if not self.held or self.chosen is None:
             return []
@@ -294,7 +293,7 @@ class Candidate:
         return found
 
     def add(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> bool:
-        """A report comes, perhaps again. False if it is not that of the peer which reported first, or one too many."""
+        """Adds a report, perhaps again. False if it is not from the peer that reported first, or one too many."""
         peer_id = report.hello.peer_id
         if self._reporter_on.setdefault(event.connection, peer_id) != peer_id:
             return False
@@ -309,13 +308,13 @@ class Candidate:
         self.held.pop(event.connection, None)
         self._held_ns.pop(event.connection, None)
         self.on_greeted(event.connection, now_ns)
-        self._wait_ns = reconnect_grace_ns(report.hello.handshake_ms, self._wait_ns)  # Others may be as far away.
+        self._wait_ns = reconnect_grace_ns(report.hello.handshake_ms, self._wait_ns)  # Other peers may be as far away.
         self.reports[peer_id] = (event, report)
         self._greeted[event.connection] = True
         return True
 
     def rebind(self, event: PeerMessageReceived, hello: Hello) -> bool:
-        """True for a peer that has reported and comes back on a new connection, having promised nobody else since."""
+        """Moves a report to the new connection of its peer. False without a report, or if the promise has changed."""
         known = self.reports.get(hello.peer_id)
         if known is None or known[1].hello.token != hello.token or known[1].hello.connection > hello.connection:
             return False
@@ -328,13 +327,13 @@ class Candidate:
         return True
 
     def on_left(self, connection: Hashable) -> None:
-        """A peer leaves the run: it will promise nobody else."""
+        """A peer leaves the run: it will promise no other master."""
         for peer_id, (event, _) in self.reports.items():
             if event.connection == connection:
                 self.left[peer_id] = None
 
     def on_connection_closed(self, connection: Hashable) -> None:
-        """Nobody waits there any more. Where the peer may be at another master now, its report counts no more."""
+        """Forgets a connection. If its peer may be connected to another master now, its report is dropped."""
         self._greeted.pop(connection, None)
         self._reporter_on.pop(connection, None)
         self._summoned.discard(connection)
@@ -351,44 +350,44 @@ class Candidate:
     # --- Times ------------------------------------------------------------------------------------------------------
 
     def deadline_ns(self) -> int | None:
-        """When it must be looked at again; None while only an event can change anything."""
+        """When the next Tick is due; None while only another event can change anything."""
         due = [self._reports_due_ns(), self._minority_due_ns()]
         due += [self._newcomer_due_ns(hello) for hello in self.held.values()]
         return min((due_ns for due_ns in due if due_ns is not None and due_ns > self._looked_ns), default=None)
 
     def _reports_due_ns(self) -> int | None:
-        """How long reports are waited for; None while nobody has any."""
+        """Until when it waits for reports; None while no peer is to report."""
         if self._greeted_ns is None:
             return None
         wait_ns = max(self._grace_ns, self._wait_ns)
         if self.reports and all(self._greeted.values()):
             return self._greeted_ns + self._grace_ns
-        # Who came late has time for its report too, but not without end: somebody may come ever again.
+        # Late peers get time for their reports too, but bounded, since there may always be one more.
         return max(
             self._greeted_ns + wait_ns, min(self._last_greeted_ns + self._grace_ns, self._greeted_ns + 2 * wait_ns)
         )
 
     def _minority_due_ns(self) -> int | None:
-        """How long a quorum is waited for in a run with one address."""
+        """Until when it waits for a quorum, in a run with one address."""
         return None if self._greeted_ns is None else self._greeted_ns + limits.MINORITY_WAIT_NS
 
     def _newcomer_due_ns(self, event: PeerMessageReceived) -> int:
-        """How long a newcomer waits for members of an earlier run."""
+        """Until when a newcomer waits for members of an earlier run."""
         due_ns, hello = self._started_ns + self._grace_ns, event.message
         assert isinstance(hello, Hello)
         if len(hello.masters) > 1 and (self._is_to_begin(hello) or self._greeted):
-            # Some may be on their way from elsewhere.
+            # Members may be about to switch from another master to this one.
             due_ns = max(due_ns, self._held_ns[event.connection] + self._grace_ns)
         elif len(hello.masters) <= 1:
             due_ns = max(due_ns, self._reports_due_ns() or 0)
-            if hello.run_id != NO_ID:  # It was pending in a run, and has seen members.
+            if hello.run_id != NO_ID:  # It was pending in a run, so that run has members.
                 due_ns = max(due_ns, self._held_ns[event.connection] + self._wait_ns)
         return due_ns
 
     # --- Its end ----------------------------------------------------------------------------------------------------
 
     def take_turned_away(self, now_ns: int) -> list[tuple[Hashable, bool]]:
-        """Newcomers that know other masters and have waited in vain, and whether members of a run are here."""
+        """Removes newcomers that know other masters and waited long enough; with True if members of a run came."""
         turned_away = []
         for connection, event in list(self.held.items()):
             hello = event.message
@@ -400,9 +399,9 @@ class Candidate:
         return turned_away
 
     def is_over(self, now_ns: int) -> bool:
-        """True once it is elected, and all of the list have reported or the time for that is over.
+        """True once it is elected and all members of the list have reported or had time to.
 
-        Without any reports, once a newcomer may begin a run.
+        Without any reports of members: once a newcomer may begin a run.
         """
         self._looked_ns = now_ns
         due_ns = self._reports_due_ns()
@@ -412,11 +411,11 @@ class Candidate:
         if (is_late or not self._greeted) and any(self._may_begin(event, now_ns) for event in self.held.values()):
             return True
         if not self._greeted and (is_late or not self.held):
-            self._greeted_ns = None  # They are gone again.
+            self._greeted_ns = None  # They have disconnected.
         return False
 
     def _is_elected(self, now_ns: int) -> bool:
-        """Rule "elect": who has reported has promised this very leadership."""
+        """Rule "elect". Every report is a promise of exactly this leadership."""
         chosen = self.chosen
         reports = [report for _, report in self.reports.values() if report.hello.run_id == chosen]
         promised = {report.hello.peer_id for report in reports}.union(self.left)
@@ -428,7 +427,7 @@ class Candidate:
 
     @property
     def chosen(self) -> bytes | None:
-        """The run to go on with; None where nobody who has reported knows a list of members."""
+        """The run to adopt; None if no report contains a member list."""
         return choose_run(report for _, report in self.reports.values() if report.members)
 
     def _newest(self, run_id: bytes | None) -> MemberList:
@@ -442,24 +441,24 @@ class Candidate:
         return len(hello.masters) <= 1 or (self._is_to_begin(hello) and now_ns >= self._begin_ns)
 
     def _is_to_begin(self, hello: Hello) -> bool:
-        """True for a newcomer that has asked all masters since it asked this one: not one in its place before it."""
+        """True for a newcomer that found no run at any master, and asked this process, not an earlier one here."""
         return hello.begins == self._run_id
 
     def _are_all_here(self) -> bool:
         if not all(self._greeted.values()):
             return False
         if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
-            return False  # Peers of another run come to this address: those of ours may be the later ones.
+            return False  # Peers of several runs connect here: those of the right run may come later.
         newest = self._newest(self.chosen)
         theirs = [self.reports.get(peer_id) for peer_id in newest.members]
         if not theirs or None in theirs:
             return False
-        # Where all wait in update_topology, newcomers may have been admitted of whom only they know.
+        # If all wait in update_topology, newcomers may have been admitted that alone know of it.
         return not all(found is not None and found[1].is_updating for found in theirs)
 
 
 def choose_run(reports: Iterable[RunReport]) -> bytes | None:
-    """The run that most of the reports are of; of several, the one with the highest epoch. None without reports."""
+    """The run of most reports; if several have as many, the one with the highest epoch. None without reports."""
     votes: Counter[bytes] = Counter()
     epochs: dict[bytes, int] = {}
     for report in reports:

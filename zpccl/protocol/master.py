@@ -1,7 +1,14 @@
-"""The master: one state machine that coordinates a run.
+"""The master: the state machine that coordinates a run.
 
-It holds no tensors and does no I/O. `handle(event, now_ns)` returns what to do; `deadline_ns()` says when it wants a
-Tick. Its parts share a registry of peers and an outbox:
+    state       a quorum of a run reports  only newcomers connect   a higher promise is seen   no quorum connected [2]
+    RECOVERING  LEADING, adopts the run    LEADING, begins a run    RECOVERING, a higher term  RECOVERING
+    LEADING     LEADING, yields to it [1]  LEADING, registers them  RECOVERING, steps down     RECOVERING, steps down
+
+    [1] If it began its own run and has decided nothing in it; else the peers that report are refused.
+    [2] A run with one address needs no quorum: LEADING stays so; RECOVERING adopts the run after MINORITY_WAIT_NS.
+
+The master holds no tensors and does no I/O. `handle(event, now_ns)` returns effects; `deadline_ns()` is the time of the
+next Tick. Its parts share a registry of peers and an outbox:
 
     MasterMachine      registration, loss of peers, dispatch
       Registry         who takes part, epochs, links        (membership.py)
@@ -10,27 +17,20 @@ Tick. Its parts share a registry of peers and an outbox:
       Collectives      agreement, plans, results            (kinds/collective.py)
       Rounds           topology calls, admission            (kinds/topology.py)
       StateSyncs       election and transfer of state       (kinds/sync.py)
-      Stragglers       who does not vote                    (stragglers.py)
-      TakeOver         what the reports of peers tell       (takeover.py, recovery.py)
+      Stragglers       members that do not vote             (stragglers.py)
+      TakeOver         applies the reports of peers         (takeover.py, recovery.py)
       Leader           which master decides                 (leadership.py)
 
-After every event the master settles: it tells members of a new epoch, then lets each part look at what has become
-complete. A peer is lost when its connection broke and it did not come back within the grace period, or at once when
-another peer lost its link to it too. When all members are gone at once, rather the master was cut off: it waits for
-them until it hears of anybody, and some seconds longer.
+A master recovers when it starts, since it may replace another one: as a candidate (leadership.py) it asks members of an
+earlier run for their reports, and holds newcomers. Once elected it adopts the run: the same members in a new epoch of
+its term, with their decisions and running attempts. It waits some time longer for members that have not reported by
+then. A peer repeats its open calls after its Welcome, so a candidate keeps only Hellos and reports. A master that steps
+down forgets the run and recovers again.
 
-A master that may be replacing another one recovers first, as a candidate (leadership.py): it asks members of an earlier
-run for their reports, and lets newcomers wait. Once it is elected it adopts the run: the same members in a new epoch
-of its term, what was running and what was decided. Members that have not reported then are waited for a while longer.
-A peer that reports says all that stands again when it is welcomed, so nothing else is kept of what is said before.
-
-    | state      | a quorum reports | a newcomer, nobody else | a higher promise | the rest is no quorum |
-    |------------|------------------|-------------------------|------------------|-----------------------|
-    | RECOVERING | LEADING          | LEADING, a new run      | RECOVERING       | RECOVERING            |
-    | LEADING    | -                | registers it            | RECOVERING       | RECOVERING            |
-
-A master that steps down forgets everything and is like one just started. In a new run that has decided nothing reports
-of an earlier one are collected as well: when a quorum of that one is here, the new one yields.
+After each event `_settle` lets each part act on what has become complete. A peer is lost when its connection broke and
+it did not reconnect within the grace period, or at once if members lost their links to it too. If all members of a run
+with one address disconnect at about the same time, the master takes its own network for broken: it waits for them until
+it receives any message, and some seconds longer.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ from zpccl.protocol.stragglers import Stragglers
 from zpccl.protocol.takeover import TakeOver
 
 _LEFT = "left"
-"""The reason of a loss, in the log."""
+"""The reason of a loss after Leave, in the log."""
 
 
 @dataclass(frozen=True)
 class MasterOptions:
-    """Times of the master, in nanoseconds, and what the keys of links are derived from (empty: no secret)."""
+    """Times of the master, in nanoseconds, and the seed of the keys of links (empty: no secret)."""
 
     disconnect_grace_ns: int = limits.DISCONNECT_GRACE_NS
     link_wait_ns: int = limits.LINK_WAIT_TIMEOUT_NS
@@ -89,15 +89,15 @@ class MasterOptions:
     recovery_grace_ns: int = limits.RECOVERY_GRACE_NS
     recovery_wait_ns: int = limits.RECOVERY_WAIT_NS
     straggler_timeout_ns: int | None = None
-    """A member whose vote others wait for longer than this is removed; None: nobody is, for that."""
+    """A member is removed when others have waited for its vote for longer than this; None: never."""
 
 
 class MasterMachine:
     """The protocol of the master.
 
     Args:
-        run_id: 16 random bytes.
-        term: number of this master among those of the run; attempt ids and epochs of a higher one are higher.
+        run_id: 16 random bytes, for the run that it may begin.
+        term: of its leadership, should it begin a run without recovery; attempt ids and epochs contain it.
         options: its times.
     """
 
@@ -113,27 +113,27 @@ class MasterMachine:
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
         self._forget_run()
-        self.number(term)
+        self._set_term(term)
 
     def _forget_run(self) -> None:
-        """Knows nothing of any run any more."""
+        """Resets all that it knows of a run."""
         options = self.options
         self._generation += 1
         self.registry = Registry(options.link_seed)
-        self._history: History | None = None  # Of a run that was taken over.
+        self._history: History | None = None  # Of the adopted run.
         self._earlier: Candidate | None = None  # Collects reports of an earlier run, while this one may yield to it.
         self._masters: _MasterList | None = None
-        self._masters_ns = 0  # When somebody last came with that list.
-        # Changes of the member list that must wait until the adopted one is committed, one for each peer.
+        self._masters_ns = 0  # When a peer last named that list.
+        # By peer: losses that must wait until the list that repeats the adopted one is committed.
         self._deferred: dict[bytes, Callable[[int], object]] = {}
-        self._asked: set[Hashable] = set()  # Connections of peers whose report is due, after it was taken over.
-        self._dismissed: dict[Hashable, _Dismissed] = {}  # By connection.
+        self._asked: set[Hashable] = set()  # Connections that were asked for a report after the take-over.
+        self._dismissed: dict[Hashable, _Dismissed] = {}  # Removed members, by connection.
         self._announced_epoch = 0
-        self._longest_grace_ns = 0  # Of the peer that takes longest to connect.
-        self._last_loss_ns: int | None = None  # Of a member, against its will.
-        self._is_alone = False  # All members were gone at once, and not all are back.
-        self._heard_ns: int | None = None  # When it heard of anybody after that.
-        self._relinked: set[Peer] = set()  # Whose links may have changed, or the members that they shall lead to.
+        self._longest_grace_ns = 0  # The longest grace period of a peer.
+        self._last_loss_ns: int | None = None  # Of a member that did not send Leave.
+        self._is_alone = False  # All members disconnected at once, and not all are back.
+        self._first_message_ns: int | None = None  # When it first received a message after that.
+        self._relinked: set[Peer] = set()  # Those whose links, or members to link to, may have changed.
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
         self.operations = Operations(self.registry, self._outbox, self._next_attempt_id, self._kick)
@@ -143,8 +143,8 @@ class MasterMachine:
         self._stragglers = Stragglers(self.registry, self._outbox, self.operations)
         self._takeover = TakeOver(self.registry, self._outbox, self.operations, self.rounds, self.syncs, self._kick)
 
-    def number(self, term: int) -> None:
-        """Sets the term of a master that leads no run yet, should it begin one. Epochs follow it."""
+    def _set_term(self, term: int) -> None:
+        """Sets the term in which a master without a run would begin one. Epochs contain it."""
         assert not self.registry.peers
         self.term = term
         self._leader = Leader(Promise(term, self._draw_leader()), needs_quorum=False)
@@ -153,28 +153,28 @@ class MasterMachine:
 
     @property
     def generation(self) -> int:
-        """Grows whenever it forgets what it knew of a run."""
+        """Grows each time that it forgets a run."""
         return self._generation
 
     @property
     def is_alone(self) -> bool:
-        """True while members are waited for who were all gone at once."""
+        """True while it waits for members that all disconnected at once."""
         return self._is_alone
 
     @property
     def is_recovering(self) -> bool:
-        """True until it knows which run it leads."""
+        """True until it leads a run."""
         return self._recovery is not None
 
     def recover(self, now_ns: int, begin_ns: int = 0) -> None:
-        """Looks for peers of an earlier master before it begins a new run. To be called before the first event."""
+        """Starts to look for peers of an earlier run, before a new one may begin. No peer may be registered."""
         assert not self.registry.peers
         options = self.options
         grace_ns, wait_ns = options.recovery_grace_ns, options.recovery_wait_ns
         self._recovery = Candidate(now_ns, grace_ns, wait_ns, self._draw_promise(), self.run_id, begin_ns)
 
     def _draw_leader(self) -> bytes:
-        """Another one for each leadership that this master may have."""
+        """The id of a leadership, different for each one of this master."""
         self._leadership_count += 1
         count = self._leadership_count.to_bytes(8, "big")
         return hashlib.blake2b(self._own_id + count, digest_size=16).digest()
@@ -222,12 +222,12 @@ class MasterMachine:
             now_ns: the time; None: that of the last event.
 
         Returns:
-            For each and each operation: its name, the operation, and for how long others have waited, in nanoseconds.
+            For each of them and each operation: name, operation, and how long others have waited in nanoseconds.
         """
         return self._stragglers.stragglers(self._outbox.now_ns if now_ns is None else now_ns)
 
     def standing(self, connection: Hashable) -> Standing:
-        """Who is at the other end of a connection."""
+        """What the master knows of the peer at the other end of a connection."""
         peer = self.registry.by_connection.get(connection)
         if peer is not None:
             return Standing.MEMBER if peer.is_member else Standing.PENDING
@@ -236,7 +236,7 @@ class MasterMachine:
         return Standing.EXPECTED if is_expected else Standing.STRANGER
 
     def validate(self) -> None:
-        """States what always holds between events."""
+        """Asserts what always holds between events."""
         self.registry.validate()
         self.operations.validate()
         assert self._announced_epoch == self.registry.epoch
@@ -247,7 +247,7 @@ class MasterMachine:
     # --- Registration and messages ----------------------------------------------------------------------------------
 
     def _is_of_its_key(self, event: PeerMessageReceived) -> bool:
-        """True if the key of a connection may speak for the peer that the connection and the message name."""
+        """True if the key of a connection fits the peer registered on it and the one that the message names."""
         peer = self.registry.by_connection.get(event.connection)
         named = [peer.peer_id] if peer is not None else []
         if isinstance(event.message, (Hello, RunReport)):
@@ -256,8 +256,8 @@ class MasterMachine:
         return all(is_peer_id_of(peer_id, event.identity) for peer_id in named)
 
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
-        if self._is_alone and self._heard_ns is None:
-            self._heard_ns = now_ns
+        if self._is_alone and self._first_message_ns is None:
+            self._first_message_ns = now_ns
         if self._recovery is not None:
             return self._on_early_message(self._recovery, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
@@ -271,8 +271,8 @@ class MasterMachine:
         elif peer is None and event.connection in self._dismissed:
             self._on_dismissed(event.connection, message, now_ns)
         elif peer is None:
-            if event.connection not in self._asked:  # Else it says all this again when its report is here.
-                self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello first"))
+            if event.connection not in self._asked:  # Else it repeats this after its report.
+                self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello first"))
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Ready):
@@ -283,13 +283,13 @@ class MasterMachine:
             self._on_acknowledgement(peer, message, now_ns)
         elif peer.is_member:
             self.operations.on_message(peer, message, now_ns)
-        else:  # It was a member, was removed, and registered anew before it read of its first admission.
+        else:  # It was removed, and registered again before it read that it had been admitted.
             self._refuse_session(event.connection)
 
     def _on_hello(self, event: PeerMessageReceived, bound: Peer | None, hello: Hello, now_ns: int) -> None:
         connection, known = event.connection, self.registry.peers.get(hello.peer_id)
         if known is not None and self._is_ahead(known, hello):
-            self._step_down(f"{hello.name} has promised itself to another master", now_ns)
+            self._step_down(f"{hello.name} has promised to obey another master", now_ns)
             return self._on_message(dataclasses.replace(event, message=hello), now_ns)
         if bound is None and known is None and self._may_yield_to(hello):
             return self._on_earlier(event, now_ns)
@@ -323,7 +323,7 @@ class MasterMachine:
         ahead = "" if peer.is_ready else ", and fetches state ahead"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{ahead}")
         self._welcome(peer)
-        for other in self._others_of_group(peer):  # Who came later dials.
+        for other in self._others_of_group(peer):  # The peer that registered later dials.
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
             self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
         return None
@@ -332,13 +332,13 @@ class MasterMachine:
         return Promise.of(hello) == self._leader.promise
 
     def _is_ahead(self, known: Peer, hello: Hello) -> bool:
-        """True for a member of this master that has promised itself to a leadership which may have begun by now."""
+        """True for a member of this master that has promised another leadership, which may have begun by now."""
         is_itself = known.is_member and known.token in (b"", hello.token) and hello.run_id == self.run_id
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
         return is_itself and is_credible and not self._has_our_promise(hello)
 
     def _owes_report(self, known: Peer | None, hello: Hello) -> bool:
-        """True for a peer of the run that was led by another master last: what it knows may be news here."""
+        """True for a peer of the adopted run that another master led last: its report may be new to this one."""
         if self._history is None or hello.run_id != self.run_id:
             return False
         if known is None:
@@ -348,14 +348,14 @@ class MasterMachine:
     def _expect_report(self, connection: Hashable, known: Peer | None, hello: Hello, now_ns: int) -> None:
         if known is not None and known.token not in (b"", hello.token):
             return self._refuse_session(connection)
-        if known is not None and not known.token:  # The first sign of life: there is time for its report.
+        if known is not None and not known.token:  # Its first message, so it now has time for its report.
             known.token, known.disconnected_ns = hello.token, now_ns
         if len(self._asked) < limits.PEERS_MAX:
             self._asked.add(connection)
         return self._ask_for_report(connection)
 
     def _has_other_masters(self, connection: Hashable, hello: Hello) -> bool:
-        """True for a newcomer that was given another list of masters than the others. It is told so."""
+        """True for a newcomer that was given another list of masters than the others. It is refused."""
         theirs = _MasterList(hello.masters, hello.master_index)
         is_old = self._recovery is not None and self._outbox.now_ns - self._masters_ns > limits.RUN_MEMORY_NS
         if self._masters is None or is_old or self._masters.agrees(theirs):
@@ -370,7 +370,7 @@ class MasterMachine:
         return True
 
     def _note_masters(self, hello: Hello) -> None:
-        """The list of masters belongs to the run: with several, only a quorum may go on."""
+        """Keeps the list of masters, the same for all peers of a run. With several masters, a quorum is needed."""
         self._masters_ns = self._outbox.now_ns
         if self._masters is None:
             self._masters = _MasterList(hello.masters, hello.master_index)
@@ -394,7 +394,7 @@ class MasterMachine:
         return peer
 
     def _note_handshake(self, peer: Peer, hello: Hello) -> None:
-        """Who is far away may take long to come back."""
+        """Peers that are far away get more time to reconnect."""
         peer.handshake_ms = hello.handshake_ms
         self._longest_grace_ns = max(self._longest_grace_ns, self._grace_ns(peer))
 
@@ -416,7 +416,7 @@ class MasterMachine:
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
         linked = self.registry.link_bits(message.peers)
         gone = self.registry.peers_of_bits(peer.linked & ~linked)
-        if peer.is_member:  # Of joiners, those who get on have time: in a large group links take longer than one wait.
+        if peer.is_member:  # Joiners with a new link get more time: many links take longer than one wait.
             for other in self.registry.peers_of_bits(linked & ~peer.linked):
                 if other.group == peer.group and other.unlinked_ns is not None:
                     other.unlinked_ns = now_ns
@@ -426,7 +426,7 @@ class MasterMachine:
         for other in self.registry.peers_of_bits(linked):
             other.witnesses.discard(peer.peer_id)
         for other in gone:
-            # Only members bear witness, and only of a link that both ends had.
+            # Only members are witnesses, and only of a link that both ends had reported.
             if not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses.add(peer.peer_id)
@@ -435,7 +435,7 @@ class MasterMachine:
         self.operations.on_links_changed(now_ns)
 
     def _on_acknowledgement(self, peer: Peer, message: Acknowledgement, now_ns: int) -> None:
-        """A member has accepted a list. Once it is committed, the members need not report those before it."""
+        """A member has accepted a list, which may commit it."""
         if message.epoch >> limits.EPOCH_BITS != self.term:
             return
         peer.is_following = True
@@ -472,25 +472,25 @@ class MasterMachine:
             return self._recovery.on_connection_closed(connection)
         if self._earlier is not None:
             self._earlier.on_connection_closed(connection)
-        if self._dismissed.pop(connection, None) is not None and not self._may_go_on():
-            return self._step_down("one that was removed has not confirmed it, and the rest may be no quorum", now_ns)
+        if self._dismissed.pop(connection, None) is not None and not self._may_lead():
+            return self._step_down("a removed member has disconnected, and the other members may be no quorum", now_ns)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
             return
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
         if peer.is_member and self._is_cut_off(now_ns):
-            self._outbox.log(Level.WARNING, "all members are gone; rather it is this master that is cut off")
+            self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
             self._is_alone = True
-            self._heard_ns = now_ns if self._connected_pending() else None
+            self._first_message_ns = now_ns if self._connected_pending() else None
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
         if witnesses and self._is_given_up(peer):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 
     def _is_given_up(self, peer: Peer) -> bool:
-        """True if members have lost their links to a peer that is away: to a near one any, to a far one all.
+        """True if members lost their links to a disconnected peer: any of them to a near peer, all to a far one.
 
-        One link to a far host may break just when the connection to the master does; of a process that died, all break.
+        One link to a far host may break together with its connection to the master; if a process dies, all break.
         """
         is_near = self._grace_ns(peer) <= self.options.disconnect_grace_ns
         others = (other for other in self.registry.members(peer.group) if other is not peer)
@@ -513,10 +513,10 @@ class MasterMachine:
                     what = "lost its connection to the master" if peer.has_reported else "did not find the new master"
                     self._lose(peer, what, now_ns)
                     if self.registry is not registry:
-                        return  # It has stepped down.
+                        return  # The master has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
                 if not self._is_unlinked(peer):
-                    continue  # Whom it could not reach is gone, just now.
+                    continue  # The members that it could not reach were lost just now.
                 reason = f"no data connection to {names(self._unlinked(peer))}"
                 self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         for peer, reason in self.operations.tick(now_ns):
@@ -526,23 +526,24 @@ class MasterMachine:
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
     def _may_be_lost(self, peer: Peer) -> bool:
-        """False for a member whose loss must wait for the list to be committed, as those who are here can do it."""
+        """False for a member whose loss must wait until the connected members have committed the current list."""
         return not peer.is_member or self._leader.may_change or not self._may_lose(peer)
 
     def _loss_ns(self, peer: Peer) -> int | None:
-        """When a peer whose connection broke is lost; None while there is no saying."""
+        """When a disconnected peer is lost; None while that is not known."""
         assert peer.disconnected_ns is not None
         recovery_wait_ns = max(self.options.recovery_wait_ns, self._longest_grace_ns)
         if self._is_alone and peer.is_member:
-            return None if self._heard_ns is None else self._heard_ns + recovery_wait_ns
+            return None if self._first_message_ns is None else self._first_message_ns + recovery_wait_ns
         if self._leader.needs_quorum and not (peer.has_reported and peer.is_following):
             return peer.disconnected_ns + max(recovery_wait_ns, limits.QUORUM_WAIT_NS)
         return peer.disconnected_ns + (self._grace_ns(peer) if peer.has_reported else recovery_wait_ns)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
-        """Removes a peer. False if the others may not go on without it.
+        """Removes a peer. False if the others cannot continue without it.
 
-        A member that is here acknowledges the list without it like others, and is told when that is committed.
+        With several masters, a connected member also acknowledges the list without it, and gets the Kick once that is
+        committed.
         """
         if peer.is_member and not self._leader.may_change:
             self._deferred.setdefault(peer.peer_id, lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
@@ -563,16 +564,16 @@ class MasterMachine:
             self._kick(peer, result, reason, now_ns)
 
     def _may_lose(self, peer: Peer) -> bool:
-        """True if those who are connected, without `peer`, may go on."""
-        return not peer.is_member or self._may_go_on(without=peer)
+        """True if the connected members can continue without `peer`."""
+        return not peer.is_member or self._may_lead(without=peer)
 
-    def _may_go_on(self, without: Peer | None = None) -> bool:
-        """True if those who are connected may, and those who are to confirm that they are removed."""
+    def _may_lead(self, without: Peer | None = None) -> bool:
+        """True if the connected members can commit lists, with the removed ones that are to acknowledge theirs."""
         here = [p.peer_id for p in self.registry.order if p.connection is not None and p is not without]
-        return self._leader.may_go_on([*here, *(gone.peer_id for gone in self._dismissed.values())])
+        return self._leader.may_lead([*here, *(gone.peer_id for gone in self._dismissed.values())])
 
     def _on_dismissed(self, connection: Hashable, message: PeerMessage, now_ns: int) -> None:
-        """One that the list does not name any more acknowledges it, or leaves. All else does not count."""
+        """A removed member acknowledges the list without it, or leaves. Other messages are ignored."""
         peer_id = self._dismissed[connection].peer_id
         if isinstance(message, Leave):
             del self._dismissed[connection]
@@ -582,15 +583,15 @@ class MasterMachine:
             self._on_members_committed(now_ns)
 
     def _tell_dismissed(self, connection: Hashable) -> None:
-        """Members of the old list that have reported here, and are in the adopted one no more."""
+        """Sends the new list to a member of the old list that has reported and is not in the adopted one."""
         self._outbox.reply(connection, Welcome(self.run_id, *self._leader.promise))
         self._outbox.reply(connection, self.registry.member_list())
 
     def _is_cut_off(self, now_ns: int) -> bool:
-        """True if nobody is connected of several members, who were lost at about the same time.
+        """True if no member is connected, and several disconnected at about the same time.
 
-        They are waited for then, without end while nobody at all is heard. Where there are other masters, they may have
-        gone there, and this one steps down soon.
+        The master then waits for them, without a limit until it receives a message. Never true if there are other
+        masters: the members may have switched to one of these, and this master steps down soon.
         """
         if self._leader.needs_quorum or self._is_alone or any(p.connection is not None for p in self.registry.order):
             return False
@@ -600,11 +601,11 @@ class MasterMachine:
     def _lose(
         self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, has_left: bool = False
     ) -> None:
-        """A peer takes part no more. `has_left`: by its own word, so it takes part nowhere else."""
+        """Removes a lost peer. `has_left`: it sent Leave, so it takes part at no other master either."""
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
         if not has_left and not self._may_lose(peer):
-            return self._step_down(f"the rest may be no quorum: {peer.name} {reason}", now_ns)
+            return self._step_down(f"the other members may be no quorum: {peer.name} {reason}", now_ns)
         if peer.is_member and not self._leader.may_change:
             self.registry.bind(peer, None)
             peer.disconnected_ns = now_ns
@@ -685,7 +686,7 @@ class MasterMachine:
         self.operations.on_members_changed(now_ns)
 
     def _propose(self) -> None:
-        """The member list is a new one."""
+        """Proposes the current member list."""
         self._leader.propose(self.registry.epoch, (peer.peer_id for peer in self.registry.order))
         self.registry.parent = self._leader.list.parent
         self.registry.old_members = tuple(sorted(self._leader.list.old_members))
@@ -701,7 +702,7 @@ class MasterMachine:
     # --- Taking a run over ------------------------------------------------------------------------------------------
 
     def _step_down(self, reason: str, now_ns: int) -> None:
-        """Another master may lead the run. Those who are still here report anew, to this one or to another."""
+        """Stops leading. The connected peers report again, to this master or to another one."""
         self._outbox.log(Level.WARNING, f"stepping down: {reason}")
         peers = list(self.registry.by_connection.items())
         self._begin_anew()
@@ -712,16 +713,16 @@ class MasterMachine:
                 self._recovery.on_greeted(connection, now_ns)
                 self._ask_for_report(connection)
             else:
-                self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "say hello again"))
+                self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
 
     def _begin_anew(self) -> None:
-        """Like a master that was just started, but for its term."""
+        """Resets to the state after a start, but in a higher term."""
         self._forget_run()
         self.run_id = hashlib.blake2b(self._own_id + self._generation.to_bytes(8, "big"), digest_size=16).digest()
-        self.number(self._term_after(self.term))
+        self._set_term(self._term_after(self.term))
 
     def _term_after(self, term: int) -> int:
-        """Numbers of one that hardly anybody heard of must not be given again: so they do not follow closely."""
+        """A higher term. The step differs between masters, as a term that few peers know must not be reused."""
         salt = (int.from_bytes(self._own_id[:2], "big") + self._generation) % limits.TERM_STEP_MAX
         return min(term + 1 + salt, limits.TERM_MAX)
 
@@ -730,17 +731,17 @@ class MasterMachine:
             if is_run_here:
                 refused = Refused(Refusal.NO_QUORUM, "too few members of the run have found this master")
             else:
-                refused = Refused(Refusal.NO_RUN, "no run is here", self.run_id)
+                refused = Refused(Refusal.NO_RUN, "this master leads no run", self.run_id)
             self._outbox.reply(connection, refused)
 
     def _ask_for_report(self, connection: Hashable, candidate: Candidate | None = None) -> None:
-        reason = "another master has taken the run over, and must know first what you know"
+        reason = "this master takes the run over and needs a run report first"
         candidate = candidate or self._recovery
         promise = self._leader.promise if candidate is None else candidate.promise
         self._outbox.reply(connection, Refused(Refusal.REPORT, reason, NO_ID, *promise))
 
     def _raise_above(self, candidate: Candidate, hello: Hello) -> bool:
-        """True if a peer has promised itself to another leadership, so this one takes a higher term and asks all."""
+        """If a peer has promised another leadership, takes a higher term, asks all again and returns True."""
         if hello.promised > limits.TERM_MAX - limits.TERM_STEP_MAX or not candidate.is_below(hello):
             return False
         for connection in candidate.raise_term(self._term_after(hello.promised)):
@@ -748,7 +749,7 @@ class MasterMachine:
         return True
 
     def _on_early_message(self, candidate: Candidate, event: PeerMessageReceived, now_ns: int) -> None:
-        """While reports are collected. What stands is said again to a Welcome, so the rest may be dropped here."""
+        """Takes a message while reports are collected. Others are dropped: peers repeat them after the Welcome."""
         message, connection = event.message, event.connection
         if isinstance(message, Hello):
             self._on_early_hello(candidate, event, message, now_ns)
@@ -763,7 +764,7 @@ class MasterMachine:
         elif isinstance(message, Leave):
             candidate.on_left(connection)
         elif not candidate.knows(connection):
-            self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "say hello first"))
+            self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello first"))
         for summoned in candidate.summon():
             self._ask_for_report(summoned, candidate)
 
@@ -771,7 +772,7 @@ class MasterMachine:
         connection = event.connection
         if hello.is_member or candidate.is_summoned(connection):
             if candidate.rebind(event, hello):
-                return  # Its report is here; it gets its Welcome with the others.
+                return  # It has reported; it is welcomed with the others.
             if hello.is_member:
                 candidate.on_greeted(connection, now_ns)
             if not self._raise_above(candidate, hello):
@@ -784,7 +785,7 @@ class MasterMachine:
             self._note_masters(hello)
 
     def _may_yield_to(self, hello: Hello) -> bool:
-        """True for a member of an earlier run, while the one that began here has decided nothing."""
+        """True for a member of an earlier run, while the run that began here has decided nothing."""
         is_of_other_run = hello.is_member and hello.run_id not in (NO_ID, self.run_id)
         return is_of_other_run and self._history is None and not self._has_decided()
 
@@ -795,11 +796,11 @@ class MasterMachine:
         return self._attempt_count + ended + rounds
 
     def _has_decided(self) -> bool:
-        """True once anything was decided for members of the run that it leads, beside the end of the run before."""
+        """True once anything was decided in the current run, besides what the take-over restored."""
         return self._decision_count() > self._undecided
 
     def _on_earlier(self, event: PeerMessageReceived, now_ns: int) -> None:
-        """A member of an earlier run comes: its report is collected beside the run that has just begun."""
+        """A member of an earlier run connects: collects its report, while the run that began here continues."""
         if self._earlier is None:
             grace_ns, wait_ns = self.options.recovery_grace_ns, self.options.recovery_wait_ns
             self._earlier = Candidate(now_ns, grace_ns, wait_ns, self._draw_promise(), self.run_id)
@@ -821,12 +822,12 @@ class MasterMachine:
                 self._outbox.reply(connection, Refused(Refusal.YIELDED, reason))
 
     def _adopt(self, candidate: Candidate, now_ns: int) -> None:
-        """The reports are here: goes on with the run that they are of. Without any, a new run begins."""
+        """Ends the recovery: adopts the run of the reports, or begins a new one."""
         if candidate.chosen is not None:
             self._restore(candidate, candidate.chosen, now_ns)
-        else:  # Who was asked as a member of a list, and is left alone, is a newcomer.
+        else:  # No report contains a member list, so these peers are newcomers.
             for event, _ in candidate.reports.values():
-                self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "say hello again"))
+                self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
         for event in candidate.held.values():
             assert isinstance(event.message, Hello)
             self._on_hello(event, None, event.message, now_ns)
@@ -870,7 +871,7 @@ class MasterMachine:
         self._relinked.update(self.registry.pending())
 
     def _on_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
-        """A peer reports when the run has been taken over already."""
+        """A peer reports after the run was adopted."""
         hello, history = report.hello, self._history
         known = self.registry.peers.get(hello.peer_id)
         bound = self.registry.by_connection.get(event.connection)
@@ -892,9 +893,9 @@ class MasterMachine:
         history.add(report)
         self._takeover.apply_round(history)
         if self.registry.epoch != self._announced_epoch:
-            self._propose()  # Before anybody hears of the list.
+            self._propose()  # Before the list is sent.
         self._welcome(peer)
-        for other in self._others_of_group(peer):  # Where it listens, and who dials, may be news to them.
+        for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
         self._takeover.apply(history, now_ns)
@@ -904,25 +905,25 @@ class MasterMachine:
         self.operations.on_members_changed(now_ns)
 
     def _knows_later(self, report: RunReport, history: History) -> bool:
-        """True if a member knows of a later list than the adopted one, while nothing is decided by that.
+        """True if a member reports a later list than the adopted one, and nothing was decided under the latter.
 
-        With several masters a quorum would have known of it.
+        Not with several masters, where a later committed list would have been in the quorum's reports.
         """
         return not (self._leader.needs_quorum or self._has_decided() or report.epoch <= history.adopted.epoch)
 
     def _remove_former(self, report: RunReport, history: History, now_ns: int) -> None:
-        """The former master had removed members of the adopted list, who came first and did not know of it."""
+        """Removes members of the adopted list that the former master had removed; their reports came first."""
         history.adopted = MemberList.of(report)
         for peer in [peer for peer in self.registry.order if peer.peer_id not in history.adopted.members]:
             self._kick(peer, Result.RANK_CONNECTION_LOST, "the former master had removed it", now_ns)
 
     def _on_late_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
-        """One who is not in the adopted list has waited for it to be committed. It may be gone."""
+        """Takes the report of a peer outside the adopted list once that is committed. The peer may be gone."""
         if event.connection in self._asked:
             self._on_report(event, report, now_ns)
 
     def _accept_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> Peer | None:
-        """Takes note of who reports: a member of the adopted list, a pending peer, or one who is neither."""
+        """Registers the peer of a report. None if it is refused, or only has to acknowledge its removal."""
         history, hello = self._history, report.hello
         assert history is not None
         peer = self.registry.peers.get(hello.peer_id)
@@ -942,7 +943,7 @@ class MasterMachine:
             return None
         elif not report.members or history.would_admit(report, self.registry.round):
             peer = self._register(connection, hello, event.host)
-            if report.members:  # The last word of the former master, which nobody else has heard.
+            if report.members:  # The last admission by the former master, which no other peer knows.
                 self.registry.admit([peer])
         elif connection is not None and hello.peer_id in self.registry.old_members:
             kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master")
@@ -951,14 +952,14 @@ class MasterMachine:
         else:
             self._refuse_session(connection)
             return None
-        if connection is None:  # It broke again while others reported.
+        if connection is None:  # It disconnected while others reported.
             peer.disconnected_ns = now_ns
         peer.oldest_call_id = report.oldest_call_id
         return peer
 
 
 def start_master(own_id: bytes, options: MasterOptions | None, now_ns: int) -> MasterMachine:
-    """A master as its process starts, here and in every simulated world: it looks for peers of an earlier one first.
+    """A master as its process starts, also in the simulator: it first looks for peers of an earlier run.
 
     Args:
         own_id: 16 random bytes.
@@ -971,7 +972,7 @@ def start_master(own_id: bytes, options: MasterOptions | None, now_ns: int) -> M
 
 
 def is_plausible(report: RunReport) -> bool:
-    """False where no honest peer would report this: no master gives epochs of another, or a member twice."""
+    """False if no honest peer sends this report: an epoch of another term, or a member listed twice."""
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = report.parent <= report.epoch and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
     return is_of_term and len(members) == len(report.members)
@@ -979,34 +980,34 @@ def is_plausible(report: RunReport) -> bool:
 
 @dataclass(frozen=True)
 class _Dismissed:
-    """A member of the old list that is not in the new one: what it acknowledges counts until that one is committed."""
+    """A removed member: its acknowledgement counts until the list without it is committed."""
 
     peer_id: bytes
     kick: Kick
-    """What it is told then."""
+    """Sent to it then."""
 
 
 @dataclass(frozen=True)
 class _MasterList:
-    """The list of masters that a peer was given, and the place of this one in it."""
+    """The list of masters that a peer was given, and the position of this master in it."""
 
     addresses: tuple[str, ...]
     index: int
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of masters."""
         return max(1, len(self.addresses))
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The list, for error messages."""
         if not self.addresses:
             return "the address of this master alone"
         return f'"{",".join(self.addresses)}" (this master is number {self.index + 1} of {self.count})'
 
     def agrees(self, other: _MasterList) -> bool:
-        """True if this master has the same place among as many; names of one address may differ."""
+        """True if this master has the same position among as many. The addresses may be written differently."""
         return (self.count, self.index) == (other.count, other.index)
 
 
@@ -1019,7 +1020,7 @@ def _loss_reason(peer: Peer, reason: str) -> LossReason:
 
 
 def with_seen_address(addresses: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """The peer's own addresses, then the one that the master sees, with the port of the first."""
+    """The addresses that a peer gave, then the one that the master sees, with the port of the first."""
     if not addresses or not host:
         return addresses
     port = addresses[0].rpartition(":")[2]

@@ -1,8 +1,8 @@
-"""The masters that a peer knows, and to which of them it turns.
+"""The masters that a peer knows, and which of them it connects to.
 
-A peer is connected to one at a time. It goes on to the next when one does not answer, or when it answers and does not
-lead the run for some time. It stays longest at the first, so that all meet there if they can; and each peer for a time
-of its own, or two could miss each other for ever.
+A peer is connected to one master at a time. It switches to the next one when a master does not answer, or answers but
+does not lead the run within some time. It waits longest at the first master, so that all peers meet there if they can.
+The waits of peers differ, or two peers that switch in step could miss each other forever.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _NO_ID = bytes(16)
 
 
 class MasterList:
-    """Where a peer stands in its list.
+    """The current master of a peer, and when the peer switches to the next one.
 
     Args:
-        addresses: the masters, the first one first.
-        peer_id: of the peer; makes its times its own.
+        addresses: of the masters, in order of preference.
+        peer_id: of the peer; makes its waits differ from those of others.
 
     Attributes:
-        index: the master that it is connected to, or tries to reach.
-        stay_ns: how long it waits there for that one to lead the run; None if it does, or is not connected.
-        go_on_ns: when it turns to the next one; None if nothing speaks for it.
+        index: of the master that the peer is connected to, or tries to reach.
+        stay_ns: until when it waits for that master to lead the run; None if that leads or is not connected.
+        switch_ns: when it switches to the next master, as this one failed; None if it has not failed.
     """
 
     def __init__(self, addresses: tuple[str, ...], peer_id: bytes) -> None:
@@ -32,47 +32,47 @@ class MasterList:
         self._peer_id = peer_id
         self.index = 0
         self.stay_ns: int | None = None
-        self.go_on_ns: int | None = None
-        self._failures = 0  # Tries since a master led the run.
-        self._without_run: set[int] = set()  # Masters that have said so, since the first one did.
-        self._first_run_id = _NO_ID  # Of the run that the first one would begin.
+        self.switch_ns: int | None = None
+        self._failures = 0  # Failed tries since a master last led the run.
+        self._without_run: set[int] = set()  # Masters that lead no run, asked since the first one was.
+        self._first_run_id = _NO_ID  # Of the run that the first master would begin.
         self._stay_count = 0
 
     @property
     def has_others(self) -> bool:
-        """True if there is another one to turn to."""
+        """True if there are several masters."""
         return len(self.addresses) > 1
 
     @property
     def address(self) -> str:
-        """Of the master of the moment."""
+        """Of the current master."""
         return self.addresses[self.index]
 
     @property
     def begins(self) -> bytes:
-        """The run that a newcomer may begin here, for none of the others leads one; zeros if it may not."""
+        """The id of the run that a newcomer may begin: at the first master, if none leads a run. Else zeros."""
         is_to_begin = self.index == 0 and len(self._without_run) == len(self.addresses)
         return self._first_run_id if is_to_begin else _NO_ID
 
     @property
     def is_leaving(self) -> bool:
-        """True if it is about to turn to the next one."""
-        return self.go_on_ns is not None
+        """True if a switch to the next master is due soon."""
+        return self.switch_ns is not None
 
     def on_connected(self) -> None:
-        """This one answers, so it is heard first."""
-        self.go_on_ns = None
+        """The current master accepts a connection, so it gets time to answer."""
+        self.switch_ns = None
 
     def on_disconnected(self) -> None:
-        """Nothing is waited for here."""
+        """The connection broke: no master is waited for."""
         self.stay_ns = None
 
     def on_led(self) -> None:
-        """This one leads the run."""
-        self._failures, self.stay_ns, self.go_on_ns = 0, None, None
+        """The current master leads the run."""
+        self._failures, self.stay_ns, self.switch_ns = 0, None, None
 
     def on_no_run(self, run_id: bytes, now_ns: int) -> None:
-        """This one leads no run and knows of none; `run_id` is what it would begin."""
+        """The current master knows of no run; `run_id` is that of the run that it would begin."""
         if self.index == 0:
             self._without_run.clear()
             self._first_run_id = run_id
@@ -80,15 +80,15 @@ class MasterList:
         self.fail(now_ns)
 
     def forget_answers(self) -> None:
-        """What masters have said of runs is old."""
+        """What masters reported of runs is out of date."""
         self._without_run.clear()
 
     def on_no_answer(self) -> None:
-        """This one may lead a run, as far as a newcomer knows."""
+        """The current master did not answer, so it may lead a run."""
         self._without_run.discard(self.index)
 
     def stay(self, now_ns: int) -> None:
-        """Begins to wait for this one to lead the run, unless it waits already."""
+        """Starts to wait for the current master to lead the run, unless it waits already."""
         if self.has_others and self.stay_ns is None:
             self._stay_count += 1
             time_ns = limits.MASTER_STAY_NS if self.index else limits.MASTER_STAY_FIRST_NS
@@ -96,24 +96,24 @@ class MasterList:
             self.stay_ns = now_ns + time_ns + salt % limits.MASTER_STAY_SPREAD_NS
 
     def fail(self, now_ns: int) -> None:
-        """Something speaks for the next one: it is turned to soon, or after a pause once all were tried."""
+        """The current master failed: schedules the switch to the next one, after a pause once all have failed."""
         count = len(self.addresses)
-        if self.has_others and self.go_on_ns is None:
+        if self.has_others and self.switch_ns is None:
             self._failures += 1
             pause_ns = limits.RECONNECT_INTERVAL_NS << min(self._failures // count, 8)
             is_last = self._failures % count == 0
-            self.go_on_ns = now_ns + (min(pause_ns, limits.RECONNECT_INTERVAL_MAX_NS) if is_last else 0)
+            self.switch_ns = now_ns + (min(pause_ns, limits.RECONNECT_INTERVAL_MAX_NS) if is_last else 0)
 
     def is_due(self, now_ns: int) -> bool:
-        """True if it is time to turn to the next one."""
-        return any(due_ns is not None and now_ns >= due_ns for due_ns in (self.stay_ns, self.go_on_ns))
+        """True if it is time to switch to the next master."""
+        return any(due_ns is not None and now_ns >= due_ns for due_ns in (self.stay_ns, self.switch_ns))
 
-    def go_on(self) -> int:
-        """Turns to the next one: its index."""
-        self.stay_ns = self.go_on_ns = None
+    def switch(self) -> int:
+        """Switches to the next master and returns its index."""
+        self.stay_ns = self.switch_ns = None
         self.index = (self.index + 1) % len(self.addresses)
         return self.index
 
     def clear(self) -> None:
-        """Nothing is waited for any more."""
-        self.stay_ns = self.go_on_ns = None
+        """Cancels all waits."""
+        self.stay_ns = self.switch_ns = None

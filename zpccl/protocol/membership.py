@@ -1,8 +1,8 @@
-"""Who takes part in the run: the registry of the master.
+"""The registry of the master: peers, member list and links; and its outbox.
 
-A peer is pending from its Hello on and a member from its admission to its loss. The member list has a number, the
-epoch, that grows with every change. Ring order is the order of admission. Links are known from both of their ends: a
-link counts as up only while both ends say so.
+A peer is pending from its Hello to its admission, and a member from then to its loss. The epoch is the number of the
+member list and grows with every change of it. Ring order is the order of admission. Both ends report a link: it counts
+as up only while both report that it is.
 
     (Hello) -> pending --admit--> member --remove--> gone
                   \\-------------remove---------------^
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Standing(enum.Enum):
-    """Who is at the other end of a connection. The value is for people."""
+    """What the master knows of the peer at the other end of a connection. The value appears in the log."""
 
     STRANGER = "stranger"
     EXPECTED = "peer that is to report"
-    """It waits for a master that takes a run over, which has asked it for a RunReport."""
+    """It waits for a recovering master, was asked for a RunReport, or has yet to acknowledge its removal."""
     PENDING = "pending peer"
     MEMBER = "member"
 
@@ -47,37 +47,37 @@ class Peer:
     token: bytes
     connection: Hashable | None
     connection_count: int = 0
-    """The number of its latest connection, as the peer counts them."""
+    """Number of its latest connection; the peer counts them."""
     is_member: bool = False
     is_ready: bool = True
-    """False for a pending peer that fetches state ahead: nobody admits it or waits for it yet."""
+    """False for a pending peer that fetches state ahead: it is not admitted, and no operation waits for it."""
     disconnected_ns: int | None = None
     handshake_ms: int = 0
-    """How long it takes the peer to connect to this master; 0: not known."""
+    """How long a handshake of the peer with this master takes; 0: not known."""
     slot: int = 0
-    """Its bit in `linked` of others; of nobody else while it is registered."""
+    """The number of its bit in `linked` of other peers; unique among registered peers."""
     linked: int = 0
-    """To whom it says that it has a link, one bit each: in a large group a set of ids for each peer is too much."""
+    """The peers to which it reports a link, one bit each: sets of ids would take too much memory in large groups."""
     has_reported: bool = True
-    """False for members of a run that was taken over, until they report: nobody knows yet what they have heard."""
+    """False for members of an adopted run until they report: the master does not know yet what they have received."""
     is_following: bool = True
-    """False from a report until the peer has seen that it is welcome: before that it may go to another master."""
+    """False from a report until the peer acknowledges a list: before that it may switch to another master."""
     unlinked_ns: int | None = None
-    """Since when a pending peer lacks links to members of its group, so that no ring can take it in; and none of them
-    has said that it has one more."""
+    """Since when a pending peer has lacked links that every ring would need; starts again when a member of its group
+    reports one more link to it. None if no link is missing."""
     oldest_call_id: int = 0
     answered_ns: int = 0
-    """When a call of it was answered last."""
+    """When the last answer to one of its calls was sent."""
     witnesses: set[bytes] = field(default_factory=set)
-    """Members that lost the link to this peer since it last said which links it has, this one among them."""
+    """Members that have lost their link to this peer, since the peer last reported which links it has."""
     open_calls: dict[int, Key] = field(default_factory=dict)
-    """Calls that wait for their answer: what each one is, by call id."""
+    """Calls that wait for their answer, by call id: the operation of each."""
     answers: dict[int, Decision] = field(default_factory=dict)
-    """Answers that the peer may not have got, by call id, the oldest answer first."""
+    """Answers that the peer may not have received, by call id, the oldest first."""
 
 
 def reconnect_grace_ns(handshake_ms: int, least_ns: int) -> int:
-    """How long a peer may be away that takes so long to connect."""
+    """How long a peer with handshakes this long may be disconnected before it is lost."""
     needed_ns = limits.RECONNECT_GRACE_HANDSHAKES * handshake_ms * limits.MS
     return max(least_ns, min(needed_ns, limits.RECONNECT_GRACE_MAX_NS))
 
@@ -86,7 +86,7 @@ class Registry:
     """All peers of the run, the member list and its epoch.
 
     Args:
-        link_seed: what the keys of links are derived from; empty in a run without a secret.
+        link_seed: from which the keys of links are derived; empty in a run without a secret.
     """
 
     def __init__(self, link_seed: bytes = b"") -> None:
@@ -97,23 +97,23 @@ class Registry:
         self.epoch = 0
         self.round = 0
         self.round_value = 0
-        """The last round of topology votes that is complete, and its value."""
+        """`round` is the number of the last complete round of topology votes, `round_value` its value."""
         self.parent = 0
-        """The epoch of the last list that was committed when this one was proposed."""
+        """The epoch of the last committed list when the current one was proposed."""
         self.old_members: tuple[bytes, ...] = ()
-        """Where the member list is not committed: the members of the last one that is (see leadership.py)."""
+        """The members of the parent while the member list is not committed, else empty (see leadership.py)."""
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
 
     @property
     def is_committed(self) -> bool:
-        """False while another master may not know of the member list: nothing is decided by it then."""
+        """False while another master could be elected without learning of the member list: nothing is decided then."""
         return not self.old_members
 
     @property
     def have_all_reported(self) -> bool:
-        """True if every member has reported, where the run was taken over, and the member list is committed."""
+        """True if the member list is committed and no member of an adopted run is still to report."""
         return self.is_committed and all(peer.has_reported for peer in self.order)
 
     def members(self, group: int | None = None) -> list[Peer]:
@@ -143,7 +143,7 @@ class Registry:
             self.by_connection[peer.connection] = peer
 
     def bind(self, peer: Peer, connection: Hashable | None) -> None:
-        """Makes `connection` the one of `peer`; None after the old one broke."""
+        """Sets the connection of `peer`; None after the old one broke."""
         if peer.connection is not None:
             self.by_connection.pop(peer.connection, None)
         peer.connection = connection
@@ -151,7 +151,7 @@ class Registry:
             self.by_connection[connection] = peer
 
     def admit(self, peers: Iterable[Peer]) -> None:
-        """Makes pending peers members, at the end of the ring. A new epoch begins."""
+        """Makes pending peers members, at the end of the ring, in a new epoch."""
         for peer in peers:
             assert not peer.is_member and self.peers[peer.peer_id] is peer
             peer.is_member = True
@@ -161,7 +161,7 @@ class Registry:
         self.epoch += 1
 
     def remove(self, peer: Peer) -> None:
-        """Forgets a peer. A new epoch begins if it was a member."""
+        """Removes a peer; if it was a member, a new epoch begins."""
         del self.peers[peer.peer_id]
         self.bind(peer, None)
         self._pending.pop(peer.peer_id, None)
@@ -176,11 +176,11 @@ class Registry:
             self.epoch += 1
 
     def are_linked(self, one: Peer, other: Peer) -> bool:
-        """True if both ends say that their link is up."""
+        """True if both ends report that their link is up."""
         return bool(one.linked >> other.slot & other.linked >> one.slot & 1)
 
     def link_bits(self, peer_ids: Iterable[bytes]) -> int:
-        """The bits of peers, as `Peer.linked` has them; ids of strangers count for nothing."""
+        """The bits of peers, as in `Peer.linked`; ids that are not registered are ignored."""
         return sum(1 << peer.slot for peer in map(self.peers.get, set(peer_ids)) if peer is not None)
 
     def peers_of_bits(self, bits: int) -> list[Peer]:
@@ -193,7 +193,7 @@ class Registry:
         return Members(self.epoch, members, self.round, self.round_value, self.old_members, self.parent)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
-        """All others of the group, pending ones too. Of each pair the one that registered later dials."""
+        """All other peers of the group, pending ones included. Of each pair the one that registered later dials."""
         neighbours = []
         dials = True
         for other in self.peers.values():
@@ -204,18 +204,18 @@ class Registry:
         return tuple(neighbours)
 
     def as_neighbour(self, peer: Peer, receiver: Peer, *, dial: bool) -> Neighbour:
-        """What the receiver is told of a peer that it shall have a link to."""
+        """What the receiver needs to know of a peer to which it has to have a link."""
         return Neighbour(peer.peer_id, peer.name, peer.addresses, dial, self._link_key(peer, receiver))
 
     def _link_key(self, one: Peer, other: Peer) -> bytes:
-        """The same for both, and known to no third: what one peer knows must not let it pass for another."""
+        """The key of a link: known to its two ends only, so that no peer can impersonate another."""
         if not self._link_seed:
             return b""
         pair = b"".join(sorted((one.peer_id, other.peer_id)))
         return hashlib.blake2b(pair, digest_size=32, key=self._link_seed).digest()
 
     def validate(self) -> None:
-        """States what always holds."""
+        """Asserts what always holds."""
         ids: list[bytes] = []
         counts: dict[int, int] = {}
         for peer in self.order:
@@ -240,14 +240,14 @@ class Registry:
 
 
 class Outbox:
-    """Collects the effects of one step, in order, and counts what happens in `counts`. The step is at `now_ns`."""
+    """Collects the effects of one step, in order, and counts events in `counts`. `now_ns` is the time of the step."""
 
     def __init__(self, counts: Counts | None = None) -> None:
         self.counts = counts if counts is not None else Counts()
         self._effects: list[MasterEffect] = []
         self.now_ns = 0
         self.answered_ns = -1
-        """When a call was answered last."""
+        """When the last answer to a call was sent."""
 
     def send(self, peer: Peer, message: MasterMessage) -> None:
         """Sends to one peer, if it is connected."""
@@ -255,7 +255,7 @@ class Outbox:
             self._effects.append(Broadcast((peer.connection,), message))
 
     def reply(self, connection: Hashable, message: MasterMessage) -> None:
-        """Sends on a connection that may belong to nobody."""
+        """Sends on a connection, even if no peer is registered on it."""
         self._effects.append(Broadcast((connection,), message))
 
     def broadcast(self, peers: Iterable[Peer], message: MasterMessage) -> None:
@@ -265,7 +265,7 @@ class Outbox:
             self._effects.append(Broadcast(connections, message))
 
     def answer(self, peer: Peer, message: Decision, kept: Decision | None = None) -> None:
-        """Sends the one answer to a call, and keeps it, or `kept`, in case it gets lost."""
+        """Sends the answer to a call and keeps it, or `kept`, to send it again if it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
         peer.answered_ns = self.answered_ns = self.now_ns
@@ -283,10 +283,10 @@ class Outbox:
         name: str = "",
         values: tuple[str, ...] = (),
     ) -> None:
-        """Ends calls that nothing was planned for, all alike.
+        """Answers calls for which nothing was planned, all with the same error.
 
-        This is a decision like any other: each of several peers is told whose calls end with its own. So whoever does
-        not hear of it gets the same answer from another master.
+        If there are several, each answer lists all of them, as a decision of an attempt does: a peer that misses its
+        answer then gets the same one from another master.
         """
         order = tuple(peer.peer_id for peer, _ in calls)
         number: tuple[int, tuple[bytes, ...], tuple[int, ...]] = (0, (), ())
@@ -301,18 +301,18 @@ class Outbox:
         self._effects.append(Log(level, text, of_stranger))
 
     def take(self) -> list[MasterEffect]:
-        """The effects so far; the outbox is then empty."""
+        """Returns the effects so far and empties the outbox."""
         effects, self._effects = self._effects, []
         return effects
 
 
 def names(peers: Iterable[Peer]) -> str:
-    """The names of peers, for people."""
+    """The names of peers, for the log."""
     return ", ".join(peer.name for peer in peers) or "nobody"
 
 
 def some_names(peers: Sequence[Peer], bytes_max: int) -> str:
-    """The names of as many peers as fit, for people; the rest is counted."""
+    """The names of as many peers as fit, for the log; the others are counted."""
     shown, room = 0, bytes_max - len(" and 9999 others")
     for peer in peers:
         room -= len(peer.name.encode()) + len(", ")

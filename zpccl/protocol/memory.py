@@ -1,14 +1,14 @@
-"""What a peer remembers of the run beside its own calls, for a master that takes it over.
+"""What a peer remembers of the run besides its own calls, to report it to a master that takes the run over.
 
-A master holds no more than its peers know together. What one of them has not heard of, another has: the ends of
-attempts, the number and value of the last round of topology votes, the last committed sync.
+A master holds nothing that its peers do not know together: the outcomes of attempts, the number and value of the last
+round of topology votes, the last committed sync. What one peer has missed, another one reports.
 
-Of ends, the latest are kept, as many as a member may have calls in flight (limits.calls_in_flight_max), so none is
-forgotten that another could still need: calls of a group take all its members. One that has missed an end has no answer
-to its call in it, nor to its calls in all that ended since, so these are calls in flight of it, and no more than that.
-While the group grows nobody has calls in flight; when it shrinks more are kept. Refusals may concern some members only,
-or those of other groups: of these there is room for a few more. Whoever is no member any more needs no end, and its
-name makes room.
+A peer keeps the latest outcomes, as many as a member may have calls in flight (limits.calls_in_flight_max). So it keeps
+every outcome that another peer may still need: all members of a group take part in its calls, so a peer that missed an
+outcome has no answer to that call nor to any later one, and all of these are its calls in flight. While a group grows
+it has no calls in flight; when it shrinks, the bound grows. Refusals may concern some members only, or those of other
+groups: PARTIAL_REFUSALS_KEPT_MAX more outcomes are kept for these. Peers that are no longer members need no outcomes,
+so they are deleted from them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from zpccl.protocol.messages import (
 
 
 class Memory:
-    """The memory of one peer.
+    """What one peer remembers of the run.
 
     Attributes:
-        round_answered: the last round of topology votes in which this peer had its answer, or was admitted.
+        round_answered: the last round of topology votes that answered this peer, or admitted it.
     """
 
     def __init__(self) -> None:
@@ -50,18 +50,18 @@ class Memory:
         self._member_ids: frozenset[bytes] = frozenset()
         self._last_sync: Decision | None = None
 
-    def on_round_heard(self, number: int, value: int) -> None:
+    def on_round(self, number: int, value: int) -> None:
         """A round of topology votes is complete."""
         if number > self._round:
             self._round, self._round_value = number, value
 
     def on_round_answered(self, number: int, value: int) -> None:
-        """A call of this peer has its answer by a round."""
-        self.on_round_heard(number, value)
+        """A round of topology votes has answered a call of this peer."""
+        self.on_round(number, value)
         self.round_answered = max(self.round_answered, number)
 
     def on_members(self, members: Sequence[Member], group: int, *, is_committed: bool) -> None:
-        """The member list has changed. Those who are in no list that is committed need no ends of attempts."""
+        """Takes a member list. Once it is committed, the peers that it removes are deleted from all outcomes."""
         self._group_size = sum(member.group == group for member in members)
         member_ids = frozenset(member.peer_id for member in members)
         if not is_committed:
@@ -73,9 +73,9 @@ class Memory:
             self._call_count = sum(len(outcome.calls) for outcome in self._outcomes.values())
 
     def on_decision(self, decision: Decision, call: Call | None, member_ids: Collection[bytes]) -> None:
-        """Calls have ended, `call` among them where it had no answer yet. Others may wait for the same answer.
+        """Stores a decision, which other peers may lack. It answers `call`; None if that had its answer already.
 
-        Who takes part is known from the plan, where this peer got it; the lost are no members any more.
+        If the decision lists no participants, they are those of the plan that are still members.
         """
         if decision.attempt_id == 0:
             return
@@ -112,7 +112,7 @@ class Memory:
         parent: int,
         calls: Iterable[Call],
     ) -> RunReport:
-        """All that another master must know."""
+        """The run report: all that a new master must know."""
         running: list[Running] = []
         is_updating = False
         for call in calls:

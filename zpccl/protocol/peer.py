@@ -1,28 +1,46 @@
 """The peer: one state machine between the user's calls, the master and the data plane.
 
-    NEW --connect()--> CONNECTING --Welcome--> PENDING --Members with us--> MEMBER --Yielded--> RETURNING
-                           |                     |                            |  ^---Members with us---'
-                           +---- unreachable, refused, removed, close() ------+--> CLOSED, with the error of all calls
+    event                         CONNECTING          PENDING         MEMBER                RETURNING
+    Welcome                       PENDING             registered      led [1]               registered
+    Members with this peer        -                   MEMBER          takes the list        MEMBER
+    Refused: UNREGISTERED         Hello               Hello, links    Hello, links, calls   Hello, links
+    Refused: REPORT               Hello               RunReport [2]   RunReport [2]         Hello
+    Refused: YIELDED              Hello               Hello           RETURNING, Hello      Hello
+    Refused: UNKNOWN_SESSION      next master [3][4]  CONNECTING [3]  next master [3]       Hello, as a newcomer [3]
+    Refused: NO_RUN               next master         next master     next master           next master
+    Refused: NO_QUORUM            next master [4]     next master     next master           next master
+    Refused: FULL, OTHER_MASTERS  CLOSED              CLOSED          CLOSED                CLOSED
+    Kick, CloseCalled             CLOSED              CLOSED          CLOSED                CLOSED
+    ConnectionUp                  Hello               Hello, links    Hello, links, calls   Hello, links
+    ConnectionFailed              next master [4]     next master     next master           next master
+    OtherVersion, Nonsense        next master [4]     next master [5] next master [5]       next master [5]
+    AuthenticationRefused         CLOSED              next master     next master           next master
+    ConnectionDown                next master [4]     - [6]           - [6]                 - [6]
+    Tick, no master in time       next master [3][4]  CLOSED          CLOSED                CLOSED
 
-A broken connection changes no state: the shell connects again, and the peer says Hello and repeats what stands: the
-messages of every call that has no answer. So it does when another master has taken the run over. Before that one
-welcomes it, it wants a report of what this peer knows of the run (memory.py), which is a promise: a member obeys no
-leadership but the one that it has promised last (leadership.py). Who is pending obeys whoever registers it.
-All calls have ids that grow; ids of attempts grow as well, so the data plane can tell stale frames from early ones.
+    NEW becomes CONNECTING by ConnectCalled, or CLOSED by CloseCalled. CLOSED is final: all calls end with its error.
+    [1] If it comes from the promised leadership; else it is ignored. [2] If the promise is granted; else Hello.
+    [3] With one master: CLOSED. A member also closes if it was removed by a committed list later than its own.
+    [4] CLOSED if no try is left, or if all masters are of other versions. [5] Not while a master leads this peer.
+    [6] The session connects again, and "next master" means the same one if there is only one.
 
-A call that the user gives up is answered by the master; without it at once where none leads this peer, and else after
-WITHDRAW_TIMEOUT: it is released. What this peer owes the others of such a call it says until the master has spoken
-(calls.py). Who learns after the release that all others have the result leaves, for want of it.
+On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
+the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
+promise: a member obeys only the leadership that it promised last (leadership.py). A pending peer obeys the master that
+registered it last. Call ids grow, and so do attempt ids, so the data plane can tell stale frames from early ones.
 
-Where the list of masters names several, a peer goes from one to the next: when one does not answer, or when it answers
-but does not lead the run within some time, as too few members have come to it. A newcomer asks all of them whether they
-lead a run; only the first may begin one, when all have said that they do not.
+The master answers a call that the user has withdrawn. If it does not within WITHDRAW_TIMEOUT_NS, or at once if no
+master leads this peer and its part is not done, the call is released: the user gets an error, while the peer repeats
+what the other participants need until a decision comes (calls.py). If that is a commit, the peer leaves the run,
+since it lacks the result.
 
-A run that newcomers began and that has decided nothing may yield to an earlier one. Its members register with that one
-then, and are members again once it has admitted them; the calls that they make meanwhile wait for that.
+With several masters, the peer switches to the next one when one does not answer, or answers but does not lead the run
+within some time. A newcomer asks all masters whether they lead a run; only the first one may begin a run, once all have
+answered that they lead none. A run that newcomers began and that has decided nothing may yield to an earlier one: its
+members register with the earlier run, and the calls that they make wait until that has admitted them.
 
-The peer keeps a link to every other peer of its group, as the master's Neighbours say. Who dials tries again, with
-growing pauses, until the link is up or the neighbour is gone.
+The peer keeps a link to every other peer of its group, as listed in the master's Neighbours. The end that dials tries
+again, with growing pauses, until the link is up or the neighbour is gone.
 """
 
 from __future__ import annotations
@@ -110,11 +128,11 @@ from zpccl.protocol.messages import (
 )
 
 LEFT_BEHIND = "the others finished a collective without this peer"
-"""Why a peer leaves that is told of a commit without having the result."""
+"""Why a peer leaves if a collective is committed and it lacks the result."""
 
 
 _WITHDRAWN = "withdrawn"
-"""Why an attempt fails here whose call was released."""
+"""The reported reason for the failure of an attempt whose call was released."""
 
 
 class State(enum.Enum):
@@ -125,13 +143,13 @@ class State(enum.Enum):
     PENDING = "pending"
     MEMBER = "member"
     RETURNING = "returning"
-    """It was a member of a run that has yielded to an earlier one, and is to be admitted to that one."""
+    """It was a member of a run that has yielded to an earlier one, which has not admitted it yet."""
     CLOSED = "closed"
 
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """Who a peer is, and its times in nanoseconds."""
+    """The identity of a peer, and its times in nanoseconds."""
 
     peer_id: bytes
     token: bytes
@@ -139,16 +157,16 @@ class PeerOptions:
     group: int = 0
     addresses: tuple[str, ...] = ()
     masters: tuple[str, ...] = ("",)
-    """The addresses of the masters, for error messages. Connections go to the first until UseMaster."""
+    """The addresses of the masters, for error messages. The first connection goes to the first one."""
     is_ready: bool = True
-    """False: it fetches state ahead, and may not be admitted before ReadyCalled."""
+    """False: it fetches state ahead, and is not admitted before ReadyCalled."""
     registration_timeout_ns: int = limits.REGISTRATION_TIMEOUT_NS
     master_timeout_ns: int = limits.MASTER_TIMEOUT_NS
 
 
 @dataclass(slots=True)
 class _Link:
-    """What a peer knows of the link to one neighbour."""
+    """The link to one neighbour."""
 
     neighbour: Neighbour
     is_up: bool = False
@@ -183,13 +201,13 @@ class PeerMachine:
         self._tries_left = 0
         self._masters = MasterList(options.masters, options.peer_id)
         self._is_connected = False
-        self._other_versions: set[int] = set()  # Masters that spoke another version last.
+        self._other_versions: set[int] = set()  # Indexes of masters of another version.
         self._connection_count = 0
-        self._handshake_ns: dict[int, int] = {}  # The shortest one with each master.
-        self._deadline_ns: int | None = None  # Of the registration, or of the master's absence.
+        self._handshake_ns: dict[int, int] = {}  # The shortest handshake with each master.
+        self._deadline_ns: int | None = None  # The end of the wait to be registered, or to be led again.
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
-        self._release_ns: dict[int, int] = {}  # When calls that were given up end without the master, the first first.
+        self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._seen_attempt_id = 0
         self._memory = Memory()
         self._effects: list[PeerEffect] = []
@@ -201,7 +219,7 @@ class PeerMachine:
         return tuple(member for member in self.members if member.group == self.options.group)
 
     def wants_link(self, peer_id: bytes) -> bool:
-        """True if the peer is a neighbour; a link may become ready after its other end is none any more."""
+        """True if the peer is a neighbour. A link may come up after its other end has ceased to be one."""
         return peer_id in self._links
 
     def deadline_ns(self) -> int | None:
@@ -213,12 +231,12 @@ class PeerMachine:
         return (
             self._deadline_ns,
             self._masters.stay_ns,
-            self._masters.go_on_ns,
+            self._masters.switch_ns,
             next(iter(self._release_ns.values()), None),
         )
 
     def validate(self) -> None:
-        """States what always holds between events."""
+        """Asserts what always holds between events."""
         assert (self.state is State.CLOSED) == (self.error is not None)
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
         if not self.calls:
@@ -227,13 +245,13 @@ class PeerMachine:
         assert self.state in (State.MEMBER, State.RETURNING)
         assert all(call.call_id == call_id for call_id, call in self.calls.items())
         calls = list(self.calls.values())
-        assert are_compatible([call for call in calls if not call.is_released]), "what the user waits for"
+        assert are_compatible([call for call in calls if not call.is_released]), "open calls exclude each other"
         released = Released(calls)
         for call in calls:
             if call.is_released:
                 assert call.withdrawn is not None and call.phase is not Phase.RUNNING and not call.is_held
             else:
-                assert call.is_held == released.block(call), "what the master would mix up, and nothing else, is held"
+                assert call.is_held == released.block(call), "exactly those calls are held that released ones block"
             assert not call.is_held or (call.phase is Phase.VOTING and call.withdrawn is None)
         waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.is_released]
         assert sorted(self._release_ns) == sorted(waiting)
@@ -291,14 +309,14 @@ class PeerMachine:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
             else:
                 self._masters.stay(now_ns)
-            self._say_everything()
+            self._send_everything()
         elif isinstance(event, events.ConnectionFailed):
             self._on_try_failed(f"nobody answers ({event.reason})", now_ns)
         elif isinstance(event, events.AuthenticationRefused):
             self._on_authentication_refused(event, now_ns)
         elif isinstance(event, events.ConnectionDown):
             if not self._is_connected:
-                return  # It never stood: that was a ConnectionFailed.
+                return  # It was never up: ConnectionFailed has reported that.
             self._is_connected = False
             self._acceptor.on_disconnected()
             self._masters.on_disconnected()
@@ -311,40 +329,40 @@ class PeerMachine:
             self._on_foreign(event, now_ns)
 
     def _on_foreign(self, event: events.OtherVersionReceived | events.NonsenseReceived, now_ns: int) -> None:
-        """What answers is no master of this protocol. It may be a mistake of who runs it, so others count first.
+        """The server is not a master of this protocol, perhaps by a mistake of its operator: other masters are tried.
 
-        A newcomer ends when all are of other versions; a peer of the run waits for its master.
+        A newcomer closes once all masters are of other versions; a peer of the run waits for its master.
         """
         master, is_version = self._masters.address, isinstance(event, events.OtherVersionReceived)
         text = (
-            f"what came is no message of a master: {event.reason}"
+            f"it sent bytes that are no message of a master: {event.reason}"
             if isinstance(event, events.NonsenseReceived)
             else (f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}")
         )
         if self._is_led:
-            return self._log(Level.ERROR, f"{master}: {text}; it is the master of this run, which goes on")
+            return self._log(Level.ERROR, f"{master}: {text}; it leads the run, which continues")
         if self.state is State.CONNECTING and is_version:
             self._other_versions.add(self._masters.index)
             if len(self._other_versions) == len(self._masters.addresses):
                 return self._close(VersionMismatch(f"{master}: {text}; install the same zpccl on both sides"))
-        goes_on = "turning to the next master" if self._masters.has_others else "waiting for a master there"
+        goes_on = "switching to the next master" if self._masters.has_others else "waiting for a master there"
         self._log(Level.WARNING, f"{master}: {text}; {goes_on}")
         if self._masters.has_others:
             self._on_try_failed(text, now_ns)
 
     @property
     def _is_led(self) -> bool:
-        """True while a master that leads the run is connected, and has welcomed this peer."""
+        """True while the peer is connected to a master that leads the run and has welcomed it."""
         return self._is_connected and self._acceptor.is_led
 
     def _note_handshake(self, handshake_ns: int) -> None:
-        """One that takes longer than others was held up, by a loss or by this machine: it says nothing of the path."""
+        """Keeps the shortest handshake with a master: longer ones were delayed by lost packets or a busy host."""
         index = self._masters.index
         if handshake_ns > 0:
             self._handshake_ns[index] = min(handshake_ns, self._handshake_ns.get(index, handshake_ns))
 
     def _miss_master(self, now_ns: int) -> None:
-        """Nobody leads the run: it is waited for, for so long since one did."""
+        """No master leads the run: limits the wait for one, from when the last one led."""
         if self._deadline_ns is None:
             self._deadline_ns = now_ns + self.options.master_timeout_ns
 
@@ -360,10 +378,10 @@ class PeerMachine:
     def _on_ready(self) -> None:
         if not self._is_ready:
             self._is_ready = True
-            self._say_ready()
+            self._send_ready()
 
-    def _say_ready(self) -> None:
-        """Unless its Hello has said so: the last one may have gone before, or to a master that did not know the run."""
+    def _send_ready(self) -> None:
+        """Sends Ready, if the peer was not ready at first: the last Hello may be older, or to another master."""
         if self._is_registered() and self._is_ready and not self.options.is_ready:
             self._send(Ready())
 
@@ -384,28 +402,28 @@ class PeerMachine:
         self._masters.fail(now_ns)
 
     def _is_registered(self) -> bool:
-        """True while it is to be admitted."""
+        """True while a run has registered it, but not admitted it."""
         return self.state in (State.PENDING, State.RETURNING)
 
-    def _go_on(self, now_ns: int) -> None:
-        """Turns to the next master. Whoever was registered is not led any more, though no connection broke."""
+    def _switch_master(self, now_ns: int) -> None:
+        """Switches to the next master. From now on no master leads this peer, though no connection broke."""
         self._is_connected = False
         self._acceptor.on_disconnected()
         if self.state is State.CONNECTING:
             self._deadline_ns = None
         else:
             self._miss_master(now_ns)
-        self._effects.append(UseMaster(self._masters.go_on()))
+        self._effects.append(UseMaster(self._masters.switch()))
 
     def _unreachable(self, reason: str) -> MasterUnreachable:
         master = ",".join(self.options.masters)
         text = f"no master at {master}: {reason}; is zpccl-master running there, and does a firewall let it through?"
         return MasterUnreachable(text, address=master)
 
-    def _say_everything(self) -> None:
-        """Says Hello on a new connection, and all that the master may not have heard."""
+    def _send_everything(self) -> None:
+        """Sends Hello, then all that the master may not have received."""
         self._send(self._hello())
-        self._say_standing()
+        self._send_standing()
 
     def _hello(self) -> Hello:
         options = self.options
@@ -427,10 +445,10 @@ class PeerMachine:
             min(self._handshake_ns.get(self._masters.index, 0) // limits.MS, limits.HANDSHAKE_MS_MAX),
         )
 
-    def _say_standing(self) -> None:
-        """Says which links are up, and again all that waits for an answer."""
-        self._say_linked()
-        self._say_ready()
+    def _send_standing(self) -> None:
+        """Sends which links are up, and repeats all messages that wait for an answer."""
+        self._send_linked()
+        self._send_ready()
         if self.state is State.RETURNING:
             return  # Its calls are for the run that is to admit it.
         for call in self.calls.values():
@@ -438,9 +456,9 @@ class PeerMachine:
                 self._send(message)
 
     def _promise(self, message: Refused, now_ns: int) -> None:
-        """A master that takes a run over asks for a promise, and for what this peer knows. Else it hears what stands.
+        """A master that takes a run over asks for a promise. A run report grants it, a Hello refuses it.
 
-        All that stands is said again when that one leads.
+        Open messages are repeated once that master leads.
         """
         asked = Promise(message.term, message.leader)
         if self.state in (State.CONNECTING, State.RETURNING) or not self._acceptor.promise(asked):
@@ -467,7 +485,7 @@ class PeerMachine:
         if self.state in (State.NEW, State.CLOSED):
             return
         if not self._acceptor.is_led and not isinstance(message, (Welcome, Refused, Kick)):
-            return  # Of a master that this peer does not obey, or of a connection that is gone: it will be said again.
+            return  # Of a master that this peer does not obey, or of a former connection: it will be sent again.
         if isinstance(message, Plan):
             self._on_plan(message, now_ns)
         elif isinstance(message, Decision):
@@ -481,9 +499,9 @@ class PeerMachine:
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         elif isinstance(message, Kick):
-            # Where there are other masters, this one must know that the peer goes on at none of them.
+            # Tells this master that the peer will not switch to another one.
             error = error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER)
-            self._close(error, say_leave=self._masters.has_others)
+            self._close(error, send_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
             self._on_members_committed(message)
         else:
@@ -491,12 +509,12 @@ class PeerMachine:
 
     def _on_welcome(self, message: Welcome) -> None:
         if not self._is_connected:
-            return  # Read late, of a connection that is gone: the wait for the master goes on.
+            return  # Of a former connection: the wait for a master continues.
         leader = Promise(message.term, message.leader)
         is_other_run, is_other_term = message.run_id != self.run_id, message.term != self.term
         if self.state is State.MEMBER:
             if is_other_run or not self._acceptor.obey(leader):
-                return self._log(Level.WARNING, "a master of another run, or one that was replaced, is not obeyed")
+                return self._log(Level.WARNING, "ignoring a master of another run, or one that was replaced")
         elif is_other_run:
             self._register(message.run_id, leader)
         else:
@@ -506,15 +524,15 @@ class PeerMachine:
         self.term = message.term
         if self.state is State.CONNECTING:
             self.state = State.PENDING
-            self._say_ready()
+            self._send_ready()
             return self._log(Level.INFO, "registered; waiting to be admitted")
-        if is_other_run or is_other_term:  # While this master did not lead, it heard nothing of what stands.
+        if is_other_run or is_other_term:  # Before this master led, it ignored these messages.
             self._log(Level.INFO, "registered with another run" if is_other_run else "another master leads the run")
-            self._say_standing()
+            self._send_standing()
         return None
 
     def _register(self, run_id: bytes, leader: Promise) -> None:
-        """A run has registered this peer, which is a member of none, or of none any more."""
+        """A run has registered this peer, which is not a member of any run, or not any more."""
         self._acceptor.register(leader)
         self.run_id, self.epoch, self._parent, self._old_members = run_id, 0, 0, ()
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
@@ -523,8 +541,8 @@ class PeerMachine:
     def _on_refused(self, message: Refused, now_ns: int) -> None:
         has_others = self._masters.has_others
         if message.refusal is Refusal.UNREGISTERED:
-            if not self._masters.is_leaving:  # Else the Hello was refused too, and this peer is about to leave.
-                self._say_everything()
+            if not self._masters.is_leaving:  # Else the Hello was refused too, and a switch is due.
+                self._send_everything()
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and self._is_registered():
             self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
@@ -548,20 +566,20 @@ class PeerMachine:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
 
     def _is_final(self, message: Refused) -> bool:
-        """True if this peer was removed: by a committed list, later than any that it knows."""
+        """True if a committed list that is later than this peer's has removed it."""
         return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch
 
     def _on_yielded(self, now_ns: int) -> None:
-        """The run that this peer began, or came to, has decided nothing and gives way: it registers with the other."""
+        """The run of this peer has decided nothing and yields to an earlier one: it registers with that one."""
         if self.state is State.MEMBER:
             self.state = State.RETURNING
             self._miss_master(now_ns)
-            self._log(Level.WARNING, "the run yields to an earlier one; waiting to be admitted to that one")
+            self._log(Level.WARNING, "the run yields to an earlier run; waiting to be admitted there")
         self._acceptor.on_disconnected()
         self._send(self._hello())
 
     def _start_over(self, now_ns: int) -> None:
-        """The run that this peer waited for does not know it: it is a newcomer again, here first."""
+        """The run that had registered this peer does not know it: it is a newcomer again, at this master first."""
         if self.state is State.PENDING:
             self.state = State.CONNECTING
             self._deadline_ns = now_ns + self.options.registration_timeout_ns
@@ -584,7 +602,7 @@ class PeerMachine:
         if self._masters.has_others:
             self._send(Acknowledgement(message.epoch))
         self._memory.on_members(message.members, self.options.group, is_committed=not message.old_members)
-        self._memory.on_round_heard(message.round, message.round_value)
+        self._memory.on_round(message.round, message.round_value)
         if self._is_registered() and is_listed:
             was_returning, self.state = self.state is State.RETURNING, State.MEMBER
             self._is_ready = True
@@ -594,7 +612,7 @@ class PeerMachine:
                 self._effects.append(Resolve(self._connect_call, self.epoch))
                 self._connect_call = None
             if was_returning:
-                self._say_standing()
+                self._send_standing()
 
     def _on_members_committed(self, message: MembersCommitted) -> None:
         if message.epoch == self.epoch:
@@ -616,7 +634,7 @@ class PeerMachine:
             if link is not None:
                 self._effects.append(CloseLink(peer_id))
                 if link.is_up:
-                    self._say_linked()
+                    self._send_linked()
         for neighbour in message.joined:
             peer_id = neighbour.peer_id
             if peer_id == self.options.peer_id:
@@ -626,7 +644,7 @@ class PeerMachine:
                 self._links[peer_id] = _Link(neighbour)
                 self._effects.append(OpenLink(neighbour))
                 continue
-            other_dials = link.neighbour.dial != neighbour.dial  # Another master may know another order of peers.
+            other_dials = link.neighbour.dial != neighbour.dial  # Registered in another order at another master.
             link.neighbour = neighbour
             if other_dials and not link.is_up:
                 link.retry_ns = None
@@ -639,16 +657,16 @@ class PeerMachine:
         if isinstance(event, events.LinkUp):
             link.is_up, link.failures, link.retry_ns = True, 0, None
             self._log(Level.DEBUG, f"link to {link.neighbour.name} is up")
-            return self._say_linked()
+            return self._send_linked()
         self._log(Level.INFO, f"no link to {link.neighbour.name}: {event.reason}")
         pause_ns = min(limits.LINK_RETRY_INTERVAL_NS << min(link.failures, 8), limits.LINK_RETRY_INTERVAL_MAX_NS)
         link.retry_ns = now_ns + (0 if link.is_up else pause_ns)
         link.failures += 1
         if link.is_up:
             link.is_up = False
-            self._say_linked()
+            self._send_linked()
 
-    def _say_linked(self) -> None:
+    def _send_linked(self) -> None:
         if self.state is State.MEMBER or self._is_registered():
             self._send(Linked(tuple(sorted(peer_id for peer_id, link in self._links.items() if link.is_up))))
 
@@ -668,8 +686,8 @@ class PeerMachine:
         if self.state in (State.MEMBER, State.RETURNING):
             self._release_due(now_ns)
         if self._masters.is_due(now_ns):
-            self._log(Level.INFO, f"{self._masters.address} does not lead the run; turning to the next master")
-            self._go_on(now_ns)
+            self._log(Level.INFO, f"{self._masters.address} does not lead the run; switching to the next master")
+            self._switch_master(now_ns)
 
     def _on_silent_master(self, now_ns: int) -> None:
         reason = "something listens, but it does not answer as a master"
@@ -699,24 +717,24 @@ class PeerMachine:
         return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
 
     def _vote(self, calls: Sequence[Call]) -> None:
-        """Tells the master of calls. A peer that is returning says them once it is back."""
+        """Sends the votes of calls. A returning peer sends them once it is a member again."""
         if self.state is State.MEMBER and calls:
             self._send(Votes(self._oldest_call_id(), tuple(call.vote for call in calls)))
 
     def _reason_against(self, new: Sequence[Call]) -> PCCLError | None:
-        """Why calls cannot be made now, or None. Of calls other than collectives there is one at a time."""
+        """Why calls cannot be made now, or None. Calls other than collectives are made one at a time."""
         if self.state not in (State.MEMBER, State.RETURNING):
             return self.error or InvalidUsage("call connect() first")
         calls = [call for call in self.calls.values() if not call.is_released]
         exclusive = next((call for call in calls if not is_collective(call)), None)
         if is_collective(new[0]):
             if exclusive is not None and not is_question(exclusive):
-                return InvalidUsage("another thread waits in an operation that no collective may run beside")
+                return InvalidUsage("another thread is in a sync or topology call; wait for it before a collective")
             tags = [tag_of(call) for call in [*calls, *new] if is_collective(call)]
             if len(set(tags)) < len(tags):
                 return InvalidUsage("a collective with the same tag is in flight; give each one its own tag")
         elif exclusive is not None:
-            return InvalidUsage("another thread waits in an operation of which there can be only one at a time")
+            return InvalidUsage("another thread is in a sync or topology call; only one at a time, wait for it")
         elif calls and not is_question(new[0]):
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
         if len(self.calls) + len(new) > self._calls_max():
@@ -736,7 +754,7 @@ class PeerMachine:
 
     def _on_withdrawn(self, event: events.CallWithdrawn, now_ns: int) -> None:
         if event.call_id == self._connect_call:
-            return self._close(InvalidUsage("connect() was interrupted"), say_leave=True)
+            return self._close(InvalidUsage("connect() was interrupted"), send_leave=True)
         call = self.calls.get(event.call_id)
         if call is None or call.is_released:
             return
@@ -745,7 +763,7 @@ class PeerMachine:
             if event.timed_out
             else InvalidUsage("the call was interrupted")
         )
-        if call.is_held or self.state is State.RETURNING:  # The master has never heard of it.
+        if call.is_held or self.state is State.RETURNING:  # It was never sent to the master.
             del self.calls[call.call_id]
             return self._effects.append(Reject(call.call_id, call.withdrawn))
         self._send(Withdraw(call.call_id))
@@ -754,14 +772,14 @@ class PeerMachine:
             self._release(call)
 
     def _release_due(self, now_ns: int) -> None:
-        """Ends calls that were given up, and of which the master has said nothing for too long."""
+        """Releases withdrawn calls that the master has not answered in time."""
         for call_id in [call_id for call_id, due_ns in self._release_ns.items() if now_ns >= due_ns]:
             self._release(self.calls[call_id])
 
     def _release(self, call: Call) -> None:
-        """The user gets the buffers and an error; the others get what this peer owes them, without it."""
+        """The user gets the buffers and an error; the other participants still get this peer's report."""
         assert call.withdrawn is not None
-        self._log(Level.WARNING, f"call {call.call_id} ends without the word of a master, and the run goes on")
+        self._log(Level.WARNING, f"call {call.call_id} ends without an answer from a master; the run continues")
         del self._release_ns[call.call_id]
         is_running = call.phase is Phase.RUNNING
         if call.attempt_id is not None:
@@ -772,7 +790,7 @@ class PeerMachine:
             self._report(call, call.attempt_id, _WITHDRAWN)
 
     def _settle(self, call: Call) -> None:
-        """The master has spoken: calls may go to it that waited for this."""
+        """Ends a call that the master has answered, and sends the votes of calls that were held for it."""
         del self.calls[call.call_id]
         self._release_ns.pop(call.call_id, None)
         if call.is_released:
@@ -818,12 +836,12 @@ class PeerMachine:
         if call is None or not is_sync(call) or call.phase is Phase.VOTING:
             return
         if call.report is not None and not (call.report.ok and event.error):
-            return  # It was said already.
+            return  # Already reported.
         call.is_at_fault = event.fault == self.options.peer_id
         self._report(call, event.attempt_id, event.error, event.fault, dropped=event.dropped)
 
     def _report_late(self, call: Call, attempt_id: int) -> None:
-        """A plan that was lost and sent again comes after a later one: its frames may have been dropped as stale."""
+        """Fails a plan that was lost and sent again after a later one: its frames may have been dropped as stale."""
         self._report(call, attempt_id, "the plan came too late, after a broken connection")
 
     def _report(
@@ -852,13 +870,13 @@ class PeerMachine:
         if decision.round:
             self._memory.on_round_answered(decision.round, decision.value)
         if call is None:
-            return  # Sent again; it is settled here.
+            return  # A repeated decision.
         lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
-            return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), say_leave=True)
+            return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
         self._settle(call)
         attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None
-        if attempt_id is not None:  # The data plane hears of it.
+        if attempt_id is not None:  # EndReduce or EndSync will name it.
             self._seen_attempt_id = max(self._seen_attempt_id, attempt_id)
         if call.is_released:
             if call.attempt_id is None and attempt_id is not None:  # Its plan got lost; frames may wait for it.
@@ -884,11 +902,11 @@ class PeerMachine:
         if self.state is State.NEW:
             self.state, self.error = State.CLOSED, InvalidUsage("the communicator is closed")
         elif self.state is not State.CLOSED:
-            self._close(InvalidUsage("the communicator is closed"), say_leave=True)
+            self._close(InvalidUsage("the communicator is closed"), send_leave=True)
 
-    def _close(self, error: PCCLError, *, say_leave: bool = False) -> None:
-        """Ends everything: buffers go back as they were, links close, every call gets `error`."""
-        if say_leave and self._is_connected:
+    def _close(self, error: PCCLError, *, send_leave: bool = False) -> None:
+        """Closes the peer: restores the buffers, closes the links, ends every call with `error`."""
+        if send_leave and self._is_connected:
             self._send(Leave())
         self.state, self.error = State.CLOSED, error
         for call in self._take_calls():
@@ -918,6 +936,6 @@ class PeerMachine:
 
 
 def are_compatible(calls: Sequence[Call]) -> bool:
-    """True for calls that one user may wait for at a time."""
+    """True if one user may wait for all these calls at the same time."""
     tags = [tag_of(call) for call in calls if is_collective(call)]
     return len(calls) - len(tags) <= 1 and len(set(tags)) == len(tags)

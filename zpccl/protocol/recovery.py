@@ -1,9 +1,7 @@
-"""What a new master makes of the reports of an earlier master's peers.
+"""The state of a run, as a new master merges it from the run reports of the peers. Their order makes no difference.
 
-    History     the run as its reports tell it together; a pure value of them, whatever their order
-
-Which list of members the master goes on with is a matter of leadership.py. The epoch of a list was announced before
-anything that was decided in it, on every connection, so who knows of a decision knows who had part in it.
+leadership.py decides which member list the master continues with. On every connection a member list is sent before the
+decisions of its epoch, so a peer that knows a decision also knows the members that took part.
 """
 
 from __future__ import annotations
@@ -15,18 +13,18 @@ from zpccl.protocol.messages import Decision, Member, Running, RunReport
 
 
 class History:
-    """A run as the reports of its peers tell it.
+    """The state of a run, merged from the reports of its peers.
 
     Args:
         run_id: of the run.
-        reports: of a quorum of its members, or of all who could be waited for.
+        reports: of a quorum of its members, or of those that reported in time.
 
     Attributes:
-        adopted: the member list with which the master goes on.
-        members: the same, in ring order, with the names.
-        adopted_term: of the last master that led those who report.
-        round, round_value: the last round of topology votes that anybody knows.
-        outcomes: how attempts ended, by attempt.
+        adopted: the member list that the master continues with.
+        members: those of that list, in ring order, with their names.
+        adopted_term: the highest term in which a reporting peer was led.
+        round, round_value: the last complete round of topology votes that any peer knows.
+        outcomes: how attempts ended, by attempt id.
     """
 
     def __init__(self, run_id: bytes, reports: Iterable[RunReport]) -> None:
@@ -37,18 +35,18 @@ class History:
         self.adopted_term = max(report.hello.term for report in of_run)
         self.round = 0
         self.round_value = 0
-        self._rounds: dict[bytes, int] = {}  # By member: the last of which it knows.
+        self._rounds: dict[bytes, int] = {}  # By member: the last round that it knows.
         self.outcomes: dict[int, Decision] = {}
-        self._calls: dict[int, dict[bytes, int]] = {}  # Of attempts that run, or ran, by attempt.
-        self._running: list[tuple[bytes, Running]] = []  # By whose word.
+        self._calls: dict[int, dict[bytes, int]] = {}  # By attempt: its participants and their call ids.
+        self._running: list[tuple[bytes, Running]] = []  # With the id of the reporting peer.
         self._last_syncs: dict[int, Decision] = {}  # By group.
-        self._newer_syncs: dict[int, Decision] = {}  # Those of them that nobody has taken yet.
+        self._newer_syncs: dict[int, Decision] = {}  # Those that take_last_syncs has not returned yet.
 
         for report in of_run:
             self.add(report)
 
     def add(self, report: RunReport) -> None:
-        """Takes note of one report. Only members know anything of the run."""
+        """Merges one report. One without a member list contains nothing of the run."""
         if report.hello.run_id != self.run_id or not report.members:
             return
         if report.round > self.round:
@@ -67,15 +65,15 @@ class History:
             self._last_syncs[group] = self._newer_syncs[group] = last
 
     def calls_of(self, outcome: Decision) -> dict[bytes, int]:
-        """Whom an outcome concerns: by its own word, else by that of those for whom the attempt still runs."""
+        """The participants of an outcome, with call ids: from the outcome, else from reports that the attempt runs."""
         if outcome.order:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
     def would_admit(self, report: RunReport, round_here: int) -> bool:
-        """True for a newcomer that alone knows of its admission by the former master: to those who are members here.
+        """True for a newcomer that the former master admitted to the adopted members, while none of them knows it.
 
-        Once they have completed that round anew, without it, they are elsewhere in their programs than it is.
+        False once the members have completed that round again without it: their programs are at another point by then.
         """
         theirs = {member.peer_id for member in report.members}
         is_of_same_master = report.hello.term == self.adopted_term
@@ -84,15 +82,15 @@ class History:
         return is_up_to_date and bool(self.adopted.members) and self.adopted.members <= theirs
 
     def left_behind(self, present: Container[bytes]) -> list[bytes]:
-        """Who knows nothing of the round before the last one, in which all members of then had voted.
+        """Present members that do not know the round before the last one, in which all members of that time had voted.
 
-        The former master had removed it. It is elsewhere in its program than the others are: the value of a later
-        round, which may have been one of other calls, would lead it astray, and all would wait for each other.
+        The former master had removed them, so their programs are at another point than those of the others. The value
+        of a later round, perhaps one of other calls, would be a wrong answer, and all would wait for each other.
         """
         return [peer_id for peer_id, number in self._rounds.items() if number < self.round - 1 and peer_id in present]
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Decision]]:
-        """Who reports that an attempt runs which has ended for others, without it: who, its call, and the end."""
+        """Present peers that report a running attempt which ended without them: peer id, call id, outcome."""
         found = []
         for reporter, running in self._running:
             outcome = self.outcomes.get(running.plan.attempt_id)
@@ -104,12 +102,12 @@ class History:
         return found
 
     def take_running(self, present: Container[bytes]) -> list[tuple[bytes, Running]]:
-        """Attempts that nobody knows the end of, the oldest first, by the word of each who takes part in the run."""
+        """Attempts without a known outcome, oldest first, each with the id of a present peer that reported it."""
         taken, self._running = self._running, []
         found = [item for item in taken if item[0] in present and item[1].plan.attempt_id not in self.outcomes]
         return sorted(found, key=lambda item: item[1].plan.attempt_id)
 
     def take_last_syncs(self) -> dict[int, Decision]:
-        """The last committed sync of each group, where it is news."""
+        """The last committed sync of each group, if it is newer than what the last call returned."""
         taken, self._newer_syncs = self._newer_syncs, {}
         return taken

@@ -1,12 +1,12 @@
-"""The control connection of a peer: which socket to open when, and what its end means.
+"""The control connection of a peer: when to open which socket, and what the end of a socket means.
 
-Each try to reach a master has a socket of its own, which is never used again: nothing of an old connection comes on a
-new one, in either direction. The handshake of ZeroMQ and its heartbeats are libzmq's; a silent master ends as
-SocketBroke. libzmq does not say why a handshake failed. So a newcomer asks the server for its mechanism
-(greeting.py): a master with another secret is told from what is no master at all.
+Each try to reach a master uses a socket of its own, which is never used again: no message of an old connection appears
+on a new one, in either direction. libzmq does the ZeroMQ handshake and the heartbeats; a silent master ends in
+SocketBroke. libzmq does not report why a handshake failed, so a newcomer asks the server for its mechanism
+(greeting.py), to tell a master with another secret from a server that is no master.
 
     event            DIALLING        HANDSHAKE             ASKING          UP              PAUSED
-    DialStarted      (try begins)    -                     -               -               -
+    DialStarted      (notes time)    -                     -               -               -
     TcpConnected     HANDSHAKE       -                     -               -               -
     HandshakeDone    -               UP: Up                -               -               -
     DialFailed       PAUSED: Failed  -                     -               -               -
@@ -18,11 +18,12 @@ SocketBroke. libzmq does not say why a handshake failed. So a newcomer asks the 
     Tick, when due   -               PAUSED: Failed        -               -               DIALLING [4]
 
     Up, Failed, Refused, Down: ConnectionUp, ConnectionFailed, AuthenticationRefused and ConnectionDown, for the peer.
-    [1] PAUSED: Refused where its key is refused, and says so; ASKING for a newcomer whose connection was closed at
-        once, as by a server that has something against the handshake; else PAUSED: Failed.
-    [2] Refused where the mechanism tells another idea of secrets, else Failed.
-    [3] MasterMessageReceived; of what is no message of this protocol the first one of a connection.
-    [4] OpenSocket. After a pause, which grows with the failures in a row, to the same master; UseMaster: at once.
+    [1] PAUSED: Refused if the server reports that it refuses the key; ASKING for a newcomer whose connection the
+        server closed at once, as servers do that reject a handshake; else PAUSED: Failed.
+    [2] Refused if the mechanism shows that only one side has a secret, or that the secrets differ; else Failed.
+    [3] MasterMessageReceived. Data that is no message of this protocol is reported once per connection.
+    [4] OpenSocket: UseMaster at once, to the master that it names; after a pause, which grows with the number of
+        consecutive failures, to the same master.
 
 A session begins with a try at the first master, whose socket the shell has opened.
 """
@@ -39,13 +40,13 @@ from zpccl.protocol.effects import AskMechanism, OpenSocket, UseMaster
 from zpccl.protocol.messages import Malformed, OtherVersion, Welcome, decode_master_message
 
 _REFUSED = "the connection was refused, timed out or broke"
-_NO_ZMQ = "what answers there does not speak ZeroMQ"
+_NO_ZMQ = "the server there does not speak ZeroMQ"
 _KEY_REFUSED = "it does not allow the key of this peer; is its public key in the allow list of the master?"
 _NEEDS_SECRET = "the run has a secret and this peer has none; set ZPCCL_SECRET or secret= to that of the run"
 _HAS_NO_SECRET = "this peer has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
 _OTHER_SECRET = "it has another secret or key than this peer was given; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
 _HANDSHAKE_LEFT_NS = limits.REGISTRATION_TIMEOUT_NS - limits.CONNECT_TIMEOUT_NS // 2
-"""Who closes when more of the time is left has something against the handshake; later libzmq has waited in vain."""
+"""With more of the time left, the server has rejected the handshake; with less, libzmq has waited in vain."""
 
 SessionEvent: TypeAlias = (
     events.DialStarted
@@ -70,11 +71,11 @@ SessionEffect: TypeAlias = (
     | events.OtherVersionReceived
     | events.NonsenseReceived
 )
-"""What the shell does, and what it hands to the machine of the peer."""
+"""Actions of the shell, and events that it passes to the machine of the peer."""
 
 
 class Phase(enum.Enum):
-    """What becomes of the socket."""
+    """The state of the current socket."""
 
     DIALLING = "dialling"
     HANDSHAKE = "handshake"
@@ -84,11 +85,11 @@ class Phase(enum.Enum):
 
 
 class Session:
-    """The connection to a master.
+    """The control connection to a master.
 
     Args:
-        peer_id: of the peer; makes its pauses its own.
-        has_keys: the run has a secret, as far as this peer knows.
+        peer_id: of the peer; makes its pauses differ from those of others.
+        has_keys: True if this peer was given a secret or keys.
     """
 
     def __init__(self, peer_id: bytes, *, has_keys: bool) -> None:
@@ -97,18 +98,18 @@ class Session:
         self._has_keys = has_keys
         self._index = 0
         self._is_newcomer = True
-        self._has_complained = False  # Of what this connection brought.
+        self._has_complained = False  # True once it has reported a malformed message of this connection.
         self._socket_count = 0
-        self._failures = 0  # In a row, at this master.
+        self._failures = 0  # Consecutive ones, at this master.
         self._begun_ns: int | None = None  # When the try began.
-        self._due_ns: int | None = None  # Of a handshake, or a pause.
+        self._due_ns: int | None = None  # The end of the handshake or of the pause.
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
         return self._due_ns
 
     def validate(self) -> None:
-        """States what always holds between events."""
+        """Asserts what always holds between events."""
         assert (self._due_ns is not None) == (self.phase in (Phase.HANDSHAKE, Phase.PAUSED))
 
     def handle(self, event: SessionEvent, now_ns: int) -> list[SessionEffect]:
@@ -129,7 +130,7 @@ class Session:
             return self._on_handshake(event, now_ns)
         if self.phase is Phase.UP and isinstance(event, events.SocketBroke):
             return self._pause(events.ConnectionDown(), now_ns)
-        return []  # Of a socket that is done with.
+        return []  # Of a socket that is no longer used.
 
     def _enter(self, phase: Phase, due_ns: int | None = None) -> None:
         self.phase, self._due_ns = phase, due_ns
@@ -142,7 +143,7 @@ class Session:
         return [OpenSocket(self._index)]
 
     def _pause(self, why: SessionEffect, now_ns: int) -> list[SessionEffect]:
-        """Ends a try or a connection. Peers that lose a master at the same time do not come back at the same time."""
+        """Ends a try or a connection. Pauses differ, so peers that lose a master together reconnect one by one."""
         pause_ns = min(limits.RECONNECT_INTERVAL_NS << min(self._failures, 8), limits.RECONNECT_INTERVAL_MAX_NS)
         salt = zlib.crc32(self._peer_id + self._socket_count.to_bytes(8, "big"))
         self._enter(Phase.PAUSED, now_ns + pause_ns + salt % limits.RECONNECT_INTERVAL_NS)

@@ -1,6 +1,6 @@
-"""Brings into force what the reports of a run tell: what was decided first, then what still runs.
+"""Applies the merged reports of a run to a new master: first the decisions, then the running attempts.
 
-The registry has the members by then; who has not reported yet is there, and not heard.
+The registry already contains all members; `has_reported` is False for those that have not reported yet.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class TakeOver:
         self._kick = kick
 
     def apply_round(self, history: History) -> None:
-        """The last round of topology votes. Before the Welcomes: who did not know of its admission votes after it."""
+        """Restores the last round of topology votes. Before the Welcomes, since peers that they admit vote after it."""
         if history.round > self._registry.round:
             self._registry.round, self._registry.round_value = history.round, history.round_value
 
     def apply(self, history: History, now_ns: int) -> None:
-        """All else. May be called again when another report has come: what it adds is applied then."""
+        """Restores everything else. May be called again after another report, to apply what that one adds."""
         peers = self._registry.peers
-        without: dict[Peer, None] = {}  # Who lacks a result of the others. Removed last: it ends what else they run.
+        without: dict[Peer, None] = {}  # Those that lack a result. Removed last: that aborts their attempts.
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
         without.update(dict.fromkeys(peers[peer_id] for peer_id in history.left_behind(peers)))
@@ -66,10 +66,10 @@ class TakeOver:
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
     def _settle(self, outcome: Decision, calls: dict[bytes, int]) -> list[Peer]:
-        """A former master has decided an attempt: all who take part get that decision.
+        """Sends the outcome of an attempt, which a former master decided, to all participants.
 
         Returns:
-            Who said that it runs, before this outcome was known, and took no part in it any more when it was decided.
+            Peers that had reported the attempt as running, and were no longer participants when it was decided.
         """
         running = self._operations.take_attempt(outcome.attempt_id)
         if not outcome.committed or not outcome.order:
