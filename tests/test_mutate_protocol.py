@@ -25,7 +25,7 @@ from mutate_protocol import judge, place  # noqa: E402
 from mutation import SIMULATOR, TESTS, Mutant, NoSuchCode, loaded, mutate  # noqa: E402
 
 FILES = "collective election master membership memory operation peer recovery rings sync topology".split()
-FEW = ("--seeds", "75", "--tests", "tests/protocol/test_master.py")
+FEW = ("--seeds", "10", "--tests", "tests/protocol/test_master.py")
 HARMLESS = Mutant(
     name="harmless",
     function="protocol.rings:ring_edges",
