@@ -3,10 +3,11 @@
  *
  * The pool. The kernel zeroes new memory page by page as it is touched, which costs more than the work of an attempt on
  * it. So released regions go to a pool, under the lock, and are reused for similar sizes. Idle and used regions together
- * never exceed the peak use since the pool was last trimmed. A region that is idle for ZP__POOL_IDLE_NS is offered to the
- * kernel, which reclaims it only under memory pressure; it is kept because touching new memory in the middle of a call
- * may take seconds where a hypervisor has to provide it. After ZP__POOL_KEEP_NS it is unmapped. The first I/O thread
- * does both; mapping, offering and unmapping run without the lock. */
+ * do not exceed the peak use since the pool was last trimmed, except for the moment until the first I/O thread has
+ * unmapped the surplus. A region that is idle for ZP__POOL_IDLE_NS is offered to the kernel, which reclaims it only under
+ * memory pressure; it is kept because touching new memory in the middle of a call may take seconds where a hypervisor has
+ * to provide it. After ZP__POOL_KEEP_NS it is unmapped. The first I/O thread does all this; mapping, offering and
+ * unmapping run without the lock. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>
@@ -76,8 +77,6 @@ static uint32_t pool_offer_next(const zp__pool *pool)
 int zp__region_take(zp_engine *engine, size_t bytes, zp__region *region)
 {
 	zp__pool *pool = &engine->pool;
-	zp__region dropped[ZP__POOL_REGIONS_MAX];
-	uint32_t drops = 0;
 	*region = (zp__region){0};
 	if (!bytes)
 		return 0;
@@ -88,11 +87,9 @@ int zp__region_take(zp_engine *engine, size_t bytes, zp__region *region)
 	pool->used_bytes += region->bytes;
 	if (pool->used_bytes_peak < pool->used_bytes)
 		pool->used_bytes_peak = pool->used_bytes;
-	while (pool->count && pool->used_bytes + pool->idle_bytes > pool->used_bytes_peak)
-		dropped[drops++] = pool_remove(pool, 0);
+	if (pool->used_bytes + pool->idle_bytes > pool->used_bytes_peak && engine->thread_count)
+		zp__thread_wake(&engine->threads[0]); /* It trims: unmapping takes long. */
 	pthread_mutex_unlock(&engine->mutex);
-	for (uint32_t i = 0; i < drops; i++)
-		zp__memory_unmap(dropped[i].memory, dropped[i].bytes);
 	if (!region->memory)
 		region->memory = zp__memory_map(bytes);
 	if (region->memory)
@@ -164,9 +161,12 @@ uint64_t zp__pool_trim(zp_engine *engine, uint64_t now_ns)
 	uint32_t count = 0, next;
 	uint64_t next_ns = UINT64_MAX;
 	pthread_mutex_lock(&engine->mutex);
+	while (pool->count && pool->used_bytes + pool->idle_bytes > pool->used_bytes_peak)
+		expired[count++] = pool_remove(pool, 0);
+	uint32_t surplus = count;
 	while (pool->count && pool->regions[0].idle_ns + ZP__POOL_KEEP_NS <= now_ns)
 		expired[count++] = pool_remove(pool, 0);
-	if (count)
+	if (count > surplus)
 		pool->used_bytes_peak = pool->used_bytes + pool->idle_bytes;
 	while ((next = pool_offer_next(pool)) < pool->count && pool->regions[next].idle_ns + ZP__POOL_IDLE_NS <= now_ns)
 		pool_offer(engine, pool_remove(pool, next));

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 import zmq
 
 import zpccl
 from zpccl import limits
+from zpccl.arguments import AllReduce
 from zpccl.control.peer_loop import PeerLoop, PendingCall
-from zpccl.errors import Kicked
+from zpccl.engine.engine import Engine
+from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
-from zpccl.protocol.effects import Send, UseMaster
+from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, UseMaster
 from zpccl.protocol.messages import Hello, Kick, Leave, decode_peer_message, encode
 from zpccl.protocol.peer import State
 from zpccl.protocol.session import Phase
+from zpccl.types import ReduceOp
 
 WAIT_MS = 10_000
 NOW_NS = 10**15
@@ -109,3 +114,69 @@ def test_the_greeting_of_the_server_ends_the_asking(loop: PeerLoop, router: zmq.
     loop._on_session(events.HandshakeFailed(), NOW_NS)  # Not in truth.
     assert loop._session.phase is Phase.ASKING
     run_until(loop, lambda: loop._session.phase is Phase.PAUSED)
+
+
+class Restoring(Engine):
+    """Puts old contents back when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.threads: list[str] = []
+
+    def end_reduce(self, attempt_id: int, *, commit: bool) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.go_on.wait(WAIT_MS / 1000)
+
+
+def running(loop: PeerLoop, attempt_id: int, count: int = limits.SMALL_TENSOR_BYTES) -> PendingCall:
+    """A call of which an attempt runs."""
+    array = np.zeros(count, np.uint8)
+    buffers = AllReduce(array, array, ReduceOp.SUM, 0, None, None).prepare().buffers
+    call = PendingCall(Future(), call_id=10 + attempt_id, buffers=buffers)
+    loop._calls[10 + attempt_id] = call
+    loop._attempts[attempt_id] = 10 + attempt_id
+    return call
+
+
+@pytest.fixture
+def engine(loop: PeerLoop) -> Restoring:
+    loop.engine.close()
+    loop.engine = Restoring()
+    return loop.engine
+
+
+def test_others_are_answered_while_the_memory_of_one_is_restored(loop: PeerLoop, engine: Restoring) -> None:
+    """S2: not by this thread; and its own answer waits for it, though it is given up meanwhile."""
+    large, small = running(loop, 1), running(loop, 2, count=1)
+    loop._perform([EndReduce(1, commit=False), Reject(11, PeerLost("gone"))], NOW_NS)
+    loop.withdraw(large, timed_out=False)
+    loop._run_once({loop._wakeup}, NOW_NS)
+    loop._perform([Resolve(12, 3)], NOW_NS)
+    assert small.future.result().value == 3 and not large.future.done()
+    engine.go_on.set()
+    run_until(loop, large.future.done)
+    assert isinstance(large.future.exception(), PeerLost) and threading.current_thread().name not in engine.threads
+
+
+def test_what_is_small_is_restored_at_once(loop: PeerLoop, engine: Restoring) -> None:
+    """It costs less than to wake another thread."""
+    engine.go_on.set()
+    small = running(loop, 1, count=1)
+    loop._perform([EndReduce(1, commit=False), Reject(11, PeerLost("gone"))], NOW_NS)
+    assert small.future.done() and engine.threads == [threading.current_thread().name]
+
+
+def test_the_end_waits_for_memory_that_is_restored(loop: PeerLoop, engine: Restoring) -> None:
+    """S4: nobody is told that memory is his again before it is; a call that is given up at that moment neither."""
+    large = running(loop, 1)
+    loop._perform([EndReduce(1, commit=False), Reject(11, PeerLost("gone"))], NOW_NS)
+    ending = threading.Thread(target=loop._shut_down)
+    ending.start()
+    while not loop._is_closing:
+        assert ending.is_alive()
+    loop.withdraw(large, timed_out=False)
+    assert not large.future.done()
+    engine.go_on.set()
+    ending.join(WAIT_MS / 1000)
+    assert isinstance(large.future.exception(), PeerLost)

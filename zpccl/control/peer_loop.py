@@ -6,7 +6,7 @@ Ownership. The thread owns the DEALER socket, its monitor, the machines, the tab
 queue, but not those of transfers; it alone opens and closes links and starts and ends attempts. Users' threads put
 calls into the inbox under the lock and wait on the `Future` of each; the broker's thread puts links and failures there
 too. An eventfd wakes the thread. The buffers of a call belong to the data plane from StartReduce to EndReduce, else to
-the user.
+the user. Old contents of large ones are put back by a worker: the thread answers other calls meanwhile.
 
 The thread ends when the machine is closed: then every call has its answer, every buffer is the user's again, and all
 sockets are closed.
@@ -48,6 +48,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Phase, Session, SessionEvent
 from zpccl.state.offers import Offers
 from zpccl.state.transfer import StateTransfer
+from zpccl.state.workers import Workers
 from zpccl.types import Algorithm, ReduceInfo
 
 logger = logging.getLogger("zpccl.peer")
@@ -68,12 +69,13 @@ class Outcome:
         return ReduceInfo(self.value, self.tx_bytes, self.rx_bytes, self.algorithm)
 
 
-@dataclass
+@dataclass(eq=False)
 class PendingCall:
     """A call without an answer.
 
     Attributes:
         call_id: its number, once it is made.
+        error: its answer, while what its memory held is put back.
         peers: id and name of all who take part, in order of ids, once its plan has come, and this one's place.
     """
 
@@ -86,6 +88,7 @@ class PendingCall:
     peers: tuple[tuple[bytes, str], ...] = ()
     place: int = -1
     algorithm: Algorithm = Algorithm.RING
+    error: PCCLError | None = None
 
 
 @dataclass
@@ -113,7 +116,16 @@ class _GivenUp:
     timed_out: bool
 
 
-_InboxItem: TypeAlias = "events.PeerEvent | _NewCalls | _GivenUp | NewLink | NewConnection | events.MechanismTold"
+@dataclass(frozen=True)
+class _Restored:
+    """The memory of a call is as it was before."""
+
+    call: PendingCall
+
+
+_InboxItem: TypeAlias = (
+    "events.PeerEvent | _NewCalls | _GivenUp | _Restored | NewLink | NewConnection | events.MechanismTold"
+)
 
 
 class PeerLoop:
@@ -147,9 +159,11 @@ class PeerLoop:
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
         self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces that run.
+        self._restoring: list[PendingCall] = []  # Whose memory is not the user's yet.
+        self._restorer = Workers(1)
         self._link_ids: dict[bytes, int] = {}
         self._link_numbers: dict[bytes, int] = {}  # Of the same links, those of the broker.
-        self._is_closed = False
+        self._is_closing = self._is_closed = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.engine = Engine()
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
@@ -265,11 +279,11 @@ class PeerLoop:
                 os.eventfd_write(self._wakeup, 1)
             return not self._is_closed
 
-    def _refuse(self, pending: list[PendingCall]) -> None:
-        error = self._machine.error or InternalError("the peer has ended")
+    def _refuse(self, pending: list[PendingCall], error: PCCLError | None = None) -> None:
+        error = error or self._machine.error or InternalError("the peer has ended")
         for call in pending:
             with contextlib.suppress(InvalidStateError):  # It has its answer, or gets it from another thread.
-                call.future.set_exception(copy.copy(error))
+                call.future.set_exception(copy.copy(call.error or error))  # One may be the answer to many calls.
 
     # --- For the broker's thread ------------------------------------------------------------------------------------
 
@@ -336,8 +350,12 @@ class PeerLoop:
             call = item.call
             if call.call_id in self._calls:
                 self._handle(events.CallWithdrawn(call.call_id, item.timed_out), now_ns)
-            elif not call.future.done():  # Interrupted before it was made.
-                call.future.set_exception(InvalidUsage("the call was interrupted"))
+            elif call.call_id is None:  # Interrupted before it was made.
+                self._refuse([call], InvalidUsage("the call was interrupted"))
+        elif isinstance(item, _Restored):
+            self._restoring.remove(item.call)
+            if item.call.error is not None:
+                self._refuse([item.call])
         elif isinstance(item, NewLink):
             self._open_link(item, now_ns)
         elif isinstance(item, NewConnection):
@@ -428,8 +446,7 @@ class PeerLoop:
             elif isinstance(effect, effects.StartReduce):
                 self._start_reduce(effect)
             elif isinstance(effect, effects.EndReduce):
-                self._attempts.pop(effect.attempt_id, None)
-                self.engine.end_reduce(effect.attempt_id, commit=effect.commit)
+                self._end_reduce(effect)
             elif isinstance(effect, effects.StartSync):
                 self._start_sync(effect)
             elif isinstance(effect, effects.EndSync):
@@ -445,16 +462,34 @@ class PeerLoop:
             elif isinstance(effect, effects.Log):
                 logger.log(effect.level, "%s: %s", self.options.name, effect.text)
             else:
-                self._answer(effect, now_ns)
+                self._answer(effect)
 
-    def _answer(self, effect: effects.Resolve | effects.Reject, now_ns: int) -> None:
+    def _answer(self, effect: effects.Resolve | effects.Reject) -> None:
         call = self._calls.pop(effect.call_id)
         if isinstance(effect, effects.Resolve):
-            call.future.set_result(Outcome(effect.value, call.tx_bytes, call.rx_bytes, call.algorithm))
+            outcome, future = Outcome(effect.value, call.tx_bytes, call.rx_bytes, call.algorithm), call.future
+            del call  # Its tensors may take long to free: that is for who made it, and hears of it now.
+            future.set_result(outcome)
+        elif call in self._restoring:
+            call.error = effect.error
         else:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
-            call.future.set_exception(copy.copy(effect.error))  # One may be the answer to many calls.
+            self._refuse([call], effect.error)
+
+    def _end_reduce(self, effect: effects.EndReduce) -> None:
+        call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
+        nbytes = call.buffers.send.nbytes if call is not None and call.buffers is not None else 0
+        if effect.commit or call is None or nbytes < limits.SMALL_TENSOR_BYTES:
+            return self.engine.end_reduce(effect.attempt_id, commit=effect.commit)
+        self._restoring.append(call)
+        return self._restorer.submit(lambda: self._restore(effect.attempt_id, call))
+
+    def _restore(self, attempt_id: int, call: PendingCall) -> None:
+        """Ends an attempt, in a worker."""
+        with contextlib.suppress(OSError):  # The engine is closed, which does the same.
+            self.engine.end_reduce(attempt_id, commit=False)
+        self._post(_Restored(call))
 
     def _start_reduce(self, effect: effects.StartReduce) -> None:
         call, own_id = self._calls[effect.call_id], self.options.peer_id
@@ -555,10 +590,16 @@ class PeerLoop:
     def _shut_down(self) -> None:
         """Everything ends; whoever still waits gets the machine's error."""
         with self._lock:
-            if self._is_closed:
+            if self._is_closing:
                 return
+            self._is_closing = True
+        self.offers.close()
+        self._broker.close()
+        self._restorer.finish()
+        self.engine.close()  # Before anybody is told that memory is his again.
+        with self._lock:
             self._is_closed = True
-            calls = list(self._calls.values())
+            calls = [*self._calls.values(), *self._restoring]
             self._calls = {}
             inbox, self._inbox = self._inbox, deque()
         for item in inbox:
@@ -571,9 +612,6 @@ class PeerLoop:
                     connection.close()
             elif isinstance(item, NewConnection):
                 item.connection.close()
-        self.offers.close()
-        self._broker.close()
-        self.engine.close()
         self.view = View(State.CLOSED, self.view.epoch, self.view.members)
         for call in calls:
             if call.transfer is not None:
