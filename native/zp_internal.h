@@ -39,7 +39,7 @@ struct iovec;
 #define ZP__FRAME_BYTES_MIN 64u
 #define ZP__FRAME_BYTES_MAX (16u << 20)
 #define ZP__SLOTS_MAX (1u << 24)
-#define ZP__WORLD_SIZE_MAX 1024u
+#define ZP__WORLD_SIZE_MAX 2048u /* PEERS_MAX in limits.py */
 #define ZP__ELEMENTS_MAX ((uint64_t)1 << 40)
 #define ZP__ATTEMPT_BUCKETS 64u
 #define ZP__SCRATCH_BYTES (64u << 10)

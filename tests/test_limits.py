@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,9 @@ def test_calls_in_flight_and_members_together(members: int) -> None:
     assert found * members <= limits.CALLS_NAMED_MAX
     assert found == limits.CALLS_IN_FLIGHT_MAX or (found + 1) * members > limits.CALLS_NAMED_MAX
     assert found // 2 > 0  # all_reduce_multiple_with_retry makes half as many together.
+
+
+def test_the_data_plane_takes_as_many_peers_as_a_run_may_have() -> None:
+    header = Path(__file__).resolve().parent.parent / "native" / "zp_internal.h"
+    found = re.search(r"#define ZP__WORLD_SIZE_MAX (\d+)u", header.read_text(encoding="ascii"))
+    assert found is not None and int(found[1]) == limits.PEERS_MAX

@@ -17,8 +17,8 @@ def blocks(count: int, size: int = MIB) -> list[tuple[Place, int]]:
     return [((0, index), size) for index in range(count)]
 
 
-def make(sources: list[bytes], fellows: list[bytes] = [], count: int = 0, begin: float = 0.0) -> Swarm:  # noqa: B006
-    swarm = Swarm(sources, fellows, begin, now_ns=0)
+def make(sources: list[bytes], partial_seeds: list[bytes] = [], count: int = 0, begin: float = 0.0) -> Swarm:  # noqa: B006
+    swarm = Swarm(sources, partial_seeds, begin, now_ns=0)
     swarm.add(blocks(count))
     return swarm
 
@@ -79,7 +79,7 @@ def test_places_that_are_known_later_are_asked_for_too() -> None:
     assert swarm.bytes_expected == 2 * MIB, "lists are not counted"
 
 
-def test_fellows_begin_at_different_places() -> None:
+def test_partial_seeds_begin_at_different_places() -> None:
     firsts = {make([A], count=90, begin=begin).ask(0)[A][0] for begin in (0, 1 / 3, 2 / 3)}
     assert firsts == {(0, 0), (0, 30), (0, 60)}
 
@@ -181,7 +181,7 @@ def test_a_place_larger_than_any_window_is_asked_for() -> None:
 # --- Fellows ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_fellow_is_asked_only_for_what_it_has() -> None:
+def test_a_partial_seed_is_asked_only_for_what_it_has() -> None:
     swarm = make([], [F], count=4)
     assert swarm.ask(0) == {} and not swarm.has_failed
     swarm.on_have(F, [(0, 2), (0, 2), (7, 7)])
@@ -191,7 +191,7 @@ def test_a_fellow_is_asked_only_for_what_it_has() -> None:
     assert all(deliver(swarm, F, (0, index), 2) for index in range(4)) and swarm.is_done
 
 
-def test_complete_sources_are_spared_what_fellows_have() -> None:
+def test_complete_sources_are_spared_what_partial_seeds_have() -> None:
     swarm = make([A], [F], count=20)
     swarm.on_have(F, [(0, 0), (0, 1), (0, 2)])
     asks = swarm.ask(0)
@@ -199,14 +199,14 @@ def test_complete_sources_are_spared_what_fellows_have() -> None:
     assert asks[A] == [(0, 3), (0, 4), (0, 5), (0, 6)]
 
 
-def test_complete_sources_give_what_fellows_have_too_when_nothing_else_is_left() -> None:
+def test_complete_sources_give_what_partial_seeds_have_too_when_nothing_else_is_left() -> None:
     swarm = make([A], [F, G], count=8)
     swarm.on_have(F, [(0, index) for index in range(8)])
     asks = swarm.ask(0)
     assert len(asks[F]) == 4 and len(asks[A]) == 4 and not set(asks[A]) & set(asks[F])
 
 
-def test_what_a_fellow_announced_before_the_list_came_is_known() -> None:
+def test_what_a_partial_seed_announced_before_the_list_came_is_known() -> None:
     swarm = make([A], [F])
     swarm.on_have(F, [(0, 1)])
     swarm.add(blocks(2))
@@ -299,10 +299,10 @@ def test_the_only_source_gets_more_time() -> None:
     swarm.check(STATE_SOURCE_TIMEOUT_NS)
     assert not swarm.dropped
     swarm.check(STATE_STALL_TIMEOUT_NS)
-    assert list(swarm.dropped) == [A] and not swarm.has_failed, "the fellow may get it elsewhere"
+    assert list(swarm.dropped) == [A] and not swarm.has_failed, "the partial seed may get it elsewhere"
 
 
-def test_fellows_that_wait_for_each_other_give_up() -> None:
+def test_partial_seeds_that_wait_for_each_other_give_up() -> None:
     """L1: nobody has what is missing."""
     swarm = make([], [F], count=2)
     swarm.on_have(F, [(0, 0)])
@@ -386,8 +386,8 @@ def test_everything_comes_whatever_happens(seed: int) -> None:
     """L2, S5: sources die, lie, stay silent and send what nobody asked for; one is good. All is checked once."""
     rng = random.Random(seed)
     names = [bytes([65 + number]) * 16 for number in range(5)]
-    complete, fellows = names[:3], names[3:]
-    swarm = Swarm(complete, fellows, rng.random(), 0)
+    complete, partial_seeds = names[:3], names[3:]
+    swarm = Swarm(complete, partial_seeds, rng.random(), 0)
     good = rng.choice(complete)
     swarm.add([((0, LIST), 640)])
     total, done, now = 1, 0, 0
@@ -398,7 +398,7 @@ def test_everything_comes_whatever_happens(seed: int) -> None:
             assert swarm.is_source(peer)
             queues[peer] += places
         if rng.random() < 0.05:
-            swarm.on_have(rng.choice(fellows), [(0, rng.randrange(20))], is_complete=rng.random() < 0.1)
+            swarm.on_have(rng.choice(partial_seeds), [(0, rng.randrange(20))], is_complete=rng.random() < 0.1)
         if rng.random() < 0.01 and (victim := rng.choice(names)) != good:
             swarm.drop(victim, "lost")
         peer = rng.choice(names)

@@ -125,14 +125,14 @@ class Net:
         self.transfers[one].lose_link(other.encode())
         self.transfers[other].lose_link(one.encode())
 
-    def start(self, fellows: str = "", **sources: str) -> None:
-        """Who is named fetches what a holds from its sources, and from those of the fellows that it is none of."""
+    def start(self, partial_seeds: str = "", **sources: str) -> None:
+        """Who is named fetches what a holds from its sources, and from those of the partial seeds that it is none of."""
         for name, each in self.transfers.items():
             fetch = {}
             if name in sources:
                 fetch = {key: value for key, value in self.transfers["a"].digests.items() if each.digests[key] != value}
-            others = tuple(fellow.encode() for fellow in fellows if fellow != name) if name in sources else ()
-            begin = fellows.find(name) / len(fellows) if name in fellows else 0.0
+            others = tuple(peer.encode() for peer in partial_seeds if peer != name) if name in sources else ()
+            begin = partial_seeds.find(name) / len(partial_seeds) if name in partial_seeds else 0.0
             each.start(CHANNEL, tuple(s.encode() for s in sources.get(name, "")), others, fetch, begin)
         for thread in self._threads:
             thread.start()
@@ -465,7 +465,7 @@ def test_who_fetches_serves_those_without_a_link_to_a_holder() -> None:
     assert net.holds_all("b") and net.holds_all("c") and net.sent["a"] == COUNT
 
 
-def test_fellows_serve_each_other_what_they_have_checked() -> None:
+def test_partial_seeds_serve_each_other_what_they_have_checked() -> None:
     """Of three joiners each gets some of it from the others, and the holder sends less than all of it three times."""
     net = Net(a=1, b=0, c=0, d=0)
     net.start("bcd", b="a", c="a", d="a")
@@ -488,7 +488,7 @@ def test_who_has_part_of_it_serves_that_too() -> None:
     assert net.holds_all("c") and net.sent["a"] == COUNT - 2 and net.sent["b"] == COUNT
 
 
-def test_a_fellow_that_lies_is_dropped() -> None:
+def test_a_partial_seed_that_lies_is_dropped() -> None:
     net = Net(a=1, b=2, c=0)  # b holds something else and says that it has all of it.
     net.start("bc", c="a")
     net.put("b", "c", messages.encode(Have(True, ())))
@@ -497,7 +497,7 @@ def test_a_fellow_that_lies_is_dropped() -> None:
     assert net.holds_all("c")
 
 
-def test_fellows_who_have_nothing_fail_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_seeds_who_have_nothing_fail_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """L1: two fetch from each other, and nobody has it."""
     monkeypatch.setattr(limits, "STATE_STALL_TIMEOUT_NS", limits.MS)
     net = Net(a=1, b=0, c=0)

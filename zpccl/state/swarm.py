@@ -1,7 +1,7 @@
 """Source and block selection of one fetch: pure, without threads, sockets or a clock. The terms are BitTorrent's.
 
 The units are blocks of tensors and lists of block digests (`Place`). A seed (a complete source) has all of them; a
-partial seed (called fellow in the code) fetches the same state and has the blocks that it announces.
+partial seed fetches the same state and has the blocks that it announces.
 
     waiting ---- ask() ----> asked ---- on_arrived() ----> checking ---- on_checked(right) ----> done
        ^                       |                              |
@@ -120,7 +120,7 @@ class Swarm:
 
     Args:
         sources: the seeds, best first.
-        fellows: the partial seeds.
+        partial_seeds: fetchers of the same state.
         begin: relative start position, from 0 to 1; differs between fetchers.
         now_ns: the time.
 
@@ -129,9 +129,9 @@ class Swarm:
         bytes_done, bytes_expected: bytes of verified blocks, and of all blocks added so far.
     """
 
-    def __init__(self, sources: Iterable[bytes], fellows: Iterable[bytes], begin: float, now_ns: int) -> None:
+    def __init__(self, sources: Iterable[bytes], partial_seeds: Iterable[bytes], begin: float, now_ns: int) -> None:
         self._sources = {peer: _Source(peer, is_complete=True, moved_ns=now_ns) for peer in sources}
-        for peer in fellows:
+        for peer in partial_seeds:
             self._sources.setdefault(peer, _Source(peer, is_complete=False, moved_ns=now_ns))
         self._begin = begin
         self._moved_ns = now_ns  # Time of the last delivery by any source, or of the last drop.

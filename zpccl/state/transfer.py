@@ -64,7 +64,7 @@ Report: TypeAlias = Callable[[int, str, "bytes | None", "tuple[tuple[bytes, str]
 class _Start:
     attempt_id: int
     sources: tuple[bytes, ...]
-    fellows: tuple[bytes, ...]
+    partial_seeds: tuple[bytes, ...]
     fetch: dict[str, bytes]
     begin: float
     engine: Engine | None
@@ -172,7 +172,7 @@ class StateTransfer:
         self,
         attempt_id: int,
         sources: tuple[bytes, ...],
-        fellows: tuple[bytes, ...],
+        partial_seeds: tuple[bytes, ...],
         fetch: dict[str, bytes],
         begin: float = 0.0,
         engine: Engine | None = None,
@@ -182,13 +182,13 @@ class StateTransfer:
         Args:
             attempt_id: the channel.
             sources: seeds, best first.
-            fellows: partial seeds, that is, the other fetchers.
+            partial_seeds: the other fetchers.
             fetch: the elected digests of the keys to fetch. Empty: only serve.
             begin: relative start position, from 0 to 1. It differs between fetchers, so that they have more to
                 exchange.
             engine: that of the channel, unless the mailbox listens to all its channels already.
         """
-        self.mailbox.put(_Start(attempt_id, sources, fellows, fetch, begin, engine))
+        self.mailbox.put(_Start(attempt_id, sources, partial_seeds, fetch, begin, engine))
 
     def lose_link(self, peer: bytes) -> None:
         """The link to another peer is lost: its outstanding blocks will not come."""
@@ -327,11 +327,11 @@ class StateTransfer:
             self.mailbox.listen(plan.engine, plan.attempt_id)
         if not plan.fetch:
             return
-        self._swarm = Swarm(plan.sources, plan.fellows, plan.begin, time.monotonic_ns())
+        self._swarm = Swarm(plan.sources, plan.partial_seeds, plan.begin, time.monotonic_ns())
         self._add(self._swarm, self._contents.want(plan.fetch))
-        for fellow in plan.fellows:
-            if not self._tell(fellow, Want()):
-                self._drop(fellow, "it cannot be asked")
+        for peer in plan.partial_seeds:
+            if not self._tell(peer, Want()):
+                self._drop(peer, "it cannot be asked")
 
     def _add(self, swarm: Swarm, places: Iterable[Place]) -> None:
         swarm.add((place, self._contents.size_of(place)) for place in places)
