@@ -126,7 +126,7 @@ class Net:
         self.transfers[other].lose_link(one.encode())
 
     def start(self, partial_seeds: str = "", **sources: str) -> None:
-        """Who is named fetches what a holds from its sources, and from those of the partial seeds that it is none of."""
+        """Each peer named in `sources` fetches what a holds from these, and from the other partial seeds."""
         for name, each in self.transfers.items():
             fetch = {}
             if name in sources:
