@@ -107,11 +107,11 @@ native-test: ## tests of the C code
 
 asan: deps ## tests in C, and of the data plane from Python, under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(MAKE_NATIVE) asan
-	$(PY) tools/run_sanitized.py address -q --numprocesses $(JOBS) --dist worksteal $(ASAN_TESTS) $(ARGS)
+	$(PY) tools/run_sanitized.py address -q -m "not torch" --numprocesses $(JOBS) --dist worksteal $(ASAN_TESTS) $(ARGS)
 
 tsan: deps ## the same under ThreadSanitizer, fewer of them
 	$(MAKE_NATIVE) tsan
-	$(PY) tools/run_sanitized.py thread -q --numprocesses $(JOBS) --dist worksteal $(TSAN_TESTS) $(ARGS)
+	$(PY) tools/run_sanitized.py thread -q -m "not torch" --numprocesses $(JOBS) --dist worksteal $(TSAN_TESTS) $(ARGS)
 
 fuzz-native: ## frame parser and connections under libFuzzer, which needs clang; SECONDS=60 for each
 	$(MAKE_NATIVE) fuzz SECONDS=$(SECONDS)
