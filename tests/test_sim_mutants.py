@@ -122,7 +122,7 @@ CASES = (
             "protocol.master:MasterMachine._lose",
             "self.registry.remove(peer)",
             "for attempt in self.operations.running_of('collective') if not peer.is_member else ():\n"
-            "    self.operations.withdraw(*next(iter(attempt.calls.items())))\n"
+            "    self.operations._withdraw(*next(iter(attempt.calls.items())))\n"
             "self.registry.remove(peer)",
         ),
         "joiners",
