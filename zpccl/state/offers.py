@@ -1,6 +1,6 @@
 """Offers: members serve a state while they train, and joiners prefetch it before they are admitted.
 
-All messages use channel 0, which is open between any two peers with a link:
+They are announced on channel 0, which is open between any two peers with a link:
 
     joiner                                   member
        |---- ASK ------------------------------->|
