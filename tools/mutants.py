@@ -158,8 +158,8 @@ MUTANTS = (
     ),
     Mutant(
         name="two-calls-of-a-peer-in-one-operation",
-        function="protocol.operation:Operations.vote",
-        old="known.call_id != call_id",
+        function="protocol.operation:Operations._count",
+        old="known.call_id != vote.call_id",
         new="False",
         breaks="S1: a second call of a peer in an operation is mistaken for the first, and never answered",
         finder=TESTS,
@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         name="exclusive-calls-side-by-side",
-        function="protocol.operation:Operations.vote",
+        function="protocol.operation:Operations._count",
         old="self._exclusive.get(peer)",
         new="None",
         breaks="L1: a peer waits in two calls that block each other",
@@ -509,7 +509,7 @@ MUTANTS = (
     ),
     Mutant(
         name="refusal-named-to-nobody",
-        function="protocol.membership:Outbox.refuse",
+        function="protocol.operation:Operations.refuse_calls",
         old="len(calls) > 1",
         new="not calls",
         breaks="L1: a master that dies between two sends has refused one caller; the other one waits for ever",

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import Result
 from zpccl.protocol.counts import Counts
 from zpccl.protocol.effects import Broadcast, Level, Log, MasterEffect
 from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Neighbour
@@ -273,28 +272,6 @@ class Outbox:
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]
         self.send(peer, message)
-
-    def refuse(
-        self,
-        calls: Sequence[tuple[Peer, int]],
-        next_attempt_id: Callable[[], int],
-        result: Result,
-        reason: str,
-        name: str = "",
-        values: tuple[str, ...] = (),
-    ) -> None:
-        """Answers calls for which nothing was planned, all with the same error.
-
-        If there are several, each answer lists all of them, as a decision of an attempt does: a peer that misses its
-        answer then gets the same one from another master.
-        """
-        order = tuple(peer.peer_id for peer, _ in calls)
-        number: tuple[int, tuple[bytes, ...], tuple[int, ...]] = (0, (), ())
-        if len(calls) > 1:
-            number = (next_attempt_id(), order, tuple(call_id for _, call_id in calls))
-        text = reason[: limits.TEXT_CHARS_MAX]
-        for peer, call_id in calls:
-            self.answer(peer, Decision(call_id, result, 0, text, name, values, 0, *number))
 
     def log(self, level: Level, text: str, *, of_stranger: bool = False) -> None:
         """Writes a line to the log."""

@@ -268,8 +268,9 @@ class Operations:
         if isinstance(message, Votes):
             self._forget_answers(peer, message.oldest_call_id)
             for vote in message.votes:
-                if self._is_open(peer, vote, now_ns):
-                    self._on_vote(peer, vote, now_ns)
+                key = key_of(peer, vote.spec)
+                if self._is_open(peer, vote.call_id, key, now_ns):
+                    self._on_vote(peer, vote, key, now_ns)
         elif isinstance(message, Report):
             self._on_report(peer, message)
         elif isinstance(message, Withdraw):
@@ -282,9 +283,8 @@ class Operations:
             for call_id in [call_id for call_id in peer.answers if call_id < oldest_call_id]:
                 del peer.answers[call_id]
 
-    def _is_open(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
+    def _is_open(self, peer: Peer, call_id: int, key: Key, now_ns: int) -> bool:
         """False for an answered call, whose answer is sent again, and for a peer over its bounds, which is removed."""
-        call_id, key = vote.call_id, key_of(peer, vote.spec)
         if peer.peer_id not in self._registry.peers or call_id < peer.oldest_call_id:
             return False
         if call_id in peer.answers:
@@ -301,8 +301,7 @@ class Operations:
         self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
         return False
 
-    def _on_vote(self, peer: Peer, vote: Vote, now_ns: int) -> None:
-        key = key_of(peer, vote.spec)
+    def _on_vote(self, peer: Peer, vote: Vote, key: Key, now_ns: int) -> None:
         kind, running = self._kinds[key.function], self._running_at.get(key)
         if running is not None and running.calls.get(peer) == vote.call_id:
             return kind.on_vote_again(running, peer, vote)
@@ -310,7 +309,7 @@ class Operations:
         if refusal is not None:
             self.forget(peer, vote.call_id)  # A former master may have accepted the vote.
             return self._outbox.answer(peer, refusal)
-        self.vote(peer, vote, now_ns)
+        self._count(peer, vote, key, now_ns)
         operation = self.pending.get(key)
         return kind.on_voted(operation, now_ns) if operation is not None else None
 
@@ -353,9 +352,8 @@ class Operations:
 
     # --- Votes ------------------------------------------------------------------------------------------------------
 
-    def vote(self, peer: Peer, vote: Vote, now_ns: int) -> bool:
-        """Counts the vote of a member. False if it is known already, or refused."""
-        key, call_id = key_of(peer, vote.spec), vote.call_id
+    def _count(self, peer: Peer, vote: Vote, key: Key, now_ns: int) -> None:
+        """Counts the vote of a member, unless it is known already. Refuses a second call where one is allowed."""
         if key.function == COLLECTIVE:
             earlier, busy = self.pending.get(key), f"tag {key.tag} is in use by another call of this peer"
         else:
@@ -363,15 +361,14 @@ class Operations:
             busy = f"this peer waits in {earlier.key.function} already" if earlier is not None else ""
         known = earlier.votes.get(peer) if earlier is not None else None
         if known is not None:
-            if known.call_id != call_id:
-                self._outbox.answer(peer, Decision(call_id, Result.INVALID_USAGE, reason=busy))
-            return False
+            if known.call_id != vote.call_id:
+                self._outbox.answer(peer, Decision(vote.call_id, Result.INVALID_USAGE, reason=busy))
+            return
         operation = self.pending.setdefault(key, Operation(key, now_ns, now_ns))
         operation.voted_ns = self.voted_ns = now_ns
         operation.votes[peer] = vote
         if key.function != COLLECTIVE:
             self._exclusive[peer] = operation
-        return True
 
     def take(self, key: Key) -> dict[Peer, Vote]:
         """Ends the voting and returns the votes. The caller must answer all of these calls, or plan an attempt."""
@@ -417,8 +414,18 @@ class Operations:
         field: str = "",
         values: tuple[str, ...] = (),
     ) -> None:
-        """Refuses calls that no attempt was planned for, all with the same answer."""
-        self._outbox.refuse(calls, self.next_attempt_id, result, reason, field, values)
+        """Refuses calls that no attempt was planned for, all with the same answer.
+
+        If there are several, each answer lists all of them, as a decision of an attempt does: a peer that misses its
+        answer then gets the same one from another master.
+        """
+        order = tuple(peer.peer_id for peer, _ in calls)
+        number: tuple[int, tuple[bytes, ...], tuple[int, ...]] = (0, (), ())
+        if len(calls) > 1:
+            number = (self.next_attempt_id(), order, tuple(call_id for _, call_id in calls))
+        text = reason[: limits.TEXT_CHARS_MAX]
+        for peer, call_id in calls:
+            self._outbox.answer(peer, Decision(call_id, result, 0, text, field, values, 0, *number))
 
     def _take_calls(self, key: Key) -> list[tuple[Peer, int]]:
         return [(peer, vote.call_id) for peer, vote in self.take(key).items()]
