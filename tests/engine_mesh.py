@@ -8,14 +8,19 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from zpccl import limits
 from zpccl.engine.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+MeshT = TypeVar("MeshT", bound="Mesh")
 
 WAIT_S = 20.0
 """No wait of these tests takes long; what takes this long has failed."""
@@ -118,6 +123,15 @@ class Case:
     restore: bool = True
     algorithm: Algorithm = Algorithm.RING
     quantized: QuantizedDataType = QuantizedDataType.UINT8
+
+
+@contextmanager
+def open_until_the_end(meshes: dict[KeyT, MeshT]) -> Iterator[dict[KeyT, MeshT]]:
+    """Closes all meshes in the end."""
+    with ExitStack() as stack:
+        for mesh in meshes.values():
+            stack.callback(mesh.close)
+        yield meshes
 
 
 def make_plan(case: Case, attempt_id: int, rank: int, size: int, source: np.ndarray, target: np.ndarray) -> ReducePlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from engine_mesh import peer_id, send, socket_pair, until, wait_events
@@ -45,9 +46,8 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    both = Pair()
-    yield both
-    both.close()
+    with closing(Pair()) as made:
+        yield made
 
 
 def test_a_lost_connection_is_told_and_replaced(pair: Pair) -> None:

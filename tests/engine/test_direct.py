@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -139,9 +140,8 @@ class Three:
 
 @pytest.fixture
 def three() -> Iterator[Three]:
-    made = Three()
-    yield made
-    made.close()
+    with closing(Three()) as made:
+        yield made
 
 
 COUNT = 3 * 1024

@@ -18,6 +18,7 @@ from engine_mesh import (
     Mesh,
     check_result,
     make_plan,
+    open_until_the_end,
     peer_id,
     random_inputs,
     run,
@@ -62,10 +63,10 @@ class EncryptedMesh(Mesh):
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[dict[tuple[Cipher, int, bool], EncryptedMesh]]:
     sizes = [(2, False), (3, False), (3, True)]
-    made = {(cipher, *size): EncryptedMesh(size[0], cipher, mixed=size[1]) for cipher in available() for size in sizes}
-    yield made
-    for mesh in made.values():
-        mesh.close()
+    with open_until_the_end(
+        {(cipher, *size): EncryptedMesh(size[0], cipher, mixed=size[1]) for cipher in available() for size in sizes}
+    ) as made:
+        yield made
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])

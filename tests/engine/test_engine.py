@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from engine_mesh import (
     Mesh,
     check_result,
     make_plan,
+    open_until_the_end,
     peer_id,
     random_inputs,
     run,
@@ -57,17 +59,14 @@ QUANTISED = (QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCA
 
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[dict[int, Mesh]]:
-    made = {size: Mesh(size, threads=1 + size % 2) for size in (*WORLD_SIZES, 16)}
-    yield made
-    for mesh in made.values():
-        mesh.close()
+    with open_until_the_end({size: Mesh(size, threads=1 + size % 2) for size in (*WORLD_SIZES, 16)}) as made:
+        yield made
 
 
 @pytest.fixture
 def peer() -> Iterator[HandMadePeer]:
-    made = HandMadePeer()
-    yield made
-    made.close()
+    with closing(HandMadePeer()) as made:
+        yield made
 
 
 # --- Results (S1: equal bit for bit, and right) -----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine_mesh import (
     Mesh,
     check_result,
     make_plan,
+    open_until_the_end,
     peer_id,
     random_inputs,
     unaligned,
@@ -35,17 +37,14 @@ WORLD_SIZES = range(2, 9)
 
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[dict[int, Mesh]]:
-    made = {size: Mesh(size, threads=1 + size % 2) for size in WORLD_SIZES}
-    yield made
-    for mesh in made.values():
-        mesh.close()
+    with open_until_the_end({size: Mesh(size, threads=1 + size % 2) for size in WORLD_SIZES}) as made:
+        yield made
 
 
 @pytest.fixture
 def peer() -> Iterator[HandMadePeer]:
-    made = HandMadePeer()
-    yield made
-    made.close()
+    with closing(HandMadePeer()) as made:
+        yield made
 
 
 def part_of(count: int, size: int, part: int) -> slice:

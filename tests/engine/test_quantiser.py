@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from engine_mesh import FLOATING, Case, Mesh, run, storage, to_bfloat16, to_float64
+from engine_mesh import FLOATING, Case, Mesh, open_until_the_end, run, storage, to_bfloat16, to_float64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantised_reduces import (
@@ -194,10 +194,8 @@ def test_direct_beats_the_ring_from_four_peers_on(pair: tuple[QuantizationAlgori
 
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[dict[int, Mesh]]:
-    made = {size: Mesh(size) for size in (2, 3, 5)}
-    yield made
-    for mesh in made.values():
-        mesh.close()
+    with open_until_the_end({size: Mesh(size) for size in (2, 3, 5)}) as made:
+        yield made
 
 
 @pytest.mark.parametrize("datatype", FLOATING)

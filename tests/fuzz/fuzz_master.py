@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, said_together, spec, sync_vote, token, topology_vote
+from protocol.harness import FIRST_ATTEMPT, RUN_ID, entry, offer, said_together, spec, token, topology_vote
 
 from fuzz.choices import Choices
 from zpccl import limits
@@ -216,9 +216,12 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
     lambda _, choices: topology_vote(
         choices.one_of(CALLS), choices.one_of(CALLS), choices.one_of(tuple(m.TopologyKind)), choices.number(4)
     ),
-    lambda _, choices: sync_vote(
-        *(choices.one_of(CALLS), choices.one_of(CALLS), choices.number(3), choices.number(4)),
-        choices.one_of(ENTRIES),
+    lambda _, choices: offer(
+        choices.one_of(CALLS),
+        choices.number(4),
+        *choices.one_of(ENTRIES),
+        strategy=choices.number(3),
+        oldest=choices.one_of(CALLS),
     ),
     lambda world, choices: m.Report(
         choices.one_of(CALLS),

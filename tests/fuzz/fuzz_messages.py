@@ -10,6 +10,7 @@ from protocol.harness import (
     FIRST_ATTEMPT,
     HELLO,
     entry,
+    offer,
     pid,
     pids,
     plan_of,
@@ -17,7 +18,6 @@ from protocol.harness import (
     running_sync,
     spec,
     sync_plan,
-    sync_vote,
     topology_vote,
 )
 
@@ -61,7 +61,7 @@ def seeds() -> list[bytes]:
         m.Votes(1, (m.Vote(1, spec()), m.Vote(2, spec(1)))),
         m.Report(1, FIRST_ATTEMPT, False, pid("b"), "reset"),
         topology_vote(1, 2, m.TopologyKind.UPDATE, 3),
-        sync_vote(1, 2, 0, 3, (entry("v", "x"), entry("w", "y"))),
+        offer(2, 3, entry("v", "x"), entry("w", "y"), oldest=1),
         m.Report(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
         m.Withdraw(1),
         m.Leave(),

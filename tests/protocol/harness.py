@@ -104,11 +104,6 @@ def offer(
     return Votes(oldest, (Vote(call_id, sync_spec(revision, *entries, strategy=strategy, digest_kind=digest_kind)),))
 
 
-def sync_vote(oldest: int, call_id: int, strategy: int, revision: int, entries: tuple[StateEntry, ...]) -> Votes:
-    """A vote for a sync, in the order of its fields."""
-    return Votes(oldest, (Vote(call_id, SyncSpec(strategy, revision, entries)),))
-
-
 def topology_vote(oldest: int, call_id: int, kind: TopologyKind, after_round: int = 0) -> Votes:
     """A vote for a topology call."""
     return Votes(oldest, (Vote(call_id, TopologySpec(kind, after_round)),))
@@ -551,7 +546,7 @@ def said_together(machine: MasterMachine, what: str, number: int) -> list[events
         call_id = max([*peer.open_calls, *peer.answers, 0]) + 1
         vote = {
             "begin": Votes(0, (Vote(call_id, spec(number % 2)),)),
-            "offer": sync_vote(0, call_id, 0, number, (entry("w", "xy"[peer.peer_id[0] % 2]),)),
+            "offer": offer(call_id, number, entry("w", "xy"[peer.peer_id[0] % 2])),
             "update": topology_vote(0, call_id, TopologyKind.UPDATE),
         }.get(what)
         if vote is not None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from protocol.harness import reducing, running_attempt
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
@@ -14,7 +13,7 @@ from zpccl.protocol.effects import Send, StartReduce
 from zpccl.protocol.messages import Decision, Linked, Plan, Reducing, Refusal, Refused, Report
 from zpccl.types import Algorithm
 
-from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, spec
+from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, reducing, running_attempt, spec
 from .takeover import TakeOver
 
 NAMES = "abcd"

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.harness import running_attempt
 from zpccl import limits
 from zpccl.errors import CollectiveMismatch, PeerLost, Result, TooFewPeers
 from zpccl.protocol import events
@@ -25,7 +24,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.rings import owners_of
 from zpccl.types import CollectiveKind, ReduceOp
 
-from .harness import FIRST_ATTEMPT, FRAME, MasterBench, PeerBench, fail_by, pid, pids, plan_of, spec
+from .harness import FIRST_ATTEMPT, FRAME, MasterBench, PeerBench, fail_by, pid, pids, plan_of, running_attempt, spec
 from .takeover import TakeOver
 
 KINDS = list(CollectiveKind)

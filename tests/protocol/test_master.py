@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from protocol.harness import topology_vote
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
@@ -48,6 +47,7 @@ from .harness import (
     sent,
     spec,
     token,
+    topology_vote,
 )
 
 WELCOME = Welcome(RUN_ID, 0)

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.harness import sync_spec, topology_vote
 from zpccl import limits
 from zpccl.protocol import messages as m
 
-from .harness import HELLO, pid, spec
+from .harness import HELLO, pid, spec, sync_spec, topology_vote
 
 PEER_TYPES = get_args(m.PeerMessage)
 MASTER_TYPES = get_args(m.MasterMessage)

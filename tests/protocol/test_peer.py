@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from protocol.harness import fetching, sync_vote, topology_vote
 from zpccl import limits
 from zpccl.errors import (
     CollectiveMismatch,
@@ -73,12 +72,15 @@ from .harness import (
     UPDATE,
     PeerBench,
     entry,
+    fetching,
     member_list,
     neighbour,
+    offer,
     pid,
     pids,
     spec,
     sync_plan,
+    topology_vote,
 )
 
 OK, LOST = Result.SUCCESS, Result.RANK_CONNECTION_LOST
@@ -553,7 +555,7 @@ def test_admitted_while_it_fetches_ahead() -> None:
 def test_a_sync() -> None:
     """Golden. EndSync comes before Resolve: what was fetched is in its place when the call returns."""
     peer = PeerBench().member()
-    assert peer.sync(10, revision=3) == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
+    assert peer.sync(10, revision=3) == [Send(offer(10, 3, *ENTRIES, oldest=10))]
     plan = sync_plan(10, 4, "b", ("w", "2"))
     assert peer.hear(plan) == [StartSync(10, plan.attempt_id, fetching(plan))]
     assert peer.hear(plan) == []
@@ -815,12 +817,12 @@ def test_everything_is_said_again() -> None:
 def test_syncs_are_said_again() -> None:
     peer = PeerBench().member()
     peer.sync(10, revision=3)
-    assert peer.welcome_back()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
+    assert peer.welcome_back()[2:] == [Send(offer(10, 3, *ENTRIES, oldest=10))]
     peer.hear(sync_plan(10, 4, "b", ("w", "2")))
-    assert peer.reconnect()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES))]
+    assert peer.reconnect()[2:] == [Send(offer(10, 3, *ENTRIES, oldest=10))]
     peer.handle(events.FetchDone(FIRST_ATTEMPT))
     finished = Report(10, FIRST_ATTEMPT, True)
-    assert peer.reconnect()[2:] == [Send(sync_vote(10, 10, 0, 3, ENTRIES)), Send(finished)]
+    assert peer.reconnect()[2:] == [Send(offer(10, 3, *ENTRIES, oldest=10)), Send(finished)]
 
 
 def test_a_master_that_asks_who_we_are() -> None:
@@ -1083,7 +1085,7 @@ def test_without_a_master_a_call_ends_at_once(call: str) -> None:
     votes = {
         "reduce": begin(10),
         "topology": Send(topology_vote(10, 10, UPDATE)),
-        "sync": Send(sync_vote(10, 10, 0, 0, ENTRIES)),
+        "sync": Send(offer(10, 0, *ENTRIES, oldest=10)),
     }
     assert led_again(peer) == [Send(Withdraw(10)), votes[call]]
     assert peer.hear(Decision(10, LOST, reason="withdrawn")) == []

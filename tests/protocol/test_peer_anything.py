@@ -7,7 +7,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.harness import sync_spec
 from zpccl import limits
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, EndSync, Reject, Resolve, Send, StartReduce, StartSync
@@ -40,6 +39,7 @@ from .harness import (
     plan_of,
     spec,
     sync_plan,
+    sync_spec,
 )
 
 NUMBERS = st.integers(0, 3)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from protocol.harness import fetching, is_fetching, running_attempt, running_sync, topology_vote
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.limits import SECOND
@@ -34,14 +33,19 @@ from .harness import (
     UPDATE,
     PeerBench,
     entry,
+    fetching,
+    is_fetching,
     offer,
     pid,
     pids,
     plan_of,
+    running_attempt,
+    running_sync,
     sent,
     spec,
     sync_plan,
     token,
+    topology_vote,
 )
 from .takeover import OLD_RUN, TakeOver, hello_of, report_of
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from protocol.harness import running_attempt
 from zpccl import limits
 from zpccl.errors import Kicked, MasterUnreachable, Result
 from zpccl.limits import SECOND
@@ -29,7 +28,19 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import State
 
-from .harness import CONNECT, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pid, pids, spec, token
+from .harness import (
+    CONNECT,
+    RUN_ID,
+    UPDATE,
+    MasterBench,
+    PeerBench,
+    member_list,
+    pid,
+    pids,
+    running_attempt,
+    spec,
+    token,
+)
 from .takeover import OLD_RUN, hello_of, report_of
 
 TWO: dict[str, Any] = {"masters": ("m:1", "n:2")}

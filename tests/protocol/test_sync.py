@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.harness import fetching, is_fetching
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Decision, Dropped, Kick, Linked, Plan, StateEntry
 
-from .harness import FIRST_ATTEMPT, MasterBench, entry, offer, pid, pids, spec, sync_plan
+from .harness import FIRST_ATTEMPT, MasterBench, entry, fetching, is_fetching, offer, pid, pids, spec, sync_plan
 
 LOST = Result.RANK_CONNECTION_LOST
 
