@@ -37,8 +37,9 @@ static bool overlap(const void *a, uint64_t a_bytes, const void *b, uint64_t b_b
 /* True if `owners` has every rank once or, for a broadcast, is one valid rank. */
 static bool owners_valid(const zp_reduce_plan *p)
 {
-	if (p->kind == ZP_ALL_REDUCE || !p->owners)
-		return (p->kind == ZP_ALL_REDUCE) == !p->owners;
+	bool by_rank = p->kind == ZP_ALL_REDUCE || p->kind == ZP_ALL_TO_ALL;
+	if (by_rank || !p->owners)
+		return by_rank == !p->owners;
 	if (p->kind == ZP_BROADCAST)
 		return p->owners[0] < p->world_size;
 	bool seen[ZP__WORLD_SIZE_MAX] = {false};
@@ -86,7 +87,9 @@ static int plan_check(const zp_reduce_plan *p)
 		return -EINVAL;
 	if ((p->algorithm != ZP_RING && p->algorithm != ZP_DIRECT) || !p->peers)
 		return -EINVAL;
-	if (p->kind != ZP_ALL_REDUCE && p->algorithm != ZP_RING)
+	if (p->kind != ZP_ALL_REDUCE && p->algorithm != (p->kind == ZP_ALL_TO_ALL ? ZP_DIRECT : ZP_RING))
+		return -EINVAL;
+	if (p->kind == ZP_ALL_TO_ALL && p->count % p->world_size)
 		return -EINVAL;
 	if (p->count < 1 || p->count > ZP__ELEMENTS_MAX || !owners_valid(p) || buffers_check(p) < 0)
 		return -EINVAL;
@@ -103,9 +106,10 @@ static int plan_check(const zp_reduce_plan *p)
 static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
 {
 	l->reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
-	l->gathers = p->kind != ZP_REDUCE_SCATTER;
+	l->gathers = p->kind != ZP_REDUCE_SCATTER && p->kind != ZP_ALL_TO_ALL;
 	l->chunks = p->kind == ZP_BROADCAST ? 1 : p->world_size;
-	l->chunk_elements = l->reduces ? p->count / p->world_size : p->count;
+	bool shares = l->reduces || p->kind == ZP_ALL_TO_ALL;
+	l->chunk_elements = shares ? p->count / p->world_size : p->count;
 	l->long_chunks = l->reduces ? p->count % p->world_size : 0;
 }
 
@@ -203,7 +207,9 @@ static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attemp
 	if (!attempt)
 		return -ENOMEM;
 	attempt->engine = engine;
-	attempt->algorithm = plan->algorithm == ZP_DIRECT ? &zp__direct : &zp__ring;
+	attempt->algorithm = plan->kind == ZP_ALL_TO_ALL  ? &zp__exchange
+			     : plan->algorithm == ZP_DIRECT ? &zp__direct
+							    : &zp__ring;
 	attempt->plan = *plan;
 	attempt->plan.peers = NULL;
 	attempt->quantised = plan->quantization != ZP_QUANTIZE_NONE;

@@ -1,4 +1,5 @@
-/* Where the bytes of a slot are, and operations on them that both algorithms share. "Pinned" as in zp_internal.h. */
+/* Where the bytes of a slot are, and what the algorithms share: operations on slots, and the numbers of neighbours where
+ * all are linked to all. "Pinned" as in zp_internal.h. */
 #ifndef ZP_BUFFERS_H
 #define ZP_BUFFERS_H
 
@@ -9,6 +10,25 @@
 #include "quantise.h"
 #include "reduce.h"
 #include "zp_internal.h"
+
+static inline uint32_t rank_of(const zp__attempt *attempt, uint32_t neighbour)
+{
+	return neighbour + (neighbour >= attempt->layout.rank);
+}
+
+static inline uint32_t neighbour_of(const zp__attempt *attempt, uint32_t rank)
+{
+	return rank - (rank > attempt->layout.rank);
+}
+
+/* Index of the neighbour at the other end of a link; neighbour_count: none. */
+static inline uint32_t neighbour_at(const zp__attempt *attempt, const zp__link *link)
+{
+	uint32_t neighbour = 0;
+	while (neighbour < attempt->neighbour_count && attempt->neighbours[neighbour].link != link)
+		neighbour++;
+	return neighbour;
+}
 
 static inline uint64_t slot_index(const zp__attempt *attempt, const zp__slot *slot)
 {

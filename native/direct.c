@@ -40,16 +40,6 @@
 
 #include "buffers.h"
 
-static uint32_t rank_of(const zp__attempt *attempt, uint32_t neighbour)
-{
-	return neighbour + (neighbour >= attempt->layout.rank);
-}
-
-static uint32_t neighbour_of(const zp__attempt *attempt, uint32_t rank)
-{
-	return rank - (rank > attempt->layout.rank);
-}
-
 /* Index of a slot in its chunk. */
 static uint64_t slot_number(const zp__attempt *attempt, const zp__slot *slot, uint32_t chunk)
 {
@@ -167,15 +157,6 @@ static enum zp__verdict result_admit(zp__attempt *attempt, zp__connection *c, zp
 	c->rx.body = attempt->quantised ? wire_at(attempt, slot_number(attempt, slot, span.chunk), neighbour)
 					: output_at(attempt, &span);
 	return ZP__ADMIT;
-}
-
-/* Index of the neighbour at the other end of a link; neighbour_count: none. */
-static uint32_t neighbour_at(const zp__attempt *attempt, const zp__link *link)
-{
-	uint32_t neighbour = 0;
-	while (neighbour < attempt->neighbour_count && attempt->neighbours[neighbour].link != link)
-		neighbour++;
-	return neighbour;
 }
 
 static enum zp__verdict direct_admit(zp__attempt *attempt, zp__connection *c)

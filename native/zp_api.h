@@ -56,12 +56,13 @@ enum zp_algorithm {
 	ZP_DIRECT = 2 /* to the owner of each chunk and back: two hops, two roundings; needs links between all peers */
 };
 
-/* The collective. All but the broadcast cut the tensor into N chunks; each peer owns one of them. */
+/* The collective. All but the broadcast cut the tensor into N chunks; each peer owns one of them, or gets it. */
 enum zp_kind {
 	ZP_ALL_REDUCE = 0,     /* every peer gets the reduction of all inputs */
 	ZP_BROADCAST = 1,      /* every peer gets the root's input, in place; one chunk */
 	ZP_ALL_GATHER = 2,     /* every peer gets the inputs of all, one row per peer */
 	ZP_REDUCE_SCATTER = 3, /* every peer gets the part it owns of the reduction of all inputs */
+	ZP_ALL_TO_ALL = 4,     /* every peer gets one row of each input: its own place in the order of ranks */
 	ZP_KINDS
 };
 
@@ -103,20 +104,21 @@ typedef struct {
 	uint32_t quantization;	    /* enum zp_quantization; only of floating dtypes, and only in an all-reduce */
 	uint32_t quantized;	    /* enum zp_quantized; used only with quantisation */
 	uint32_t block_elements;    /* elements that share one scale; used only with quantisation */
-	uint32_t algorithm;	    /* enum zp_algorithm; all but an all-reduce go around the ring */
+	uint32_t algorithm;	    /* enum zp_algorithm; all-to-all: ZP_DIRECT; others but an all-reduce: ZP_RING */
 	uint32_t world_size;	    /* 2 or more */
 	uint32_t rank;		    /* our index in `peers` */
 	uint32_t frame_bytes;	    /* of tensor bytes, before quantisation */
-	uint64_t count;		    /* elements */
+	uint64_t count;		    /* elements; all-to-all: world_size rows of equal length */
 	const uint8_t *peers;	    /* world_size ids in order of rank, ours included; read by zp_reduce_start() only */
 	const uint32_t *owners;	    /* all-gather: rank that owns each row; reduce-scatter: each part; every rank occurs
-				     * once. broadcast: one element, the root. all-reduce: NULL. Read by
-				     * zp_reduce_start() only */
+				     * once. broadcast: one element, the root. all-reduce, all-to-all: NULL.
+				     * Read by zp_reduce_start() only */
 	const void *input;	    /* count elements; only read, unless it equals `output` */
 	void *output;		    /* all-reduce: count elements, equal to `input` (in place) or without overlap;
 				     * broadcast: equal to `input`; all-gather: world_size rows of count elements;
 				     * reduce-scatter: our part. The first count % world_size parts are one element
-				     * longer; NULL is legal for a part without elements */
+				     * longer; NULL is legal for a part without elements; all-to-all: count
+				     * elements, row i is from rank i */
 	int32_t restore;	    /* in place: save the old bytes, so that zp_reduce_end(commit=0) can restore them */
 } zp_reduce_plan;
 
@@ -125,7 +127,7 @@ typedef struct {
 	int32_t status;
 	uint64_t id;			/* attempt, link or channel */
 	uint8_t peer[ZP_PEER_ID_BYTES]; /* link, message: its other end. failed reduce: the peer at fault, or zeros */
-	uint64_t digest;		/* of the result; peers compare it. reduce-scatter: 0 */
+	uint64_t digest;		/* of the result; peers compare it. reduce-scatter, all-to-all: 0 */
 	uint64_t tx_bytes;		/* of this attempt, headers included */
 	uint64_t rx_bytes;
 	uint8_t *body;

@@ -155,7 +155,7 @@ typedef struct {
 } zp__neighbour;
 
 /* The span of the tensor that one frame carries, and the frame that is queued for it. Two frames may be sent for one
- * slot (reduce-scatter, then all-gather); the first is always sent before the second exists. */
+ * slot (reduce-scatter, then all-gather); the first is always sent before the second exists. For exchange.c see there. */
 typedef struct {
 	zp__list node;	   /* in the flow while it is queued, or sent and not known to have arrived; else in no list */
 	uint64_t sequence; /* once sent: number of the frame on its connection, from 1 */
@@ -443,7 +443,8 @@ struct zp__algorithm {
 	void (*cut)(zp__connection *connection); /* lock held; the connection was lost inside an admitted frame */
 };
 
-extern const zp__algorithm zp__ring;   /* ring.c */
-extern const zp__algorithm zp__direct; /* direct.c */
+extern const zp__algorithm zp__ring;	 /* ring.c */
+extern const zp__algorithm zp__direct;	 /* direct.c */
+extern const zp__algorithm zp__exchange; /* exchange.c: of an all-to-all */
 
 #endif

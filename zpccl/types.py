@@ -29,14 +29,20 @@ class ReduceOp(enum.IntEnum):
 
 
 class CollectiveKind(enum.IntEnum):
-    """The kind of a collective. The first four are the C engine's `enum zp_kind`."""
+    """The kind of a collective. All but the barrier are the C engine's `enum zp_kind`."""
 
     ALL_REDUCE = 0
     BROADCAST = 1
     ALL_GATHER = 2
     REDUCE_SCATTER = 3
-    BARRIER = 4
+    ALL_TO_ALL = 4
+    BARRIER = 5
     """Moves no data: it completes when all members have called it."""
+
+    @property
+    def has_one_result(self) -> bool:
+        """True if all peers get the same result, so that their digests can be compared."""
+        return self not in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 
 
 class Attribute(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""The C engine: broadcast, all-gather and reduce-scatter, as `test_engine.py` tests the all-reduce."""
+"""The C engine: all kinds of collectives but the all-reduce, which `test_engine.py` tests."""
 
 from __future__ import annotations
 
@@ -30,9 +30,15 @@ from engine_mesh import (
 )
 
 from zpccl.engine.engine import EngineError, LinkLost, ReduceDone, ReducePlan
-from zpccl.types import CollectiveKind, DataType, ReduceOp
+from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
 WORLD_SIZES = range(2, 9)
+OWNERS: dict[CollectiveKind, Sequence[int]] = {
+    CollectiveKind.ALL_REDUCE: (),
+    CollectiveKind.BROADCAST: (2,),
+    CollectiveKind.ALL_TO_ALL: (),
+}
+"""Of kinds where not every rank owns one row or part."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +70,9 @@ def plan_of(
     source: np.ndarray,
     target: np.ndarray,
 ) -> ReducePlan:
-    return replace(make_plan(case, attempt_id, rank, size, source, target), kind=kind, owners=tuple(owners))
+    algorithm = Algorithm.DIRECT if kind is CollectiveKind.ALL_TO_ALL else Algorithm.RING
+    plan = make_plan(case, attempt_id, rank, size, source, target)
+    return replace(plan, kind=kind, owners=tuple(owners), algorithm=algorithm)
 
 
 def run(
@@ -148,6 +156,24 @@ def test_reduce_scatter(meshes: dict[int, Mesh], size: int, datatype: DataType, 
         assert set(digests) == {0}
 
 
+@pytest.mark.parametrize("datatype", DataType)
+@pytest.mark.parametrize("size", WORLD_SIZES)
+def test_all_to_all(meshes: dict[int, Mesh], size: int, datatype: DataType) -> None:
+    """S1: row i of the result is what rank i had for this rank. Inputs are left alone."""
+    rng = np.random.default_rng([size, datatype])
+    case = Case(datatype, frame_bytes=1000)
+    for count in counts_of(size):
+        inputs = random_inputs(rng, case, size * count, size)
+        sources = [unaligned(x, rank % 3) for rank, x in enumerate(inputs)]
+        targets = [unaligned(np.zeros_like(x), rank % 2) for rank, x in enumerate(inputs)]
+        digests = run(meshes[size], CollectiveKind.ALL_TO_ALL, case, (), sources, targets)
+        for rank, target in enumerate(targets):
+            row = slice(rank * count, (rank + 1) * count)
+            assert target.tobytes() == np.concatenate([x[row] for x in inputs]).tobytes()
+        assert all(s.tobytes() == x.tobytes() for s, x in zip(sources, inputs, strict=True))
+        assert set(digests) == {0}
+
+
 def test_digests_tell_results_apart(meshes: dict[int, Mesh]) -> None:
     """S1: a result that differs in one bit, or has two rows exchanged, has another digest."""
     case, mesh = Case(DataType.UINT8, frame_bytes=64), meshes[2]
@@ -164,7 +190,7 @@ def test_digests_tell_results_apart(meshes: dict[int, Mesh]) -> None:
 
 def test_kinds_at_the_same_time(meshes: dict[int, Mesh]) -> None:
     """Attempts of all kinds share the links; frames of one never count for another."""
-    mesh, size, count = meshes[4], 4, 5003
+    mesh, size, count = meshes[4], 4, 5004
     case = Case(DataType.INT32, frame_bytes=512)
     rng = np.random.default_rng(4)
     ids = {kind: mesh.next_id() for kind in CollectiveKind if kind is not CollectiveKind.BARRIER}
@@ -176,10 +202,11 @@ def test_kinds_at_the_same_time(meshes: dict[int, Mesh]) -> None:
         CollectiveKind.REDUCE_SCATTER: [
             np.zeros(len(range(count)[part_of(count, size, rank)]), x.dtype) for rank, x in enumerate(inputs)
         ],
+        CollectiveKind.ALL_TO_ALL: [np.zeros_like(x) for x in inputs],
     }
     for rank, engine in enumerate(mesh.engines):
         for kind, attempt_id in ids.items():
-            owners = {CollectiveKind.ALL_REDUCE: (), CollectiveKind.BROADCAST: (2,)}.get(kind, range(size))
+            owners = OWNERS.get(kind, range(size))
             target = targets[kind][rank]
             source = target if kind is CollectiveKind.BROADCAST else inputs[rank]
             engine.start_reduce(plan_of(kind, case, attempt_id, rank, owners, size, source, target))
@@ -192,7 +219,10 @@ def test_kinds_at_the_same_time(meshes: dict[int, Mesh]) -> None:
         np.testing.assert_array_equal(targets[CollectiveKind.ALL_REDUCE][rank], total)
         np.testing.assert_array_equal(targets[CollectiveKind.BROADCAST][rank], inputs[2])
         np.testing.assert_array_equal(targets[CollectiveKind.ALL_GATHER][rank], np.concatenate(inputs))
-        np.testing.assert_array_equal(targets[CollectiveKind.REDUCE_SCATTER][rank], total[part_of(count, size, rank)])
+        part = part_of(count, size, rank)
+        np.testing.assert_array_equal(targets[CollectiveKind.REDUCE_SCATTER][rank], total[part])
+        exchanged = np.concatenate([x[part] for x in inputs])
+        np.testing.assert_array_equal(targets[CollectiveKind.ALL_TO_ALL][rank], exchanged)
 
 
 # --- Cancelling (S2) --------------------------------------------------------------------------------------------------
@@ -233,6 +263,9 @@ VIOLATIONS = {
     "a share in a broadcast": (CollectiveKind.BROADCAST, (1,), Frame(REDUCE_SCATTER, 1, 0, 0, bytes(64))),
     "a result where only shares travel": (CollectiveKind.REDUCE_SCATTER, (0, 1), Frame(ALL_GATHER, 1, 1, 0, bytes(32))),
     "a share of what begins here": (CollectiveKind.REDUCE_SCATTER, (0, 1), Frame(REDUCE_SCATTER, 1, 1, 0, bytes(32))),
+    "a share in an all-to-all": (CollectiveKind.ALL_TO_ALL, (), Frame(REDUCE_SCATTER, 1, 0, 0, bytes(32))),
+    "a row for another peer": (CollectiveKind.ALL_TO_ALL, (), Frame(ALL_GATHER, 1, 1, 0, bytes(32))),
+    "a row that is too long": (CollectiveKind.ALL_TO_ALL, (), Frame(ALL_GATHER, 1, 0, 0, bytes(64))),
 }
 
 
@@ -254,19 +287,23 @@ def test_frames_that_are_not_in_the_plan_close_the_link(peer: HandMadePeer, name
     assert source.tobytes() == before
 
 
-def test_a_second_copy_of_a_row_is_a_violation(peer: HandMadePeer) -> None:
+@pytest.mark.parametrize("kind, owners, chunk", [("ALL_GATHER", (0, 1), 1), ("ALL_TO_ALL", (), 0)])
+def test_a_second_copy_of_a_row_is_a_violation(
+    peer: HandMadePeer, kind: str, owners: tuple[int, ...], chunk: int
+) -> None:
     """S1: who has reported a row must not change it."""
-    source, target = np.full(64, 5, np.uint8), np.zeros(128, np.uint8)
-    peer.engine.start_reduce(plan_of(CollectiveKind.ALL_GATHER, Case(DataType.UINT8), 1, 0, (0, 1), 2, source, target))
+    target = np.zeros(128, np.uint8)
+    source = np.full(64 if owners else 128, 5, np.uint8)
+    peer.engine.start_reduce(plan_of(CollectiveKind[kind], Case(DataType.UINT8), 1, 0, owners, 2, source, target))
     for value in (7, 8):
-        peer.send(Frame(ALL_GATHER, 1, 1, 0, bytes([value] * 64)))
+        peer.send(Frame(ALL_GATHER, 1, chunk, 0, bytes([value] * 64)))
     wait_events(peer.engine, 2)
     assert (target[64:] == 7).all()
     peer.engine.end_reduce(1, commit=False)
 
 
 BAD: dict[str, dict[str, Any]] = {
-    "no such kind": {"kind": 4},
+    "no such kind": {"kind": CollectiveKind.BARRIER},
     "no owners": {"owners": ()},
     "a rank twice": {"owners": (0, 0)},
     "no such rank": {"owners": (0, 2)},
@@ -275,6 +312,9 @@ BAD: dict[str, dict[str, Any]] = {
     "in place": {"output_address": None},
     "owners of an all-reduce": {"kind": CollectiveKind.ALL_REDUCE},
     "a broadcast out of place": {"kind": CollectiveKind.BROADCAST},
+    "an all-to-all around a ring": {"kind": CollectiveKind.ALL_TO_ALL, "owners": ()},
+    "owners of an all-to-all": {"kind": CollectiveKind.ALL_TO_ALL, "algorithm": 2},
+    "rows that differ in length": {"kind": CollectiveKind.ALL_TO_ALL, "algorithm": 2, "owners": (), "count": 99},
     "overlap": {"output_address": 1},
 }
 

@@ -9,8 +9,8 @@ enum { SIZES_MAX = 8, CONNECTIONS = 2, WAIT_MS = 60000, COUNT_MAX = 3001 };
 
 typedef struct {
 	zp_engine *engine;
-	int32_t *input, *output;      /* of the broadcast, both are `tensor` */
-	int32_t *tensor, *rows, *sums; /* one buffer for each kind */
+	int32_t *input, *output; /* of the broadcast, both are `tensor`; only the all-to-all reads all rows of the input */
+	int32_t *tensor, *rows, *sums, *swapped; /* one buffer for each kind */
 	uint64_t digests[ZP_KINDS];
 } peer_state;
 
@@ -44,17 +44,18 @@ static void start(uint32_t rank, uint32_t kind, uint64_t id, uint64_t count)
 			       .kind = kind,
 			       .dtype = ZP_INT32,
 			       .op = ZP_SUM,
-			       .algorithm = ZP_RING,
+			       .algorithm = kind == ZP_ALL_TO_ALL ? ZP_DIRECT : ZP_RING,
 			       .world_size = size,
 			       .peers = ids,
 			       .rank = rank,
 			       .frame_bytes = 256,
-			       .count = count,
-			       .owners = kind == ZP_ALL_REDUCE ? NULL : owners,
+			       .count = kind == ZP_ALL_TO_ALL ? size * count : count,
+			       .owners = kind == ZP_ALL_REDUCE || kind == ZP_ALL_TO_ALL ? NULL : owners,
 			       .input = kind == ZP_BROADCAST ? self->tensor : self->input,
 			       .output = kind == ZP_ALL_REDUCE	 ? self->output
 					 : kind == ZP_BROADCAST	 ? self->tensor
 					 : kind == ZP_ALL_GATHER ? self->rows
+					 : kind == ZP_ALL_TO_ALL ? self->swapped
 								 : self->sums,
 			       .restore = 1};
 	CHECK(zp_reduce_start(self->engine, &plan) == 0);
@@ -100,6 +101,8 @@ static void results_check(uint64_t count)
 			CHECK(peers[rank].tensor[i] == value_of(root, i));
 			for (uint32_t row = 0; row < size; row++)
 				CHECK(peers[rank].rows[row * count + i] == value_of(owners[row], i));
+			for (uint32_t from = 0; from < size; from++)
+				CHECK(peers[rank].swapped[from * count + i] == value_of(from, rank * count + i));
 		}
 		CHECK(memcmp(peers[rank].digests, peers[0].digests, sizeof peers[0].digests) == 0);
 	}
@@ -111,8 +114,9 @@ static void round_run(uint64_t count, int cancel)
 	last_id += ZP_KINDS;
 	owners_shuffle();
 	for (uint32_t rank = 0; rank < size; rank++) {
-		for (uint64_t i = 0; i < count; i++)
-			peers[rank].input[i] = peers[rank].tensor[i] = value_of(rank, i);
+		for (uint64_t i = 0; i < size * count; i++)
+			peers[rank].input[i] = value_of(rank, i);
+		memcpy(peers[rank].tensor, peers[rank].input, count * sizeof(int32_t));
 		for (uint32_t kind = 0; kind < ZP_KINDS; kind++)
 			start(rank, kind, first + kind, count);
 	}
@@ -124,8 +128,8 @@ static void round_run(uint64_t count, int cancel)
 	for (uint32_t rank = 0; rank < size; rank++) {
 		for (uint32_t kind = 0; kind < ZP_KINDS; kind++)
 			CHECK(zp_reduce_end(peers[rank].engine, first + kind, !cancel) == 0);
-		for (uint64_t i = 0; cancel && i < count; i++)
-			CHECK(peers[rank].tensor[i] == value_of(rank, i) && peers[rank].input[i] == value_of(rank, i));
+		for (uint64_t i = 0; cancel && i < size * count; i++)
+			CHECK(peers[rank].input[i] == value_of(rank, i) && (i >= count || peers[rank].tensor[i] == value_of(rank, i)));
 	}
 	if (!cancel)
 		results_check(count);
@@ -134,6 +138,7 @@ static void round_run(uint64_t count, int cancel)
 		memset(peers[rank].tensor, 0, count * sizeof(int32_t));
 		memset(peers[rank].rows, 0, size * count * sizeof(int32_t));
 		memset(peers[rank].sums, 0, count * sizeof(int32_t));
+		memset(peers[rank].swapped, 0, size * count * sizeof(int32_t));
 	}
 }
 
@@ -154,16 +159,17 @@ static void size_run(uint32_t world_size, uint32_t thread_count)
 		peer_state *self = &peers[rank];
 		id_of(rank, ids + rank * ZP_PEER_ID_BYTES);
 		CHECK(zp_engine_open(&config, &self->engine) == 0);
-		self->input = numbers(COUNT_MAX);
+		self->input = numbers((uint64_t)size * COUNT_MAX);
 		self->output = numbers(COUNT_MAX);
 		self->tensor = numbers(COUNT_MAX);
 		self->rows = numbers((uint64_t)size * COUNT_MAX);
 		self->sums = numbers(COUNT_MAX);
+		self->swapped = numbers((uint64_t)size * COUNT_MAX);
 	}
-	for (uint32_t rank = 0; rank < (size == 2 ? 1 : size); rank++) {
-		uint32_t ends[] = {rank, (rank + 1) % size};
-		engines_link((zp_engine *[]){peers[rank].engine, peers[ends[1]].engine}, ends, CONNECTIONS);
-	}
+	for (uint32_t a = 0; a < size; a++)
+		for (uint32_t b = a + 1; b < size; b++)
+			engines_link((zp_engine *[]){peers[a].engine, peers[b].engine}, (uint32_t[]){a, b},
+				     CONNECTIONS);
 	for (int round = 0; round < 2; round++)
 		for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
 			round_run(counts[i], 0);
@@ -177,6 +183,7 @@ static void size_run(uint32_t world_size, uint32_t thread_count)
 		free(self->tensor);
 		free(self->rows);
 		free(self->sums);
+		free(self->swapped);
 	}
 }
 

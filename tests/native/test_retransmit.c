@@ -17,7 +17,7 @@
 #include "frame.h"
 #include "mesh.h"
 
-enum { PEERS_MAX = 3, CONNECTIONS = 4, AT_A_TIME = 9, COUNT = 40009, WAIT_MS = 60000 };
+enum { PEERS_MAX = 3, CONNECTIONS = 4, AT_A_TIME = 10, COUNT = 40009, WAIT_MS = 60000 };
 enum { MESSAGES = 5, MESSAGE_BYTES = 9000, CHANNEL = 1, FIRST_ATTEMPT = 2, ROUNDS = 12 };
 enum { RELAY_BYTES = 16384, RELAYS_MAX = PEERS_MAX * CONNECTIONS, FIRST_BYTES = 53 };
 
@@ -319,7 +319,7 @@ static int32_t value_of(int rank, uint64_t attempt, size_t i)
 
 /* All-reduces, 0: out of place; 1, 2: in place, with and without restore; 3 to 5: the same, quantised. Then the other
  * kinds, the broadcast in place with restore. */
-enum { FIRST_QUANTISED = 3, BROADCAST = 6, REDUCE_SCATTER = 7, ALL_GATHER = 8 };
+enum { FIRST_QUANTISED = 3, BROADCAST = 6, REDUCE_SCATTER = 7, ALL_GATHER = 8, ALL_TO_ALL = 9 };
 
 static bool is_quantised(int kind)
 {
@@ -328,6 +328,8 @@ static bool is_quantised(int kind)
 
 static size_t count_of(int kind)
 {
+	if (kind == ALL_TO_ALL)
+		return COUNT - COUNT % (size_t)peer_count;
 	return kind == ALL_GATHER ? COUNT / PEERS_MAX : COUNT;
 }
 
@@ -340,20 +342,23 @@ static uint32_t owner_of(uint32_t chunk, uint64_t attempt)
 static void reduce_start(int rank, uint64_t attempt, int kind)
 {
 	static const uint32_t kinds[AT_A_TIME] = {
-		[BROADCAST] = ZP_BROADCAST, [REDUCE_SCATTER] = ZP_REDUCE_SCATTER, [ALL_GATHER] = ZP_ALL_GATHER};
+		[BROADCAST] = ZP_BROADCAST,
+		[REDUCE_SCATTER] = ZP_REDUCE_SCATTER,
+		[ALL_GATHER] = ZP_ALL_GATHER,
+		[ALL_TO_ALL] = ZP_ALL_TO_ALL};
+	bool direct = kind == ALL_TO_ALL || (kind < BROADCAST && ((uint64_t)kind + attempt / AT_A_TIME) % 2);
 	bool in_place = kind < BROADCAST ? kind % 3 != 0 : kind == BROADCAST;
 	int32_t *input = buffers[rank][kind][0], *output = in_place ? input : buffers[rank][kind][1];
 	uint8_t ids[PEERS_MAX][ZP_PEER_ID_BYTES];
 	uint32_t owners[PEERS_MAX];
 	zp_reduce_plan plan = {.attempt = attempt,
 			       .kind = kinds[kind],
-			       .owners = kind < BROADCAST ? NULL : owners,
+			       .owners = kind < BROADCAST || kind == ALL_TO_ALL ? NULL : owners,
 			       .dtype = is_quantised(kind) ? ZP_FLOAT : ZP_INT32,
 			       .op = ZP_SUM,
 			       .quantization = is_quantised(kind) ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,
 			       .block_elements = 64,
-			       .algorithm = kind < BROADCAST && ((uint64_t)kind + attempt / AT_A_TIME) % 2 ? ZP_DIRECT
-													  : ZP_RING,
+			       .algorithm = direct ? ZP_DIRECT : ZP_RING,
 			       .peers = ids[0],
 			       .world_size = (uint32_t)peer_count,
 			       .rank = (uint32_t)rank,
@@ -384,6 +389,8 @@ static void kind_check(int rank, uint64_t attempt, int kind)
 		size_t part = count / n + (chunk < count % n);
 		for (size_t i = 0; kind == ALL_GATHER && i < count; i++)
 			CHECK(output[chunk * count + i] == value_of(owner, attempt, i));
+		for (size_t i = 0; kind == ALL_TO_ALL && i < count / n; i++)
+			CHECK(output[chunk * (count / n) + i] == value_of((int)chunk, attempt, (size_t)rank * (count / n) + i));
 		for (size_t i = 0; kind == BROADCAST && chunk == 0 && i < count; i++)
 			CHECK(output[i] == value_of(owner, attempt, i));
 		for (size_t i = 0; kind == REDUCE_SCATTER && owner == rank && i < part; i++) {

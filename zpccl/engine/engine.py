@@ -59,18 +59,19 @@ class ReducePlan:
         block_elements: elements that share one scale; used only with quantisation.
         rank: this peer's place in `peers`.
         peers: ids of all who take part, 2 or more, in the same order everywhere: that of the ring.
-        count: elements of the input, 1 or more.
+        count: elements of the input, 1 or more; of an all-to-all `world_size` rows of equal length.
         input_address: of `count` contiguous elements.
         output_address: all-reduce: of `count` contiguous elements; equal to `input_address` (in place) or without
             overlap. Broadcast: equal to `input_address`. All-gather: of `world_size * count` elements.
             Reduce-scatter: of this peer's part; the first `count % world_size` parts are one element longer.
+            All-to-all: of `count` elements, without overlap; row i comes from rank i.
         frame_bytes: tensor bytes of one frame.
         restore: in place, keep the old bytes so that `end_reduce(commit=False)` can put them back.
-        algorithm: RING, or of an all-reduce DIRECT.
+        algorithm: RING, of an all-reduce also DIRECT, of an all-to-all only DIRECT.
         quantized_datatype: what elements travel as; used only with quantisation.
         kind: what is done; BARRIER is nothing for an engine.
         owners: the rank that owns each row (all-gather) or part (reduce-scatter), or that of the root (broadcast).
-            Empty for an all-reduce.
+            Empty for an all-reduce and an all-to-all, whose row j goes to rank j.
     """
 
     attempt_id: int
@@ -98,8 +99,8 @@ class ReduceDone:
     Attributes:
         attempt_id: which.
         status: 0, or a negative errno.
-        digest: 64 bits; equal on all peers if, and but for collisions only if, their results are. Of a reduce-scatter,
-            of which each result is on one peer only, 0.
+        digest: 64 bits; equal on all peers if, and but for collisions only if, their results are. 0 of a
+            reduce-scatter and an all-to-all, where each result is on one peer only.
         tx_bytes: sent, headers included.
         rx_bytes: received, headers included.
         fault: id of the peer that it failed by, or None where none is known.

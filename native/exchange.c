@@ -1,0 +1,111 @@
+/* The exchange of one attempt at an all-to-all: row j of the input goes straight to rank j, and the row from rank j comes
+ * to row j of the output. Nothing is reduced or forwarded, and input and output are separate: a frame waits for no other
+ * frame, and there are no buffers.
+ *
+ * A slot of row j stands for two frames: the one that we send to rank j (`node`, `sequence`, `crc`, `kind`) and the one
+ * that we receive from it (flags LANDING and RESULT). On the wire a frame names the row of its receiver. Our own row is
+ * copied beside the row of the next rank, slot by slot. */
+#include "buffers.h"
+
+static int exchange_allocate(zp__attempt *attempt)
+{
+	(void)attempt;
+	return 0;
+}
+
+static zp__slot *row_at(const zp__attempt *attempt, uint32_t rank)
+{
+	return attempt->slots + zp__chunk_first_slot(&attempt->layout, rank);
+}
+
+static void exchange_start(zp__attempt *attempt)
+{
+	uint64_t slots = zp__chunk_slots(&attempt->layout, 0);
+	attempt->rx_remaining = attempt->tx_remaining = slots * attempt->neighbour_count;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
+		zp__neighbour *to = &attempt->neighbours[i];
+		zp__slot *slot = row_at(attempt, rank_of(attempt, i));
+		for (uint64_t k = 0; k < slots; k++, slot++) {
+			slot->kind = ZP__ALL_GATHER;
+			zp__link_offer(to->link, &to->flow, &slot->node);
+		}
+	}
+}
+
+static enum zp__verdict exchange_admit(zp__attempt *attempt, zp__connection *c)
+{
+	uint32_t own = attempt->layout.rank, neighbour = neighbour_at(attempt, c->link);
+	const zp__slot *named = slot_of(attempt, &c->rx.frame);
+	if (neighbour == attempt->neighbour_count || !named)
+		return ZP__VIOLATION;
+	if (c->rx.frame.kind != ZP__ALL_GATHER || c->rx.frame.chunk != own)
+		return ZP__VIOLATION;
+	zp__slot *slot = row_at(attempt, rank_of(attempt, neighbour)) + (named - row_at(attempt, own));
+	if (slot->flags & ZP__SLOT_LANDING)
+		return ZP__VIOLATION;
+	slot->flags |= ZP__SLOT_LANDING;
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
+	c->rx.slot = slot;
+	c->rx.body = output_at(attempt, &span);
+	return ZP__ADMIT;
+}
+
+static int exchange_make_room(zp__connection *c)
+{
+	(void)c;
+	return 0;
+}
+
+static void exchange_landed(zp__connection *c)
+{
+	zp__attempt *attempt = c->rx.attempt;
+	pthread_mutex_lock(&attempt->engine->mutex);
+	c->rx.slot->flags |= ZP__SLOT_RESULT;
+	attempt->rx_remaining--;
+	zp__attempt_progress(attempt);
+	pthread_mutex_unlock(&attempt->engine->mutex);
+}
+
+static void exchange_prepare(zp__connection *c)
+{
+	zp__transmit *tx = &c->tx;
+	zp__attempt *attempt = tx->attempt;
+	const zp__layout *l = &attempt->layout;
+	zp__span span = zp__slot_span(l, slot_index(attempt, tx->slot));
+	if (span.chunk == (l->rank + 1) % l->world_size) {
+		uint64_t number = (uint64_t)(tx->slot - row_at(attempt, span.chunk));
+		zp__span own = zp__slot_span(l, slot_index(attempt, row_at(attempt, l->rank) + number));
+		memcpy(output_at(attempt, &own), input_at(attempt, &own), own.elements * l->itemsize);
+	}
+	const uint8_t *body = input_at(attempt, &span);
+	tx->slot->crc = c->records ? 0 : zp__crc32c(0, body, zp__wire_bytes(l, span.elements));
+	frame_fill(tx, &span, body);
+}
+
+static void exchange_sent(zp__attempt *attempt, zp__slot *slot)
+{
+	(void)slot;
+	attempt->tx_remaining--;
+	zp__attempt_progress(attempt);
+}
+
+static void exchange_unsent(zp__attempt *attempt, zp__slot *slot)
+{
+	(void)slot;
+	attempt->tx_remaining++;
+}
+
+static void exchange_cut(zp__connection *c)
+{
+	c->rx.slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
+}
+
+const zp__algorithm zp__exchange = {.allocate = exchange_allocate,
+				    .start = exchange_start,
+				    .admit = exchange_admit,
+				    .make_room = exchange_make_room,
+				    .landed = exchange_landed,
+				    .prepare = exchange_prepare,
+				    .sent = exchange_sent,
+				    .unsent = exchange_unsent,
+				    .cut = exchange_cut};
