@@ -87,6 +87,22 @@ MUTANTS = (
         breaks="S1: a broadcast sends what the first member holds, whoever is its root",
     ),
     Mutant(
+        name="all-to-all-in-order-of-admission",
+        function="protocol.kinds.collective:Collectives._plan",
+        old="order = sorted(order, key=lambda peer: peer.peer_id)",
+        new="order = list(order)",
+        breaks="S1: the rows of an all-to-all are not where its peers look for them",
+        finder=TESTS,
+    ),
+    Mutant(
+        name="all-to-all-waits-for-ever",
+        function="protocol.kinds.collective:Collectives._plan",
+        old="elif broken and now_ns - operation.agreed_ns >= self._link_wait_ns:",
+        new="elif False:",
+        breaks="L1: an all-to-all waits for ever where two members do not reach each other",
+        finder=TESTS,
+    ),
+    Mutant(
         name="barrier-forgets-who-was-there",
         function="protocol.kinds.collective:Collectives._open_barrier",
         old="Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)",

@@ -1,4 +1,4 @@
-"""Broadcast, all-gather, reduce-scatter and barrier, at the master and at a peer."""
+"""All kinds of collectives but the all-reduce, at the master and at a peer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,21 @@ from zpccl.protocol.messages import (
     Votes,
 )
 from zpccl.protocol.rings import owners_of
-from zpccl.types import CollectiveKind, ReduceOp
+from zpccl.types import Algorithm, CollectiveKind, ReduceOp
 
-from .harness import FIRST_ATTEMPT, FRAME, MasterBench, PeerBench, fail_by, pid, pids, plan_of, running_attempt, spec
+from .harness import (
+    FIRST_ATTEMPT,
+    FRAME,
+    MasterBench,
+    PeerBench,
+    fail_by,
+    pid,
+    pids,
+    plan_of,
+    reducing,
+    running_attempt,
+    spec,
+)
 from .takeover import TakeOver
 
 KINDS = list(CollectiveKind)
@@ -42,6 +54,12 @@ def bench_of(*names: str, copies: int = 1) -> MasterBench:
     bench = MasterBench(copies=copies)
     bench.members(*names)
     return bench
+
+
+def cut(bench: MasterBench, one: str, other: str) -> None:
+    """Two members, linked with all others, have no link with each other."""
+    for name, gone in ((one, other), (other, one)):
+        bench.say(name, Linked(pids(each for each in "abcd" if each not in (name, gone))))
 
 
 def passed(call_id: int, world_size: int, attempt_id: int = FIRST_ATTEMPT) -> Decision:
@@ -100,8 +118,7 @@ def test_the_ring_of_a_broadcast_begins_with_its_root(root: str, order: str) -> 
 def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
     """L2: the ring is turned, never mended anew."""
     bench = bench_of("a", "b", "c", "d")
-    bench.say("a", Linked(pids("cd")))
-    bench.say("b", Linked(pids("cd")))
+    cut(bench, "a", "b")
     for name in "abc":
         bench.begin(name, 1, ROOT if name == "c" else OTHER)
     order = bench.begin("d", 1, OTHER)[0][1].how.lanes[0].order
@@ -167,6 +184,51 @@ def test_rows_are_in_order_of_ids_whatever_the_ring(order: list[bytes]) -> None:
     """S1: each owns one row, and the same one in every ring of the same peers."""
     owners = owners_of(order)
     assert [order[rank] for rank in owners] == sorted(order)
+
+
+# --- All-to-all -------------------------------------------------------------------------------------------------------
+
+ALL_TO_ALL = of_kind(CollectiveKind.ALL_TO_ALL)
+
+
+def test_an_all_to_all_is_direct_and_in_order_of_ids() -> None:
+    """S1: rows are in order of ranks, so ranks must be in order of ids. Later rings are in order of admission."""
+    bench = bench_of("c", "a", "b")
+    for name in "ca":
+        bench.begin(name, 1, ALL_TO_ALL)
+    plan = Plan(FIRST_ATTEMPT, (1, 1, 1), reducing("abc", Algorithm.DIRECT))
+    assert bench.begin("b", 1, ALL_TO_ALL) == [(f"{name}1", plan) for name in "abc"]
+    for name in "abc":
+        bench.finish(name, 1)
+    for name in "abc":
+        sent = bench.begin(name, 2)
+    assert sent == [(f"{name}1", plan_of(2, FIRST_ATTEMPT + 1, "cab")) for name in "cab"]
+
+
+def test_an_all_to_all_waits_for_all_links() -> None:
+    """L2: a ring would not do."""
+    bench = bench_of("a", "b", "c", "d")
+    cut(bench, "a", "b")
+    for name in "abcd":
+        assert bench.begin(name, 1, ALL_TO_ALL) == []
+    assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
+    bench.link("a", "b", "c", "d")
+    assert list(bench.plans.values()) == [reducing("abcd", Algorithm.DIRECT).lanes]
+
+
+def test_an_all_to_all_is_refused_if_two_members_do_not_reach_each_other() -> None:
+    """L1: other collectives go around the broken path, so nobody is removed for it."""
+    bench = bench_of("a", "b", "c", "d")
+    cut(bench, "a", "b")
+    for name in "abcd":
+        bench.begin(name, 1, ALL_TO_ALL)
+    answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
+    reason = "an all-to-all needs data connections between all peers; that of a and b is down"
+    assert {(answer.result, answer.reason) for answer in answers} == {(Result.RANK_CONNECTION_FAILED, reason)}
+    assert len(answers) == 4
+    for name in "abcd":
+        sent = bench.begin(name, 2)
+    assert sent == [(f"{name}1", plan_of(2, FIRST_ATTEMPT + 1, "acbd")) for name in "acbd"]
 
 
 # --- Barrier ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from zpccl import limits
 from zpccl.protocol.membership import Peer, Registry
-from zpccl.protocol.rings import find_order, ring_edges
+from zpccl.protocol.rings import find_order, mesh_edges, ring_edges
 
 Edge: TypeAlias = frozenset[Peer]
 
@@ -92,6 +92,11 @@ class Paths:
             return False
         everyone = frozenset(members)
         return not any(fault.is_suspect and edge <= everyone for edge, fault in self._live_faults(now_ns).items())
+
+    def broken(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, Peer]]:
+        """The pairs of these members that have no usable link."""
+        faults = self._live_faults(now_ns)
+        return [(one, other) for one, other in mesh_edges(members) if not self._is_usable(one, other, faults)]
 
     def can_join(self, members: Sequence[Peer], joiner: Peer) -> bool:
         """True if the links allow a ring of these members with one more."""

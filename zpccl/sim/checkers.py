@@ -158,8 +158,8 @@ class Agreement(Checker):
         if attempt is None:
             raise self.cluster.violation("S1", f"{node.name}: call {call.call_id} succeeds without a commit")
         assert isinstance(call.request, Collective)
-        if call.request.spec.kind == CollectiveKind.REDUCE_SCATTER:
-            return  # Each peer has a different part.
+        if not CollectiveKind(call.request.spec.kind).has_one_result:
+            return
         value = call.request.buffer.value
         first = self._results.setdefault(attempt, value)
         self.cluster.require(first == value, "S1", f"attempt {attempt[1]}: {node.name} has another result")
@@ -595,14 +595,14 @@ class Commits(Checker):
             self._calls.setdefault(master.key(connection, message.attempt_id), message.participants)
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
-        """Records the result of each peer. Parts of a reduce-scatter differ, and so may data that a user wrote."""
+        """Records the result of each peer. Some kinds give each peer another result; users write data."""
         is_barrier = isinstance(call.request, Collective) and not has_data(call)
         if is_barrier or not isinstance(call.request, (Collective, Sync)):
             return
         attempt = node.committed.get(call.call_id) if not isinstance(outcome, PCCLError) else None
         value: object = None
         if attempt is not None and isinstance(call.request, Collective):
-            is_one = call.request.spec.kind != CollectiveKind.REDUCE_SCATTER
+            is_one = CollectiveKind(call.request.spec.kind).has_one_result
             is_wrong = (node.peer_id, attempt[1]) in self.cluster.dataplane.wrong
             value = call.request.buffer.value if is_one and not is_wrong else "a result"
         elif attempt is not None:

@@ -63,7 +63,7 @@ def result_of(kind: int, inputs: Mapping[bytes, int], root: bytes, peer_id: byte
     if kind == CollectiveKind.ALL_GATHER:
         return sum(inputs[row] << 40 * index for index, row in enumerate(rows))
     total = sum(inputs.values())
-    return total * len(rows) + rows.index(peer_id) if kind == CollectiveKind.REDUCE_SCATTER else total
+    return total if CollectiveKind(kind).has_one_result else total * len(rows) + rows.index(peer_id)
 
 
 @dataclass(eq=False)
@@ -262,7 +262,7 @@ class DataPlane:
     def _finish(self, attempt: RunningAttempt, part: Part) -> None:
         part.is_finished = True
         part.buffer.value = result_of(attempt.kind, attempt.inputs, attempt.order[0], part.node.peer_id)
-        is_shared = attempt.kind != CollectiveKind.REDUCE_SCATTER  # Parts of a reduce-scatter are not compared.
+        is_shared = CollectiveKind(attempt.kind).has_one_result
         is_wrong = is_shared and self._rng.random() < self._cluster.faults.corruption_chance
         if is_wrong and self._cluster.injector.strikes("corruption_chance", part.node):
             self._cluster.note("wrong result", part.node)

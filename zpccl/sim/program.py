@@ -251,8 +251,7 @@ class Loop:
             outcomes = yield Batch(tuple(Collective(self._spec(tag), buffers[tag]) for tag in missing))
             for tag, outcome in zip(missing, outcomes, strict=True):
                 if not isinstance(outcome, PCCLError):
-                    is_shared = self.script.kind_of(tag) is not CollectiveKind.REDUCE_SCATTER
-                    sums[tag] = buffers[tag].value if is_shared else 1
+                    sums[tag] = buffers[tag].value if self.script.kind_of(tag).has_one_result else 1
                 elif isinstance(outcome, TooFewPeers):
                     sums[tag] = None
                 elif not isinstance(outcome, (PeerLost, CollectiveMismatch)):

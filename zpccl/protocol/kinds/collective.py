@@ -10,10 +10,11 @@ A collective is identified by its tag within a group. Its states:
     answered                                             aborted
 
 The plan names the algorithm: a ring, or the direct exchange if all links work and cost.py expects it to be faster or
-all voters ask for it. The ring is in order of admission, or in another order if that one needs a link that is down or
-has failed lately (paths.py). If every order needs links that are down, the plan waits for them; when they do not come
-up in time, the worst-connected member is removed, so that the others can continue. The ring of a broadcast begins with
-its root. A barrier has no plan: it is committed when all have voted.
+all voters ask for it. An all-to-all needs all links: it waits for them, and is refused if they do not come up in time.
+The ring is in order of admission, or in another order if that one needs a link that is down or has failed lately
+(paths.py). If every order needs links that are down, the plan waits for them; when they do not come up in time, the
+worst-connected member is removed, so that the others can continue. The ring of a broadcast begins with its root. A
+barrier has no plan: it is committed when all have voted.
 
 A collective that is in voting stops waiting for a lost member. A running one is aborted by the loss of a participant,
 unless all survivors have finished: then it is committed if their results are equal.
@@ -213,16 +214,20 @@ class Collectives(Kind[Reduction]):
     def _plan(self, operation: Operation, now_ns: int) -> None:
         key, specs, members = operation.key, _specs_of(operation.votes), self._operations.members_of(operation.key)
         self._doubt(members[0].group, now_ns)
-        order = self._paths.order(members, now_ns)
-        if order is None:
+        spec, order = next(iter(specs.values())), self._paths.order(members, now_ns)
+        broken = self._paths.broken(members, now_ns) if spec.kind == CollectiveKind.ALL_TO_ALL and order else []
+        if order is None or broken:
             if operation.agreed_ns is None:
                 operation.agreed_ns = now_ns
+            elif broken and now_ns - operation.agreed_ns >= self._link_wait_ns:
+                self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, _no_mesh(broken))
             return
         votes = self._operations.take(key)
-        spec = next(iter(specs.values()))
         if spec.kind == CollectiveKind.BROADCAST:
             root = next(index for index, peer in enumerate(order) if specs[peer].is_root)
             order = order[root:] + order[:root]
+        elif spec.kind == CollectiveKind.ALL_TO_ALL:
+            order = sorted(order, key=lambda peer: peer.peer_id)  # Its rows are in order of ranks.
         algorithm = self._algorithm(spec, order, now_ns)
         attempt = Reduction(
             attempt_id=self._operations.next_attempt_id(),
@@ -243,6 +248,8 @@ class Collectives(Kind[Reduction]):
 
     def _algorithm(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Algorithm:
         """The algorithm that the voters ask for, or else the fastest, if the links allow it; otherwise the ring."""
+        if spec.kind == CollectiveKind.ALL_TO_ALL:
+            return Algorithm.DIRECT
         if spec.kind != CollectiveKind.ALL_REDUCE or spec.algorithm == Algorithm.RING:
             return Algorithm.RING
         if len(order) > limits.DIRECT_PEERS_MAX:
@@ -409,6 +416,12 @@ def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, 
     if is_broadcast and sum(spec.is_root for spec in specs) != 1:
         return "is_root", _values(calls, "is_root")
     return None
+
+
+def _no_mesh(broken: list[tuple[Peer, Peer]]) -> str:
+    one, other = broken[0]
+    more = f" and of {len(broken) - 1} other pairs" if len(broken) > 1 else ""
+    return f"an all-to-all needs data connections between all peers; that of {one.name} and {other.name}{more} is down"
 
 
 _COMPARED = ("kind", *(name for name in CollectiveSpec.__struct_fields__ if name not in ("kind", "is_root")))
