@@ -11,7 +11,9 @@ from e2e.local import Run, local_run
 from fake_device import FakeDevice
 
 import zpccl
+from zpccl import limits
 from zpccl.engine.devices import CudaDevice
+from zpccl.engine.tensors import new_tensor
 from zpccl.state import regions
 from zpccl.types import DataType, QuantizationOptions, ReduceOp
 
@@ -293,6 +295,16 @@ def test_broadcast_gather_and_scatter(pair: Run) -> None:
         return [scattered.tensor.numel(), float(mixed[3])]
 
     assert sorted(pair.all(work)) == [[7, 1.0], [8, 1.0]]
+
+
+def test_a_new_tensor_is_not_filled() -> None:
+    """It is allocated by the thread that answers all calls; torch.empty would fill it with NaN here."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        tensor, memory = new_tensor(torch.ones(1), 16 * limits.MIB, DataType.FLOAT)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert tensor.numel() == memory.count and not tensor.isnan().any()
 
 
 def test_one_element_among_two(pair: Run) -> None:

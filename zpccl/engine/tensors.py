@@ -81,9 +81,14 @@ def empty_like(tensor: Any) -> Any:
 
 
 def new_tensor(like: Any, count: int, datatype: DataType) -> tuple[Any, TensorView]:
-    """A new tensor of the same kind and dtype as `like`, with `count` elements in one dimension, and its memory."""
+    """A new tensor of the same kind and dtype as `like`, with `count` elements in one dimension, and its memory.
+
+    No page of it is touched. torch.empty would fill it where algorithms must be deterministic, at a second a GiB.
+    """
     if is_torch_tensor(like):
-        tensor = sys.modules["torch"].empty((count,), dtype=like.dtype)
+        torch = sys.modules["torch"]
+        storage = torch.UntypedStorage(count * datatype.itemsize, device="cpu")
+        tensor = torch.empty(0, dtype=like.dtype, device="cpu").set_(storage, 0, (count,))
         return tensor, TensorView(tensor, tensor.data_ptr(), count, datatype)
     tensor = sys.modules["numpy"].empty(count, like.dtype)
     return tensor, TensorView(tensor, tensor.ctypes.data, count, datatype)
