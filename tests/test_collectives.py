@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ from e2e.local import Run, finish, local_run
 
 import zpccl
 from zpccl import arguments
-from zpccl.arguments import part_of
-from zpccl.collectives import _begin, _wait_with_retry, _windows
-from zpccl.control.peer_loop import Outcome, PendingCall
+from zpccl.arguments import Collective, part_of
+from zpccl.collectives import _wait_with_retry, _windows
 from zpccl.errors import Result
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import DataType, ReduceOp
@@ -338,16 +336,16 @@ class Votes:
     def __init__(self, *ends: tuple[int, Exception | None]) -> None:
         self.begun: list[list[int]] = []
         self._ends = list(ends)
-        self._open: dict[int, PendingCall] = {}
+        self._open: dict[int, Collective] = {}
 
-    def vote(self, specs: list[CollectiveSpec], calls: list[PendingCall]) -> None:
-        tags = [spec.tag for spec in specs]
+    def call(self, calls: list[Collective]) -> None:
+        tags = [call.spec.tag for call in calls if isinstance(call.spec, CollectiveSpec)]
         self.begun.append(tags)
         self._open.update(zip(tags, calls, strict=True))
         while self._ends and self._ends[0][0] in self._open:
             tag, error = self._ends.pop(0)
             future = self._open.pop(tag).future
-            future.set_exception(error) if error is not None else future.set_result(Outcome(1))
+            future.set_exception(error) if error is not None else future.set_result(1)
 
 
 @pytest.mark.parametrize("first_is_last", [False, True])
@@ -357,9 +355,8 @@ def test_what_is_tried_again_is_waited_for_first(first_is_last: bool) -> None:
     ends = [(2, None), (0, lost), (1, lost), (3, lost)]
     ends = ends[::-1] if first_is_last else ends
     votes = Votes(*ends, (1, lost), (0, None), (3, None), (1, lost), (1, None))
-    made = [arguments.barrier(tag).buffers for tag in range(4)]
-    calls = [PendingCall(Future(), buffers=buffers) for buffers in made]
-    _begin(votes, calls)  # type: ignore[arg-type]
+    calls = [arguments.barrier(tag) for tag in range(4)]
+    votes.call(calls)
     _wait_with_retry(votes, calls)  # type: ignore[arg-type]
     assert votes.begun == [[0, 1, 2, 3], [0, 1, 3], [1], [1]]
     assert all(call.future.exception() is None for call in calls)
@@ -367,14 +364,14 @@ def test_what_is_tried_again_is_waited_for_first(first_is_last: bool) -> None:
 
 def test_another_error_is_told_when_nobody_uses_the_memory_any_more() -> None:
     votes = Votes((1, zpccl.TooFewPeers("alone")), (0, zpccl.PeerLost("lost")), (0, zpccl.TooFewPeers("alone")))
-    calls = [PendingCall(Future(), buffers=arguments.barrier(tag).buffers) for tag in range(2)]
-    _begin(votes, calls)  # type: ignore[arg-type]
+    calls = [arguments.barrier(tag) for tag in range(2)]
+    votes.call(calls)
     _wait_with_retry(votes, calls)  # type: ignore[arg-type]
     assert [type(call.future.exception()) for call in calls] == [zpccl.TooFewPeers] * 2
 
 
 def test_windows_follow_the_group() -> None:
     """L3: half of the calls that a peer may have."""
-    made = [arguments.barrier(tag).buffers for tag in range(7)]
+    made = [arguments.barrier(tag) for tag in range(7)]
     sizes = iter([3, 3, 3, 2, 2, 2, 2])
     assert [len(window) for window in _windows(made, 4, lambda: next(sizes))] == [3, 2, 2]

@@ -461,9 +461,9 @@ def votes(monkeypatch: pytest.MonkeyPatch) -> dict[PeerLoop, list[int]]:
     made: dict[PeerLoop, list[int]] = {}
     call = PeerLoop.call
 
-    def counting(loop: PeerLoop, make_event: Any, pending: Any) -> None:
-        made.setdefault(loop, []).append(len(pending))
-        call(loop, make_event, pending)
+    def counting(loop: PeerLoop, calls: Any) -> None:
+        made.setdefault(loop, []).append(len(calls))
+        call(loop, calls)
 
     monkeypatch.setattr(PeerLoop, "call", counting)
     return made

@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from zpccl import limits
-from zpccl.control.peer_loop import Outcome, PeerLoop, PendingCall
+from zpccl.control.calls import PendingCall
+from zpccl.control.peer_loop import PeerLoop
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol.peer import State
 
@@ -65,7 +66,15 @@ class Caller:
         if os.getpid() != self._pid:
             raise InvalidUsage("the communicator belongs to the parent process; make a new one after fork")
 
-    def _outcome(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> Outcome:
+    def _run(self, call: PendingCall, timeout: float | None = None) -> Any:
+        """Makes a call and waits for its result."""
+        timeout, loop = checked_seconds(timeout, "timeout"), self._connected()
+        with self._giving_up(loop, [call]):
+            loop.call([call])
+            self._answer(loop, call, timeout)
+        return call.result()
+
+    def _answer(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> int:
         """Waits for the answer of a call. One whose time is up is withdrawn, and has its answer soon after."""
         if not wait(call.future, timeout):
             self._give_up(loop, [call], timed_out=True)
@@ -100,7 +109,7 @@ class Caller:
             raise InternalError("the thread of the peer hangs, and may still use the tensors of the call")
 
 
-def wait(future: Future[Outcome], timeout: float | None) -> bool:
+def wait(future: Future[int], timeout: float | None) -> bool:
     """True once the future is done; False when the time is up. Wakes at times, for signals."""
     deadline = None if timeout is None else time.monotonic() + timeout
     interval = limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND

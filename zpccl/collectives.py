@@ -7,17 +7,15 @@ result that others have otherwise. `arguments.py` checks what the user gives; `C
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from zpccl import arguments, limits
-from zpccl.arguments import AllReduce, Prepared
+from zpccl.arguments import Collective
 from zpccl.caller import Caller, checked_seconds, is_int, public, wait
-from zpccl.control.buffers import Buffers
-from zpccl.control.peer_loop import PeerLoop, PendingCall
-from zpccl.errors import InvalidArgument, PCCLError, PeerLost, Result, TooFewPeers
+from zpccl.control.peer_loop import PeerLoop
+from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, Result, TooFewPeers
 from zpccl.types import (
-    Algorithm,
     GatherResult,
     QuantizationOptions,
     ReduceInfo,
@@ -31,21 +29,20 @@ from zpccl.types import (
 class AsyncReduceHandle:
     """A collective in flight, from `Communicator.all_reduce_async` and its like."""
 
-    def __init__(self, communicator: Collectives, loop: PeerLoop, call: PendingCall, prepared: Prepared) -> None:
-        self._communicator = communicator
-        self._loop = loop
-        self._call = call
-        self._prepared = prepared
+    def __init__(self, communicator: Collectives, loop: PeerLoop, call: Collective) -> None:
+        self._communicator, self._loop, self._call = communicator, loop, call
 
     @property
     @public
     def result(self) -> Any:
-        """What the blocking call would have returned (of all-reduces: the tensor). Valid once `wait` told of success.
+        """What the blocking call would have returned (of all-reduces: the tensor).
 
         Raises:
-            InvalidUsage: there is none: an all-gather or a reduce-scatter has not ended, or failed.
+            InvalidUsage: there is none: the collective has not ended, or failed.
         """
-        return self._prepared.result(self._call, self._info())
+        if not self._has_succeeded():
+            raise InvalidUsage("there is no result; wait() for it, and look whether it succeeded")
+        return self._call.result()
 
     @public
     def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
@@ -65,23 +62,18 @@ class AsyncReduceHandle:
         self._communicator._check_process()
         try:
             with self._communicator._giving_up(self._loop, [self._call]):
-                self._communicator._outcome(self._loop, self._call, timeout)
+                self._communicator._answer(self._loop, self._call, timeout)
         except PCCLError as error:
-            return False, int(error.result), self._info()
-        return True, int(Result.SUCCESS), self._info()
+            return False, int(error.result), self._call.info(len(self._communicator._group_members()))
+        return True, int(Result.SUCCESS), self._call.info()
 
     def exception(self) -> PCCLError | None:
         """The error of a collective that failed, after `wait`; None if it succeeded or still runs."""
         error = self._call.future.exception() if self._call.future.done() else None
         return error if isinstance(error, PCCLError) else None
 
-    def _info(self) -> ReduceInfo:
-        call = self._call
-        if call.future.done() and call.future.exception() is None:
-            world_size = call.future.result().value
-        else:
-            world_size = len(self._communicator._group_members())
-        return ReduceInfo(world_size, call.tx_bytes, call.rx_bytes, call.algorithm)
+    def _has_succeeded(self) -> bool:
+        return self._call.future.done() and self._call.future.exception() is None
 
 
 class Collectives(Caller):
@@ -129,13 +121,11 @@ class Collectives(Caller):
             OperationTimeout: `timeout` ran out.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
-        timeout = checked_seconds(timeout, "timeout")
-        self._connected()
-        collective = AllReduce(
-            send, recv, op, tag, operand_descriptor, quantization_options, restore, algorithm=algorithm
+        call = arguments.all_reduce(
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, restore=restore
         )
-        result, info = self._run(collective.prepare(), timeout)
-        return result if recv is None else info
+        result = self._run(call, timeout)
+        return result if recv is None else call.info()
 
     @public
     def all_reduce_async(
@@ -160,11 +150,10 @@ class Collectives(Caller):
             TooFewPeers: alone in the group.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
-        self._accompanied()
-        collective = AllReduce(
-            send, recv, op, tag, operand_descriptor, quantization_options, restore, algorithm=algorithm
+        call = arguments.all_reduce(
+            send, recv, op, tag, operand_descriptor, quantization_options, algorithm, restore=restore
         )
-        return self._launch(collective.prepare())
+        return self._launch(call)
 
     @public
     def broadcast(
@@ -194,14 +183,12 @@ class Collectives(Caller):
             OperationTimeout: `timeout` ran out.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
-        timeout = checked_seconds(timeout, "timeout")
-        self._connected()
-        return self._run(arguments.broadcast(tensor, is_root, tag, restore), timeout)[1]
+        info: ReduceInfo = self._run(arguments.broadcast(tensor, is_root, tag, restore), timeout)
+        return info
 
     @public
     def broadcast_async(self, tensor: Any, *, is_root: bool, tag: int = 0, restore: bool = True) -> AsyncReduceHandle:
         """Like `broadcast`, but returns at once, as `all_reduce_async` does."""
-        self._accompanied()
         return self._launch(arguments.broadcast(tensor, is_root, tag, restore))
 
     @public
@@ -230,15 +217,12 @@ class Collectives(Caller):
             OperationTimeout: `timeout` ran out.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
-        timeout = checked_seconds(timeout, "timeout")
-        self._connected()
-        result: GatherResult = self._run(arguments.all_gather(send, recv, tag, self._world_size()), timeout)[0]
+        result: GatherResult = self._run(arguments.all_gather(send, recv, tag, self._world_size()), timeout)
         return result
 
     @public
     def all_gather_async(self, send: Any, recv: Any = None, *, tag: int = 0) -> AsyncReduceHandle:
         """Like `all_gather`, but returns at once, as `all_reduce_async` does."""
-        self._accompanied()
         return self._launch(arguments.all_gather(send, recv, tag, self._world_size()))
 
     @public
@@ -284,10 +268,8 @@ class Collectives(Caller):
             OperationTimeout: `timeout` ran out.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
-        timeout = checked_seconds(timeout, "timeout")
-        self._connected()
-        prepared = arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size())
-        result: ScatterResult = self._run(prepared, timeout)[0]
+        call = arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size())
+        result: ScatterResult = self._run(call, timeout)
         return result
 
     @public
@@ -301,9 +283,7 @@ class Collectives(Caller):
         operand_descriptor: ReduceOperandDescriptor | None = None,
     ) -> AsyncReduceHandle:
         """Like `reduce_scatter`, but returns at once, as `all_reduce_async` does."""
-        self._accompanied()
-        prepared = arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size())
-        return self._launch(prepared)
+        return self._launch(arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size()))
 
     @public
     def barrier(self, *, tag: int = 0, timeout: float | None = None) -> ReduceInfo:
@@ -323,14 +303,12 @@ class Collectives(Caller):
             PeerLost: a peer was lost before all had come; call again.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
-        timeout = checked_seconds(timeout, "timeout")
-        self._connected()
-        return self._run(arguments.barrier(tag), timeout)[1]
+        info: ReduceInfo = self._run(arguments.barrier(tag), timeout)
+        return info
 
     @public
     def barrier_async(self, *, tag: int = 0) -> AsyncReduceHandle:
         """Like `barrier`, but returns at once: this peer has come, and learns by the handle when all have."""
-        self._accompanied()
         return self._launch(arguments.barrier(tag))
 
     @public
@@ -360,53 +338,37 @@ class Collectives(Caller):
         if len(set(tags)) < len(tags):
             raise InvalidArgument("descriptors must have different tags")
         loop = self._connected()
-        prepared = [AllReduce.of(descriptor, algorithm).prepare().buffers for descriptor in descriptors]
-        world_size = len(self._group_members())
+        pending = [arguments.all_reduce_of(descriptor, algorithm) for descriptor in descriptors]
+        info = ReduceInfo(len(self._group_members()), 0, 0)
         tx_bytes = rx_bytes = 0
-        used = Algorithm.RING
-        for window in _windows(prepared, max_in_flight, lambda: limits.calls_in_flight_max(self._world_size()) // 2):
-            calls = [PendingCall(Future(), buffers=buffers) for buffers in window]
+        for calls in _windows(pending, max_in_flight, lambda: limits.calls_in_flight_max(self._world_size()) // 2):
             with self._giving_up(loop, calls):
-                _begin(loop, calls)
+                loop.call(calls)
                 _wait_with_retry(loop, calls)
             for call in calls:
-                outcome = call.future.result()
-                world_size = outcome.value
-                used = outcome.algorithm
-                tx_bytes += outcome.tx_bytes
-                rx_bytes += outcome.rx_bytes
-        return ReduceInfo(world_size, tx_bytes, rx_bytes, used)
+                self._answer(loop, call)
+                info = call.info()
+                tx_bytes, rx_bytes = tx_bytes + info.tx_bytes, rx_bytes + info.rx_bytes
+        return replace(info, tx_bytes=tx_bytes, rx_bytes=rx_bytes)
 
     def _world_size(self) -> int:
         return max(len(self._group_members()), 1)
 
-    def _accompanied(self) -> None:
-        """Raises TooFewPeers in a group of one."""
-        self._admitted()
+    def _launch(self, call: Collective) -> AsyncReduceHandle:
+        """Makes a call and returns at once.
+
+        Raises:
+            TooFewPeers: in a group of one.
+        """
+        loop = self._admitted()
         if len(self._group_members()) <= 1:
             raise TooFewPeers("this peer is alone in its group; wait for others")
-
-    def _run(self, prepared: Prepared, timeout: float | None) -> tuple[Any, ReduceInfo]:
-        """Makes a call and waits for its end; its result and what it cost."""
-        loop, call = self._connected(), PendingCall(Future(), buffers=prepared.buffers)
         with self._giving_up(loop, [call]):
-            _begin(loop, [call])
-            outcome = self._outcome(loop, call, timeout)
-        info = outcome.info
-        return prepared.result(call, info), info
-
-    def _launch(self, prepared: Prepared) -> AsyncReduceHandle:
-        loop, call = self._connected(), PendingCall(Future(), buffers=prepared.buffers)
-        with self._giving_up(loop, [call]):
-            _begin(loop, [call])
-            return AsyncReduceHandle(self, loop, call, prepared)
+            loop.call([call])
+            return AsyncReduceHandle(self, loop, call)
 
 
-def _begin(loop: PeerLoop, calls: list[PendingCall]) -> None:
-    loop.vote([call.buffers.spec for call in calls if call.buffers is not None], calls)
-
-
-def _wait_with_retry(loop: PeerLoop, calls: list[PendingCall]) -> None:
+def _wait_with_retry(loop: PeerLoop, calls: list[Collective]) -> None:
     """Waits until all have ended, with anything but the loss of a peer: those are begun again, in their place.
 
     All members wait for theirs in the same order and pass none that is to be tried again. So they meet at each, though
@@ -417,28 +379,30 @@ def _wait_with_retry(loop: PeerLoop, calls: list[PendingCall]) -> None:
         while _is_to_retry(calls[place]):
             again = [i for i in range(place, len(calls)) if _is_to_retry(calls[i])]
             for i in again:
-                calls[i] = PendingCall(Future(), buffers=calls[i].buffers)
-            _begin(loop, [calls[i] for i in again])
+                calls[i] = replace(calls[i])
+            loop.call([calls[i] for i in again])
             wait(calls[place].future, None)
 
 
-def _is_to_retry(call: PendingCall) -> bool:
+def _is_to_retry(call: Collective) -> bool:
     return call.future.done() and isinstance(call.future.exception(), PeerLost)
 
 
-def _windows(prepared: Sequence[Buffers], max_in_flight: int, window_max: Callable[[], int]) -> Iterator[list[Buffers]]:
+def _windows(
+    calls: Sequence[Collective], max_in_flight: int, window_max: Callable[[], int]
+) -> Iterator[list[Collective]]:
     """Splits collectives, in order, into those to begin together: of `window_max` at most.
 
     That leaves half of the calls that a peer may have to the user's other threads.
     """
-    window: list[Buffers] = []
+    window: list[Collective] = []
     large_count = 0
-    for buffers in prepared:
-        is_large = buffers.send.nbytes >= limits.SMALL_TENSOR_BYTES
+    for call in calls:
+        is_large = call.send.nbytes >= limits.SMALL_TENSOR_BYTES
         if (is_large and large_count == max_in_flight) or len(window) >= window_max():
             yield window
             window, large_count = [], 0
-        window.append(buffers)
+        window.append(call)
         large_count += is_large
     if window:
         yield window

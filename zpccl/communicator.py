@@ -15,16 +15,16 @@ import socket
 import threading
 import time
 import weakref
-from concurrent.futures import Future
 from typing import Any
 
 from zpccl import limits
 from zpccl.caller import is_int, public
 from zpccl.collectives import AsyncReduceHandle, Collectives
 from zpccl.control.addresses import advertised_address, listen_on_first_free, parse_listen, parse_masters
+from zpccl.control.calls import PendingCall
 from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import peer_keys
-from zpccl.control.peer_loop import PeerLoop, PendingCall
+from zpccl.control.peer_loop import PeerLoop
 from zpccl.errors import InvalidArgument, InvalidUsage, TooFewPeers
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
@@ -184,13 +184,13 @@ class Communicator(Collectives):
                 self._loop.close()  # Waits for its end, so that its port is free.
             loop = self._loop = self._make_loop(is_ready=prefetch is None)
             _open_communicators.add(self)
-            call = PendingCall(Future())
+            call = PendingCall()
         with self._giving_up(loop, [call]):
             if prefetch is None:
                 loop.start(call, n_attempts)
             else:
                 self._fetch_ahead(loop, call, n_attempts, prefetch, deadline_ns)
-            self._outcome(loop, call)
+            self._answer(loop, call)
 
     def _fetch_ahead(
         self, loop: PeerLoop, call: PendingCall, n_attempts: int, state: SharedState, deadline_ns: int
@@ -313,7 +313,7 @@ class Communicator(Collectives):
             PendingAsyncOps: collectives are in flight.
             InvalidUsage: not connected, or other peers made other calls.
         """
-        self._vote(TopologyKind.UPDATE)
+        self._run(PendingCall(spec=TopologySpec(TopologyKind.UPDATE)))
 
     @public
     def are_peers_pending(self) -> bool:
@@ -324,7 +324,7 @@ class Communicator(Collectives):
         Raises:
             InvalidUsage: not connected, or other peers made other calls.
         """
-        return bool(self._vote(TopologyKind.PENDING))
+        return bool(self._run(PendingCall(spec=TopologySpec(TopologyKind.PENDING))))
 
     @public
     def optimize_topology(self) -> None:
@@ -337,13 +337,7 @@ class Communicator(Collectives):
             PendingAsyncOps: collectives are in flight.
             InvalidUsage: not connected, or other peers made other calls.
         """
-        self._vote(TopologyKind.OPTIMIZE)
-
-    def _vote(self, kind: TopologyKind) -> int:
-        loop, call = self._connected(), PendingCall(Future())
-        with self._giving_up(loop, [call]):
-            loop.vote([TopologySpec(kind)], [call])
-            return self._outcome(loop, call).value
+        self._run(PendingCall(spec=TopologySpec(TopologyKind.OPTIMIZE)))
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 
@@ -409,16 +403,16 @@ class Communicator(Collectives):
             )
             for name, tensor in tensors.items()
         )
-        call = PendingCall(Future(), transfer=transfer)
+        call = PendingCall(spec=SyncSpec(strategy, state.revision, entries, kind), transfer=transfer)
         try:
             with self._giving_up(loop, [call]):
-                loop.vote([SyncSpec(strategy, state.revision, entries, kind)], [call])
+                loop.call([call])
                 transfer.run()
-                state.revision = self._outcome(loop, call).value
+                state.revision = self._answer(loop, call)
             reporter.end(transfer.bytes_done)
         except KeyboardInterrupt:
             if transfer.is_written:  # The interrupt came too late: the others count this peer in.
-                state.revision = call.future.result().value
+                state.revision = call.future.result()
             raise
         return SharedStateSyncInfo(transfer.tx_bytes, transfer.rx_bytes)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 import zmq
 
 import zpccl
-from zpccl import limits
-from zpccl.arguments import AllReduce
-from zpccl.control.peer_loop import PeerLoop, PendingCall
+from zpccl import arguments, limits
+from zpccl.control.calls import PendingCall
+from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import Engine
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
@@ -42,7 +41,7 @@ def loop(router: zmq.Socket[bytes]) -> Iterator[PeerLoop]:
     """Of a peer that connects; its thread is not started, so the test takes its place."""
     address = router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
     loop = zpccl.Communicator(f"{address},127.0.0.1:1", listen="127.0.0.1")._make_loop()
-    loop.call(lambda ids: events.ConnectCalled(ids[0], 1), [PendingCall(Future())])
+    loop.call([PendingCall()], connect_tries=1)
     loop._run_once({loop._wakeup}, NOW_NS)
     loop._waiter.register(loop._wakeup)
     loop._socket.connect(loop._endpoints[0])
@@ -132,8 +131,8 @@ class Restoring(Engine):
 def running(loop: PeerLoop, attempt_id: int, count: int = limits.SMALL_TENSOR_BYTES) -> PendingCall:
     """A call of which an attempt runs."""
     array = np.zeros(count, np.uint8)
-    buffers = AllReduce(array, array, ReduceOp.SUM, 0, None, None).prepare().buffers
-    call = PendingCall(Future(), call_id=10 + attempt_id, buffers=buffers)
+    call = arguments.all_reduce(array, array, ReduceOp.SUM, 0, None, None, "auto")
+    call.call_id = 10 + attempt_id
     loop._calls[10 + attempt_id] = call
     loop._attempts[attempt_id] = 10 + attempt_id
     return call
@@ -153,7 +152,7 @@ def test_others_are_answered_while_the_memory_of_one_is_restored(loop: PeerLoop,
     loop.withdraw(large, timed_out=False)
     loop._run_once({loop._wakeup}, NOW_NS)
     loop._perform([Resolve(12, 3)], NOW_NS)
-    assert small.future.result().value == 3 and not large.future.done()
+    assert small.future.result() == 3 and not large.future.done()
     engine.go_on.set()
     run_until(loop, large.future.done)
     assert isinstance(large.future.exception(), PeerLost) and threading.current_thread().name not in engine.threads

@@ -1,41 +1,81 @@
-"""The memory of a collective, and the plan that the engine gets for it."""
+"""A call of a user, from its start to its answer: what it votes for, its memory, and what it cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
 
 from zpccl.engine.engine import ReducePlan
-from zpccl.engine.tensors import TensorView
+from zpccl.engine.tensors import NO_MEMORY, TensorView
+from zpccl.errors import PCCLError
 from zpccl.protocol.effects import StartReduce
-from zpccl.protocol.messages import CollectiveSpec
+from zpccl.protocol.messages import CollectiveSpec, Spec
 from zpccl.protocol.rings import owners_of
+from zpccl.state.transfer import StateTransfer
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
-@dataclass
-class Buffers:
-    """The memory of a collective, and how it is combined.
+@dataclass(eq=False, kw_only=True)
+class PendingCall:
+    """A call without an answer. `dataclasses.replace` makes the same call anew.
 
     Attributes:
-        recv: receives the result. Where its size depends on who takes part, a function: it is called in the peer's
-            thread with the number of peers and this one's place among them, in order of ids, and may raise PCCLError.
+        spec: what it votes for; None: connect().
+        send: what a collective reads.
+        recv: receives its result; see `recv_for`.
+        restore: whether old contents are kept, for a failure.
+        transfer: of a sync.
+        future: gets the machine's answer (of collectives the number of peers), or the error.
+        call_id: its number, once it is made.
+        peers: id and name of all who take part, in order of ids, once its plan has come.
+        place: this peer's, among them.
+        error: its answer, while what its memory held is put back.
     """
 
-    spec: CollectiveSpec
-    send: TensorView
-    recv: TensorView | Callable[[int, int], TensorView]
-    restore: bool
+    spec: Spec | None = None
+    send: TensorView = NO_MEMORY
+    recv: TensorView = NO_MEMORY
+    restore: bool = True
+    transfer: StateTransfer | None = None
+    future: Future[int] = field(default_factory=Future, init=False)
+    call_id: int | None = field(default=None, init=False)
+    peers: tuple[tuple[bytes, str], ...] = field(default=(), init=False)
+    place: int = field(default=-1, init=False)
+    algorithm: Algorithm = field(default=Algorithm.RING, init=False)
+    tx_bytes: int = field(default=0, init=False)
+    rx_bytes: int = field(default=0, init=False)
+    error: PCCLError | None = field(default=None, init=False)
 
-    def plan(self, start: StartReduce, own_id: bytes) -> ReducePlan:
-        """What the engine of the peer `own_id` does in an attempt.
+    def result(self) -> Any:
+        """What the user gets of a call that has succeeded."""
+        return self.future.result()
+
+    def recv_for(self, world_size: int, place: int) -> TensorView:
+        """What receives the result, now that it is known how many peers take part, and this one's place among them.
+
+        The peer's thread calls it: a new tensor is allocated there, but none of its pages is touched.
 
         Raises:
-            PCCLError: there is no room for the result.
+            PCCLError, MemoryError: there is no room for the result.
+        """
+        del world_size, place
+        return self.recv
+
+    def plan(self, start: StartReduce, own_id: bytes, names: Mapping[bytes, str]) -> ReducePlan:
+        """What the engine of the peer `own_id` does in an attempt at a collective.
+
+        Raises:
+            PCCLError, MemoryError: there is no room for the result.
         """
         spec, order, owners = self.spec, start.order, owners_of(start.order)
-        rank, kind = order.index(own_id), CollectiveKind(self.spec.kind)
-        recv = self.recv if isinstance(self.recv, TensorView) else self.recv(len(order), owners.index(rank))
+        assert isinstance(spec, CollectiveSpec)
+        rank, kind = order.index(own_id), CollectiveKind(spec.kind)
+        self.peers = tuple((order[owner], names.get(order[owner], order[owner].hex()[:8])) for owner in owners)
+        self.place = owners.index(rank)
+        self.algorithm = Algorithm(start.algorithm)
+        recv = self.recv_for(len(order), self.place)
         if kind is CollectiveKind.ALL_REDUCE:
             owners = ()
         elif kind is CollectiveKind.BROADCAST:
@@ -56,5 +96,5 @@ class Buffers:
             restore=self.restore,
             kind=kind,
             owners=owners,
-            algorithm=Algorithm(start.algorithm),
+            algorithm=self.algorithm,
         )
