@@ -86,7 +86,7 @@ class DataType(enum.IntEnum):
     @property
     def itemsize(self) -> int:
         """Size of one element in bytes."""
-        return _ITEMSIZE[self]
+        return _ITEM_BYTES[self]
 
     @property
     def is_floating(self) -> bool:
@@ -104,13 +104,13 @@ class DataType(enum.IntEnum):
 
         if self is DataType.BFLOAT16:
             raise InvalidArgument("numpy has no bfloat16; use torch, ml_dtypes, or uint16 with an operand descriptor")
-        return np.dtype(_NUMPY_NAME[self])
+        return np.dtype(_NAMES[self])
 
     def to_torch_dtype(self) -> Any:
         """The torch dtype of this type."""
         import torch
 
-        return getattr(torch, _TORCH_NAME[self])
+        return getattr(torch, _NAMES[self])
 
     @classmethod
     def from_numpy_dtype(cls, dtype: Any) -> DataType:
@@ -139,36 +139,13 @@ class DataType(enum.IntEnum):
         raise InvalidArgument(f"dtype {dtype} is not supported; supported are {', '.join(_FROM_NAME)}")
 
 
-_NUMPY_NAME = {
-    DataType.UINT8: "uint8",
-    DataType.INT8: "int8",
-    DataType.UINT16: "uint16",
-    DataType.INT16: "int16",
-    DataType.UINT32: "uint32",
-    DataType.INT32: "int32",
-    DataType.UINT64: "uint64",
-    DataType.INT64: "int64",
-    DataType.FLOAT16: "float16",
-    DataType.BFLOAT16: "bfloat16",
-    DataType.FLOAT: "float32",
-    DataType.DOUBLE: "float64",
-}
-_TORCH_NAME = _NUMPY_NAME
-_FROM_NAME = {name: datatype for datatype, name in _NUMPY_NAME.items()}
-_ITEMSIZE = {
-    DataType.UINT8: 1,
-    DataType.INT8: 1,
-    DataType.UINT16: 2,
-    DataType.INT16: 2,
-    DataType.UINT32: 4,
-    DataType.INT32: 4,
-    DataType.UINT64: 8,
-    DataType.INT64: 8,
-    DataType.FLOAT16: 2,
-    DataType.BFLOAT16: 2,
-    DataType.FLOAT: 4,
-    DataType.DOUBLE: 8,
-}
+# By value.
+_NAMES = (
+    *("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
+_ITEM_BYTES = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
+_FROM_NAME = {name: DataType(value) for value, name in enumerate(_NAMES)}
 
 
 class DeviceType(enum.IntEnum):
@@ -320,13 +297,10 @@ class ReduceOpDescriptor:
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Makes one from torch tensors. `send` and `recv` may be the same."""
+        """Makes one from torch tensors or numpy arrays. `send` and `recv` may be the same."""
         return cls(send, recv, reduce_descriptor)
 
-    @classmethod
-    def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Makes one from numpy arrays. `send` and `recv` may be the same."""
-        return cls(send, recv, reduce_descriptor)
+    from_numpy = from_torch
 
 
 @dataclass(frozen=True)
