@@ -1,7 +1,6 @@
 """Progress of long transfers: callbacks and log lines.
 
-A `ProgressMeter` is pure: the time is an argument. A `ProgressReporter` belongs to the user's thread that made the
-call, reads the clock, and calls the callback in that thread only.
+A `ProgressReporter` belongs to the user's thread that made the call, and calls the callback in that thread only.
 """
 
 from __future__ import annotations
@@ -58,18 +57,31 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 """A user's callback. It is called often enough for a progress bar, and must return soon: the transfer waits for it."""
 
 
-class ProgressMeter:
-    """Measures the rate of one transfer over its last PROGRESS_WINDOW.
+class ProgressReporter:
+    """Reports one transfer: to the callback at its start, every PROGRESS_INTERVAL and at its end; to the log every
+    second after the first one, and at the end of a transfer that took longer. A transfer of 0 bytes is not reported.
+
+    If the callback raises an `Exception`, that is logged with its traceback, and the callback is not called again for
+    this transfer, which continues: Ctrl-C stops it. Other exceptions, such as KeyboardInterrupt, propagate.
 
     Args:
         operation: as in `Progress`.
-        now_ns: when it begins.
+        callback: of the user; None: log only.
+        clock_ns: a monotonic clock.
     """
 
-    def __init__(self, operation: str, now_ns: int) -> None:
+    def __init__(
+        self, operation: str, callback: ProgressCallback | None, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        now_ns = clock_ns()
         self._operation = operation
+        self._callback = callback
+        self._clock_ns = clock_ns
         self._began_ns = now_ns
         self._samples = deque([(now_ns, 0)])  # Times and bytes done; the first is the last one before the window.
+        self._called_ns = now_ns - limits.PROGRESS_INTERVAL_NS  # The first call is due at once.
+        self._logged_ns = now_ns
+        self._bytes_done = 0
 
     def measure(self, bytes_done: int, bytes_expected: int, now_ns: int) -> Progress:
         """The progress now. Time and bytes never decrease."""
@@ -90,32 +102,6 @@ class ProgressMeter:
             seconds_left=0.0 if left == 0 else left / rate if rate > 0 else None,
         )
 
-
-class ProgressReporter:
-    """Reports one transfer: to the callback at its start, every PROGRESS_INTERVAL and at its end; to the log every
-    second after the first one, and at the end of a transfer that took longer. A transfer of 0 bytes is not reported.
-
-    If the callback raises an `Exception`, that is logged with its traceback, and the callback is not called again for
-    this transfer, which continues: Ctrl-C stops it. Other exceptions, such as KeyboardInterrupt, propagate.
-
-    Args:
-        operation: as in `Progress`.
-        callback: of the user; None: log only.
-        clock_ns: a monotonic clock.
-    """
-
-    def __init__(
-        self, operation: str, callback: ProgressCallback | None, clock_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
-        now_ns = clock_ns()
-        self._callback = callback
-        self._clock_ns = clock_ns
-        self._meter = ProgressMeter(operation, now_ns)
-        self._began_ns = now_ns
-        self._called_ns = now_ns - limits.PROGRESS_INTERVAL_NS  # The first call is due at once.
-        self._logged_ns = now_ns
-        self._bytes_done = 0
-
     def update(self, bytes_done: int, bytes_expected: int) -> None:
         """Updates the progress. Cheap when no report is due."""
         self._bytes_done = bytes_done
@@ -123,14 +109,14 @@ class ProgressReporter:
         if bytes_expected > 0 and now_ns - self._called_ns >= limits.PROGRESS_INTERVAL_NS:
             self._called_ns = now_ns
             is_log_due = now_ns - self._logged_ns >= limits.PROGRESS_LOG_INTERVAL_NS
-            self._tell(self._meter.measure(bytes_done, bytes_expected, now_ns), is_log_due)
+            self._tell(self.measure(bytes_done, bytes_expected, now_ns), is_log_due)
 
     def end(self, bytes_done: int | None = None) -> None:
         """The transfer has succeeded. `bytes_done` None: as in the last update."""
         now_ns = self._clock_ns()
         bytes_done = self._bytes_done if bytes_done is None else bytes_done
         if bytes_done > 0:
-            progress = self._meter.measure(bytes_done, bytes_done, now_ns)
+            progress = self.measure(bytes_done, bytes_done, now_ns)
             is_log_due = now_ns - self._began_ns >= limits.PROGRESS_LOG_INTERVAL_NS
             self._tell(replace(progress, is_done=True), is_log_due)
 
