@@ -178,10 +178,8 @@ class Collectives(Caller):
 
         Raises:
             PeerLost: a peer was lost; call again, with another root if that is the one.
-            TooFewPeers: alone in the group.
             CollectiveMismatch: peers gave different arguments; `field` is "is_root" where not just one is the root.
-            OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
+            PCCLError: others, as by `all_reduce`.
         """
         info: ReduceInfo = self._run(arguments.broadcast(tensor, is_root, tag, restore), timeout)
         return info
@@ -211,11 +209,7 @@ class Collectives(Caller):
             The rows, as a view of `recv` where that is given, and whose they are.
 
         Raises:
-            PeerLost: a peer was lost; call again.
-            TooFewPeers: alone in the group.
-            CollectiveMismatch: peers gave different arguments.
-            OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
+            PCCLError: as by `all_reduce`.
         """
         result: GatherResult = self._run(arguments.all_gather(send, recv, tag, self._world_size()), timeout)
         return result
@@ -262,11 +256,7 @@ class Collectives(Caller):
             The part, in one dimension and as a view of `recv` where that is given, and where it belongs.
 
         Raises:
-            PeerLost: a peer was lost; call again.
-            TooFewPeers: alone in the group.
-            CollectiveMismatch: peers gave different arguments.
-            OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
+            PCCLError: as by `all_reduce`.
         """
         call = arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size())
         result: ScatterResult = self._run(call, timeout)
@@ -297,11 +287,7 @@ class Collectives(Caller):
             timeout: seconds after which the call is given up; the others go on waiting for this peer.
 
         Raises:
-            TooFewPeers: alone in the group.
-            CollectiveMismatch: peers made another call with this tag.
-            OperationTimeout: `timeout` ran out.
-            PeerLost: a peer was lost before all had come; call again.
-            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
+            PCCLError: as by `all_reduce`.
         """
         info: ReduceInfo = self._run(arguments.barrier(tag), timeout)
         return info
