@@ -214,19 +214,15 @@ class Communicator(Collectives):
     def _make_loop(self, *, is_ready: bool = True) -> PeerLoop:
         identity = self._keys.identity if self._keys is not None else ""
         peer_id, token = make_peer_id(identity, secrets.token_bytes(SALT_BYTES)), secrets.token_bytes(16)
-
-        def options(addresses: tuple[str, ...]) -> PeerOptions:
-            return PeerOptions(
-                peer_id=peer_id,
-                token=token,
-                name=self._name,
-                group=self._group,
-                addresses=addresses,
-                masters=self._masters,
-                is_ready=is_ready,
-                master_timeout_ns=self._master_timeout_ns,
-            )
-
+        options = PeerOptions(
+            peer_id=peer_id,
+            token=token,
+            name=self._name,
+            group=self._group,
+            masters=self._masters,
+            is_ready=is_ready,
+            master_timeout_ns=self._master_timeout_ns,
+        )
         return PeerLoop(
             options,
             tuple(f"tcp://{address}" for address in self._masters),

@@ -26,9 +26,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import zmq
@@ -106,7 +106,7 @@ class PeerLoop:
 
     def __init__(
         self,
-        options: Callable[[tuple[str, ...]], PeerOptions],
+        options: PeerOptions,
         endpoints: tuple[str, ...],
         listener: socket.socket,
         connection_count: int,
@@ -130,7 +130,7 @@ class PeerLoop:
         self.engine = Engine()
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._broker = LinkBroker(
-            options(()).peer_id,
+            options.peer_id,
             listener,
             connection_count,
             advertise,
@@ -140,7 +140,7 @@ class PeerLoop:
             ciphers=ciphers,
             on_connection=self._on_new_connection,
         )
-        self.options = options(self._broker.addresses)
+        self.options = replace(options, addresses=self._broker.addresses)
         self._machine = PeerMachine(self.options)
         self._session = Session(self.options.peer_id, has_keys=keys is not None)
         self._run_id = b""
