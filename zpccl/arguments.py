@@ -1,4 +1,7 @@
-"""Checks what users give to collectives, and makes a call of it: the spec to vote for, the memory, the result."""
+"""Checks what users give to collectives, and makes a call of it: the spec to vote for, the memory, the result.
+
+All of it raises InvalidArgument for what cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zpccl import limits
-from zpccl.caller import is_int
+from zpccl.caller import checked_int
 from zpccl.control.calls import PendingCall
 from zpccl.engine.tensors import NO_MEMORY, TensorView, empty_like, first_elements, new_tensor, view
 from zpccl.errors import InvalidArgument
@@ -72,11 +75,7 @@ def all_reduce(
     restore: bool = True,
     count: int | None = None,
 ) -> Collective:
-    """An all-reduce. `count`: the elements that a descriptor says there are.
-
-    Raises:
-        InvalidArgument: a tensor or an argument cannot be used.
-    """
+    """An all-reduce. `count`: the elements that a descriptor says there are."""
     options = NO_QUANTIZATION if quantization is None else quantization
     if not isinstance(options, QuantizationOptions):
         raise InvalidArgument(f"quantization_options is a {type(options).__name__}")
@@ -123,19 +122,14 @@ def _check_quantization(options: QuantizationOptions, datatype: DataType) -> Non
     if options.quantized_datatype not in tuple(QuantizedDataType):
         names = ", ".join(QuantizedDataType.__members__)
         raise InvalidArgument(f"can quantise to {names} only, not {options.quantized_datatype!r}")
-    if not is_int(options.block_size) or not 1 <= options.block_size <= limits.QUANTIZATION_BLOCK_ELEMENTS_MAX:
-        raise InvalidArgument(f"block_size {options.block_size!r} is not within the bounds")
+    checked_int(options.block_size, "block_size", 1, limits.QUANTIZATION_BLOCK_ELEMENTS_MAX)
 
 
 # --- Broadcast and barrier ------------------------------------------------------------------------------------------
 
 
 def broadcast(tensor: Any, is_root: bool, tag: int, restore: bool) -> Collective:
-    """A broadcast.
-
-    Raises:
-        InvalidArgument: the tensor or an argument cannot be used.
-    """
+    """A broadcast."""
     if not isinstance(is_root, bool):
         raise InvalidArgument(f"is_root is {is_root!r}; say True on the peer whose tensor is sent, False on the others")
     memory = view(tensor, "tensor", writable=not is_root)
@@ -144,11 +138,7 @@ def broadcast(tensor: Any, is_root: bool, tag: int, restore: bool) -> Collective
 
 
 def barrier(tag: int) -> Collective:
-    """A barrier.
-
-    Raises:
-        InvalidArgument: the tag cannot be used.
-    """
+    """A barrier."""
     return Collective(spec=_spec(CollectiveKind.BARRIER, tag, NO_MEMORY))
 
 
@@ -225,11 +215,7 @@ class _ReduceScatter(_SizedByPeers):
 
 
 def all_gather(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
-    """An all-gather among `world_size` members or, if some are lost, fewer.
-
-    Raises:
-        InvalidArgument: a tensor or an argument cannot be used.
-    """
+    """An all-gather among `world_size` members or, if some are lost, fewer."""
     memory = view(send, "send", writable=False)
     spec = _spec(CollectiveKind.ALL_GATHER, tag, memory)
     return _AllGather(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)
@@ -238,11 +224,7 @@ def all_gather(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
 def reduce_scatter(
     send: Any, recv: Any, op: ReduceOp, tag: int, operand: ReduceOperandDescriptor | None, world_size: int
 ) -> Collective:
-    """A reduce-scatter among `world_size` members or, if some are lost, fewer.
-
-    Raises:
-        InvalidArgument: a tensor or an argument cannot be used.
-    """
+    """A reduce-scatter among `world_size` members or, if some are lost, fewer."""
     memory = view(send, "send", writable=False, datatype=_datatype_of(operand))
     spec = _spec(CollectiveKind.REDUCE_SCATTER, tag, memory, op)
     return _ReduceScatter(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)
@@ -261,12 +243,10 @@ def _spec(
     options: QuantizationOptions = NO_QUANTIZATION,
     algorithm: Algorithm = Algorithm.AUTO,
 ) -> CollectiveSpec:
-    if not is_int(tag) or not 0 <= tag <= limits.TAG_MAX:
-        raise InvalidArgument(f"tag {tag!r} is not an integer from 0 to {limits.TAG_MAX}")
     if op not in tuple(ReduceOp):
         raise InvalidArgument(f"op {op!r} is not a ReduceOp")
     return CollectiveSpec(
-        tag=int(tag),
+        tag=checked_int(tag, "tag", 0, limits.TAG_MAX),
         count=max(memory.count, 1),
         datatype=int(memory.datatype),
         op=int(op),

@@ -121,9 +121,13 @@ def wait(future: Future[int], timeout: float | None) -> bool:
     return True
 
 
-def is_int(value: object) -> bool:
-    """True for whole numbers of any kind, but not for True and False."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def checked_int(value: Any, name: str, least: int, most: int | None = None) -> int:
+    """A checked argument: a whole number of any type, but neither True nor False."""
+    is_int = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_int or value < least or (most is not None and value > most):
+        bound = "on" if most is None else f"to {most}"
+        raise InvalidArgument(f"{name} {value!r} is not an integer from {least} {bound}")
+    return int(value)
 
 
 def checked_seconds(seconds: Any, name: str) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from zpccl import arguments, limits
 from zpccl.arguments import Collective
-from zpccl.caller import Caller, checked_seconds, is_int, public, wait
+from zpccl.caller import Caller, checked_int, checked_seconds, public, wait
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, Result, TooFewPeers
 from zpccl.types import (
@@ -318,8 +318,7 @@ class Collectives(Caller):
             CollectiveMismatch: peers gave different arguments.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
-        if not is_int(max_in_flight) or max_in_flight < 1:
-            raise InvalidArgument(f"max_in_flight {max_in_flight!r} is not a positive integer")
+        max_in_flight = checked_int(max_in_flight, "max_in_flight", 1)
         tags = [descriptor.reduce_descriptor.tag for descriptor in descriptors]
         if len(set(tags)) < len(tags):
             raise InvalidArgument("descriptors must have different tags")

@@ -15,10 +15,11 @@ import socket
 import threading
 import time
 import weakref
+from collections import Counter
 from typing import Any
 
 from zpccl import limits
-from zpccl.caller import is_int, public
+from zpccl.caller import checked_int, public
 from zpccl.collectives import AsyncReduceHandle, Collectives
 from zpccl.control.addresses import advertised_address, listen_on_first_free, parse_listen, parse_masters
 from zpccl.control.calls import PendingCall
@@ -104,13 +105,9 @@ class Communicator(Collectives):
         self._ciphers = ciphers_to_offer(encrypt, has_secret=self._keys is not None)
         text = address or os.environ.get("ZPCCL_MASTER") or f"127.0.0.1:{limits.MASTER_PORT}"
         self._masters = parse_masters(text)
-        if not is_int(peer_group) or not 0 <= peer_group <= limits.PEER_GROUP_MAX:
-            raise InvalidArgument(f"peer_group {peer_group!r} is not an integer from 0 to {limits.PEER_GROUP_MAX}")
-        self._group = int(peer_group)
+        self._group = checked_int(peer_group, "peer_group", 0, limits.PEER_GROUP_MAX)
         count = connections or p2p_connection_pool_size or _environment_int("ZPCCL_CONNECTIONS") or 0
-        if not is_int(count) or not 0 <= count <= limits.LINK_CONNECTIONS_MAX:
-            raise InvalidArgument(f"connections {count!r} is not an integer from 0 to {limits.LINK_CONNECTIONS_MAX}")
-        self._connections = int(count)
+        self._connections = checked_int(count, "connections", 0, limits.LINK_CONNECTIONS_MAX)
         self._advertise = advertise or os.environ.get("ZPCCL_ADVERTISE")
         if self._advertise:
             advertised_address(self._advertise, limits.PEER_PORT_FIRST)
@@ -169,8 +166,7 @@ class Communicator(Collectives):
             PeerUnreachable: no data connection to a member could be made.
             InvalidUsage: connected already, or closed.
         """
-        if not is_int(n_attempts) or n_attempts < 1:
-            raise InvalidArgument(f"n_attempts {n_attempts!r} is not a positive integer")
+        n_attempts = checked_int(n_attempts, "n_attempts", 1)
         if prefetch is not None and not isinstance(prefetch, SharedState):
             raise InvalidArgument(f"prefetch is a {type(prefetch).__name__}, not a SharedState")
         deadline_ns = time.monotonic_ns() + _nanoseconds(prefetch_timeout, "prefetch_timeout")
@@ -284,19 +280,15 @@ class Communicator(Collectives):
             InvalidUsage: not connected.
             InvalidArgument: no such attribute.
         """
-        members = self._admitted().view.members
-        sizes: dict[int, int] = {}
-        for _, group, _ in members:
-            sizes[group] = sizes.get(group, 0) + 1
-        if attribute == Attribute.GLOBAL_WORLD_SIZE:
-            return len(members)
-        if attribute == Attribute.LOCAL_WORLD_SIZE:
-            return sizes.get(self._group, 0)
-        if attribute == Attribute.NUM_DISTINCT_PEER_GROUPS:
-            return len(sizes)
-        if attribute == Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
-            return max(sizes.values(), default=0)
-        raise InvalidArgument(f"{attribute!r} is not an Attribute")
+        sizes = Counter(group for _, group, _ in self._admitted().view.members)
+        if attribute not in tuple(Attribute):
+            raise InvalidArgument(f"{attribute!r} is not an Attribute")
+        return {
+            Attribute.GLOBAL_WORLD_SIZE: sizes.total(),
+            Attribute.LOCAL_WORLD_SIZE: sizes[self._group],
+            Attribute.NUM_DISTINCT_PEER_GROUPS: len(sizes),
+            Attribute.LARGEST_PEER_GROUP_WORLD_SIZE: max(sizes.values(), default=0),
+        }[attribute]
 
     # --- Topology ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from zpccl import limits
-from zpccl.caller import public
+from zpccl.caller import checked_int, public
 from zpccl.engine.tensors import is_torch_tensor
 from zpccl.errors import InvalidArgument
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
@@ -135,10 +135,7 @@ class SharedState:
 
     @revision.setter
     def revision(self, revision: int) -> None:
-        is_integer = hasattr(revision, "__index__") and not isinstance(revision, bool)
-        if not is_integer or not 0 <= revision <= limits.REVISION_MAX:
-            raise InvalidArgument(f"revision {revision!r} is not an integer from 0 to {limits.REVISION_MAX}")
-        self._revision = int(revision)
+        self._revision = checked_int(revision, "revision", 0, limits.REVISION_MAX)
 
     def push_revision(self) -> None:
         """Adds one to the revision."""
