@@ -306,9 +306,10 @@ def test_a_timeout_ends_each_kind_of_call(trio: Run) -> None:
     assert still_works(trio)
 
 
-def test_a_handle_without_a_result(trio: Run) -> None:
-    """Before the end, and after a failure, there are no rows to look at."""
-    handle = trio.comms[0].all_gather_async(np.ones(5))
+@pytest.mark.parametrize("kind", ("all_reduce", "all_gather", "reduce_scatter"))
+def test_a_handle_without_a_result(trio: Run, kind: str) -> None:
+    """Before the end, and after a failure, there is nothing to look at."""
+    handle: zpccl.AsyncReduceHandle = getattr(trio.comms[0], f"{kind}_async")(np.ones(5))
     with pytest.raises(zpccl.InvalidUsage, match="no result"):
         _ = handle.result
     assert handle.wait(timeout=0)[:2] == (False, Result.RANK_CONNECTION_LOST)
@@ -320,7 +321,7 @@ def test_a_handle_without_a_result(trio: Run) -> None:
 def test_no_memory_for_the_result_fails_the_attempt_for_all(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """L1: everybody is told, and nobody's loop breaks."""
 
-    def refuse(like: Any, count: int, datatype: DataType) -> Any:
+    def refuse(like: Any, shape: tuple[int, ...], datatype: DataType) -> Any:
         raise MemoryError("no room")
 
     monkeypatch.setattr("zpccl.arguments.new_tensor", refuse)

@@ -301,7 +301,7 @@ def test_a_new_tensor_is_not_filled() -> None:
     """It is allocated by the thread that answers all calls; torch.empty would fill it with NaN here."""
     torch.use_deterministic_algorithms(True)
     try:
-        tensor, memory = new_tensor(torch.ones(1), 16 * limits.MIB, DataType.FLOAT)
+        tensor, memory = new_tensor(torch.ones(1), (16 * limits.MIB,), DataType.FLOAT)
     finally:
         torch.use_deterministic_algorithms(False)
     assert tensor.numel() == memory.count and not tensor.isnan().any()

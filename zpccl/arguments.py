@@ -11,7 +11,7 @@ from typing import Any
 from zpccl import limits
 from zpccl.caller import checked_int
 from zpccl.control.calls import PendingCall
-from zpccl.engine.tensors import NO_MEMORY, TensorView, empty_like, first_elements, new_tensor, view
+from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, new_tensor, view
 from zpccl.errors import InvalidArgument
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import (
@@ -80,10 +80,12 @@ def all_reduce(
     if not isinstance(options, QuantizationOptions):
         raise InvalidArgument(f"quantization_options is a {type(options).__name__}")
     datatype = _datatype_of(operand)
-    tensor = empty_like(send) if recv is None else recv
-    in_place = tensor is send
+    tensor, in_place = recv, recv is send
     source = view(send, "send", writable=in_place, datatype=datatype)
-    target = source if in_place else view(tensor, "recv", writable=True, datatype=datatype or source.datatype)
+    if tensor is None:
+        tensor, target = new_tensor(send, tuple(send.shape), source.datatype)
+    else:
+        target = source if in_place else view(tensor, "recv", writable=True, datatype=source.datatype)
     if target.count != source.count:
         raise InvalidArgument(f"recv has {target.count} elements, send has {source.count}")
     if count is not None and count != source.count:
@@ -174,7 +176,7 @@ class _SizedByPeers(Collective):
         """A new tensor, or the user's, if it is large enough."""
         needed = self.elements(world_size, place)
         if self.tensor is None:
-            self.tensor, self.recv = new_tensor(self.like, needed, self.send.datatype)
+            self.tensor, self.recv = new_tensor(self.like, (needed,), self.send.datatype)
         elif self.recv.count < needed:
             raise InvalidArgument(f"recv has {self.recv.count} elements; among {world_size} peers {needed} are needed")
         return self.recv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -73,24 +74,18 @@ def view(tensor: Any, name: str, *, writable: bool, datatype: DataType | None = 
     raise InvalidArgument(f"{name} has elements of {found.datatype.name}, but its descriptor says {datatype.name}")
 
 
-def empty_like(tensor: Any) -> Any:
-    """A new tensor of the same kind, shape and dtype, with undefined contents."""
-    if is_torch_tensor(tensor):
-        return sys.modules["torch"].empty_like(tensor, requires_grad=False)
-    return sys.modules["numpy"].empty_like(tensor, subok=False)
-
-
-def new_tensor(like: Any, count: int, datatype: DataType) -> tuple[Any, TensorView]:
-    """A new tensor of the same kind and dtype as `like`, with `count` elements in one dimension, and its memory.
+def new_tensor(like: Any, shape: tuple[int, ...], datatype: DataType) -> tuple[Any, TensorView]:
+    """A new tensor of the same kind and dtype as `like`, with undefined contents, and its memory.
 
     No page of it is touched. torch.empty would fill it where algorithms must be deterministic, at a second a GiB.
     """
+    count = math.prod(shape)
     if is_torch_tensor(like):
         torch = sys.modules["torch"]
         storage = torch.UntypedStorage(count * datatype.itemsize, device="cpu")
-        tensor = torch.empty(0, dtype=like.dtype, device="cpu").set_(storage, 0, (count,))
+        tensor = torch.empty(0, dtype=like.dtype, device="cpu").set_(storage, 0, shape)
         return tensor, TensorView(tensor, tensor.data_ptr(), count, datatype)
-    tensor = sys.modules["numpy"].empty(count, like.dtype)
+    tensor = sys.modules["numpy"].empty(shape, like.dtype)
     return tensor, TensorView(tensor, tensor.ctypes.data, count, datatype)
 
 
