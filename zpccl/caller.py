@@ -68,7 +68,7 @@ class Caller:
 
     def _run(self, call: PendingCall, timeout: float | None = None) -> Any:
         """Makes a call and waits for its result."""
-        timeout, loop = checked_seconds(timeout, "timeout"), self._connected()
+        timeout, loop = checked_seconds(timeout), self._connected()
         with self._giving_up(loop, [call]):
             loop.call([call])
             self._answer(loop, call, timeout)
@@ -130,10 +130,10 @@ def checked_int(value: Any, name: str, least: int, most: int | None = None) -> i
     return int(value)
 
 
-def checked_seconds(seconds: Any, name: str) -> float | None:
+def checked_seconds(timeout: Any) -> float | None:
     """A checked `timeout=`: a number that a lock can wait for, or None."""
-    if seconds is None:
+    if timeout is None:
         return None
-    if not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
-        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds, 0 or more; None waits without end")
-    return min(float(seconds), threading.TIMEOUT_MAX)
+    if not isinstance(timeout, (int, float)) or not 0 <= timeout < float("inf"):
+        raise InvalidArgument(f"timeout {timeout!r} is not a number of seconds, 0 or more; None waits without end")
+    return min(float(timeout), threading.TIMEOUT_MAX)

@@ -58,7 +58,7 @@ class AsyncReduceHandle:
             InvalidArgument: the timeout is not a number of seconds.
             InvalidUsage: in a child process made by fork.
         """
-        timeout = checked_seconds(timeout, "timeout")
+        timeout = checked_seconds(timeout)
         self._communicator._check_process()
         try:
             with self._communicator._giving_up(self._loop, [self._call]):
