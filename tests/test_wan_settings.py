@@ -1,10 +1,9 @@
-"""What wide-area networks are like (tools/wan/settings.py), and what the emulator and tc are told of it."""
+"""What wide-area networks are like (tools/wan/settings.py), and what the emulator is told of it."""
 
 from __future__ import annotations
 
 import pytest
 from wan.emulated import request_of
-from wan.netem import first_commands, receiver_commands, sender_commands
 from wan.settings import PathSettings, Settings, SettingsError
 
 
@@ -74,34 +73,4 @@ def test_the_emulator_is_told_everything_in_ns_bits_and_bytes() -> None:
         "path 1 0 0 0 20000000 0 0.0 1.0 128000 0",
         "host 0 0 128000 0 128000 0",
         "host 1 0 128000 1000000 128000 1",
-    ]
-
-
-def test_netem_gets_delay_and_loss_inside_of_the_rate() -> None:
-    settings = Settings(3).with_lines(
-        ["link 0 1 delay_ms=50 rate_mbit=1000 loss=0.1%", "path 2 1 jitter_ms=1 loss=1% loss_run=4", "host 2 down=1"]
-    )
-    assert receiver_commands(settings, 0) == [
-        "class replace dev host0 parent 1: classid 1:ffff htb rate 100000000000bit ceil 100000000000bit",
-        "class replace dev host0 parent 1:ffff classid 1:2 htb rate 1000000000bit ceil 1000000000bit",
-        "qdisc replace dev host0 parent 1:2 handle 11: netem limit 12500 delay 50ms loss random 0.100000%",
-        "class replace dev host0 parent 1:ffff classid 1:3 htb rate 100000000000bit ceil 100000000000bit",
-        "qdisc replace dev host0 parent 1:3 handle 12: netem limit 1000 delay 0ms loss random 100%",
-    ]
-    up = receiver_commands(settings.with_line("host 2 down=0"), 1)[-1]
-    assert up.endswith("netem limit 8419 delay 0ms 1ms loss gemodel 0.252525% 25.000000%")
-    assert first_commands(settings, 0, lambda host: f"10.0.{host}.2") == [
-        "qdisc add dev host0 root handle 1: htb",
-        "filter add dev host0 parent 1: protocol ip prio 1 u32 match ip src 10.0.1.2/32 flowid 1:2",
-        "filter add dev host0 parent 1: protocol ip prio 1 u32 match ip src 10.0.2.2/32 flowid 1:3",
-    ]
-
-
-def test_a_hosts_rates_are_shared_by_its_paths() -> None:
-    settings = Settings(2).with_lines(["host 0 ingress_mbit=30 egress_mbit=20", "path 1 0 rate_mbit=10"])
-    whole, path, _ = receiver_commands(settings, 0)
-    assert whole.endswith("htb rate 30000000bit ceil 30000000bit")
-    assert path.endswith("htb rate 1000000bit ceil 10000000bit")
-    assert sender_commands(settings, 0) == [
-        "class replace dev eth0 parent 1: classid 1:1 htb rate 20000000bit ceil 20000000bit"
     ]

@@ -2,7 +2,7 @@
 
 Each host is a network namespace with one address. In a `Network` they are joined by a router, which is a namespace,
 too. On a cut path the router drops packets silently, like a broken path of the internet: without RST or ICMP messages.
-The package `wan` makes networks with delays, rates and losses.
+`wan.emulated` makes networks with delays, rates and losses.
 
 Ownership: this process owns one descriptor per namespace. Namespaces have no names and no files, so the kernel removes
 them, and all devices in them, once these descriptors are closed and the processes inside have ended, however this
@@ -113,14 +113,11 @@ class Namespaces(abc.ABC):
         return f"/proc/{os.getpid()}/fd/{self._descriptors[index]}"
 
     def _ip(self, namespace: str, commands: Sequence[str]) -> None:
-        self._batch("ip", namespace, commands)
-
-    def _batch(self, program: str, namespace: str, commands: Sequence[str]) -> None:
-        """Runs several commands of `ip` or `tc` in one batch."""
+        """Runs several commands of `ip` in one batch."""
 
         def run() -> None:
             text = "".join(f"{command}\n" for command in commands)
-            subprocess.run([program, "-batch", "-"], input=text, text=True, check=True, capture_output=True)
+            subprocess.run(["ip", "-batch", "-"], input=text, text=True, check=True, capture_output=True)
 
         if commands:
             self._run(namespace, run)

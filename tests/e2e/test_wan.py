@@ -181,7 +181,7 @@ def test_a_full_queue_drops_the_rest() -> None:
 def test_a_cut_pair_is_silent_and_comes_back() -> None:
     """No RST and no ICMP: TCP sends again and again, and other paths work."""
     with wide(3, "link * * delay_ms=1") as network, connection(network, 0, 1) as (dialled, accepted):
-        network.cut(0, 1)
+        network.change("link 0 1 cut=1")
         dialled.sendall(b"lost")
         wait_for_resends(network, 0, 2)
         assert dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
@@ -191,7 +191,7 @@ def test_a_cut_pair_is_silent_and_comes_back() -> None:
         with connection(network, 0, 2) as (to_third, from_first):
             to_third.sendall(b"other paths work")
             assert from_first.recv(100) == b"other paths work"
-        network.heal()
+        network.change("link 0 1 cut=0")
         accepted.settimeout(HANG_SECONDS)
         assert accepted.recv(100) == b"lost"
 
@@ -199,14 +199,13 @@ def test_a_cut_pair_is_silent_and_comes_back() -> None:
 def test_a_host_is_cut_off_and_one_way_alone() -> None:
     with wide(3) as network, contextlib.ExitStack() as stack:
         zero, one, two = (stack.enter_context(datagram_socket(network, host)) for host in range(3))
-        network.cut_host(2)
-        network.cut_one_way(0, 1)
+        network.change("host 2 down=1", "path 0 1 cut=1")
         for sender, receiver in ((zero, two), (two, zero), (two, one), (zero, one)):
             sender.sendto(b"lost", receiver.getsockname())
         one.sendto(b"heard", zero.getsockname())
         assert zero.recv(100) == b"heard"
         until(lambda: sum(path["cut"] for path in network.counts().paths.values()) == 4, "four cut datagrams")
-        network.heal()
+        network.change("path * * cut=0", "host * down=0")
         for sender, receiver in ((zero, two), (two, one), (zero, one)):
             sender.sendto(b"later", receiver.getsockname())
             assert receiver.recv(100) == b"later"
@@ -263,75 +262,48 @@ def is_running(pid: int) -> bool:
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-class Command:
-    """`python tools/wan` with its own place.
-
-    Args:
-        folder: for the socket.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "wan.sock"
-
-    def line(self, *arguments: str) -> list[str]:
-        return [sys.executable, str(TOOLS / "wan"), "--socket", str(self.socket), *arguments]
-
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.line(*arguments), text=True, capture_output=True, check=False)
-
-
 @contextlib.contextmanager
-def network_up(command: Command, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A network by `up`, ended if it still runs. The test is skipped where there can be none."""
-    up = subprocess.Popen(
-        command.line("up", *arguments),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-    )
-    try:
-        assert up.stdout is not None and up.stderr is not None
-        if not up.stdout.readline().startswith("up, by "):
-            problem = up.stderr.read()
-            assert "cannot" in problem
-            pytest.skip(problem)
-        yield up
-    finally:
-        up.kill()
-        up.communicate()
+def network_up(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A network by `python tools/wan`, ended if it still runs, and for each host the command that enters it. The test
+    is skipped where there can be none."""
+    command = [sys.executable, str(TOOLS / "wan"), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as up:
+        try:
+            lines = [answer(up) for _ in range(int(arguments[0]))]
+            if not all(lines):
+                assert up.stderr is not None
+                problem = up.stderr.read()
+                assert "cannot" in problem
+                pytest.skip(problem)
+            yield up, [line.partition(": ")[2].replace("COMMAND", "").strip() for line in lines]
+        finally:
+            up.kill()
+
+
+def answer(up: subprocess.Popen[str], *lines: str) -> str:
+    """The next line that the command prints, after it was told these."""
+    assert up.stdin is not None and up.stdout is not None
+    up.stdin.writelines(f"{line}\n" for line in lines)
+    up.stdin.flush()
+    return up.stdout.readline()
 
 
 def test_the_command_runs_programs_on_hosts_and_changes_the_network(tmp_path: Path) -> None:
-    command, configuration = Command(tmp_path), tmp_path / "wan.conf"
+    configuration = tmp_path / "wan.conf"
     configuration.write_text("link * * delay_ms=1\n", encoding="utf-8")
-    with network_up(command, "2", str(configuration), "--backend", "emulator") as up:
-        address = command("exec", "1", "ip", "-brief", "address", "show", "eth0")
-        assert "10.77.1.1" in address.stdout
-        assert command("set", "link 0 1 delay_ms=7", "host 0 down=1").returncode == 0
-        assert "path 1 0 delay_ms=7 " in command("show").stdout
-        wrong = command("set", "link 0 1 delay_ms=9", "link 0 2 delay_ms=9")
-        assert wrong.returncode == 1 and "line 2: '2' is no host" in wrong.stderr
-        assert "path 1 0 delay_ms=7 " in command("show").stdout
-        configuration.write_text("link * * delay_ms=3\n", encoding="utf-8")
-        up.send_signal(signal.SIGHUP)
-        assert up.stdout is not None and up.stdout.readline() == "read again\n"
-        assert "path 1 0 delay_ms=3 " in command("show").stdout
-        assert command("cut", "0", "1").returncode == 0 and "cut=1" in command("show").stdout
-        assert command("reload").returncode == 0 and "cut=1" not in command("show").stdout
-        assert "emulator: reads=" in command("stats").stdout
-        second = command("up", "2")
-        assert second.returncode == 1 and "is up already" in second.stderr
-        assert command("down").returncode == 0
-        assert up.wait(HANG_SECONDS) == 0
-    gone = command("show")
-    assert gone.returncode == 1 and "no network is up" in gone.stderr and "Traceback" not in gone.stderr
-
-
-def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
-    command = Command(tmp_path)
-    with network_up(command, "2", "--backend", "emulator") as up:
+    with network_up("2", str(configuration)) as (up, ways):
+        address = subprocess.check_output([*ways[1].split(), "ip", "-brief", "address", "show", "eth0"], text=True)
+        assert "10.77.1.1" in address
+        shown = [answer(up, "path 1 0 loss=1%", "link 0 1 delay_ms=7 loss=soon", "show")]
+        while not shown[-1].startswith("path 1 0"):
+            shown.append(answer(up))
+        assert "path 1 0 delay_ms=1 " in shown[-1] and " loss=0.01 " in shown[-1]
+        assert up.stderr is not None and "'soon' is no number" in up.stderr.readline()
+        assert answer(up, "reset", "stats").startswith("emulator: reads=")
+        assert up.stdin is not None
+        up.stdin.close()  # The network stays.
+        assert subprocess.run([*ways[0].split(), "true"], check=False).returncode == 0
         up.send_signal(signal.SIGINT)
-        assert up.wait(HANG_SECONDS) == 0
-        assert up.stderr is not None and up.stderr.read() == ""
-    assert not command.socket.exists()
+        assert up.wait(HANG_SECONDS) == 128 + signal.SIGINT
+        assert up.stderr.read() == "interrupted\n"

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from common import Row, Rows, WorkerFailed, add, format_bytes, positive, say
-from wan.choose import make_network
+from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
 from workers import LOOPBACK, Hosts, Master, Peer, Worker, call_all, ended_workers
 
@@ -352,7 +352,7 @@ def hosts_of(options: argparse.Namespace) -> Iterator[Hosts]:
         yield LOOPBACK
         return
     settings = Settings(options.masters + 1).with_lines([f"link * * {options.wan}"])
-    with make_network(settings, seed=options.seed) as network:
+    with EmulatedNetwork(settings, options.seed) as network:
         yield Hosts(network)
 
 

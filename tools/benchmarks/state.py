@@ -37,7 +37,6 @@ import numpy as np
 from common import MIB, Row, Rows, WorkerFailed, above_zero, add, positive, spread
 from networks import Namespaces
 from state_contents import CONTENTS, IDENTICAL, RANDOM, TRAINED, fill, make_stale, trained_weights
-from wan.choose import BACKENDS, make_network
 from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
 from workers import Hosts, Master, Peer, Worker, call_all, ended_workers
@@ -263,7 +262,7 @@ def make_hosts(options: argparse.Namespace, processes: int) -> Iterator[tuple[Ho
         hosts = Hosts()
         if options.uplink:
             settings = settings_of(processes, options)
-            hosts = Hosts(stack.enter_context(make_network(settings, options.backend, options.seed)))
+            hosts = Hosts(stack.enter_context(EmulatedNetwork(settings, options.seed)))
         yield hosts, stack.enter_context(Master(hosts, processes))
 
 
@@ -409,7 +408,6 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--tensors", 16, "that the state is made of", type=positive)
     add(parser, "--connections", 4)
     add(parser, "--reps", 3)
-    add(parser, "--backend", "auto", "auto: netem if the kernel has it", choices=BACKENDS)
     add(parser, "--seed", 0)
 
 

@@ -1,8 +1,7 @@
 """Times all-reduces over long fat networks, compared with raw TCP and Gloo: throughput by connections, delay and loss.
 
-Each peer, and the master, is on its own host in a wide-area network of the package `wan`: by netem if the kernel has
-it, else by a user-space emulator. All paths between peers have the same delay, rate and loss in both directions; those
-to the master have the delay only. Systems:
+Each peer, and the master, is on its own host in an emulated wide-area network (the package `wan`). All paths between
+peers have the same delay, rate and loss in both directions; those to the master have the delay only. Systems:
 
   zpccl      `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice
   encrypted  the same in a run with a secret, everything encrypted; needs PyNaCl, measured only on request
@@ -31,10 +30,8 @@ from typing import Any
 
 from common import Row, Rows, above_zero, add, bus_bandwidth_gbit, say, whole
 from networks import Namespaces
-from wan.choose import BACKENDS, make_network
-from wan.emulated import EmulatedNetwork
+from wan.emulated import CONGESTION_CONTROLS, EmulatedNetwork
 from wan.settings import Settings
-from wan.wide import CONGESTION_CONTROLS, WideNetwork
 from workers import Hosts, call_all
 
 from benchmarks.scenario import BYTES, Column, Scenario, Table
@@ -101,7 +98,7 @@ def once(system: System, size_bytes: int) -> float:
     return system.seconds[-1]
 
 
-def measure_system(network: WideNetwork, name: str, cell: Cell, options: argparse.Namespace) -> Row:
+def measure_system(network: EmulatedNetwork, name: str, cell: Cell, options: argparse.Namespace) -> Row:
     """All repetitions of one system in one cell."""
     connections = 1 if name == "gloo" else cell.connections
     how: dict[str, Any] = {"label": name, "secret": new_secret(), "encrypt": True} if name == "encrypted" else {}
@@ -112,8 +109,7 @@ def measure_system(network: WideNetwork, name: str, cell: Cell, options: argpars
         if connections == 0:
             connections = max(call_all(system.workers, "connection_count"))
         system.seconds, system.cpu_seconds = [], []
-        if isinstance(network, EmulatedNetwork):
-            network.reset_counts()
+        network.reset_counts()
         for _ in range(options.reps):
             system.repeat()
         seconds = system.times()
@@ -138,7 +134,7 @@ def measure_system(network: WideNetwork, name: str, cell: Cell, options: argpars
 
 
 def what_the_emulator_says(network: Namespaces | None) -> Row:
-    """Losses on all paths, and the lateness of the emulator; empty with netem."""
+    """Losses on all paths, and the lateness of the emulator; empty on loopback."""
     if not isinstance(network, EmulatedNetwork):
         return {}
     counts = network.counts()
@@ -158,9 +154,8 @@ def measure(options: argparse.Namespace) -> Rows:
         return
     cells = [Cell(rtt, loss, count) for rtt in options.rtt for loss in options.loss for count in options.connections]
     began = time.monotonic()
-    with make_network(settings_of(cells[0], options), options.backend, options.seed) as network:
-        kind = "the emulator" if isinstance(network, EmulatedNetwork) else "netem"
-        say(f"{len(cells)} networks of {options.peers} hosts and the master's, by {kind}")
+    with EmulatedNetwork(settings_of(cells[0], options), options.seed) as network:
+        say(f"{len(cells)} networks of {options.peers} hosts and the master's")
         if options.congestion:
             network.use_congestion_control(options.congestion)
         for number, cell in enumerate(cells, 1):
@@ -255,7 +250,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--seconds", 5, "at the full rate, of a repetition", type=above_zero)
     add(parser, "--reps", 3)
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
-    add(parser, "--backend", "auto", "auto: netem if the kernel has it", choices=BACKENDS)
     add(parser, "--seed", 0)
     text = "measure nothing: show what these JSON files have"
     parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help=text)

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from networks import DEVICE, NetworkUnavailable
+from networks import DEVICE, Namespaces, NetworkUnavailable
 
 from wan.settings import Settings
-from wan.wide import WideNetwork
 
 HOSTS_MAX = 16
+CONGESTION_CONTROLS = ("bbr", "cubic", "reno")
 NETWORK = "10.77"
 """The first two bytes of all addresses."""
 MTU_BYTES = 1500
@@ -52,7 +52,7 @@ class PacketCounts:
     """Of the emulator: lateness of packets (late: more than 1 ms), CPU and wall time, memory."""
 
 
-class EmulatedNetwork(WideNetwork):
+class EmulatedNetwork(Namespaces):
     """A wide-area network by the user-space emulator. Host i has the address 10.77.i.1.
 
     Args:
@@ -98,16 +98,19 @@ class EmulatedNetwork(WideNetwork):
         assert self._process is not None
         return self._process.pid
 
-    def fileno(self) -> int:
-        """A descriptor that becomes readable when the emulator dies."""
-        assert self._control is not None
-        return self._control.fileno()
-
     def configure(self, settings: Settings) -> None:
         """Applies settings atomically."""
         assert settings.host_count == self.host_count
         self._request(request_of(settings))
         self.settings = settings
+
+    def change(self, *lines: str) -> None:
+        """Changes the settings by lines (settings.py), all at once or not at all.
+
+        Raises:
+            SettingsError: a line is wrong.
+        """
+        self.configure(self.settings.with_lines(lines))
 
     def counts(self) -> PacketCounts:
         """Reads the counters."""
