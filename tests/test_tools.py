@@ -389,12 +389,12 @@ def test_cut_paths_keeps_the_promises() -> None:
 
 
 @pytest.mark.slow
-def test_quantise_stays_within_its_bounds() -> None:
-    rows = rows_of("quantise", "--parts", "reduces", "--peers", "2", "5")
-    assert len(rows) == 2 * 2 * (len(common.QUANTIZATIONS) - 1)
+def test_quantise_measures_each_format() -> None:
+    copied, *rows = rows_of("quantise", "--dtypes", "float64", "bfloat16", "--reps", "1")
+    assert copied["format"] == "memcpy" and len(rows) == 2 * (len(common.QUANTIZATIONS) - 1)
     for row in rows:
-        for way in ("ring", "direct"):
-            assert 0 < row[f"{way} rms"] < row[f"{way} worst"] <= row[f"{way} bound"] * 1.001, row
+        assert row["quantise"] > 0 and row["fold"] > 0 and row["dequantise"] > 0
+        assert row["bits"] < 9 and (row["rms"] is None) == (row["dtype"] == "bfloat16")
 
 
 @pytest.mark.slow

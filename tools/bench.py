@@ -27,7 +27,7 @@ SCENARIOS = {
     "checkpoint": "What do checkpoints take, beside safetensors and numpy?",
     "wan": "What does an all-reduce carry over long fat pipes, with how many connections?",
     "master": "What does one decision cost a master of many peers?",
-    "quantise": "How fast are the kernels of quantisation, and how large its errors?",
+    "quantise": "How fast are the kernels of quantisation?",
     "memory": "How much memory does an all-reduce take beyond the caller's buffers?",
     "kill-peer": "What happens to the others when a peer is killed in the middle, and how fast?",
     "state-faults": "What becomes of a sync of shared state when something happens in the middle of it?",

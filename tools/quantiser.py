@@ -25,7 +25,8 @@ def instruction_set() -> str:
 class Quantiser:
     """The quantisation of frames.
 
-    Buffers are contiguous and need not be aligned; wire and elements do not overlap.
+    Buffers are contiguous and need not be aligned; wire and elements do not overlap. All methods raise EngineError:
+    EINVAL, an argument is out of range; ENOTSUP, the CPU lacks the instruction set.
 
     Args:
         datatype: of the elements, floating.
@@ -44,36 +45,20 @@ class Quantiser:
     instruction_set: str | None = None
 
     def wire_bytes(self, count: int) -> int:
-        """Bytes of `count` elements on the wire.
-
-        Raises:
-            EngineError: EINVAL, an argument is out of range.
-        """
+        """Bytes of `count` elements on the wire."""
         return check_rc(lib.zp_quantised_bytes(self._native(), count), "zp_quantised_bytes")
 
     def quantise(self, wire: Any, elements: Any) -> None:
-        """Quantises `elements` to `wire`.
-
-        Raises:
-            EngineError: EINVAL, an argument is out of range; ENOTSUP, the CPU lacks the instruction set.
-        """
+        """Quantises `elements` to `wire`."""
         self._call("zp_quantise", wire, elements)
 
     def fold(self, wire: Any, local: Any, divisor: int = 1) -> None:
-        """Reduces in place: wire = quantise((dequantise(wire) op local) / divisor).
-
-        Raises:
-            EngineError: as `quantise`.
-        """
+        """Reduces in place: wire = quantise((dequantise(wire) op local) / divisor)."""
         self._call("zp_quantise_fold", wire, local, divisor=divisor)
 
     def join(self, wire: Any, shares: Sequence[Any], rank: int, local: Any, divisor: int = 1) -> None:
         """Reduces the shares of all peers in order of rank, divides by `divisor` and quantises to `wire`. shares[i] is
-        the quantised share of rank i; that of `rank` is `local`, not quantised.
-
-        Raises:
-            EngineError: as `quantise`.
-        """
+        the quantised share of rank i; that of `rank` is `local`, not quantised."""
         pieces = [ffi.from_buffer("uint8_t[]", share) for share in shares]
         count = len(ffi.from_buffer(local)) // self.datatype.itemsize
         if min(map(len, pieces)) < self.wire_bytes(count):
@@ -81,11 +66,7 @@ class Quantiser:
         self._call("zp_quantise_join", wire, local, pieces, len(pieces) + 1, rank, divisor=divisor)
 
     def dequantise(self, elements: Any, wire: Any) -> None:
-        """Dequantises `wire` to `elements`.
-
-        Raises:
-            EngineError: as `quantise`.
-        """
+        """Dequantises `wire` to `elements`."""
         self._call("zp_dequantise", wire, elements)
 
     def _native(self) -> Any:
