@@ -21,10 +21,8 @@ from common import STANDARD_OUTPUT, Row, add_output_arguments, run_tool, say, wr
 
 SCENARIOS = {
     "allreduce": "How long does an all-reduce take, beside torch's Gloo and beside TCP alone?",
-    "encryption": "What does encryption of data cost?",
     "state": "How fast do newcomers get the shared state, and from how many, beside plain copies?",
     "join": "How long do members stop for a newcomer, with and without fetching the state ahead?",
-    "checkpoint": "What do checkpoints take, beside safetensors and numpy?",
     "wan": "What does an all-reduce carry over long fat pipes, with how many connections?",
     "master": "What does one decision cost a master of many peers?",
     "quantise": "How fast are the kernels of quantisation?",

@@ -4,7 +4,9 @@ The systems take turns, repetition by repetition, in one run, so that disturbanc
 Before each repetition all processes are ready and wait; its time is that of the slowest process; its result is checked.
 Small all-reduces are repeated within one repetition, and the mean time counts.
 
-  zpccl    all processes call `all_reduce`, SUM, out of place (--place: in place, with or without restore)
+  zpccl    all processes call `all_reduce`, SUM, out of place (--place: in place, with or without restore). Several
+           values of --algorithm or --encryption take turns as systems of their own. `authenticated` is a run with a
+           secret whose frames are not encrypted, `encrypted` one with the cipher that zpccl chooses
   gloo     torch.distributed.all_reduce, in place (its only mode), one TCP connection per pair; if torch is installed
   raw_tcp  no reduction, no protocol: each process sends 2(N-1)/N times the tensor to its ring neighbour while it
            receives as much from the other one, from and to warm memory, over --connections sockets; one thread, poll,
@@ -16,13 +18,15 @@ With --batch all times are for that number of tensors together, --concurrent at 
 
 `busbw_gbit` is the bus bandwidth, 2(N-1)/N x bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system
 time of one all-reduce, summed over all processes including zpccl's master; `cpu_seconds_per_gib` is that per GiB of
-tensor. `of_raw_tcp` and `of_gloo` are the speed relative to that system in the same run.
+tensor. `of_plain`, `of_raw_tcp` and `of_gloo` are the speed relative to zpccl without encryption, or to that system, in
+the same run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,10 +36,12 @@ from workers import LOOPBACK
 from benchmarks.scenario import BYTES, Column, Scenario, Table, times
 from benchmarks.systems import (
     ALGORITHMS,
+    ENCRYPTIONS,
     PLACES,
     SYSTEMS,
     System,
     add_systems,
+    check_encryption,
     check_quantize,
     check_systems,
     speeds_beside,
@@ -54,14 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--quantize", ["none"])
     add(parser, "--reps", 7)
     add_systems(parser, SYSTEMS)
-    text = "of zpccl; several take turns as systems of their own"
-    add(parser, "--algorithm", ["auto"], text, choices=ALGORITHMS)
+    add(parser, "--algorithm", ["auto"], "of zpccl", choices=ALGORITHMS)
+    add(parser, "--encryption", ["plain"], "of zpccl", choices=ENCRYPTIONS)
     add(parser, "--place", "out", "where zpccl puts the result", choices=PLACES)
     text = "tensors of the size in one all_reduce_multiple_with_retry; zpccl only; 1: all_reduce"
     add(parser, "--batch", 1, text, type=positive)
     add(parser, "--concurrent", 4, "tensors of a batch that are reduced at a time", type=positive)
-    text = "keep each process on one CPU: less noise, but small all-reduces suffer"
-    parser.add_argument("--pin", action="store_true", help=text)
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -70,6 +74,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             parser.error("--batch: only zpccl has batches, and they restore")
         options.systems = ["zpccl"]
     check_systems(parser, options, SYSTEMS)
+    if options.encryption != ["plain"]:
+        check_encryption(parser)
     check_quantize(parser, options)
     item_bytes = np.dtype(options.dtype).itemsize
     if any(size % item_bytes for size in options.bytes):
@@ -79,20 +85,18 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def start_systems(
     stack: contextlib.ExitStack, options: argparse.Namespace, peers: int, connections: int
 ) -> list[System]:
-    """Starts the requested systems. A forced algorithm is part of the label."""
-    starts = []
+    """Starts the requested systems. A forced algorithm and the encryption are part of the label."""
+    systems = []
+    how = {"place": options.place, "batch": options.batch, "concurrent": options.concurrent}
     for name in options.systems:
         if name != "zpccl":
-            starts.append(start_system(LOOPBACK, name, peers, connections, pin=options.pin))
+            systems.append(stack.enter_context(start_system(LOOPBACK, name, peers, connections)))
             continue
-        for algorithm in options.algorithm:
-            how = {"place": options.place, "batch": options.batch, "concurrent": options.concurrent}
-            label = "zpccl" if algorithm == "auto" else f"zpccl {algorithm}"
-            start = start_system(
-                LOOPBACK, name, peers, connections, label=label, pin=options.pin, algorithm=algorithm, **how
-            )
-            starts.append(start)
-    return [stack.enter_context(start) for start in starts]
+        for algorithm, encryption in itertools.product(options.algorithm, options.encryption):
+            label = " ".join(["zpccl", *(what for what in (algorithm, encryption) if what not in ("auto", "plain"))])
+            ways = {"algorithm": algorithm, "encryption": encryption, **how}
+            systems.append(stack.enter_context(start_system(LOOPBACK, name, peers, connections, label=label, **ways)))
+    return systems
 
 
 def measure_size(
@@ -113,7 +117,6 @@ def measure_size(
             "quantize": quantize,
             **system.times(),
             "place": options.place if system.name.startswith("zpccl") else "in" if system.name == "gloo" else "out",
-            "pinned": options.pin,
             "reps": options.reps,
             "iterations": system.iterations,
         }
@@ -121,9 +124,9 @@ def measure_size(
         row["busbw_gbit"] = bus_bandwidth_gbit(peers, reduced_bytes, row["seconds_median"])
         row["cpu_seconds_per_gib"] = row["cpu_seconds"] / (reduced_bytes / GIB)
         rows.append(row)
-    for other in ("raw_tcp", "gloo"):
+    for key, other in (("plain", "zpccl"), ("raw_tcp", "raw_tcp"), ("gloo", "gloo")):
         for row, speed in zip(rows, speeds_beside(rows, other), strict=True):
-            row[f"of_{other}"] = speed
+            row[f"of_{key}"] = speed
     return rows
 
 
@@ -147,6 +150,7 @@ COLUMNS = [
     *times("seconds"),
     Column("bus Gbit/s", "busbw_gbit", ".2f"),
     Column("CPU s/GiB", "cpu_seconds_per_gib", ".3f"),
+    Column("of plain", "of_plain", ".2f"),
     Column("of raw TCP", "of_raw_tcp", ".2f"),
     Column("of Gloo", "of_gloo", ".2f"),
 ]

@@ -26,12 +26,15 @@ from workers import Hosts, Master, Peer, Worker, call_all, ended_workers, proces
 import zpccl
 from benchmarks.pattern import error_bound, fill_with, pattern, worst_error
 from benchmarks.raw_tcp import RawTcp
-from zpccl.engine.ciphers import Cipher
+from zpccl.control.keys import new_secret
+from zpccl.engine.ciphers import Cipher, available
 
 SYSTEMS = ("zpccl", "gloo", "raw_tcp")
 ALGORITHMS = ("auto", "ring", "direct")
 PLACES = ("out", "in", "in_no_restore")
 """Where zpccl puts the result: in a second buffer, in place, or in place with `restore=False`."""
+ENCRYPTIONS = ("plain", "authenticated", "encrypted", *(cipher.name for cipher in Cipher if cipher))
+"""Of zpccl: a run without a secret; with one, but frames not encrypted; encrypted by its choice, or by this cipher."""
 RESET_PEAK = "5"
 """Written to clear_refs, it resets the peak of the resident set to the current size."""
 WARM_UPS = 2
@@ -105,11 +108,6 @@ class Bench:
             cpu_seconds += time.process_time() - cpu_began
         return seconds / iterations, cpu_seconds / iterations
 
-    def pin(self) -> None:
-        """Pins all threads of this process to one CPU, a different one per rank if there are enough."""
-        cpus = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cpus[self.rank % len(cpus)]})
-
     def begin_memory(self) -> None:
         """Resets the peak of the resident set."""
         Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
@@ -136,8 +134,8 @@ class ZpcclBench(Bench):
         batch: tensors of one all_reduce_multiple_with_retry; 1: all_reduce.
         concurrent: its `max_in_flight`.
         algorithm: one of ALGORITHMS.
-        cipher: the only one that this peer offers; "": all available ones.
-        options: further options of the communicator.
+        encryption: one of ENCRYPTIONS.
+        secret: of the run; None: there is none.
     """
 
     def __init__(
@@ -150,16 +148,17 @@ class ZpcclBench(Bench):
         batch: int = 1,
         concurrent: int = 4,
         algorithm: str = "auto",
-        cipher: str = "",
-        **options: Any,
+        encryption: str = "plain",
+        secret: str | None = None,
     ) -> None:
         super().__init__(rank, peers)
-        self.peer = Peer(address, connections, **options)
+        is_encrypted = encryption not in ("plain", "authenticated")
+        self.peer = Peer(address, connections, secret=secret, encrypt=is_encrypted)
         self.place, self.algorithm = place, algorithm
         self.batch, self.concurrent = batch, concurrent
         self.descriptors: list[zpccl.ReduceOpDescriptor] = []
-        if cipher:
-            self.peer.comm._ciphers = (Cipher[cipher],)
+        if encryption in Cipher.__members__:
+            self.peer.comm._ciphers = (Cipher[encryption],)
 
     def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
         """Makes the tensors; those of a batch are slices of one."""
@@ -370,8 +369,7 @@ def start_system(
     connections: int,
     *,
     label: str = "",
-    pin: bool = False,
-    secret: str | None = None,
+    encryption: str = "plain",
     **options: Any,
 ) -> Iterator[System]:
     """Starts the connected processes of a system: peers on the first hosts, a master on the next one.
@@ -382,8 +380,7 @@ def start_system(
         peers: number of processes.
         connections: per pair; Gloo has one.
         label: of the results; "": the name.
-        pin: pin each process to one CPU.
-        secret: of a run of zpccl.
+        encryption: of zpccl, one of ENCRYPTIONS.
         options: further options of `ZpcclBench`.
     """
     with contextlib.ExitStack() as stack:
@@ -391,9 +388,10 @@ def start_system(
         factory: Callable[..., Bench] = RawTcpBench
         arguments: tuple[Any, ...] = ()
         if name == "zpccl":
+            secret = None if encryption == "plain" else new_secret()
             master = stack.enter_context(Master(hosts, peers, secret=secret))
             factory, arguments = ZpcclBench, (master.address, connections)
-            options["secret"] = secret
+            options |= {"secret": secret, "encryption": encryption}
         elif name == "gloo":
             store = Path(stack.enter_context(tempfile.TemporaryDirectory()), "store")
             factory, arguments, connections = GlooBench, (str(store), hosts.device), 1
@@ -402,8 +400,6 @@ def start_system(
             if name == "raw_tcp":
                 arguments = (connections, hosts.address(rank))
             workers.append(hosts.start(rank, f"{name} {rank}", factory, rank, peers, *arguments, **options))
-        if pin:
-            call_all(workers, "pin")
         call_all(workers, "join", call_all(workers, "address"))
         yield System(label or name, workers, connections, master.pid if master is not None else None)
 
@@ -416,6 +412,8 @@ def add_systems(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
 
 def check_systems(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> None:
     """Completes --systems, or exits with an error message."""
+    if "encrypted" in (options.systems or ()):
+        check_encryption(parser)
     has_torch = importlib.util.find_spec("torch") is not None
     if options.systems is None:
         options.systems = [name for name in names if has_torch or name != "gloo"]
@@ -423,6 +421,12 @@ def check_systems(parser: argparse.ArgumentParser, options: argparse.Namespace, 
             say("torch is not installed: no gloo (`make test-torch` installs it)")
     elif "gloo" in options.systems and not has_torch:
         parser.error("--systems gloo needs torch, which `make test-torch` installs")
+
+
+def check_encryption(parser: argparse.ArgumentParser) -> None:
+    """Exits with an error message if nothing can be encrypted here."""
+    if not available():
+        parser.error("encryption needs PyNaCl: pip install 'zpccl[secure]'")
 
 
 def check_quantize(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

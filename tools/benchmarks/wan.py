@@ -37,7 +37,6 @@ from workers import Hosts, call_all
 from benchmarks.scenario import BYTES, Column, Scenario, Table
 from benchmarks.systems import SYSTEMS, System, add_systems, check_systems, start_system
 from zpccl import limits
-from zpccl.control.keys import new_secret
 
 WAN_SYSTEMS = (*SYSTEMS, "encrypted")
 OWN_SYSTEMS = ("zpccl", "encrypted")
@@ -101,9 +100,8 @@ def once(system: System, size_bytes: int) -> float:
 def measure_system(network: EmulatedNetwork, name: str, cell: Cell, options: argparse.Namespace) -> Row:
     """All repetitions of one system in one cell."""
     connections = 1 if name == "gloo" else cell.connections
-    how: dict[str, Any] = {"label": name, "secret": new_secret(), "encrypt": True} if name == "encrypted" else {}
-    what = "zpccl" if name == "encrypted" else name
-    with start_system(Hosts(network), what, options.peers, connections, **how) as system:
+    what, encryption = ("zpccl", "encrypted") if name == "encrypted" else (name, "plain")
+    with start_system(Hosts(network), what, options.peers, connections, label=name, encryption=encryption) as system:
         size_bytes, latency_s = choose_bytes(system, options)
         call_all(system.workers, "allocate", size_bytes, "float32", "none")
         if connections == 0:
@@ -260,8 +258,6 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install 'zpccl[examples]'")
     check_systems(parser, options, SYSTEMS)
-    if "encrypted" in options.systems and importlib.util.find_spec("nacl") is None:
-        parser.error("--systems encrypted needs PyNaCl: pip install 'zpccl[secure]'")
 
 
 COLUMNS = [
