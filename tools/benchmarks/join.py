@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from common import Row, Rows, WorkerFailed, add, spread, whole
-from state_contents import RANDOM
 from workers import Hosts, Master, Worker, call_all, ended_workers
 
 import zpccl
@@ -87,13 +86,13 @@ def join_once(run: Run, size_bytes: int, *, ahead: bool) -> dict[str, float]:
     Raises:
         WorkerFailed: its state differs from that of the members.
     """
-    members, tensors = run.members, run.options.tensors
+    members, options = run.members, run.options
     wanted: str = members[0].call("contents_digest")
     call_all(members, "reset")
     offer_s = max(call_all(members, "offer")) if ahead else 0.0
     joiner = run.start(len(members))
     try:
-        joiner.call("allocate", size_bytes, tensors, RANDOM, None, True)
+        joiner.call("allocate", size_bytes, options.tensors, options.members)
         joiner.call("reset")
         joiner.begin("come", ahead)
         steps = max(call_all(members, "train"))
@@ -109,7 +108,7 @@ def join_once(run: Run, size_bytes: int, *, ahead: bool) -> dict[str, float]:
 def measure_size(run: Run, size_bytes: int) -> list[Row]:
     """Both rows of one size."""
     options = run.options
-    call_all(run.members, "allocate", size_bytes, options.tensors, RANDOM, None, False)
+    call_all(run.members, "allocate", size_bytes, options.tensors, options.members)
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     for _ in range(options.reps):
         for ahead, results in found.items():

@@ -114,26 +114,19 @@ class RawTcp:
         following, previous = self._neighbours(peers)
         self.move({following: out}, {previous: into}, times=times)
 
-    def move(
-        self,
-        out: Mapping[int, memoryview],
-        into: Mapping[int, memoryview],
-        connections: int | None = None,
-        times: int = 1,
-    ) -> None:
+    def move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview], times: int = 1) -> None:
         """Sends bytes to other processes while receiving theirs.
 
         Args:
             out: the bytes to send, by number of the receiver.
             into: buffers for the received bytes, by number of the sender.
-            connections: number of connections to use per process; None: all.
             times: number of repetitions, without a pause.
         """
         for number, data in out.items():
-            for lane, piece in self._shares(number, data, connections):
+            for lane, piece in self._shares(number, data):
                 lane.out = [piece] * times
         for number, memory in into.items():
-            for lane, piece in self._shares(number, memory, connections):
+            for lane, piece in self._shares(number, memory):
                 lane.into = [piece] * times
         _move(lane for lanes in self._lanes.values() for lane in lanes)
 
@@ -147,9 +140,9 @@ class RawTcp:
     def _neighbours(self, peers: int) -> tuple[int, int]:
         return (self.number + 1) % peers, (self.number - 1) % peers
 
-    def _shares(self, number: int, data: memoryview, connections: int | None) -> Iterable[tuple[_Lane, memoryview]]:
+    def _shares(self, number: int, data: memoryview) -> Iterable[tuple[_Lane, memoryview]]:
         """Splits data among the lanes to another process; uses fewer lanes for little data."""
-        lanes = self._lanes[number][:connections]
+        lanes = self._lanes[number]
         count = min(len(lanes), max(1, len(data) // SHARE_BYTES_MIN))
         bounds = [len(data) * index // count for index in range(count + 1)]
         return zip(lanes[:count], (data[bounds[i] : bounds[i + 1]] for i in range(count)), strict=True)

@@ -33,7 +33,6 @@ from typing import Any
 import blake3
 import numpy as np
 from common import MIB, Row, Rows, WorkerFailed, add, format_bytes
-from state_contents import RANDOM, fill, make_stale
 from workers import (
     REPLY_TIMEOUT_S,
     Master,
@@ -46,6 +45,7 @@ from workers import (
 
 import zpccl
 from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.state import fill, make_stale
 from zpccl.engine.engine import EngineEvent, MessageReceived
 
 CONNECTIONS = 4
@@ -78,7 +78,7 @@ class FaultyPeer(Peer):
         """Fills the state, for a joiner with other contents, and returns its digest."""
         self.state.revision = revision
         if revision:
-            fill(self.flat, RANDOM, None)
+            fill(self.flat)
         else:
             make_stale(self.flat)
         return self.digest()
