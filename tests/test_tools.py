@@ -464,7 +464,7 @@ def test_allreduce_compares_encryptions_with_plain() -> None:
 
 
 def test_the_table_of_algorithms_is_up_to_date() -> None:
-    """python tools/algorithm_table.py --write mends it."""
+    """python tools/algorithm_table.py mends it."""
     page = algorithm_table.PAGE.read_text(encoding="utf-8")
     assert algorithm_table.put_into(page) == page
 
@@ -483,14 +483,13 @@ def test_allreduce_times_a_batch_as_a_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_master_writes_a_row_for_each_size() -> None:
-    options = ["--peers", "2", "9", "--batch", "1", "3", "--rounds", "2", "--memory"]
+    options = ["--peers", "2", "9", "--batch", "1", "3", "--rounds", "2"]
     rows = rows_of("master", *options)
     assert [(row["peers"], row["batch"]) for row in rows] == [(2, 1), (2, 3), (9, 1), (9, 3)]
     for row in rows:
         assert 0 < row["seconds_min"] <= row["seconds_median"] <= row["seconds_max"]
         assert row["master_cpu_seconds_median"] > 0
         assert row["messages_per_second"] > 0
-        assert -50 < row["python_kib_per_peer"] < 100  # Of few peers; what else the process needs shows too.
         assert row["resident_kib_per_peer"] > 0 and row["greeted_kib_per_peer"] > 0
         own = row["resident_kib_per_peer"] - row["bare_kib_per_peer"]
         assert row["own_kib_per_peer"] == pytest.approx(own)

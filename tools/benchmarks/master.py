@@ -10,21 +10,18 @@ collectives, whose votes a peer sends in one message, as `all_reduce_multiple_wi
 Memory is the growth of the resident set of a process divided by the number of peers: `resident_kib_per_peer` of the
 master; `greeted_kib_per_peer` of a bare socket with the master's options after one message per peer;
 `bare_kib_per_peer` of that socket after the number and sizes of messages that a typical peer exchanges with the master,
-that is, ZeroMQ's own memory. `own_kib_per_peer` is the difference between the master and `bare`. With --memory,
-`python_kib_per_peer` is the memory of Python objects, traced in a second master.
+that is, ZeroMQ's own memory. `own_kib_per_peer` is the difference between the master and `bare`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import resource
 import secrets
 import statistics
 import time
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +29,6 @@ import zmq
 from common import Row, Rows, WorkerFailed, add, positive, spread, whole
 from workers import Master, Worker, ended_workers, process_cpu_ns
 
-import zpccl
 from benchmarks.scenario import Column, Scenario, Table, times
 from zpccl import limits
 from zpccl.control.master_loop import open_router
@@ -224,28 +220,6 @@ class Crowd:
         self._context.term()
 
 
-class TracedMaster:
-    """A master that traces the memory of its Python objects, for a `Worker`. Excludes ZeroMQ's memory."""
-
-    def __init__(self) -> None:
-        self._master = zpccl.MasterNode("127.0.0.1:0")
-        self._master.run()
-        tracemalloc.start()
-
-    def address(self) -> str:
-        """Where it listens."""
-        return self._master.address
-
-    def live_bytes(self) -> int:
-        """Bytes of all live objects made since the start."""
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    def close(self) -> None:
-        """Ends the master."""
-        self._master.interrupt()
-
-
 class BareRouter:
     """A bare socket with a master's options, for a `Worker`: its memory is ZeroMQ's own."""
 
@@ -313,22 +287,9 @@ def bare_bytes_per_peer(count: int, taken: Sequence[int], sent: Sequence[int]) -
             return (greeted_bytes - empty_bytes) / count, (memory_bytes(worker.pid) - empty_bytes) / count
 
 
-def python_bytes_per_peer(count: int) -> float:
-    """Bytes of Python objects per member of a master with `count` members, after some rounds."""
-    with ended_workers() as workers:
-        workers.append(worker := Worker("traced master", TracedMaster))
-        address, empty_bytes = worker.call("address"), worker.call("live_bytes")
-        with contextlib.closing(Crowd(address, count)) as crowd:
-            crowd.join()
-            for _ in range(2):
-                crowd.reduce(1)
-            return float(worker.call("live_bytes") - empty_bytes) / count
-
-
-def measure_crowd(count: int, rounds: int, batch: int, memory: bool) -> Row:
+def measure_crowd(count: int, rounds: int, batch: int) -> Row:
     """All rounds with one number of peers."""
     allow_descriptors(DESCRIPTORS_PER_PEER * count + SPARE_DESCRIPTORS)
-    python_bytes = python_bytes_per_peer(count) if memory else None
     with Master() as master:
         pid = master.pid
         empty_bytes, empty_ns, began = memory_bytes(pid), process_cpu_ns(pid), time.monotonic()
@@ -357,7 +318,6 @@ def measure_crowd(count: int, rounds: int, batch: int, memory: bool) -> Row:
         "master_cpu_us_per_message": statistics.median(cpu_seconds) * 1e6 / messages,
         "join_seconds": join_s,
         "join_master_cpu_seconds": join_cpu_s,
-        "python_kib_per_peer": None if python_bytes is None else python_bytes / 1024,
         "resident_kib_per_peer": grown_bytes / count / 1024,
         "greeted_kib_per_peer": greeted_bytes / 1024,
         "bare_kib_per_peer": bare_bytes / 1024,
@@ -370,7 +330,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--peers", [10, 100, 1000], type=whole(2, limits.PEERS_MAX))
     add(parser, "--batch", [1], "collectives of a round", type=positive)
     add(parser, "--rounds", 11, "to measure", type=positive)
-    parser.add_argument("--memory", action="store_true", help="count the master's objects too, which takes longer")
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -382,7 +341,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> Rows:
     for count in options.peers:
         for batch in options.batch:
-            yield measure_crowd(count, options.rounds, batch, options.memory)
+            yield measure_crowd(count, options.rounds, batch)
 
 
 COLUMNS = [
@@ -394,10 +353,7 @@ COLUMNS = [
     Column("CPU us/message", "master_cpu_us_per_message", ".1f"),
     Column("join s", "join_seconds", ".2f"),
     Column("join CPU s", "join_master_cpu_seconds", ".2f"),
-    *(
-        Column(f"{title} KiB", f"{key}_kib_per_peer", ".1f")
-        for title, key in (("objects", "python"), *((name, name) for name in ("resident", "greeted", "bare", "own")))
-    ),
+    *(Column(f"{name} KiB", f"{name}_kib_per_peer", ".1f") for name in ("resident", "greeted", "bare", "own")),
 ]
 
 SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Vote rounds of the master", COLUMNS)], check)

@@ -22,42 +22,39 @@ from common import Row, Rows, add
 from workers import LOOPBACK, call_all
 
 from benchmarks.scenario import BYTES, Column, Scenario, Table
-from benchmarks.systems import PLACES, System, add_systems, check_quantize, check_systems, start_system
+from benchmarks.systems import PLACES, System, add_systems, check_systems, start_system
 
 SYSTEMS = ("zpccl", "gloo")
+CONNECTIONS = 4
 WARM_UP_BYTES = 64 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--peers", 2, "processes")
     add(parser, "--bytes", ["256MiB"])
-    add(parser, "--connections", 4)
-    add(parser, "--dtype", "float32")
     add(parser, "--quantize", ["none"])
     add(parser, "--places", list(PLACES), "of zpccl", choices=PLACES)
     add_systems(parser, SYSTEMS)
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    check_quantize(parser, options)
     check_systems(parser, options, SYSTEMS)
 
 
 def measure(options: argparse.Namespace) -> Rows:
     for size_bytes, name in itertools.product(options.bytes, options.systems):
         is_ours = name == "zpccl"
-        for quantize in options.quantize if is_ours else ["none"]:
-            for place in options.places if is_ours else ["in"]:
-                how: dict[str, Any] = {"place": place} if is_ours else {}
-                with start_system(LOOPBACK, name, options.peers, options.connections, **how) as system:
-                    yield measure_once(system, options, size_bytes, quantize, place)
+        for quantize, place in itertools.product(options.quantize, options.places) if is_ours else [("none", "in")]:
+            how: dict[str, Any] = {"place": place} if is_ours else {}
+            with start_system(LOOPBACK, name, options.peers, CONNECTIONS, **how) as system:
+                yield measure_once(system, size_bytes, quantize) | {"place": place}
 
 
-def measure_once(system: System, options: argparse.Namespace, size_bytes: int, quantize: str, place: str) -> Row:
+def measure_once(system: System, size_bytes: int, quantize: str) -> Row:
     """One measured and checked all-reduce."""
-    call_all(system.workers, "allocate", WARM_UP_BYTES, options.dtype, quantize)
+    call_all(system.workers, "allocate", WARM_UP_BYTES, "float32", quantize)
     call_all(system.workers, "run", 1)
-    call_all(system.workers, "allocate", size_bytes, options.dtype, quantize)
+    call_all(system.workers, "allocate", size_bytes, "float32", quantize)
     call_all(system.workers, "begin_memory")
     call_all(system.workers, "run", 1)
     grown: list[tuple[int, int]] = call_all(system.workers, "grown_memory")
@@ -65,13 +62,10 @@ def measure_once(system: System, options: argparse.Namespace, size_bytes: int, q
     extra_bytes = max(peak for peak, _ in grown)
     return {
         "system": system.name,
-        "peers": options.peers,
+        "peers": len(system.workers),
         "bytes": size_bytes,
-        "dtype": options.dtype,
         "quantize": quantize,
-        "place": place,
         "extra_bytes": extra_bytes,
-        "extra_bytes_min": min(peak for peak, _ in grown),
         "extra_fraction": extra_bytes / size_bytes,
         "kept_bytes": max(kept for _, kept in grown),
     }
@@ -81,7 +75,6 @@ COLUMNS = [
     Column("system", "system"),
     Column("peers", "peers"),
     Column("bytes", "bytes", BYTES),
-    Column("dtype", "dtype"),
     Column("quantize", "quantize"),
     Column("place", "place"),
     Column("extra MiB", "extra_bytes", ".2f", 2**-20),
