@@ -2,1118 +2,609 @@
 
 Add one for a mistake that could be repeated, or for a rule of a machine that has none yet. The fault should be one that
 a person could make and overlook: a forgotten condition, a reversed comparison, a missing step.
+
+A mutant is four lines; mutation.py says what they mean:
+
+    name: module:function (who is expected to catch it: simulator or unit tests)
+      the promise that it breaks, and how
+      - the expression or statement that is replaced
+      + what stands there instead
 """
 
 from __future__ import annotations
 
-from mutation import TESTS, Mutant
+from mutation import parse_mutants
 
-MUTANTS = (
-    # --- Collectives --------------------------------------------------------------------------------------------------
-    Mutant(
-        name="commit-on-a-majority",
-        function="protocol.kinds.collective:Collectives.judge",
-        old="all(peer in attempt.reports for peer in survivors)",
-        new="2 * len(attempt.reports) >= len(survivors)",
-        breaks="S1: commits an attempt that some survivors have not finished",
-    ),
-    Mutant(
-        name="digests-not-compared",
-        function="protocol.kinds.collective:Collectives.judge",
-        old="len({report.digest for report in attempt.reports.values()}) <= 1",
-        new="attempt.reports",
-        breaks="S1: commits results that differ",
-    ),
-    Mutant(
-        name="digests-of-the-lost-not-compared",
-        function="protocol.kinds.collective:Collectives.judge",
-        old="len({report.digest for report in attempt.reports.values()}) <= 1",
-        new="len({attempt.reports[peer].digest for peer in survivors}) <= 1",
-        breaks="S1: after a take-over, commits a result that differs from that of a lost peer which had finished",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="frames-cut-anew-by-another-master",
-        function="protocol.kinds.collective:Collectives.restore",
-        old="plan.how.frame_bytes",
-        new="limits.FRAME_BYTES_DEFAULT",
-        breaks="S3: peers that get the plan from the new master cut the tensor differently from the others",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="attempt-decided-before-all-are-heard",
-        function="protocol.operation:Operations.decide",
-        old="all(peer.has_reported for peer in survivors)",
-        new="any(peer.has_reported for peer in survivors)",
-        breaks="L3: after a take-over, decides an attempt that the former master may have decided differently",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="report-of-another-call-counts",
-        function="protocol.operation:Operations._on_report",
-        old="attempt is not None and attempt.calls.get(peer) == report.call_id",
-        new="attempt is not None and peer in attempt.calls",
-        breaks="S1: a report that belongs to another call of the peer counts",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="lost-voter-waited-for",
-        function="protocol.kinds.collective:Collectives.on_members_changed",
-        old="self._operations.of(COLLECTIVE)",
-        new="[each for each in self._operations.of(COLLECTIVE) if each.agreed_ns is not None]",
-        breaks="L1: voters wait for the vote of a lost peer",
-    ),
-    Mutant(
-        name="differing-specs-planned",
-        function="protocol.kinds.collective:Collectives._evaluate",
-        old="(difference := find_difference(_specs_of(votes))) is not None",
-        new="(difference := find_difference(_specs_of(votes))) is not None and difference[0] == 'tag'",
-        breaks="S1: peers reduce tensors of different sizes or types with each other",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="two-roots",
-        function="protocol.kinds.collective:find_difference",
-        old="is_broadcast and sum(spec.is_root for spec in specs) != 1",
-        new="is_broadcast and not any(spec.is_root for spec in specs)",
-        breaks="S1: two peers are both root of a broadcast, and one gets the other's tensor",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="broadcast-from-the-first-member",
-        function="protocol.kinds.collective:Collectives._plan",
-        old="order = order[root:] + order[:root]",
-        new="order = order[:]",
-        breaks="S1: a broadcast sends what the first member holds, whoever is its root",
-    ),
-    Mutant(
-        name="all-to-all-in-order-of-admission",
-        function="protocol.kinds.collective:Collectives._plan",
-        old="order = sorted(order, key=lambda peer: peer.peer_id)",
-        new="order = list(order)",
-        breaks="S1: the rows of an all-to-all are not where its peers look for them",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="all-to-all-waits-for-ever",
-        function="protocol.kinds.collective:Collectives._plan",
-        old="elif broken and now_ns - operation.agreed_ns >= self._link_wait_ns:",
-        new="elif False:",
-        breaks="L1: an all-to-all waits for ever where two members do not reach each other",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="barrier-forgets-who-was-there",
-        function="protocol.kinds.collective:Collectives._open_barrier",
-        old="Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)",
-        new="Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id)",
-        breaks="L3: a new master does not release participants that missed the decision of a barrier",
-    ),
-    Mutant(
-        name="late-fault-not-heard",
-        function="protocol.kinds.collective:Collectives.on_late_report",
-        old="aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok",
-        new="aborted is not None and aborted.calls.get(peer) == report.call_id and report.ok",
-        breaks="L2: a report that names the failed link is ignored if another peer reported the failure first",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="both-ends-cost-twice",
-        function="protocol.kinds.collective:Collectives._blame",
-        old="attempt.faults.add(edge)",
-        new="attempt.faults.add(frozenset())",
-        breaks="L2: a peer is removed for its link after half the allowed time",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="doubts-never-suffice",
-        function="protocol.paths:Fault.is_suspect",
-        old="return self.is_named or self.doubts >= limits.LINK_DOUBTS_MAX",
-        new="return self.is_named or self.doubts < 0",
-        breaks="L2: attempts stall in the same ring again and again if no peer can name a link",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="one-stall-counts-for-many",
-        function="protocol.paths:Paths.doubt",
-        old="fault.seen_ns <= begun_ns",
-        new="fault.seen_ns <= now_ns",
-        breaks="L2: concurrent attempts that stall together count as several stalls of a ring",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="answered-call-is-not-ahead",
-        function="protocol.kinds.collective:Collectives.restore",
-        old="calls[peer] in peer.answers or self._operations.attempt_of(peer, calls[peer]) is not None",
-        new="self._operations.attempt_of(peer, calls[peer]) is not None",
-        breaks="S1: a call that was answered runs again after a take-over, and gets a second answer",
-        finder=TESTS,
-    ),
-    # --- Operations -------------------------------------------------------------------------------------------------
-    Mutant(
-        name="withdrawal-commits",
-        function="protocol.operation:Operations._withdraw",
-        old="Verdict(Result.RANK_CONNECTION_LOST, f'{peer.name} withdrew from it', (peer,))",
-        new="Verdict()",
-        breaks="S1: if a peer withdraws a running call the others are told that it succeeded",
-    ),
-    Mutant(
-        name="votes-that-were-taken-count-again",
-        function="protocol.operation:Operations.forget",
-        old="self._remove(operation, peer)",
-        new="pass",
-        breaks="L3: after a take-over, a vote counts both in the attempt that it began and in the next one",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="decision-is-not-said-again",
-        function="protocol.operation:Operations._on_report",
-        old="self._outbox.send(peer, peer.answers[report.call_id])",
-        new="pass",
-        breaks="L1: a peer that missed a decision because of a broken connection never gets it",
-    ),
-    Mutant(
-        name="two-calls-of-a-peer-in-one-operation",
-        function="protocol.operation:Operations._count",
-        old="known.call_id != vote.call_id",
-        new="False",
-        breaks="S1: a second call of a peer in an operation is mistaken for the first, and never answered",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="attempt-of-nobody-is-kept",
-        function="protocol.operation:Operations.decide",
-        old="not survivors",
-        new="False",
-        breaks="B1: attempts without remaining participants are kept for ever",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="who-is-lost-is-told",
-        function="protocol.operation:Operations.end",
-        old="self.present(attempt.calls)",
-        new="list(attempt.calls)",
-        breaks="S1: the decision that others get names calls of a lost peer",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="complete-without-the-last-vote",
-        function="protocol.operation:Operations.is_complete",
-        old="len(operation.votes) >= needed",
-        new="len(operation.votes) >= needed - 1",
-        breaks="S1: an operation begins before all members have voted",
-    ),
-    Mutant(
-        name="agreement-outlives-a-withdrawal",
-        function="protocol.operation:Operations._remove",
-        old="operation.agreed_ns = None",
-        new="pass",
-        breaks="L2: members are removed for missing links although no peer waits for a plan",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="renumbered-attempt-found-by-its-old-number",
-        function="protocol.operation:Operations.renumber",
-        old="self.running[attempt.attempt_id] = attempt",
-        new="self.running[attempt.attempt_id - 1] = attempt",
-        breaks="L1: reports on a sync that has waited for links are ignored",
-    ),
-    Mutant(
-        name="exclusive-calls-side-by-side",
-        function="protocol.operation:Operations._count",
-        old="self._exclusive.get(peer)",
-        new="None",
-        breaks="L1: a peer waits in two calls that block each other",
-        finder=TESTS,
-    ),
-    # --- Topology -----------------------------------------------------------------------------------------------------
-    Mutant(
-        name="ring-not-closed",
-        function="protocol.rings:ring_edges",
-        old="return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]",
-        new="return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order) - 1)]",
-        breaks="L2: a plan starts though the link from the last peer to the first is down",
-        finder=TESTS,
-    ),
-    # --- Rounds -------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="round-number-not-advanced",
-        function="protocol.kinds.topology:Rounds._take",
-        old="self._registry.round += 1",
-        new="self._registry.round += 0",
-        breaks="L3: a vote for a round that is complete waits for ever after a take-over",
-    ),
-    Mutant(
-        name="vote-of-a-lost-member-counts",
-        function="protocol.operation:Operations.forget_lost",
-        old="[peer for peer in operation.votes if self._registry.peers.get(peer.peer_id) is not peer]",
-        new="[peer for peer in operation.votes if not peer.is_member]",
-        breaks="S3: a round is complete with the vote of a lost peer instead of a member's",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="joiner-with-one-link-admitted",
-        function="protocol.kinds.topology:Rounds._linked_joiners",
-        old="joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others)",
-        new="joiner.connection is not None and any(self._registry.are_linked(joiner, other) for other in others)",
-        breaks="S6: a joiner that cannot be reached becomes a member, and collectives fail",
-    ),
-    Mutant(
-        name="joiners-waited-for-without-end",
-        function="protocol.kinds.topology:Rounds._update",
-        old="len(ready) < len(self._registry.joiners()) and not waited",
-        new="len(ready) < len(self._registry.joiners())",
-        breaks="S6: a joiner that never gets its links blocks update_topology for ever",
-    ),
-    Mutant(
-        name="absent-joiner-admitted",
-        function="protocol.kinds.topology:Rounds._linked_joiners",
-        old="joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others)",
-        new="all(self._registry.are_linked(joiner, other) for other in others)",
-        breaks="S6: a joiner whose connection is broken becomes a member, and the others wait for it",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="conflict-across-groups-not-seen",
-        function="protocol.operation:Operations._are_rivals",
-        old="need_all or any(voter.group == peer.group for voter in other.votes)",
-        new="any(voter.group == peer.group for voter in other.votes)",
-        breaks="L1: groups that wait in different topology calls wait for each other for ever",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="conflicts-refused-before-all-are-heard",
-        function="protocol.operation:Operations._refuse_conflicts",
-        old="self._registry.have_all_reported",
-        new="self._registry.is_committed",
-        breaks="S1: refuses a call that succeeded at the former master, before all members have reported",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="deadlock-of-peers-that-run",
-        function="protocol.stragglers:find_deadlocks",
-        old="stuck = {peer for peer, count in vote_counts.items() if count == _calls_that_hold_up(peer)}",
-        new="stuck = set(vote_counts)",
-        breaks="L1: ends operations whose voters wait for an attempt that still runs",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="slow-peer-taken-for-stuck",
-        function="protocol.stragglers:find_deadlocks",
-        old="[peer for peer in lacking if peer not in stuck]",
-        new="[peer for peer in lacking if not stuck]",
-        breaks="L1: ends operations that wait for a slow peer",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="deadlock-ended-at-once",
-        function="protocol.stragglers:Stragglers._end_deadlocks",
-        old="is_over = may_end and now_ns - deadlock.since_ns >= (timeout_ns or 0)",
-        new="is_over = may_end and now_ns - began_ns >= (timeout_ns or 0)",
-        breaks="L1: ends calls that have waited for each other only for a moment",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="deadlock-ended-before-all-are-heard",
-        function="protocol.stragglers:Stragglers._end_deadlocks",
-        old="may_end = timeout_ns is not None and self._registry.have_all_reported",
-        new="may_end = timeout_ns is not None",
-        breaks="S1: ends calls that succeeded at the former master",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="deadlock-not-looked-for-after-an-answer",
-        function="protocol.stragglers:Stragglers.settle",
-        old="max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch",
-        new="newest_ns > self._newest_ns or self._registry.epoch != self._epoch",
-        breaks="L1: peers that wait for each other after another operation has ended are reported late",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="deadlock-not-looked-for-after-a-loss",
-        function="protocol.stragglers:Stragglers.settle",
-        old="max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch",
-        new="max(newest_ns, self._outbox.answered_ns) > self._newest_ns",
-        breaks="L1: peers that wait for each other after the loss of a peer are reported late",
-        finder=TESTS,
-    ),
-    # --- Syncs --------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="sync-committed-before-all-have-it",
-        function="protocol.kinds.sync:StateSyncs.judge",
-        old="all(peer in transfer.done for peer in survivors)",
-        new="any(peer in transfer.done for peer in survivors)",
-        breaks="S5: a peer that still fetches is told that it holds the state",
-    ),
-    Mutant(
-        name="holder-that-dies-ends-a-sync",
-        function="protocol.kinds.sync:StateSyncs.judge",
-        old="self._can_finish(transfer, survivors)",
-        new="len(self._operations.present(transfer.holders)) == len(transfer.holders)",
-        breaks="L2: a sync fails although other holders have everything that is still to be fetched",
-    ),
-    Mutant(
-        name="sync-without-anybody-to-fetch-from-goes-on",
-        function="protocol.kinds.sync:StateSyncs.judge",
-        old="self._can_finish(transfer, survivors)",
-        new="len(survivors) > 1",
-        breaks="L1: fetchers wait for each other although no complete holder is left",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="changed-state-of-a-holder-not-heeded",
-        function="protocol.kinds.sync:StateSyncs.on_report",
-        old="report.ok",
-        new="report.ok or peer in transfer.done",
-        breaks="S5: a peer whose contents are no longer the elected ones is told that it holds them",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="plan-never-made-anew-for-want-of-the-first-holder",
-        function="protocol.kinds.sync:StateSyncs._plan_anew",
-        old="winner = transfer.offers.get(holders[0]) if holders else None",
-        new="winner = transfer.offers.get(transfer.holders[0]) if holders else None",
-        breaks="L1: after a take-over, a peer that missed its plan waits for ever if the first holder is lost",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="partial-seeds-with-other-contents",
-        function="protocol.sources:_FreeKeys.have_same",
-        old="return entries is fetch[peer] or entries == fetch[peer]",
-        new="return len(entries) == len(fetch[peer])",
-        breaks="L2: peers request contents from peers that will have other ones",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="partial-seed-taken-for-a-source",
-        function="protocol.sources:find_sources",
-        old="depth < 2",
-        new="depth < 9",
-        breaks="L2: a peer waits for a partial seed as if it were complete",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="revision-of-a-sync-not-noted",
-        function="protocol.kinds.sync:StateSyncs.restore_last",
-        old="self.last_revision[group] = revision",
-        new="self.last_revision.setdefault(group, revision)",
-        breaks="S5: a peer that is ahead of the run wins the next election",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="answered-sync-offer-counts-again",
-        function="protocol.kinds.sync:StateSyncs.restore",
-        old="self._operations.forget(peer, call_id)",
-        new="self._operations.forget(peer, -1)",
-        breaks="L3: an offer of a sync that was taken over counts in the next sync as well",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="participants-of-the-last-sync-not-updated",
-        function="protocol.kinds.sync:StateSyncs.restore_last",
-        old="self._completed_last[group] = completed",
-        new="self._completed_last.setdefault(group, completed)",
-        breaks="S5: after a take-over the participants of an earlier sync have the vote",
-        finder=TESTS,
-    ),
-    # --- Election -----------------------------------------------------------------------------------------------------
-    Mutant(
-        name="first-contents-win",
-        function="protocol.election:elect",
-        old="winner = max(voters, key=lambda peer: len(camps[_contents(standing[peer])]))",
-        new="winner = voters[0]",
-        breaks="S5: the wrong contents of one peer overwrite those of the majority",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="holders-lack-what-is-fetched",
-        function="protocol.election:elect",
-        old="_contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])",
-        new="_contents(standing[peer]) == _contents(elected)",
-        breaks="L2: contents are requested from a peer that does not have them, and the sync fails repeatedly",
-    ),
-    Mutant(
-        name="unequal-tensors-overwritten",
-        function="protocol.election:_entries_to_fetch",
-        old="own.digest != theirs.digest and (is_behind or not own.allow_content_inequality)",
-        new="own.digest != theirs.digest",
-        breaks="S5: contents that may differ are replaced by another peer's",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="kind-of-digests-not-compared",
-        function="protocol.election:_shape",
-        old="return Shape(offer.digest_kind, tensors)",
-        new="return Shape(0, tensors)",
-        breaks="S5: digests of two kinds are compared, so equal contents are fetched, or other ones than elected",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="next-revision-not-expected",
-        function="protocol.election:choose_revision",
-        old="expected = last_revision + 1",
-        new="expected = last_revision",
-        breaks="S5: a peer that has missed a sync resets the others to its revision",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="admitted-before-it-is-ready",
-        function="protocol.membership:Registry.joiners",
-        old="return [peer for peer in self._pending.values() if peer.is_ready]",
-        new="return list(self._pending.values())",
-        breaks="S6: a joiner that still prefetches is admitted, and members wait for it in the next sync",
-    ),
-    Mutant(
-        name="ready-not-said-after-the-welcome",
-        function="protocol.peer:PeerMachine._on_welcome",
-        old="self._send_ready()",
-        new="self._send_linked()",
-        breaks="L1: a joiner that became ready between its Hello and its Welcome is never admitted",
-    ),
-    Mutant(
-        name="ready-forgotten-with-its-connection",
-        function="protocol.master:MasterMachine._on_hello",
-        old="known.is_ready = known.is_ready or hello.is_ready",
-        new="known.is_ready = known.is_ready",
-        breaks="L2: a joiner that became ready while its connection was broken is never admitted",
-        finder=TESTS,
-    ),
-    # --- Members ------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="epoch-not-raised-at-a-loss",
-        function="protocol.membership:Registry.remove",
-        old="self.epoch += 1",
-        new="self.epoch += 0",
-        breaks="S3: two member lists have the same epoch",
-    ),
-    Mutant(
-        name="link-counted-by-one-end",
-        function="protocol.membership:Registry.are_linked",
-        old="return bool(one.linked >> other.slot & other.linked >> one.slot & 1)",
-        new="return bool(one.linked >> other.slot & 1)",
-        breaks="S6: a link that only one end has reported counts as up",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="slot-passed-on-with-its-links",
-        function="protocol.membership:Registry.remove",
-        old="other.linked &= ~(1 << peer.slot)",
-        new="other.linked &= ~(1 << peer.slot) if peer.is_member else other.linked",
-        breaks="S6: a joiner inherits the links of a lost peer",
-    ),
-    Mutant(
-        name="lost-connection-still-known",
-        function="protocol.membership:Registry.bind",
-        old="self.by_connection.pop(peer.connection, None)",
-        new="self.by_connection.get(peer.connection)",
-        breaks="S3: messages on a replaced connection count, and its end removes the peer",
-    ),
-    Mutant(
-        name="answers-kept-for-one-call",
-        function="protocol.membership:Outbox.answer",
-        old="len(peer.answers) > limits.ANSWERS_KEPT_MAX",
-        new="len(peer.answers) > 1",
-        breaks="S1: a lost decision cannot be sent again",
-    ),
-    Mutant(
-        name="link-key-depends-on-the-asker",
-        function="protocol.membership:Registry._link_key",
-        old='pair = b"".join(sorted((one.peer_id, other.peer_id)))',
-        new='pair = b"".join((one.peer_id, other.peer_id))',
-        breaks="S7: the two ends of a link have different keys and refuse each other",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="refusal-named-to-nobody",
-        function="protocol.operation:Operations.refuse_calls",
-        old="len(calls) > 1",
-        new="not calls",
-        breaks="L1: a master that dies between two sends has refused one caller; the other one waits for ever",
-        finder=TESTS,
-    ),
-    # --- Master -------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="token-not-checked",
-        function="protocol.master:MasterMachine._on_hello",
-        old="is_itself = known is not None and known.has_reported and known.token == hello.token",
-        new="is_itself = known is not None and known.has_reported",
-        breaks="S7: a stranger that knows a peer's id can take over its connection",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="stale-connection-accepted",
-        function="protocol.master:MasterMachine._on_hello",
-        old="known is not None and is_itself and hello.connection < known.connection_count",
-        new="known is not None and is_itself and hello.connection < 0",
-        breaks="L2: an old Hello that arrives late replaces a peer's newer connection",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="answer-forgotten-one-call-early",
-        function="protocol.operation:Operations._forget_answers",
-        old="[call_id for call_id in peer.answers if call_id < oldest_call_id]",
-        new="[call_id for call_id in peer.answers if call_id <= oldest_call_id]",
-        breaks="S1: a call whose answer was lost is repeated by one peer alone",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="withdrawal-before-all-are-heard",
-        function="protocol.operation:Operations._on_withdraw",
-        old="not self._registry.have_all_reported",
-        new="not self._registry.order",
-        breaks="L3: a call is withdrawn that the former master has committed",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="absent-members-taken-for-heard",
-        function="protocol.master:MasterMachine._restore",
-        old="absent.has_reported, absent.disconnected_ns = False, now_ns",
-        new="absent.has_reported, absent.disconnected_ns = True, now_ns",
-        breaks="L3: members that are still looking for the new master are removed as if they had died",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="epoch-of-the-dead-master-used-again",
-        function="protocol.master:MasterMachine._restore",
-        old="self.registry.epoch = self.term << limits.EPOCH_BITS",
-        new="self.registry.epoch = history.adopted.epoch + 1",
-        breaks="S3: an epoch that the former master announced to some peers gets another member list",
-    ),
-    Mutant(
-        name="term-not-raised",
-        function="protocol.master:MasterMachine._term_after",
-        old="return min(term + 1 + salt, limits.TERM_MAX)",
-        new="return min(term, limits.TERM_MAX)",
-        breaks="S3: two masters use the same attempt ids, and peers obey both",
-    ),
-    Mutant(
-        name="attempt-ids-begin-anew",
-        function="protocol.master:MasterMachine._next_attempt_id",
-        old="return (self.term << limits.EPOCH_BITS) | self._attempt_count",
-        new="return self._attempt_count",
-        breaks="S4: attempt ids repeat after a take-over, and stale frames are accepted",
-    ),
-    Mutant(
-        name="key-of-a-report-not-checked",
-        function="protocol.master:MasterMachine._is_of_its_key",
-        old="isinstance(event.message, (Hello, RunReport))",
-        new="isinstance(event.message, Hello)",
-        breaks="S7: a peer with its own key reports for another peer, and takes its place at a new master",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="calls-in-flight-without-bound",
-        function="protocol.operation:Operations._is_open",
-        old="call_id not in peer.open_calls and len(peer.open_calls) >= calls_max",
-        new="call_id in peer.open_calls and len(peer.open_calls) >= calls_max",
-        breaks="B1: one peer can make the master keep calls without limit",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="witness-of-no-link-believed",
-        function="protocol.master:MasterMachine._on_linked",
-        old="not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1",
-        new="not peer.is_member or other.group != peer.group or not peer.linked >> peer.slot & 1",
-        breaks="L1: the loss of a member that has lost all its connections is noticed late",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="calls-of-any-group-alike",
-        function="protocol.operation:Operations._is_open",
-        old="calls_max = limits.calls_in_flight_max(member_count)",
-        new="calls_max = limits.CALLS_IN_FLIGHT_MAX",
-        breaks="L3: a member has more calls in flight than the decisions that the others remember",
-        finder=TESTS,
-    ),
-    # --- Peer ---------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="own-master-not-obeyed-again",
-        function="protocol.leadership:Acceptor.obey",
-        old="self.is_led = leader == self.promised",
-        new="self.is_led = leader.term > self.promised.term",
-        breaks="L2: a peer that has reconnected treats its master as lost",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="replaced-master-obeyed",
-        function="protocol.peer:PeerMachine._on_welcome",
-        old="is_other_run or not self._acceptor.obey(leader)",
-        new="is_other_run and not self._acceptor.obey(leader)",
-        breaks="S3: a peer obeys a master that was replaced, or that leads another run",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="older-member-list-taken",
-        function="protocol.leadership:Acceptor.accepts",
-        old="return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= accepted_epoch",
-        new="return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= 0",
-        breaks="S3: a peer accepts an older member list",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="stale-plan-started",
-        function="protocol.peer:PeerMachine._on_plan",
-        old="plan.attempt_id <= self._seen_attempt_id",
-        new="plan.attempt_id < self._seen_attempt_id - 1",
-        breaks="S4: a plan that arrives after a later one is started, although its frames are dropped as stale",
-    ),
-    Mutant(
-        name="commit-without-the-result",
-        function="protocol.peer:PeerMachine._on_decision",
-        old="lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)",
-        new="lacks_result = is_collective(call) and call.report is None",
-        breaks="S1: a peer without the result takes part in a commit",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="plan-begun-after-the-release",
-        function="protocol.peer:PeerMachine._on_plan",
-        old="call is None or call.is_released",
-        new="call is None",
-        breaks="S2: a reduction writes to buffers that were given back to the user",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="member-without-the-result",
-        function="protocol.peer:PeerMachine._on_decision",
-        old="decision.committed and (call.is_released or (lacks_result and not is_barrier(call)))",
-        new="decision.committed and lacks_result and not is_barrier(call)",
-        breaks="S1: a peer that gave up a call which the others have committed stays a member",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="tag-told-twice",
-        function="protocol.peer:PeerMachine._on_call",
-        old="call.is_held = released.block(call)",
-        new="call.is_held = False",
-        breaks="L2: the master mistakes a new call for a released one, and refuses it",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="withdrawal-not-repeated",
-        function="protocol.calls:Call.standing",
-        old="self.withdrawn is None",
-        new="self.withdrawn is None or self.report is None",
-        breaks="L1: a lost withdrawal is not sent again, and the call keeps waiting",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="newest-call-named-as-oldest",
-        function="protocol.peer:PeerMachine._oldest_call_id",
-        old="return min(self.calls, default=self._next_call_id)",
-        new="return max(self.calls, default=self._next_call_id)",
-        breaks="S1: the master forgets answers that the peer has not received",
-    ),
-    Mutant(
-        name="broken-link-not-dialled-again",
-        function="protocol.peer:PeerMachine._on_link",
-        old="link.retry_ns = now_ns + (0 if link.is_up else pause_ns)",
-        new="link.retry_ns = None if link.is_up else now_ns + pause_ns",
-        breaks="L2: a link that broke stays down",
-    ),
-    Mutant(
-        name="absence-of-the-master-counted-anew",
-        function="protocol.peer:PeerMachine._miss_master",
-        old="self._deadline_ns is None",
-        new="self.state is not State.CONNECTING",
-        breaks="L1: a peer waits for ever for a master that breaks every connection",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="calls-counted-without-the-group",
-        function="protocol.peer:PeerMachine._calls_max",
-        old="return limits.calls_in_flight_max(len(self.group_members()))",
-        new="return limits.CALLS_IN_FLIGHT_MAX",
-        breaks="L3: the report of a peer in a large run does not fit into a message",
-        finder=TESTS,
-    ),
-    # --- Memory -------------------------------------------------------------------------------------------------------
-    Mutant(
-        name="answered-round-forgotten",
-        function="protocol.memory:Memory.on_round_answered",
-        old="self.round_answered = max(self.round_answered, number)",
-        new="self.round_answered = max(self.round_answered, number - 1)",
-        breaks="L3: a vote for the next round gets the answer of the last one",
-    ),
-    Mutant(
-        name="round-of-an-answer-not-remembered",
-        function="protocol.memory:Memory.on_round_answered",
-        old="self.on_round(number, value)",
-        new="self.on_round(number - 1, value)",
-        breaks="L3: a new master does not know a round whose answer some peers have, and others wait for ever",
-    ),
-    Mutant(
-        name="outcome-with-fewer-participants-kept",
-        function="protocol.memory:Memory._keep",
-        old="outcome = known if len(known.calls) >= len(outcome.calls) else outcome",
-        new="outcome = known if len(known.calls) < len(outcome.calls) else outcome",
-        breaks="L3: a new master does not know all participants of a decision",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="failed-sync-remembered-as-the-last",
-        function="protocol.memory:Memory.on_decision",
-        old="call is not None and is_sync(call) and outcome.committed and is_newer",
-        new="call is not None and is_sync(call) and is_newer",
-        breaks="S5: after a take-over the revision of a failed sync counts",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="mismatch-remembered-without-its-values",
-        function="protocol.memory:Memory.on_decision",
-        old="replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())",
-        new="replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), field='', values=())",
-        breaks="S1: after a take-over one peer gets CollectiveMismatch and another only InvalidUsage",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="fewer-ends-remembered-than-calls-in-flight",
-        function="protocol.memory:Memory._keep",
-        old="count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX",
-        new="count_max = limits.calls_in_flight_max(2 * self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX",
-        breaks="S1: a commit is forgotten that another member has not received",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="other-groups-count",
-        function="protocol.memory:Memory.on_members",
-        old="self._group_size = sum(member.group == group for member in members)",
-        new="self._group_size = len(members)",
-        breaks="S1: a commit is forgotten that another member has not received, in a run with many groups",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="gone-by-a-list-that-is-not-committed",
-        function="protocol.memory:Memory.on_members",
-        old="not is_committed",
-        new="not members",
-        breaks="S1: a decision is not sent to a member that only a proposed list has dropped",
-        finder=TESTS,
-    ),
-    # --- Recovery -----------------------------------------------------------------------------------------------------
-    Mutant(
-        name="older-member-list-adopted",
-        function="protocol.leadership:descend",
-        old="return max(descendants, key=lambda each: (each.epoch, each.is_committed))",
-        new="return max(descendants, key=lambda each: (-each.epoch, each.is_committed))",
-        breaks="S3: a new master adopts the member list of the first report",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="decided-attempt-restored",
-        function="protocol.recovery:History.take_running",
-        old="item[0] in present and item[1].plan.attempt_id not in self.outcomes",
-        new="item[0] in present",
-        breaks="L3: a decided attempt runs again and blocks its tag",
-    ),
-    Mutant(
-        name="report-of-another-token-taken",
-        function="protocol.leadership:Candidate.add",
-        old="known.token != report.hello.token",
-        new="known.token != known.token",
-        breaks="S7: a stranger's report replaces that of the peer whose id it claims",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="older-report-taken",
-        function="protocol.leadership:Candidate.add",
-        old="known.connection > report.hello.connection",
-        new="known.connection < report.hello.connection",
-        breaks="L3: a report on a broken connection counts instead of the peer's newer one",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="run-of-fewer-peers-chosen",
-        function="protocol.leadership:choose_run",
-        old="return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)",
-        new="return max(votes, key=lambda run_id: (epochs[run_id], votes[run_id], run_id), default=None)",
-        breaks="S3: a single stray peer of another run decides which run a new master leads",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="admission-without-the-adopted-members",
-        function="protocol.recovery:History.would_admit",
-        old="return is_up_to_date and bool(self.adopted.members) and self.adopted.members <= theirs",
-        new="return is_up_to_date and bool(self.adopted.members)",
-        breaks="S3: a peer of a list that left members out becomes a member beside them",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="late-reports-not-waited-for",
-        function="protocol.leadership:Candidate._are_all_here",
-        old="not all(self._greeted.values())",
-        new="not any(self._greeted.values())",
-        breaks="L3: a new master begins although a peer that has said Hello may know a newer list",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="round-of-others-taken-for-its-own",
-        function="protocol.recovery:History.left_behind",
-        old="number < self.round - 1 and peer_id in present",
-        new="number < 0 and peer_id in present",
-        breaks="L1: a removed peer that returns takes the value of another round as its own; a correct program hangs",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="who-missed-the-last-round-removed",
-        function="protocol.recovery:History.left_behind",
-        old="number < self.round - 1 and peer_id in present",
-        new="number < self.round and peer_id in present",
-        breaks="L2: a member that lacks one answer is removed at each take-over",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="older-sync-of-a-late-report-taken",
-        function="protocol.recovery:History.take_last_syncs",
-        old="taken, self._newer_syncs = self._newer_syncs, {}",
-        new="taken, self._newer_syncs, self._last_syncs = self._newer_syncs, {}, {}",
-        breaks="S5: a revision is used twice, because a late report describes an older sync",
-        finder=TESTS,
-    ),
-    # --- Several masters ----------------------------------------------------------------------------------------------
-    Mutant(
-        name="half-is-a-quorum",
-        function="protocol.leadership:is_quorum",
-        old="2 * count > len(members) or (2 * count == len(members) and (not members or min(members) in present))",
-        new="2 * count > len(members) or (2 * count == len(members) and True)",
-        breaks="S3: two masters, each with half of the members, both lead",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="adopted-list-changed-before-it-is-committed",
-        function="protocol.leadership:Leader.may_change",
-        old="return not (self._repeats and self.needs_quorum)",
-        new="return not (self._repeats and not self.needs_quorum)",
-        breaks="S3: the adopted list may have been committed, and its members may follow another master",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="loss-without-a-quorum",
-        function="protocol.master:MasterMachine._lose",
-        old="not has_left and not self._may_lose(peer)",
-        new="not has_left and not self._leader.needs_quorum",
-        breaks="S3: a master continues with a few members while another one leads the rest",
-    ),
-    Mutant(
-        name="decided-before-established",
-        function="protocol.operation:Operations.decide",
-        old="not self._registry.is_committed or not all(peer.has_reported for peer in survivors)",
-        new="not all(peer.has_reported for peer in survivors)",
-        breaks="S1: under a list that is not committed, an attempt is decided differently from another master",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="reports-of-the-gone-count",
-        function="protocol.leadership:Candidate.on_connection_closed",
-        old="len(report.hello.masters) > 1 and peer_id not in self.left",
-        new="len(report.hello.masters) > 99 and peer_id not in self.left",
-        breaks="S3: a member is counted by two masters",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="promise-goes-down",
-        function="protocol.leadership:Acceptor.promise",
-        old="asked.term <= self.promised.term and asked != self.promised",
-        new="asked.term < 0 and asked != self.promised",
-        breaks="S3: a member that has promised a term to one master helps another one to lead in a lower term",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="begins-a-run-beside-another",
-        function="protocol.master_list:MasterList.begins",
-        old="is_to_begin = self.index == 0 and len(self._without_run) == len(self.addresses)",
-        new="is_to_begin = self.index == 0",
-        breaks="S3: a newcomer begins its own run at an idle master",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="believes-the-word-of-its-predecessor",
-        function="protocol.leadership:Candidate._is_to_begin",
-        old="return hello.begins == self._run_id",
-        new="return any(hello.begins)",
-        breaks="S3: a newcomer begins a run beside one that a master led before its restart",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="term-given-twice",
-        function="protocol.leadership:Acceptor.promise",
-        old="asked.term <= self.promised.term and asked != self.promised",
-        new="asked.term < self.promised.term and asked != self.promised",
-        breaks="S3: two masters are elected in one term",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="promise-to-the-term-alone",
-        function="protocol.leadership:Acceptor.obey",
-        old="self.is_led = leader == self.promised",
-        new="self.is_led = leader.term == self.promised.term",
-        breaks="S3: a peer obeys a rival of the leader that it has promised",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="led-by-the-one-before",
-        function="protocol.leadership:Acceptor.promise",
-        old="self.promised, self.is_led = asked, False",
-        new="self.promised = asked",
-        breaks="S3: messages of a master count that were sent before another one was promised",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="numbers-compared-not-descent",
-        function="protocol.leadership:descend",
-        old="descendants = (each for each in known if last in (each.epoch, each.parent))",
-        new="descendants = (each for each in known if last <= each.epoch)",
-        breaks="S3: a list that was never committed outranks a committed one",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="acknowledgement-of-an-earlier-list-counts",
-        function="protocol.leadership:Leader.propose",
-        old="self._acknowledged.clear()",
-        new="self._acknowledged &= self.list.members",
-        breaks="S3: a list is committed that no quorum has acknowledged",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="acknowledgement-of-another-epoch-counts",
-        function="protocol.leadership:Leader.acknowledge",
-        old="epoch != self.list.epoch",
-        new="epoch > self.list.epoch",
-        breaks="S3: a list is committed by acknowledgements of the previous one",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="committed-by-the-old-quorum-alone",
-        function="protocol.leadership:are_quorums",
-        old="return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)",
-        new="return is_quorum(present, accepted.old_members or accepted.members)",
-        breaks="S3: the new members may follow another master that knows them as committed",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="committed-by-the-new-quorum-alone",
-        function="protocol.leadership:are_quorums",
-        old="return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)",
-        new="return is_quorum(present, accepted.members)",
-        breaks="S3: the old members may continue with another master",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="leads-in-a-term-that-nobody-promised",
-        function="protocol.master:MasterMachine._restore",
-        old="self.run_id, self.term = run_id, candidate.promise.term",
-        new="self.run_id, self.term = run_id, candidate.promise.term + 1",
-        breaks="S3: a master leads in a term that no peer has promised",
-    ),
-    Mutant(
-        name="removed-before-it-confirms",
-        function="protocol.master:MasterMachine._kick",
-        old="self._dismissed[connection] = _Dismissed(peer.peer_id, kick)",
-        new="self._leader.on_left(peer.peer_id)",
-        breaks="S3: a member whose key is revoked here counts as removed while another master leads it",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="removed-before-the-list-is-committed",
-        function="protocol.master:MasterMachine._on_members_committed",
-        old="dismissed, self._dismissed = self._dismissed, {}",
-        new="dismissed, self._dismissed = {}, self._dismissed",
-        breaks="L1: a removed member never learns that it was removed",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="held-newcomers-count",
-        function="protocol.leadership:Candidate._is_elected",
-        old="{report.hello.peer_id for report in reports}.union(self.left)",
-        new="{p for p in self._newest(chosen).members if self.held or p in self.reports}.union(self.left)",
-        breaks="S3: a peer without a promise helps a master to lead",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="higher-promise-of-a-member-not-heeded",
-        function="protocol.master:MasterMachine._is_ahead",
-        old="return is_itself and is_credible and not self._has_our_promise(hello)",
-        new="return is_itself and is_credible and hello.promised > limits.TERM_MAX",
-        breaks="L1: a member that obeys another master is welcomed, and never gets a message",
-    ),
-    Mutant(
-        name="returning-peer-merely-welcomed",
-        function="protocol.master:MasterMachine._owes_report",
-        old="return not known.has_reported or (hello.is_member and not self._has_our_promise(hello))",
-        new="return not known.has_reported",
-        breaks="S1: what a returning peer has learnt from another master is lost",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="run-given-to-the-first-newcomer",
-        function="protocol.master:MasterMachine._may_yield_to",
-        old="return is_of_other_run and self._history is None and not self._has_decided()",
-        new="return is_of_other_run and self._history is not None and not self._has_decided()",
-        breaks="L3: the members of a run are refused in favour of a run that a newcomer has just begun",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="minority-goes-on-at-once",
-        function="protocol.leadership:Candidate._is_elected",
-        old="return has_one_address and due_ns is not None and now_ns >= due_ns",
-        new="return has_one_address and due_ns is not None",
-        breaks="L3: removed members that return first take the run back to an old revision",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="refusal-is-final-of-any-list",
-        function="protocol.master:MasterMachine._refuse_session",
-        old="is_final = self._recovery is None and self.registry.is_committed",
-        new="is_final = self._recovery is None",
-        breaks="L3: a member is removed by a list that is never committed",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="refusal-is-final-whatever-is-known",
-        function="protocol.peer:PeerMachine._is_final",
-        old="return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch",
-        new="return self.state is State.MEMBER and message.run_id == self.run_id",
-        breaks="S3: a former master removes a member",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="other-list-of-masters-taken",
-        function="protocol.master:MasterMachine._has_other_masters",
-        old="self._masters is None or is_old or self._masters.agrees(theirs)",
-        new="self._masters is None or is_old or self._masters.count > 0",
-        breaks="S3: peers with different lists of masters are in one run, and two masters lead it",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="cut-off-master-removes-all",
-        function="protocol.master:MasterMachine._on_connection_closed",
-        old="peer.is_member and self._is_cut_off(now_ns)",
-        new="not peer.is_member and self._is_cut_off(now_ns)",
-        breaks="L3: a master that was cut off has removed all its members when they reconnect",
-        finder=TESTS,
-    ),
-    # --- The control connection ---------------------------------------------------------------------------------------
-    Mutant(
-        name="connects-no-more",
-        function="protocol.session:Session._on_tick",
-        old="self.phase is Phase.PAUSED",
-        new="self.phase is Phase.ASKING",
-        breaks="L2: a peer whose connection broke never opens another socket",
-    ),
-    Mutant(
-        name="broken-connection-is-a-failed-try",
-        function="protocol.session:Session.handle",
-        old="self._pause(events.ConnectionDown(), now_ns)",
-        new="self._pause(events.ConnectionFailed(_REFUSED), now_ns)",
-        breaks="L3: a peer leaves a live master for a standby",
-        finder=TESTS,
-    ),
-    Mutant(
-        name="answer-of-another-master-counts",
-        function="protocol.session:Session.handle",
-        old="self.phase is Phase.ASKING and event.index == self._index",
-        new="self.phase is Phase.ASKING",
-        breaks="S7: a newcomer gives up because of the secret of a master that it has left",
-        finder=TESTS,
-    ),
+MUTANTS = parse_mutants(
+    r"""
+# --- Collectives ------------------------------------------------------------------------------------------------------
+commit-on-a-majority: protocol.kinds.collective:Collectives.judge (simulator)
+  S1: commits an attempt that some survivors have not finished
+  - all(peer in attempt.reports for peer in survivors)
+  + 2 * len(attempt.reports) >= len(survivors)
+digests-not-compared: protocol.kinds.collective:Collectives.judge (simulator)
+  S1: commits results that differ
+  - len({report.digest for report in attempt.reports.values()}) <= 1
+  + attempt.reports
+digests-of-the-lost-not-compared: protocol.kinds.collective:Collectives.judge (unit tests)
+  S1: after a take-over, commits a result that differs from that of a lost peer which had finished
+  - len({report.digest for report in attempt.reports.values()}) <= 1
+  + len({attempt.reports[peer].digest for peer in survivors}) <= 1
+frames-cut-anew-by-another-master: protocol.kinds.collective:Collectives.restore (unit tests)
+  S3: peers that get the plan from the new master cut the tensor differently from the others
+  - plan.how.frame_bytes
+  + limits.FRAME_BYTES_DEFAULT
+attempt-decided-before-all-are-heard: protocol.operation:Operations.decide (unit tests)
+  L3: after a take-over, decides an attempt that the former master may have decided differently
+  - all(peer.has_reported for peer in survivors)
+  + any(peer.has_reported for peer in survivors)
+report-of-another-call-counts: protocol.operation:Operations._on_report (unit tests)
+  S1: a report that belongs to another call of the peer counts
+  - attempt is not None and attempt.calls.get(peer) == report.call_id
+  + attempt is not None and peer in attempt.calls
+lost-voter-waited-for: protocol.kinds.collective:Collectives.on_members_changed (simulator)
+  L1: voters wait for the vote of a lost peer
+  - self._operations.of(COLLECTIVE)
+  + [each for each in self._operations.of(COLLECTIVE) if each.agreed_ns is not None]
+differing-specs-planned: protocol.kinds.collective:Collectives._evaluate (unit tests)
+  S1: peers reduce tensors of different sizes or types with each other
+  - (difference := find_difference(_specs_of(votes))) is not None
+  + (difference := find_difference(_specs_of(votes))) is not None and difference[0] == 'tag'
+two-roots: protocol.kinds.collective:find_difference (unit tests)
+  S1: two peers are both root of a broadcast, and one gets the other's tensor
+  - is_broadcast and sum(spec.is_root for spec in specs) != 1
+  + is_broadcast and not any(spec.is_root for spec in specs)
+broadcast-from-the-first-member: protocol.kinds.collective:Collectives._plan (simulator)
+  S1: a broadcast sends what the first member holds, whoever is its root
+  - order = order[root:] + order[:root]
+  + order = order[:]
+all-to-all-in-order-of-admission: protocol.kinds.collective:Collectives._plan (unit tests)
+  S1: the rows of an all-to-all are not where its peers look for them
+  - order = sorted(order, key=lambda peer: peer.peer_id)
+  + order = list(order)
+all-to-all-waits-for-ever: protocol.kinds.collective:Collectives._plan (unit tests)
+  L1: an all-to-all waits for ever where two members do not reach each other
+  - broken and now_ns - operation.agreed_ns >= self._link_wait_ns
+  + False
+barrier-forgets-who-was-there: protocol.kinds.collective:Collectives._open_barrier (simulator)
+  L3: a new master does not release participants that missed the decision of a barrier
+  - Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)
+  + Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id)
+late-fault-not-heard: protocol.kinds.collective:Collectives.on_late_report (unit tests)
+  L2: a report that names the failed link is ignored if another peer reported the failure first
+  - aborted is not None and aborted.calls.get(peer) == report.call_id and not report.ok
+  + aborted is not None and aborted.calls.get(peer) == report.call_id and report.ok
+both-ends-cost-twice: protocol.kinds.collective:Collectives._blame (unit tests)
+  L2: a peer is removed for its link after half the allowed time
+  - attempt.faults.add(edge)
+  + attempt.faults.add(frozenset())
+doubts-never-suffice: protocol.paths:Fault.is_suspect (unit tests)
+  L2: attempts stall in the same ring again and again if no peer can name a link
+  - return self.is_named or self.doubts >= limits.LINK_DOUBTS_MAX
+  + return self.is_named or self.doubts < 0
+one-stall-counts-for-many: protocol.paths:Paths.doubt (unit tests)
+  L2: concurrent attempts that stall together count as several stalls of a ring
+  - fault.seen_ns <= begun_ns
+  + fault.seen_ns <= now_ns
+answered-call-is-not-ahead: protocol.kinds.collective:Collectives.restore (unit tests)
+  S1: a call that was answered runs again after a take-over, and gets a second answer
+  - calls[peer] in peer.answers or self._operations.attempt_of(peer, calls[peer]) is not None
+  + self._operations.attempt_of(peer, calls[peer]) is not None
+
+# --- Operations -------------------------------------------------------------------------------------------------------
+withdrawal-commits: protocol.operation:Operations._withdraw (simulator)
+  S1: if a peer withdraws a running call the others are told that it succeeded
+  - Verdict(Result.RANK_CONNECTION_LOST, f'{peer.name} withdrew from it', (peer,))
+  + Verdict()
+votes-that-were-taken-count-again: protocol.operation:Operations.forget (unit tests)
+  L3: after a take-over, a vote counts both in the attempt that it began and in the next one
+  - self._remove(operation, peer)
+  + pass
+decision-is-not-said-again: protocol.operation:Operations._on_report (simulator)
+  L1: a peer that missed a decision because of a broken connection never gets it
+  - self._outbox.send(peer, peer.answers[report.call_id])
+  + pass
+two-calls-of-a-peer-in-one-operation: protocol.operation:Operations._count (unit tests)
+  S1: a second call of a peer in an operation is mistaken for the first, and never answered
+  - known.call_id != vote.call_id
+  + False
+attempt-of-nobody-is-kept: protocol.operation:Operations.decide (unit tests)
+  B1: attempts without remaining participants are kept for ever
+  - not survivors
+  + False
+who-is-lost-is-told: protocol.operation:Operations.end (unit tests)
+  S1: the decision that others get names calls of a lost peer
+  - self.present(attempt.calls)
+  + list(attempt.calls)
+complete-without-the-last-vote: protocol.operation:Operations.is_complete (simulator)
+  S1: an operation begins before all members have voted
+  - len(operation.votes) >= needed
+  + len(operation.votes) >= needed - 1
+agreement-outlives-a-withdrawal: protocol.operation:Operations._remove (unit tests)
+  L2: members are removed for missing links although no peer waits for a plan
+  - operation.agreed_ns = None
+  + pass
+renumbered-attempt-found-by-its-old-number: protocol.operation:Operations.renumber (simulator)
+  L1: reports on a sync that has waited for links are ignored
+  - self.running[attempt.attempt_id] = attempt
+  + self.running[attempt.attempt_id - 1] = attempt
+exclusive-calls-side-by-side: protocol.operation:Operations._count (unit tests)
+  L1: a peer waits in two calls that block each other
+  - self._exclusive.get(peer)
+  + None
+
+# --- Topology ---------------------------------------------------------------------------------------------------------
+ring-not-closed: protocol.rings:ring_edges (unit tests)
+  L2: a plan starts though the link from the last peer to the first is down
+  - return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]
+  + return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order) - 1)]
+
+# --- Rounds -----------------------------------------------------------------------------------------------------------
+round-number-not-advanced: protocol.kinds.topology:Rounds._take (simulator)
+  L3: a vote for a round that is complete waits for ever after a take-over
+  - self._registry.round += 1
+  + self._registry.round += 0
+vote-of-a-lost-member-counts: protocol.operation:Operations.forget_lost (unit tests)
+  S3: a round is complete with the vote of a lost peer instead of a member's
+  - [peer for peer in operation.votes if self._registry.peers.get(peer.peer_id) is not peer]
+  + [peer for peer in operation.votes if not peer.is_member]
+joiner-with-one-link-admitted: protocol.kinds.topology:Rounds._linked_joiners (simulator)
+  S6: a joiner that cannot be reached becomes a member, and collectives fail
+  - joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others)
+  + joiner.connection is not None and any(self._registry.are_linked(joiner, other) for other in others)
+joiners-waited-for-without-end: protocol.kinds.topology:Rounds._update (simulator)
+  S6: a joiner that never gets its links blocks update_topology for ever
+  - len(ready) < len(self._registry.joiners()) and not waited
+  + len(ready) < len(self._registry.joiners())
+absent-joiner-admitted: protocol.kinds.topology:Rounds._linked_joiners (unit tests)
+  S6: a joiner whose connection is broken becomes a member, and the others wait for it
+  - joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others)
+  + all(self._registry.are_linked(joiner, other) for other in others)
+conflict-across-groups-not-seen: protocol.operation:Operations._are_rivals (unit tests)
+  L1: groups that wait in different topology calls wait for each other for ever
+  - need_all or any(voter.group == peer.group for voter in other.votes)
+  + any(voter.group == peer.group for voter in other.votes)
+conflicts-refused-before-all-are-heard: protocol.operation:Operations._refuse_conflicts (unit tests)
+  S1: refuses a call that succeeded at the former master, before all members have reported
+  - self._registry.have_all_reported
+  + self._registry.is_committed
+deadlock-of-peers-that-run: protocol.stragglers:find_deadlocks (unit tests)
+  L1: ends operations whose voters wait for an attempt that still runs
+  - stuck = {peer for peer, count in vote_counts.items() if count == _calls_that_hold_up(peer)}
+  + stuck = set(vote_counts)
+slow-peer-taken-for-stuck: protocol.stragglers:find_deadlocks (unit tests)
+  L1: ends operations that wait for a slow peer
+  - [peer for peer in lacking if peer not in stuck]
+  + [peer for peer in lacking if not stuck]
+deadlock-ended-at-once: protocol.stragglers:Stragglers._end_deadlocks (unit tests)
+  L1: ends calls that have waited for each other only for a moment
+  - is_over = may_end and now_ns - deadlock.since_ns >= (timeout_ns or 0)
+  + is_over = may_end and now_ns - began_ns >= (timeout_ns or 0)
+deadlock-ended-before-all-are-heard: protocol.stragglers:Stragglers._end_deadlocks (unit tests)
+  S1: ends calls that succeeded at the former master
+  - may_end = timeout_ns is not None and self._registry.have_all_reported
+  + may_end = timeout_ns is not None
+deadlock-not-looked-for-after-an-answer: protocol.stragglers:Stragglers.settle (unit tests)
+  L1: peers that wait for each other after another operation has ended are reported late
+  - max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch
+  + newest_ns > self._newest_ns or self._registry.epoch != self._epoch
+deadlock-not-looked-for-after-a-loss: protocol.stragglers:Stragglers.settle (unit tests)
+  L1: peers that wait for each other after the loss of a peer are reported late
+  - max(newest_ns, self._outbox.answered_ns) > self._newest_ns or self._registry.epoch != self._epoch
+  + max(newest_ns, self._outbox.answered_ns) > self._newest_ns
+
+# --- Syncs ------------------------------------------------------------------------------------------------------------
+sync-committed-before-all-have-it: protocol.kinds.sync:StateSyncs.judge (simulator)
+  S5: a peer that still fetches is told that it holds the state
+  - all(peer in transfer.done for peer in survivors)
+  + any(peer in transfer.done for peer in survivors)
+holder-that-dies-ends-a-sync: protocol.kinds.sync:StateSyncs.judge (simulator)
+  L2: a sync fails although other holders have everything that is still to be fetched
+  - self._can_finish(transfer, survivors)
+  + len(self._operations.present(transfer.holders)) == len(transfer.holders)
+sync-without-anybody-to-fetch-from-goes-on: protocol.kinds.sync:StateSyncs.judge (unit tests)
+  L1: fetchers wait for each other although no complete holder is left
+  - self._can_finish(transfer, survivors)
+  + len(survivors) > 1
+changed-state-of-a-holder-not-heeded: protocol.kinds.sync:StateSyncs.on_report (unit tests)
+  S5: a peer whose contents are no longer the elected ones is told that it holds them
+  - report.ok
+  + report.ok or peer in transfer.done
+plan-never-made-anew-for-want-of-the-first-holder: protocol.kinds.sync:StateSyncs._plan_anew (unit tests)
+  L1: after a take-over, a peer that missed its plan waits for ever if the first holder is lost
+  - winner = transfer.offers.get(holders[0]) if holders else None
+  + winner = transfer.offers.get(transfer.holders[0]) if holders else None
+partial-seeds-with-other-contents: protocol.sources:_FreeKeys.have_same (unit tests)
+  L2: peers request contents from peers that will have other ones
+  - return entries is fetch[peer] or entries == fetch[peer]
+  + return len(entries) == len(fetch[peer])
+partial-seed-taken-for-a-source: protocol.sources:find_sources (unit tests)
+  L2: a peer waits for a partial seed as if it were complete
+  - depth < 2
+  + depth < 9
+revision-of-a-sync-not-noted: protocol.kinds.sync:StateSyncs.restore_last (unit tests)
+  S5: a peer that is ahead of the run wins the next election
+  - self.last_revision[group] = revision
+  + self.last_revision.setdefault(group, revision)
+answered-sync-offer-counts-again: protocol.kinds.sync:StateSyncs.restore (unit tests)
+  L3: an offer of a sync that was taken over counts in the next sync as well
+  - self._operations.forget(peer, call_id)
+  + self._operations.forget(peer, -1)
+participants-of-the-last-sync-not-updated: protocol.kinds.sync:StateSyncs.restore_last (unit tests)
+  S5: after a take-over the participants of an earlier sync have the vote
+  - self._completed_last[group] = completed
+  + self._completed_last.setdefault(group, completed)
+
+# --- Election ---------------------------------------------------------------------------------------------------------
+first-contents-win: protocol.election:elect (unit tests)
+  S5: the wrong contents of one peer overwrite those of the majority
+  - winner = max(voters, key=lambda peer: len(camps[_contents(standing[peer])]))
+  + winner = voters[0]
+holders-lack-what-is-fetched: protocol.election:elect (simulator)
+  L2: contents are requested from a peer that does not have them, and the sync fails repeatedly
+  - _contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])
+  + _contents(standing[peer]) == _contents(elected)
+unequal-tensors-overwritten: protocol.election:_entries_to_fetch (unit tests)
+  S5: contents that may differ are replaced by another peer's
+  - own.digest != theirs.digest and (is_behind or not own.allow_content_inequality)
+  + own.digest != theirs.digest
+kind-of-digests-not-compared: protocol.election:_shape (unit tests)
+  S5: digests of two kinds are compared, so equal contents are fetched, or other ones than elected
+  - return Shape(offer.digest_kind, tensors)
+  + return Shape(0, tensors)
+next-revision-not-expected: protocol.election:choose_revision (unit tests)
+  S5: a peer that has missed a sync resets the others to its revision
+  - expected = last_revision + 1
+  + expected = last_revision
+admitted-before-it-is-ready: protocol.membership:Registry.joiners (simulator)
+  S6: a joiner that still prefetches is admitted, and members wait for it in the next sync
+  - return [peer for peer in self._pending.values() if peer.is_ready]
+  + return list(self._pending.values())
+ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulator)
+  L1: a joiner that became ready between its Hello and its Welcome is never admitted
+  - self._send_ready()
+  + self._send_linked()
+ready-forgotten-with-its-connection: protocol.master:MasterMachine._on_hello (unit tests)
+  L2: a joiner that became ready while its connection was broken is never admitted
+  - known.is_ready = known.is_ready or hello.is_ready
+  + known.is_ready = known.is_ready
+
+# --- Members ----------------------------------------------------------------------------------------------------------
+epoch-not-raised-at-a-loss: protocol.membership:Registry.remove (simulator)
+  S3: two member lists have the same epoch
+  - self.epoch += 1
+  + self.epoch += 0
+link-counted-by-one-end: protocol.membership:Registry.are_linked (unit tests)
+  S6: a link that only one end has reported counts as up
+  - return bool(one.linked >> other.slot & other.linked >> one.slot & 1)
+  + return bool(one.linked >> other.slot & 1)
+slot-passed-on-with-its-links: protocol.membership:Registry.remove (simulator)
+  S6: a joiner inherits the links of a lost peer
+  - other.linked &= ~(1 << peer.slot)
+  + other.linked &= ~(1 << peer.slot) if peer.is_member else other.linked
+lost-connection-still-known: protocol.membership:Registry.bind (simulator)
+  S3: messages on a replaced connection count, and its end removes the peer
+  - self.by_connection.pop(peer.connection, None)
+  + self.by_connection.get(peer.connection)
+answers-kept-for-one-call: protocol.membership:Outbox.answer (simulator)
+  S1: a lost decision cannot be sent again
+  - len(peer.answers) > limits.ANSWERS_KEPT_MAX
+  + len(peer.answers) > 1
+link-key-depends-on-the-asker: protocol.membership:Registry._link_key (unit tests)
+  S7: the two ends of a link have different keys and refuse each other
+  - pair = b"".join(sorted((one.peer_id, other.peer_id)))
+  + pair = b"".join((one.peer_id, other.peer_id))
+refusal-named-to-nobody: protocol.operation:Operations.refuse_calls (unit tests)
+  L1: a master that dies between two sends has refused one caller; the other one waits for ever
+  - len(calls) > 1
+  + not calls
+
+# --- Master -----------------------------------------------------------------------------------------------------------
+token-not-checked: protocol.master:MasterMachine._on_hello (unit tests)
+  S7: a stranger that knows a peer's id can take over its connection
+  - is_itself = known is not None and known.has_reported and known.token == hello.token
+  + is_itself = known is not None and known.has_reported
+stale-connection-accepted: protocol.master:MasterMachine._on_hello (unit tests)
+  L2: an old Hello that arrives late replaces a peer's newer connection
+  - known is not None and is_itself and hello.connection < known.connection_count
+  + known is not None and is_itself and hello.connection < 0
+answer-forgotten-one-call-early: protocol.operation:Operations._forget_answers (unit tests)
+  S1: a call whose answer was lost is repeated by one peer alone
+  - [call_id for call_id in peer.answers if call_id < oldest_call_id]
+  + [call_id for call_id in peer.answers if call_id <= oldest_call_id]
+withdrawal-before-all-are-heard: protocol.operation:Operations._on_withdraw (unit tests)
+  L3: a call is withdrawn that the former master has committed
+  - not self._registry.have_all_reported
+  + not self._registry.order
+absent-members-taken-for-heard: protocol.master:MasterMachine._restore (unit tests)
+  L3: members that are still looking for the new master are removed as if they had died
+  - absent.has_reported, absent.disconnected_ns = False, now_ns
+  + absent.has_reported, absent.disconnected_ns = True, now_ns
+epoch-of-the-dead-master-used-again: protocol.master:MasterMachine._restore (simulator)
+  S3: an epoch that the former master announced to some peers gets another member list
+  - self.registry.epoch = self.term << limits.EPOCH_BITS
+  + self.registry.epoch = history.adopted.epoch + 1
+term-not-raised: protocol.master:MasterMachine._term_after (simulator)
+  S3: two masters use the same attempt ids, and peers obey both
+  - return min(term + 1 + salt, limits.TERM_MAX)
+  + return min(term, limits.TERM_MAX)
+attempt-ids-begin-anew: protocol.master:MasterMachine._next_attempt_id (simulator)
+  S4: attempt ids repeat after a take-over, and stale frames are accepted
+  - return (self.term << limits.EPOCH_BITS) | self._attempt_count
+  + return self._attempt_count
+key-of-a-report-not-checked: protocol.master:MasterMachine._is_of_its_key (unit tests)
+  S7: a peer with its own key reports for another peer, and takes its place at a new master
+  - isinstance(event.message, (Hello, RunReport))
+  + isinstance(event.message, Hello)
+calls-in-flight-without-bound: protocol.operation:Operations._is_open (unit tests)
+  B1: one peer can make the master keep calls without limit
+  - call_id not in peer.open_calls and len(peer.open_calls) >= calls_max
+  + call_id in peer.open_calls and len(peer.open_calls) >= calls_max
+witness-of-no-link-believed: protocol.master:MasterMachine._on_linked (unit tests)
+  L1: the loss of a member that has lost all its connections is noticed late
+  - not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1
+  + not peer.is_member or other.group != peer.group or not peer.linked >> peer.slot & 1
+calls-of-any-group-alike: protocol.operation:Operations._is_open (unit tests)
+  L3: a member has more calls in flight than the decisions that the others remember
+  - calls_max = limits.calls_in_flight_max(member_count)
+  + calls_max = limits.CALLS_IN_FLIGHT_MAX
+
+# --- Peer -------------------------------------------------------------------------------------------------------------
+own-master-not-obeyed-again: protocol.leadership:Acceptor.obey (unit tests)
+  L2: a peer that has reconnected treats its master as lost
+  - self.is_led = leader == self.promised
+  + self.is_led = leader.term > self.promised.term
+replaced-master-obeyed: protocol.peer:PeerMachine._on_welcome (unit tests)
+  S3: a peer obeys a master that was replaced, or that leads another run
+  - is_other_run or not self._acceptor.obey(leader)
+  + is_other_run and not self._acceptor.obey(leader)
+older-member-list-taken: protocol.leadership:Acceptor.accepts (unit tests)
+  S3: a peer accepts an older member list
+  - return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= accepted_epoch
+  + return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= 0
+stale-plan-started: protocol.peer:PeerMachine._on_plan (simulator)
+  S4: a plan that arrives after a later one is started, although its frames are dropped as stale
+  - plan.attempt_id <= self._seen_attempt_id
+  + plan.attempt_id < self._seen_attempt_id - 1
+commit-without-the-result: protocol.peer:PeerMachine._on_decision (unit tests)
+  S1: a peer without the result takes part in a commit
+  - lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
+  + lacks_result = is_collective(call) and call.report is None
+plan-begun-after-the-release: protocol.peer:PeerMachine._on_plan (unit tests)
+  S2: a reduction writes to buffers that were given back to the user
+  - call is None or call.is_released
+  + call is None
+member-without-the-result: protocol.peer:PeerMachine._on_decision (unit tests)
+  S1: a peer that gave up a call which the others have committed stays a member
+  - decision.committed and (call.is_released or (lacks_result and not is_barrier(call)))
+  + decision.committed and lacks_result and not is_barrier(call)
+tag-told-twice: protocol.peer:PeerMachine._on_call (unit tests)
+  L2: the master mistakes a new call for a released one, and refuses it
+  - call.is_held = released.block(call)
+  + call.is_held = False
+withdrawal-not-repeated: protocol.calls:Call.standing (unit tests)
+  L1: a lost withdrawal is not sent again, and the call keeps waiting
+  - self.withdrawn is None
+  + self.withdrawn is None or self.report is None
+newest-call-named-as-oldest: protocol.peer:PeerMachine._oldest_call_id (simulator)
+  S1: the master forgets answers that the peer has not received
+  - return min(self.calls, default=self._next_call_id)
+  + return max(self.calls, default=self._next_call_id)
+broken-link-not-dialled-again: protocol.peer:PeerMachine._on_link (simulator)
+  L2: a link that broke stays down
+  - link.retry_ns = now_ns + (0 if link.is_up else pause_ns)
+  + link.retry_ns = None if link.is_up else now_ns + pause_ns
+absence-of-the-master-counted-anew: protocol.peer:PeerMachine._miss_master (unit tests)
+  L1: a peer waits for ever for a master that breaks every connection
+  - self._deadline_ns is None
+  + self.state is not State.CONNECTING
+calls-counted-without-the-group: protocol.peer:PeerMachine._calls_max (unit tests)
+  L3: the report of a peer in a large run does not fit into a message
+  - return limits.calls_in_flight_max(len(self.group_members()))
+  + return limits.CALLS_IN_FLIGHT_MAX
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+answered-round-forgotten: protocol.memory:Memory.on_round_answered (simulator)
+  L3: a vote for the next round gets the answer of the last one
+  - self.round_answered = max(self.round_answered, number)
+  + self.round_answered = max(self.round_answered, number - 1)
+round-of-an-answer-not-remembered: protocol.memory:Memory.on_round_answered (simulator)
+  L3: a new master does not know a round whose answer some peers have, and others wait for ever
+  - self.on_round(number, value)
+  + self.on_round(number - 1, value)
+outcome-with-fewer-participants-kept: protocol.memory:Memory._keep (unit tests)
+  L3: a new master does not know all participants of a decision
+  - outcome = known if len(known.calls) >= len(outcome.calls) else outcome
+  + outcome = known if len(known.calls) < len(outcome.calls) else outcome
+failed-sync-remembered-as-the-last: protocol.memory:Memory.on_decision (unit tests)
+  S5: after a take-over the revision of a failed sync counts
+  - call is not None and is_sync(call) and outcome.committed and is_newer
+  + call is not None and is_sync(call) and is_newer
+mismatch-remembered-without-its-values: protocol.memory:Memory.on_decision (unit tests)
+  S1: after a take-over one peer gets CollectiveMismatch and another only InvalidUsage
+  - replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())
+  + replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), field='', values=())
+fewer-ends-remembered-than-calls-in-flight: protocol.memory:Memory._keep (unit tests)
+  S1: a commit is forgotten that another member has not received
+  - count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+  + count_max = limits.calls_in_flight_max(2 * self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+other-groups-count: protocol.memory:Memory.on_members (unit tests)
+  S1: a commit is forgotten that another member has not received, in a run with many groups
+  - self._group_size = sum(member.group == group for member in members)
+  + self._group_size = len(members)
+gone-by-a-list-that-is-not-committed: protocol.memory:Memory.on_members (unit tests)
+  S1: a decision is not sent to a member that only a proposed list has dropped
+  - not is_committed
+  + not members
+
+# --- Recovery ---------------------------------------------------------------------------------------------------------
+older-member-list-adopted: protocol.leadership:descend (unit tests)
+  S3: a new master adopts the member list of the first report
+  - return max(descendants, key=lambda each: (each.epoch, each.is_committed))
+  + return max(descendants, key=lambda each: (-each.epoch, each.is_committed))
+decided-attempt-restored: protocol.recovery:History.take_running (simulator)
+  L3: a decided attempt runs again and blocks its tag
+  - item[0] in present and item[1].plan.attempt_id not in self.outcomes
+  + item[0] in present
+report-of-another-token-taken: protocol.leadership:Candidate.add (unit tests)
+  S7: a stranger's report replaces that of the peer whose id it claims
+  - known.token != report.hello.token
+  + known.token != known.token
+older-report-taken: protocol.leadership:Candidate.add (unit tests)
+  L3: a report on a broken connection counts instead of the peer's newer one
+  - known.connection > report.hello.connection
+  + known.connection < report.hello.connection
+run-of-fewer-peers-chosen: protocol.leadership:choose_run (unit tests)
+  S3: a single stray peer of another run decides which run a new master leads
+  - return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)
+  + return max(votes, key=lambda run_id: (epochs[run_id], votes[run_id], run_id), default=None)
+admission-without-the-adopted-members: protocol.recovery:History.would_admit (unit tests)
+  S3: a peer of a list that left members out becomes a member beside them
+  - return is_up_to_date and bool(self.adopted.members) and self.adopted.members <= theirs
+  + return is_up_to_date and bool(self.adopted.members)
+late-reports-not-waited-for: protocol.leadership:Candidate._are_all_here (unit tests)
+  L3: a new master begins although a peer that has said Hello may know a newer list
+  - not all(self._greeted.values())
+  + not any(self._greeted.values())
+round-of-others-taken-for-its-own: protocol.recovery:History.left_behind (unit tests)
+  L1: a removed peer that returns takes the value of another round as its own; a correct program hangs
+  - number < self.round - 1 and peer_id in present
+  + number < 0 and peer_id in present
+who-missed-the-last-round-removed: protocol.recovery:History.left_behind (unit tests)
+  L2: a member that lacks one answer is removed at each take-over
+  - number < self.round - 1 and peer_id in present
+  + number < self.round and peer_id in present
+older-sync-of-a-late-report-taken: protocol.recovery:History.take_last_syncs (unit tests)
+  S5: a revision is used twice, because a late report describes an older sync
+  - taken, self._newer_syncs = self._newer_syncs, {}
+  + taken, self._newer_syncs, self._last_syncs = self._newer_syncs, {}, {}
+
+# --- Several masters --------------------------------------------------------------------------------------------------
+half-is-a-quorum: protocol.leadership:is_quorum (unit tests)
+  S3: two masters, each with half of the members, both lead
+  - 2 * count > len(members) or (2 * count == len(members) and (not members or min(members) in present))
+  + 2 * count > len(members) or (2 * count == len(members) and True)
+adopted-list-changed-before-it-is-committed: protocol.leadership:Leader.may_change (unit tests)
+  S3: the adopted list may have been committed, and its members may follow another master
+  - return not (self._repeats and self.needs_quorum)
+  + return not (self._repeats and not self.needs_quorum)
+loss-without-a-quorum: protocol.master:MasterMachine._lose (simulator)
+  S3: a master continues with a few members while another one leads the rest
+  - not has_left and not self._may_lose(peer)
+  + not has_left and not self._leader.needs_quorum
+decided-before-established: protocol.operation:Operations.decide (unit tests)
+  S1: under a list that is not committed, an attempt is decided differently from another master
+  - not self._registry.is_committed or not all(peer.has_reported for peer in survivors)
+  + not all(peer.has_reported for peer in survivors)
+reports-of-the-gone-count: protocol.leadership:Candidate.on_connection_closed (unit tests)
+  S3: a member is counted by two masters
+  - len(report.hello.masters) > 1 and peer_id not in self.left
+  + len(report.hello.masters) > 99 and peer_id not in self.left
+promise-goes-down: protocol.leadership:Acceptor.promise (unit tests)
+  S3: a member that has promised a term to one master helps another one to lead in a lower term
+  - asked.term <= self.promised.term and asked != self.promised
+  + asked.term < 0 and asked != self.promised
+begins-a-run-beside-another: protocol.master_list:MasterList.begins (unit tests)
+  S3: a newcomer begins its own run at an idle master
+  - is_to_begin = self.index == 0 and len(self._without_run) == len(self.addresses)
+  + is_to_begin = self.index == 0
+believes-the-word-of-its-predecessor: protocol.leadership:Candidate._is_to_begin (unit tests)
+  S3: a newcomer begins a run beside one that a master led before its restart
+  - return hello.begins == self._run_id
+  + return any(hello.begins)
+term-given-twice: protocol.leadership:Acceptor.promise (unit tests)
+  S3: two masters are elected in one term
+  - asked.term <= self.promised.term and asked != self.promised
+  + asked.term < self.promised.term and asked != self.promised
+promise-to-the-term-alone: protocol.leadership:Acceptor.obey (unit tests)
+  S3: a peer obeys a rival of the leader that it has promised
+  - self.is_led = leader == self.promised
+  + self.is_led = leader.term == self.promised.term
+led-by-the-one-before: protocol.leadership:Acceptor.promise (unit tests)
+  S3: messages of a master count that were sent before another one was promised
+  - self.promised, self.is_led = asked, False
+  + self.promised = asked
+numbers-compared-not-descent: protocol.leadership:descend (unit tests)
+  S3: a list that was never committed outranks a committed one
+  - descendants = (each for each in known if last in (each.epoch, each.parent))
+  + descendants = (each for each in known if last <= each.epoch)
+acknowledgement-of-an-earlier-list-counts: protocol.leadership:Leader.propose (unit tests)
+  S3: a list is committed that no quorum has acknowledged
+  - self._acknowledged.clear()
+  + self._acknowledged &= self.list.members
+acknowledgement-of-another-epoch-counts: protocol.leadership:Leader.acknowledge (unit tests)
+  S3: a list is committed by acknowledgements of the previous one
+  - epoch != self.list.epoch
+  + epoch > self.list.epoch
+committed-by-the-old-quorum-alone: protocol.leadership:are_quorums (unit tests)
+  S3: the new members may follow another master that knows them as committed
+  - return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)
+  + return is_quorum(present, accepted.old_members or accepted.members)
+committed-by-the-new-quorum-alone: protocol.leadership:are_quorums (unit tests)
+  S3: the old members may continue with another master
+  - return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)
+  + return is_quorum(present, accepted.members)
+leads-in-a-term-that-nobody-promised: protocol.master:MasterMachine._restore (simulator)
+  S3: a master leads in a term that no peer has promised
+  - self.run_id, self.term = run_id, candidate.promise.term
+  + self.run_id, self.term = run_id, candidate.promise.term + 1
+removed-before-it-confirms: protocol.master:MasterMachine._kick (unit tests)
+  S3: a member whose key is revoked here counts as removed while another master leads it
+  - self._dismissed[connection] = _Dismissed(peer.peer_id, kick)
+  + self._leader.on_left(peer.peer_id)
+removed-before-the-list-is-committed: protocol.master:MasterMachine._on_members_committed (unit tests)
+  L1: a removed member never learns that it was removed
+  - dismissed, self._dismissed = self._dismissed, {}
+  + dismissed, self._dismissed = {}, self._dismissed
+held-newcomers-count: protocol.leadership:Candidate._is_elected (unit tests)
+  S3: a peer without a promise helps a master to lead
+  - {report.hello.peer_id for report in reports}.union(self.left)
+  + {p for p in self._newest(chosen).members if self.held or p in self.reports}.union(self.left)
+higher-promise-of-a-member-not-heeded: protocol.master:MasterMachine._is_ahead (simulator)
+  L1: a member that obeys another master is welcomed, and never gets a message
+  - return is_itself and is_credible and not self._has_our_promise(hello)
+  + return is_itself and is_credible and hello.promised > limits.TERM_MAX
+returning-peer-merely-welcomed: protocol.master:MasterMachine._owes_report (unit tests)
+  S1: what a returning peer has learnt from another master is lost
+  - return not known.has_reported or (hello.is_member and not self._has_our_promise(hello))
+  + return not known.has_reported
+run-given-to-the-first-newcomer: protocol.master:MasterMachine._may_yield_to (unit tests)
+  L3: the members of a run are refused in favour of a run that a newcomer has just begun
+  - return is_of_other_run and self._history is None and not self._has_decided()
+  + return is_of_other_run and self._history is not None and not self._has_decided()
+minority-goes-on-at-once: protocol.leadership:Candidate._is_elected (unit tests)
+  L3: removed members that return first take the run back to an old revision
+  - return has_one_address and due_ns is not None and now_ns >= due_ns
+  + return has_one_address and due_ns is not None
+refusal-is-final-of-any-list: protocol.master:MasterMachine._refuse_session (unit tests)
+  L3: a member is removed by a list that is never committed
+  - is_final = self._recovery is None and self.registry.is_committed
+  + is_final = self._recovery is None
+refusal-is-final-whatever-is-known: protocol.peer:PeerMachine._is_final (unit tests)
+  S3: a former master removes a member
+  - return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch
+  + return self.state is State.MEMBER and message.run_id == self.run_id
+other-list-of-masters-taken: protocol.master:MasterMachine._has_other_masters (unit tests)
+  S3: peers with different lists of masters are in one run, and two masters lead it
+  - self._masters is None or is_old or self._masters.agrees(theirs)
+  + self._masters is None or is_old or self._masters.count > 0
+cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed (unit tests)
+  L3: a master that was cut off has removed all its members when they reconnect
+  - peer.is_member and self._is_cut_off(now_ns)
+  + not peer.is_member and self._is_cut_off(now_ns)
+
+# --- The control connection -------------------------------------------------------------------------------------------
+connects-no-more: protocol.session:Session._on_tick (simulator)
+  L2: a peer whose connection broke never opens another socket
+  - self.phase is Phase.PAUSED
+  + self.phase is Phase.ASKING
+broken-connection-is-a-failed-try: protocol.session:Session.handle (unit tests)
+  L3: a peer leaves a live master for a standby
+  - self._pause(events.ConnectionDown(), now_ns)
+  + self._pause(events.ConnectionFailed(_REFUSED), now_ns)
+answer-of-another-master-counts: protocol.session:Session.handle (unit tests)
+  S7: a newcomer gives up because of the secret of a master that it has left
+  - self.phase is Phase.ASKING and event.index == self._index
+  + self.phase is Phase.ASKING
+"""
 )

@@ -22,10 +22,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from common import Row, WorkerFailed, add_output_arguments, positive, print_table, run_tool, say, write_json
+from common import WorkerFailed, positive, print_table, run_tool, say
 from mutants import MUTANTS
 from mutation import SIMULATOR, TESTS, Mutant, mutate
 
@@ -49,32 +49,22 @@ _TYPO = re.compile(r"(SyntaxError|NameError|UnboundLocalError|ImportError)\b")
 
 @dataclass(frozen=True)
 class Effort:
-    """The extent of the checks.
-
-    Attributes:
-        seeds: number of seeds that the simulator runs, from 0 on.
-        tests: files or folders of unit tests, below the root.
-        asks_both: run both checks for each mutant, even if the first has caught it.
-    """
+    """The extent of the checks."""
 
     seeds: int
+    """Number of seeds that the simulator runs, from 0 on."""
     tests: tuple[str, ...]
+    """Files or folders of unit tests, below the root."""
     asks_both: bool
+    """Run both checks for each mutant, even if the first has caught it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check on one copy.
+    """The result of one check on one copy."""
 
-    Attributes:
-        checker: SIMULATOR or TESTS.
-        by: the seed or the test that failed; "" if all passed.
-        text: how it failed.
-        seconds: duration.
-    """
-
-    checker: str
     by: str
+    """The seed or the test that failed; "" if all passed."""
     text: str
     seconds: float
 
@@ -188,7 +178,7 @@ async def check(checker: str, folder: Path, effort: Effort) -> Finding:
     began = time.monotonic()
     status, output = await run(command_of(checker, effort), folder)
     by, text = judge(checker, status, output)
-    return Finding(checker, by, text, time.monotonic() - began)
+    return Finding(by, text, time.monotonic() - began)
 
 
 async def try_original(pristine: Path, effort: Effort) -> None:
@@ -245,23 +235,6 @@ async def try_all(mutants: Sequence[Mutant], effort: Effort, jobs: int) -> list[
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-def row_of(verdict: MutantResult) -> Row:
-    """A verdict for --json."""
-    mutant = verdict.mutant
-    return {
-        "name": mutant.name,
-        "function": mutant.function,
-        "old": mutant.old,
-        "new": mutant.new,
-        "breaks": mutant.breaks,
-        "expected": mutant.finder,
-        "caught_by": verdict.caught_by,
-        "problem": verdict.problem,
-        "seconds": round(verdict.seconds, 2),
-        "findings": [asdict(finding) for finding in verdict.findings],
-    }
-
-
 def print_list(mutants: Sequence[Mutant]) -> int:
     rows = [(mutant.name, place(mutant), mutant.finder, mutant.breaks) for mutant in mutants]
     print_table(f"{len(rows)} mutants", ("mutant", "place", "expected to catch it", "breaks"), rows)
@@ -276,7 +249,6 @@ def check_mutants(mutants: Sequence[Mutant], options: argparse.Namespace) -> int
     survivors = [verdict for verdict in verdicts if not verdict.caught_by]
     title = f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants caught, {options.seeds} seeds at most"
     print_table(title, ("mutant", "place", "caught by", "seconds"), rows)
-    write_json(options.json, {"seeds": options.seeds, "mutants": [row_of(verdict) for verdict in verdicts]})
     for verdict in survivors:
         why = verdict.problem or f"survived, a gap in the tests: {verdict.mutant.breaks}"
         say(f"{verdict.mutant.name}: {why}")
@@ -294,7 +266,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=positive, default=1, help="mutants at the same time (default 1)")
     parser.add_argument("--both", action="store_true", help="let both checks look at each mutant, to compare them")
-    add_output_arguments(parser)
     return parser.parse_args(arguments)
 
 

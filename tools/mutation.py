@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ from common import WorkerFailed
 
 SIMULATOR = "simulator"
 TESTS = "unit tests"
+_MUTANT = re.compile(
+    r"^(?P<name>\S+): (?P<function>\S+) \((?P<finder>simulator|unit tests)\)\n"
+    r"  (?P<breaks>.+)\n  - (?P<old>.+)\n  \+ (?P<new>.+)\n",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,18 @@ class Mutant:
     def names(self) -> list[str]:
         """The parts of the function's qualified name."""
         return self.function.partition(":")[2].split(".")
+
+
+def parse_mutants(text: str) -> tuple[Mutant, ...]:
+    """The mutants of a text of four lines each (mutants.py); lines that begin with # are headings.
+
+    Raises:
+        ValueError: some lines are no mutant.
+    """
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    if rest := _MUTANT.sub("", text).strip():
+        raise ValueError(f"no mutant: {rest.splitlines()[0]!r}")
+    return tuple(Mutant(**found.groupdict()) for found in _MUTANT.finditer(text))
 
 
 class NoSuchCode(WorkerFailed):
