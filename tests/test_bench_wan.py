@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -65,31 +64,21 @@ def test_the_tensor_is_what_the_path_carries_or_an_eighth(
 def row(system: str, rtt_ms: float, loss: float, connections: int, mbit: float) -> dict[str, Any]:
     return {
         "system": system,
-        "peers": 2,
         "rtt_ms": rtt_ms,
         "loss": loss,
         "rate_mbit": 100.0,
         "connections": connections,
-        "bytes": 2**20,
-        "seconds_median": 1.0,
-        "latency_s": 0.1,
         "mbit": mbit,
-        "share": mbit / 100,
     }
 
 
 @pytest.mark.slow
-def test_rows_of_several_files_are_shown_and_drawn_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [row("zpccl", rtt, loss, count, 50) for rtt in (10, 100) for loss in (0, 0.01) for count in (1, 4)]
-    for name, part in (("a", rows[:3]), ("b", [*rows[3:], row("gloo", 10, 0, 1, 20)])):
-        (tmp_path / name).write_text(json.dumps(part), encoding="utf-8")
-    plot, whole = tmp_path / "plot.png", tmp_path / "whole.json"
-    files = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert bench.main(["wan", "--read", *files, "--plot", str(plot), "--json", str(whole)]) == 0
+    plot = tmp_path / "plot.png"
+    wan.draw([*rows, row("gloo", 10, 0, 1, 20)], plot)
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert len(json.loads(whole.read_text())) == 9
-    assert capsys.readouterr().out.count("\n| zpccl") == 8
 
 
 @pytest.mark.parametrize("text", ["1", "101%", "-1%", "much"])

@@ -21,12 +21,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common import Row, Rows, above_zero, add, bus_bandwidth_gbit, say, whole
 from networks import Namespaces
@@ -146,10 +144,6 @@ def what_the_emulator_says(network: Namespaces | None) -> Row:
 
 def measure(options: argparse.Namespace) -> Rows:
     """All cells, in one network that is reconfigured for each. Each cell has new connections."""
-    if options.read:
-        for path in options.read:
-            yield from json.loads(path.read_text(encoding="utf-8"))
-        return
     cells = [Cell(rtt, loss, count) for rtt in options.rtt for loss in options.loss for count in options.connections]
     began = time.monotonic()
     with EmulatedNetwork(settings_of(cells[0], options), options.seed) as network:
@@ -205,11 +199,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         panel.set_title(f"round trip {delay:g} ms")
         panel.set_xlabel("connections")
     panels[0][0].set_ylabel("Mbit/s, one direction")
-    named: dict[str, Any] = {}
-    for panel in panels[0]:
-        named |= {label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.tight_layout()
-    figure.legend(named.values(), named.keys(), fontsize=8, handlelength=3, loc="center left", bbox_to_anchor=(1, 0.5))
+    named = panels[0][0].get_legend_handles_labels()
+    figure.legend(*named, fontsize=8, handlelength=3, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=100, bbox_inches="tight")
     pyplot.close(figure)
 
@@ -249,8 +241,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--reps", 3)
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
     add(parser, "--seed", 0)
-    text = "measure nothing: show what these JSON files have"
-    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help=text)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there (PNG); needs matplotlib")
 
 
