@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,22 +151,24 @@ def test_cells_say_values_in_the_form_of_their_column(column: scenario.Column, t
     assert column.cell({"seconds": 1.5, "size": 4096, "kept": False, "none": None}) == text
 
 
-def play(*rows: dict[str, Any]) -> int:
+def play(*rows: dict[str, Any], columns: Sequence[scenario.Column] = ()) -> int:
     """Runs a scenario that yields these rows; its exit status."""
-    tables = [scenario.Table("one of {options.json}", part="one"), scenario.Table("all", [scenario.Column("n", "n")])]
-    found = scenario.Scenario(None, lambda _: None, lambda _: (row for row in rows), tables)
+    found = scenario.Scenario(None, lambda _: None, lambda _: (row for row in rows), "of {options.json}", columns)
     return bench.play(found, argparse.Namespace(json=None))
 
 
-def test_a_scenario_prints_a_table_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
-    assert play({"n": 1}, {"part": "one", "found": 0.5}, {"n": 2}) == 0
+def test_a_scenario_prints_a_table_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert play({"n": 1}, {"n": 2}, columns=[scenario.Column("n", "n")]) == 0
     said = capsys.readouterr()
-    assert (
-        said.out.index("one of None")
-        < said.out.index("| found |  0.50 |")
-        < said.out.index("| n   |\n| --- |\n| 1   |")
-    )
-    assert said.err.splitlines() == ["n 1", "part one  found 0.50", "n 2"]
+    assert said.out == "of None\n\n| n   |\n| --- |\n| 1   |\n| 2   |\n"
+    assert said.err.splitlines() == ["n 1", "n 2"]
+
+
+def test_without_columns_each_row_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert play({"found": 0.5, "problems": []}) == 0
+    said = capsys.readouterr()
+    assert "| found |  0.50 |" in said.out and "all promises kept" in said.out
+    assert said.err.splitlines() == ["found 0.50"]
 
 
 def test_a_broken_promise_is_named_and_the_exit_status_tells(capsys: pytest.CaptureFixture[str]) -> None:
@@ -472,10 +475,8 @@ def test_the_table_of_algorithms_is_up_to_date() -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_allreduce_times_a_batch_as_a_whole() -> None:
-    options = ["--peers", "2", "--bytes", "4KiB", "--batch", "20", "--concurrent", "20", "--reps", "2", "--json"]
-    ended = run("allreduce", *options)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (row,), _ = json.JSONDecoder().raw_decode(ended.stdout)
+    options = ["--peers", "2", "--bytes", "4KiB", "--batch", "20", "--concurrent", "20", "--reps", "2"]
+    (row,) = rows_of("allreduce", *options)
     assert (row["system"], row["bytes"], row["batch"]) == ("zpccl", 4096, 20)
     assert row["busbw_gbit"] == pytest.approx(20 * 4096 * 8 / 1e9 / row["seconds_median"])
 

@@ -15,9 +15,10 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.scenario import Scenario
-from common import STANDARD_OUTPUT, Row, add_output_arguments, run_tool, say, write_json
+from common import Row, run_tool, say, write_json
 
 SCENARIOS = {
     "allreduce": "How long does an all-reduce take, beside torch's Gloo and beside TCP alone?",
@@ -47,17 +48,14 @@ def play(scenario: Scenario, options: argparse.Namespace) -> int:
     with contextlib.closing(scenario.measure(options)) as found:  # Ctrl-C ends the processes that it has started.
         for row in found:
             rows.append(row)
-            if options.json != STANDARD_OUTPUT:
-                write_json(options.json, rows)  # Write after each row, so that an interrupted run keeps its results.
-            say(scenario.table_of(row).line_of(row))
-    write_json(options.json, rows)
-    for table in scenario.tables:
-        table.show(options, [row for row in rows if scenario.table_of(row) is table])
-    if scenario.finish is not None:
-        scenario.finish(options, rows)
+            write_json(options.json, rows)  # After each row, so that an interrupted run keeps its results.
+            say(scenario.line_of(row))
+    scenario.print_tables(options, rows)
     problems = [problem for row in rows for problem in row.get("problems", ())]
     for problem in problems:
         say(f"a promise is broken: {problem}")
+    if not problems and any("problems" in row for row in rows):
+        print("\nall promises kept")
     return 1 if problems else 0
 
 
@@ -76,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     scenario.add_arguments(parser)
-    add_output_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     options = parser.parse_args(rest)
     if scenario.check is not None:
         scenario.check(parser, options)

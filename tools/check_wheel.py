@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEEL_NAME = re.compile(r"zpccl-[^-]+-cp310-abi3-(many)?linux_\w+\.whl")
-INSTALL_TIMEOUT_S = 300
-SMOKE_TIMEOUT_S = 60
+TIMEOUT_S = 300
+"""Timeout to install the wheel, and to run it."""
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -54,14 +54,7 @@ def check_sdist_contents(sdist: Path) -> list[str]:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"setup.cfg", "setup.py", "pyproject.toml", "Makefile", "LICENSE", "README.md"}
-    for pattern in (
-        "native/**/*.[ch]",
-        "native/*.py",
-        "native/Makefile",
-        "tests/**/*.[ch]",
-        "tests/**/*.py",
-        "tools/*.py",
-    ):
+    for pattern in "native/**/*.[ch] native/*.py native/Makefile tests/**/*.[ch] tests/**/*.py tools/**/*.py".split():
         wanted |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
     return [f"{sdist.name}: lacks {name}" for name in sorted(wanted - names)]
 
@@ -77,21 +70,11 @@ def run_in_empty_environment(wheel: Path) -> None:
         python = Path(folder, "bin", "python")
         environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "ZPCCL_"))}
         environment |= {"PATH": str(python.parent), "CC": "/bin/false", "CXX": "/bin/false"}
-        install = [
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--only-binary",
-            ":all:",
-            str(wheel),
-        ]
-        smoke = ["-I", str(ROOT / "tools" / "smoke.py")]
-        for arguments, timeout_s in ((install, INSTALL_TIMEOUT_S), (smoke, SMOKE_TIMEOUT_S)):
+        install = "-m pip install --quiet --disable-pip-version-check --only-binary :all:".split()
+        for arguments in ([*install, str(wheel)], ["-I", str(ROOT / "tools" / "smoke.py")]):
             command = [str(python), *arguments]
             subprocess.run(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, timeout=timeout_s, check=True
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True
             )
 
 

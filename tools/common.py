@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 import zpccl
 
 MIB = 1 << 20
-STANDARD_OUTPUT = Path("-")
 
 Array: TypeAlias = NDArray[Any]
 Row: TypeAlias = dict[str, Any]
@@ -160,27 +159,12 @@ def add(parser: argparse.ArgumentParser, flag: str, default: Any, text: str = ""
     parser.add_argument(flag, default=value, **settings)
 
 
-def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --json."""
-    parser.add_argument(
-        "--json",
-        type=Path,
-        nargs="?",
-        const=STANDARD_OUTPUT,
-        metavar="FILE",
-        help="also write the results to this file",
-    )
-
-
 # --- Output -----------------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path | None, data: Any) -> None:
     """Writes `data` to the file, if one is given, atomically."""
     if path is None:
-        return
-    if path == STANDARD_OUTPUT:
-        print(json.dumps(data, indent=2))
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")

@@ -33,7 +33,7 @@ import numpy as np
 from common import Row, Rows, add, bus_bandwidth_gbit, positive, say
 from workers import LOOPBACK
 
-from benchmarks.scenario import BYTES, Column, Scenario, Table, times
+from benchmarks.scenario import BYTES, Column, Scenario, times
 from benchmarks.systems import (
     ALGORITHMS,
     ENCRYPTIONS,
@@ -155,4 +155,4 @@ COLUMNS = [
     Column("of Gloo", "of_gloo", ".2f"),
 ]
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("All-reduce of {options.dtype}", COLUMNS)], check)
+SCENARIO = Scenario(__doc__, add_arguments, measure, "All-reduce of {options.dtype}", COLUMNS, check)

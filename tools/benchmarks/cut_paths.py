@@ -29,7 +29,7 @@ from workers import Hosts, Master, Worker, call_all, ended_workers
 import zpccl
 from benchmarks.kill_peer import ReducingPeer
 from benchmarks.pattern import pattern
-from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.scenario import BYTES, Column, Scenario
 
 KINDS = ("host", "path", "idle")
 CONNECTIONS = 4
@@ -188,4 +188,4 @@ COLUMNS = [
     Column("failed calls", "failed_calls_max"),
 ]
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Silent cuts while peers all-reduce", COLUMNS)])
+SCENARIO = Scenario(__doc__, add_arguments, measure, "Silent cuts while peers all-reduce", COLUMNS)

@@ -22,7 +22,7 @@ from common import Row, Rows, WorkerFailed, add, spread, whole
 from workers import Hosts, Master, Worker, call_all, ended_workers
 
 import zpccl
-from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.scenario import BYTES, Column, Scenario
 from benchmarks.state import StatePeer, add_place_arguments, check_place, make_hosts
 from benchmarks.wan import what_the_emulator_says
 
@@ -152,6 +152,6 @@ COLUMNS = [
     Column("steps", "steps_median", ".0f"),
     Column("sync MiB", "received_median", ".1f", 2**-20),
 ]
-TABLES = [Table("Members stop for a newcomer {options.place}", COLUMNS)]
+TITLE = "Members stop for a newcomer {options.place}"
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, TABLES, check_place)
+SCENARIO = Scenario(__doc__, add_arguments, measure, TITLE, COLUMNS, check_place)

@@ -5,7 +5,7 @@ is killed (SIGKILL) and restarted on the same port after 0 to 5 seconds. No call
 results, and the revision of the shared state must continue. The cost of a kill is the additional time of the calls that
 were in progress.
 
-With --masters 2 (or --standby) the peers know two masters. The leading one is killed and stays down until the other one
+With --standby the peers know two masters. The leading one is killed and stays down until the other one
 has taken over the run. Then it is restarted, as the standby for the next kill.
 
 With --rolling 3 --seconds 300 two masters are killed in turn, one every 3 s, and restarted at once, whether or not the
@@ -29,7 +29,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from wan.settings import Settings
 from workers import LOOPBACK, Hosts, Master, Peer, Worker, call_all, ended_workers
 
 import zpccl
-from benchmarks.scenario import Scenario, Table
+from benchmarks.scenario import Scenario
 
 STEPS_BETWEEN_SYNCS = 4
 PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 1.0
@@ -330,8 +330,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--kills", 20, "of the master", type=positive)
     add(parser, "--bytes", "1MiB")
     add(parser, "--absence", 5, "seconds without a master, at most", type=float)
-    parser.add_argument("--masters", type=int, choices=(1, 2), help="that peers know (default 1; 2 with --rolling)")
-    parser.add_argument("--standby", dest="masters", action="store_const", const=2, help="the same as --masters 2")
+    parser.add_argument("--standby", action="store_true", help="peers know two masters, as with --rolling")
     add(parser, "--rolling", 0, "restart two masters in turn, every so many seconds", type=float)
     add(parser, "--seconds", 60, "of a rolling restart", type=float)
     parser.add_argument("--wan", type=parse_wan, metavar="MS,PERCENT", help="delay one way and loss to masters")
@@ -340,7 +339,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    options.masters = options.masters or (2 if options.rolling else 1)
+    options.masters = 2 if options.rolling or options.standby else 1
     if options.rolling and options.seconds < options.rolling:
         parser.error("--seconds: not one restart has room")
 
@@ -377,16 +376,4 @@ def measure(options: argparse.Namespace) -> Rows:
         yield run_loop(workers, masters, options)
 
 
-def finish(options: argparse.Namespace, rows: Sequence[Row]) -> None:
-    (summary,) = rows
-    print(
-        f"\n{'all promises kept' if summary['promises_kept'] else 'A PROMISE IS BROKEN'}: "
-        f"{summary['kills']} kills, {summary['takeovers']} take-overs, {summary['calls']} calls, "
-        f"{summary['failed_calls']} failed, {summary['member_lists']} member lists, {summary['visits']} visits; "
-        f"a kill cost {summary['ms_extra_median']:.0f} ms, {summary['ms_extra_max']:.0f} at most"
-    )
-
-
-TABLE = Table("The master killed, another in its place")
-
-SCENARIO = Scenario(__doc__, add_arguments, measure, [TABLE], check, finish)
+SCENARIO = Scenario(__doc__, add_arguments, measure, "The master killed, another in its place", check=check)

@@ -23,7 +23,7 @@ from workers import Master, Peer, Worker, call_all, close_all
 
 import zpccl
 from benchmarks.pattern import fill_with, pattern, worst_error
-from benchmarks.scenario import Scenario, Table
+from benchmarks.scenario import Scenario
 
 MS_TO_ERROR_MAX = 1000.0
 """The promise: the others' call fails within this time."""
@@ -307,4 +307,4 @@ def measure(options: argparse.Namespace) -> Rows:
     yield experiment.summary()
 
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Peers killed in the middle of an all-reduce")])
+SCENARIO = Scenario(__doc__, add_arguments, measure, "Peers killed in the middle of an all-reduce")

@@ -29,7 +29,7 @@ import zmq
 from common import Row, Rows, WorkerFailed, add, positive, spread, whole
 from workers import Master, Worker, ended_workers, process_cpu_ns
 
-from benchmarks.scenario import Column, Scenario, Table, times
+from benchmarks.scenario import Column, Scenario, times
 from zpccl import limits
 from zpccl.control.master_loop import open_router
 from zpccl.protocol.messages import (
@@ -356,4 +356,4 @@ COLUMNS = [
     *(Column(f"{name} KiB", f"{name}_kib_per_peer", ".1f") for name in ("resident", "greeted", "bare", "own")),
 ]
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Vote rounds of the master", COLUMNS)], check)
+SCENARIO = Scenario(__doc__, add_arguments, measure, "Vote rounds of the master", COLUMNS, check)

@@ -21,7 +21,7 @@ from typing import Any
 from common import Row, Rows, add
 from workers import LOOPBACK, call_all
 
-from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.scenario import BYTES, Column, Scenario
 from benchmarks.systems import PLACES, System, add_systems, check_systems, start_system
 
 SYSTEMS = ("zpccl", "gloo")
@@ -83,4 +83,4 @@ COLUMNS = [
 ]
 TITLE = "Memory of an all-reduce beyond the caller's buffers"
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table(TITLE, COLUMNS)], check)
+SCENARIO = Scenario(__doc__, add_arguments, measure, TITLE, COLUMNS, check)

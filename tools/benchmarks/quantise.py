@@ -20,7 +20,7 @@ from common import QUANTIZATIONS, Array, Row, Rows, add, positive
 from quantiser import INSTRUCTION_SETS, Quantiser, instruction_set
 
 import zpccl
-from benchmarks.scenario import Column, Scenario, Table
+from benchmarks.scenario import Column, Scenario
 
 FORMATS = tuple(name for name in QUANTIZATIONS if name != "none")
 DATATYPES = {
@@ -98,4 +98,4 @@ COLUMNS = [
 ]
 TITLE = "Kernels of quantisation: GB of tensor a second and core"
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table(TITLE, COLUMNS)])
+SCENARIO = Scenario(__doc__, add_arguments, measure, TITLE, COLUMNS)

@@ -39,39 +39,6 @@ def times(name: str, form: str = ".3f") -> list[Column]:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of all rows, or of those whose "part" is `part`. Without columns each row is printed as its own table.
-
-    The title may contain options: "{options.peers} peers".
-    """
-
-    title: str
-    columns: Sequence[Column] = ()
-    part: str = ""
-
-    def line_of(self, row: Row) -> str:
-        """A row as one line."""
-        return "  ".join(f"{column.title} {column.cell(row)}" for column in self._columns_of(row))
-
-    def show(self, options: argparse.Namespace, rows: Sequence[Row]) -> None:
-        """Prints it."""
-        title = self.title.format(options=options)
-        if self.columns and rows:
-            cells = [[column.cell(row) for column in self.columns] for row in rows]
-            print_table(title, [column.title for column in self.columns], cells)
-        elif not self.columns:
-            for row in rows:
-                print_table(title, ["what", "value"], [[one.title, one.cell(row)] for one in self._columns_of(row)])
-
-    def _columns_of(self, row: Row) -> Sequence[Column]:
-        return self.columns or [
-            Column(key, key, ".2f" if isinstance(value, float) else "")
-            for key, value in row.items()
-            if not isinstance(value, list)
-        ]
-
-
-@dataclass(frozen=True)
 class Scenario:
     """One scenario.
 
@@ -82,12 +49,30 @@ class Scenario:
     """Description of the measurement, for --help."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
     measure: Callable[[argparse.Namespace], Rows]
-    tables: Sequence[Table]
+    title: str
+    """Of the table. It may contain options: "{options.peers} peers"."""
+    columns: Sequence[Column] = ()
+    """None: each row is printed as a table of its own."""
     check: Callable[[argparse.ArgumentParser, argparse.Namespace], None] | None = None
     """Completes the options, or exits with an error message."""
-    finish: Callable[[argparse.Namespace, Sequence[Row]], None] | None = None
-    """Called at the end, when all rows are printed."""
 
-    def table_of(self, row: Row) -> Table:
-        """The table that a row belongs to."""
-        return next(table for table in self.tables if table.part == row.get("part", ""))
+    def line_of(self, row: Row) -> str:
+        """A row as one line."""
+        return "  ".join(f"{column.title} {column.cell(row)}" for column in self._columns_of(row))
+
+    def print_tables(self, options: argparse.Namespace, rows: Sequence[Row]) -> None:
+        """Prints all rows."""
+        title = self.title.format(options=options)
+        if self.columns:
+            cells = [[column.cell(row) for column in self.columns] for row in rows]
+            print_table(title, [column.title for column in self.columns], cells)
+        else:
+            for row in rows:
+                print_table(title, ["what", "value"], [[one.title, one.cell(row)] for one in self._columns_of(row)])
+
+    def _columns_of(self, row: Row) -> Sequence[Column]:
+        return self.columns or [
+            Column(key, key, ".2f" if isinstance(value, float) else "")
+            for key, value in row.items()
+            if not isinstance(value, list)
+        ]

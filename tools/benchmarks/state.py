@@ -37,7 +37,7 @@ from workers import Hosts, Master, Peer, Worker, call_all, ended_workers
 
 import zpccl
 from benchmarks.raw_tcp import RawTcp
-from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.scenario import BYTES, Column, Scenario
 from benchmarks.wan import what_the_emulator_says
 from zpccl.state.digests import digest_regions
 
@@ -349,4 +349,4 @@ COLUMNS = [
     Column("late %", "late", ".2f", 100),
 ]
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Shared state {options.place}", COLUMNS)], check)
+SCENARIO = Scenario(__doc__, add_arguments, measure, "Shared state {options.place}", COLUMNS, check)

@@ -44,7 +44,7 @@ from workers import (
 )
 
 import zpccl
-from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.scenario import BYTES, Column, Scenario
 from benchmarks.state import fill, make_stale
 from zpccl.engine.engine import EngineEvent, MessageReceived
 
@@ -440,4 +440,4 @@ COLUMNS = [
     Column("outcome", "outcome"),
 ]
 
-SCENARIO = Scenario(__doc__, add_arguments, measure, [Table("Faults in the middle of syncs", COLUMNS)], check)
+SCENARIO = Scenario(__doc__, add_arguments, measure, "Faults in the middle of syncs", COLUMNS, check)

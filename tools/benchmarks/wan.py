@@ -32,7 +32,7 @@ from wan.emulated import CONGESTION_CONTROLS, EmulatedNetwork
 from wan.settings import Settings
 from workers import Hosts, call_all
 
-from benchmarks.scenario import BYTES, Column, Scenario, Table
+from benchmarks.scenario import BYTES, Column, Scenario
 from benchmarks.systems import SYSTEMS, System, add_systems, check_systems, start_system
 from zpccl import limits
 
@@ -144,6 +144,7 @@ def what_the_emulator_says(network: Namespaces | None) -> Row:
 
 def measure(options: argparse.Namespace) -> Rows:
     """All cells, in one network that is reconfigured for each. Each cell has new connections."""
+    rows: list[Row] = []
     cells = [Cell(rtt, loss, count) for rtt in options.rtt for loss in options.loss for count in options.connections]
     began = time.monotonic()
     with EmulatedNetwork(settings_of(cells[0], options), options.seed) as network:
@@ -157,8 +158,11 @@ def measure(options: argparse.Namespace) -> Rows:
                     continue
                 if name == "raw_tcp" and cell.connections == 0:
                     continue
-                yield measure_system(network, name, cell, options)
+                rows.append(measure_system(network, name, cell, options))
+                yield rows[-1]
             say(f"[{number}/{len(cells)}, {(time.monotonic() - began) / 60:.1f} min]")
+    if options.plot:
+        draw(rows, options.plot)
 
 
 # --- The plot ---------------------------------------------------------------------------------------------------------
@@ -204,11 +208,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.legend(*named, fontsize=8, handlelength=3, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=100, bbox_inches="tight")
     pyplot.close(figure)
-
-
-def finish(options: argparse.Namespace, rows: Sequence[Row]) -> None:
-    if options.plot:
-        draw(rows, options.plot)
 
 
 # --- The scenario -----------------------------------------------------------------------------------------------------
@@ -264,6 +263,4 @@ COLUMNS = [
     Column("share", "share", ".3f"),
     Column("late %", "late", ".2f", 100),
 ]
-TABLES = [Table("All-reduce over long fat pipes", COLUMNS)]
-
-SCENARIO = Scenario(__doc__, add_arguments, measure, TABLES, check, finish)
+SCENARIO = Scenario(__doc__, add_arguments, measure, "All-reduce over long fat pipes", COLUMNS, check)

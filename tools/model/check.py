@@ -24,44 +24,45 @@ MODEL = Path(__file__).resolve().parent / "leadership.pml"
 MEMORY_MIB = 3500
 """Memory limit of one search; two run at the same time."""
 SEARCH_TIMEOUT_S = 900.0
+_KINDS = {
+    "(e==f)": "S3: committed lists are no chain",
+    "heard[i]==e": "S1: members heard different outcomes",
+    "newest": "L2: not led, or a call without end",
+    "adopted": "S3: two leaderships in a term",
+    "promised": "S3: counted without a promise",
+}
 _COMPILE = ("-O1", "-w", "-DSAFETY", "-DNOFAIR", "-DNOREDUCE", "-DVECTORSZ=1024")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One search.
-
-    Attributes:
-        name: of the configuration, or of the broken rule.
-        options: macros of the model.
-        is_broken: whether an error must be found.
-        is_deep: whether it runs with --deep only.
-        is_quick: whether it runs with --quick too.
-    """
+    """One search."""
 
     name: str
+    """Of the configuration, or of the broken rule."""
     options: str
+    """Macros of the model."""
     is_broken: bool = False
+    """An error must be found."""
     is_deep: bool = False
+    """It runs with --deep only."""
     is_quick: bool = False
+    """It runs with --quick too."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search.
-
-    Attributes:
-        error: the assertion that failed; None: no error.
-        failure: why the search is incomplete; None: it is complete.
-        trace: the run that leads to the error, as text.
-    """
+    """The result of a search."""
 
     states: int = 0
     depth: int = 0
     seconds: float = 0.0
     error: str | None = None
+    """What failed; None: no error."""
     failure: str | None = None
+    """Why the search is incomplete; None: it is complete."""
     trace: str = ""
+    """The run that leads to the error."""
 
 
 def _broken(rule: str, options: str, *, is_quick: bool = False) -> Check:
@@ -156,18 +157,8 @@ def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> SearchResult:
 
 
 def _kind(error: str) -> str:
-    """The kind of property that an assertion checks."""
-    if "(e==f)" in error:
-        return "S3: committed lists are no chain"
-    if "heard[i]==e" in error:
-        return "S1: members heard different outcomes"
-    if "newest" in error:
-        return "L2: not led, or a call without end"
-    if "adopted" in error:
-        return "S3: two leaderships in a term"
-    if "promised" in error:
-        return "S3: counted without a promise"
-    return error[:60]
+    """The property that an assertion checks."""
+    return next((kind for text, kind in _KINDS.items() if text in error), error[:60])
 
 
 def is_as_expected(check: Check, outcome: SearchResult) -> bool:
