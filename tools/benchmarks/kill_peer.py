@@ -14,7 +14,6 @@ import argparse
 import random
 import statistics
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -105,11 +104,11 @@ class ReducingPeer(Peer):
         report: dict[str, Any] = {
             "failed": True,
             "error": zpccl.Result(status).name,
+            "error_text": str(self.handle.exception()),
             "error_ns": error_ns,
             "wire_bytes": info.tx_bytes + info.rx_bytes,
             "restored": self.is_restored(),
         }
-        report["error_text"] = str(self.handle.exception())
         try:
             self.comm.all_reduce(self.tensor, self.tensor)
         except zpccl.PCCLError as retry_error:
@@ -118,17 +117,45 @@ class ReducingPeer(Peer):
         return report | {"retry_ns": retry_ns, "right": self.is_sum_of(survivors)}
 
 
-@dataclass
-class Round:
-    """The results of one kill; times are those of the slowest survivor."""
+def judge(reports: list[dict[str, Any]], kill_ns: int, finished: bool, wire_bytes: float) -> dict[str, Any] | None:
+    """The results of one kill; times are those of the slowest survivor. None: the kill missed the middle.
 
-    moved: float
-    """The largest fraction of its bytes that a survivor had moved."""
-    restored: bool
-    right: bool
-    ms_to_error: float
-    ms_to_retry: float
-    problems: list[str] = field(default_factory=list)
+    Args:
+        reports: of the survivors.
+        kill_ns: when the victim was killed.
+        finished: the victim's call had succeeded.
+        wire_bytes: that a peer sends and receives in an undisturbed all-reduce.
+    """
+    failed = [report for report in reports if report["failed"]]
+    if not failed:
+        return None
+    problems = []
+    if len(failed) < len(reports):
+        problems.append("some survivors' calls failed and some succeeded")
+    if finished:
+        problems.append("the victim's call succeeded and the survivors' failed")
+    for report in failed:
+        if report["error"] != zpccl.Result.RANK_CONNECTION_LOST.name:
+            problems.append(f"unexpected error: {report['error_text']}")
+        if "retry_error" in report:
+            problems.append(f"the retry failed: {report['retry_error']}")
+    moved = max(report["wire_bytes"] for report in failed) / wire_bytes
+    if not problems and moved == 0.0:
+        return None
+    restored = all(report["restored"] for report in failed)
+    right = all(report["right"] for report in failed) and not problems
+    ms_to_error = max(report["error_ns"] - kill_ns for report in failed) / MS_NS
+    problems += [] if restored else ["a buffer was not restored"]
+    problems += [] if right else ["a sum was wrong"]
+    problems += [] if ms_to_error <= MS_TO_ERROR_MAX else [f"{ms_to_error:.0f} ms to the error"]
+    return {
+        "moved_fraction": moved,
+        "restored": restored,
+        "right": right,
+        "ms_to_error": ms_to_error,
+        "ms_to_retry": max(report["retry_ns"] - kill_ns for report in failed) / MS_NS,
+        "problems": problems,
+    }
 
 
 class Experiment:
@@ -141,7 +168,7 @@ class Experiment:
         self.workers: dict[int, Worker] = {}
         self.numbers = 0
         self.reduce_ms = 0.0
-        self.rounds: list[Round] = []
+        self.rounds: list[dict[str, Any]] = []
         self.misses = 0
 
     def start_peer(self) -> tuple[int, Worker]:
@@ -180,11 +207,7 @@ class Experiment:
         call_all(workers, "refill")
         return max(ms for ms, _ in results)
 
-    def warm_up(self) -> None:
-        """Measures the duration of an undisturbed all-reduce."""
-        self.reduce_ms = statistics.median([self.reduce() for _ in range(WARM_UPS)])
-
-    def kill_once(self) -> Round | None:
+    def kill_once(self) -> dict[str, Any] | None:
         """One all-reduce with a kill. None: the kill missed the middle."""
         victim_number = self.random.choice(list(self.workers))
         victim = self.workers[victim_number]
@@ -203,7 +226,8 @@ class Experiment:
         del self.workers[victim_number]
         victim.close()
         reports = [worker.result() for worker in survivors.values()]
-        return self._judge(reports, kill_ns, finished)
+        peers = self.options.peers
+        return judge(reports, kill_ns, finished, 2 * 2 * (peers - 1) / peers * self.options.bytes)
 
     @staticmethod
     def _has_answered(victim: Worker) -> bool:
@@ -212,34 +236,6 @@ class Experiment:
         except WorkerFailed:
             return False
 
-    def _judge(self, reports: list[dict[str, Any]], kill_ns: int, finished: bool) -> Round | None:
-        failed = [report for report in reports if report["failed"]]
-        if not failed:
-            return None
-        peers = self.options.peers
-        wire_bytes = 2 * 2 * (peers - 1) / peers * self.options.bytes
-        moved = max(report["wire_bytes"] for report in failed) / wire_bytes
-        problems = []
-        if len(failed) < len(reports):
-            problems.append("some survivors' calls failed and some succeeded")
-        if finished:
-            problems.append("the victim's call succeeded and the survivors' failed")
-        for report in failed:
-            if report["error"] != zpccl.Result.RANK_CONNECTION_LOST.name:
-                problems.append(f"unexpected error: {report['error_text']}")
-            if "retry_error" in report:
-                problems.append(f"the retry failed: {report['retry_error']}")
-        if not problems and moved == 0.0:
-            return None
-        return Round(
-            moved=moved,
-            restored=all(report["restored"] for report in failed),
-            right=all(report["right"] for report in failed) and not problems,
-            ms_to_error=max(report["error_ns"] - kill_ns for report in failed) / MS_NS,
-            ms_to_retry=max(report["retry_ns"] - kill_ns for report in failed) / MS_NS,
-            problems=problems,
-        )
-
     def play(self) -> None:
         """Plays all rounds.
 
@@ -247,7 +243,7 @@ class Experiment:
             WorkerFailed: another peer died or hangs, or too many kills missed the middle.
         """
         self.fill_up()
-        self.warm_up()
+        self.reduce_ms = statistics.median([self.reduce() for _ in range(WARM_UPS)])
         say(f"an all-reduce of {format_bytes(self.options.bytes)} takes {self.reduce_ms:.1f} ms")
         while len(self.rounds) < self.options.rounds:
             outcome = self.kill_once()
@@ -264,28 +260,14 @@ class Experiment:
 
     def summary(self) -> Row:
         """Summarises the results in one row."""
-        rounds = self.rounds
-        errors, retries = [r.ms_to_error for r in rounds], [r.ms_to_retry for r in rounds]
-        problems = [problem for r in rounds for problem in r.problems]
-        problems += ["a buffer was not restored" for r in rounds if not r.restored]
-        problems += ["a sum was wrong" for r in rounds if not r.right]
-        problems += [f"{ms:.0f} ms to the error" for ms in errors if ms > MS_TO_ERROR_MAX]
-        return {
-            "peers": self.options.peers,
-            "bytes": self.options.bytes,
-            "connections": self.options.connections,
-            "dtype": self.options.dtype,
-            "rounds": len(rounds),
-            "kills_not_in_the_middle": self.misses,
-            "buffers_restored": sum(r.restored for r in rounds),
-            "sums_right": sum(r.right for r in rounds),
-            **spread(errors, "ms_to_error"),
-            **spread(retries, "ms_to_retry"),
-            **spread([r.moved for r in rounds], "moved_fraction"),
-            "ms_of_reduce": self.reduce_ms,
-            "promises_kept": not problems,
-            "problems": problems,
-        }
+        problems = [problem for outcome in self.rounds for problem in outcome["problems"]]
+        row: Row = {name: vars(self.options)[name] for name in ("peers", "bytes", "connections", "dtype")}
+        row |= {"rounds": len(self.rounds), "kills_not_in_the_middle": self.misses}
+        row["buffers_restored"] = sum(outcome["restored"] for outcome in self.rounds)
+        row["sums_right"] = sum(outcome["right"] for outcome in self.rounds)
+        for name in ("ms_to_error", "ms_to_retry", "moved_fraction"):
+            row |= spread([outcome[name] for outcome in self.rounds], name)
+        return row | {"ms_of_reduce": self.reduce_ms, "promises_kept": not problems, "problems": problems}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -241,13 +241,7 @@ inline check_chain(l) {
     :: e > f -> e = SAME_AS(parent[e])
     :: else -> break
     od;
-#ifdef FORKS_ONLY
-    /* What is worse: both masters have a quorum to go on with. */
-    assert(e == f || role[1 - m] != LEADER || !IS_COMMITTED(1 - m) ||
-        !IS_QUORUM(CONNECTED(0), members[current[0]]) || !IS_QUORUM(CONNECTED(1), members[current[1]]))
-#else
     assert(e == f /* S3: committed lists are one chain */)
-#endif
 }
 
 /* S1, L3: members of the newest committed list have heard one outcome, or none. */
