@@ -72,21 +72,14 @@ class Worker:
         factory: makes the object, in the child.
         arguments: of the factory.
         namespace: network namespace of the child; "": that of the tool.
-        is_forked: True: forked by the fork server (`start_fork_server`); False: a new interpreter.
         keywords: of the factory.
     """
 
     def __init__(
-        self,
-        name: str,
-        factory: Callable[..., Held],
-        *arguments: Any,
-        namespace: str = "",
-        is_forked: bool = False,
-        **keywords: Any,
+        self, name: str, factory: Callable[..., Held], *arguments: Any, namespace: str = "", **keywords: Any
     ) -> None:
-        forked, spawned = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
-        context = forked if is_forked else spawned
+        start_fork_server(__name__)
+        context = multiprocessing.get_context("forkserver")
         self.name = name
         self.connection, theirs = context.Pipe()
         settings = (theirs, namespace, factory, arguments, keywords)

@@ -33,15 +33,7 @@ from typing import Any
 import blake3
 import numpy as np
 from common import MIB, Row, Rows, WorkerFailed, add, format_bytes
-from workers import (
-    REPLY_TIMEOUT_S,
-    Master,
-    Peer,
-    Worker,
-    call_all,
-    close_all,
-    start_fork_server,
-)
+from workers import REPLY_TIMEOUT_S, Master, Peer, Worker, call_all, close_all
 
 import zpccl
 from benchmarks.scenario import BYTES, Column, Scenario
@@ -163,7 +155,7 @@ class Scene:
         path = self.state_of(name)
         with path.open("wb") as file:
             file.truncate(self.size_bytes)
-        worker = Worker(name, FaultyPeer, self.master.address, name, path, self.theirs, is_forked=True)
+        worker = Worker(name, FaultyPeer, self.master.address, name, path, self.theirs)
         worker.begin("ready")
         return worker
 
@@ -423,7 +415,6 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> Rows:
-    start_fork_server(__name__)
     for name in options.faults:
         yield play(name, options.bytes)
 
