@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from wan.emulated import request_of
-from wan.settings import PathSettings, Settings, SettingsError
+from wan.settings import PathSettings, Settings, SettingsError, queue_bytes
 
 
 def test_a_line_sets_what_it_names_and_leaves_the_rest() -> None:
@@ -58,9 +58,9 @@ def test_wrong_lines_are_refused_by_number(line: str, problem: str) -> None:
 
 
 def test_a_queue_holds_what_is_said_or_a_tenth_of_a_second() -> None:
-    assert PathSettings(rate_mbit=1000).queue_bytes_or_default == 12_500_000
-    assert PathSettings(rate_mbit=1).queue_bytes_or_default == 128_000
-    assert PathSettings(rate_mbit=1, queue_bytes=5000).queue_bytes_or_default == 5000
+    assert queue_bytes(0, rate_mbit=1000) == 12_500_000
+    assert queue_bytes(0, rate_mbit=1) == 128_000
+    assert queue_bytes(5000, rate_mbit=1) == 5000
 
 
 def test_the_emulator_is_told_everything_in_ns_bits_and_bytes() -> None:

@@ -29,7 +29,7 @@ from workers import Hosts, Master, Worker, call_all, ended_workers
 import zpccl
 from benchmarks.kill_peer import ReducingPeer
 from benchmarks.pattern import pattern
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import BYTES, Column, Scenario, times
 
 KINDS = ("host", "path", "idle")
 CONNECTIONS = 4
@@ -79,7 +79,6 @@ class CutPeer(ReducingPeer):
 
 def play_round(kind: str, options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
     """One cut in a new run; returns the results."""
-    timeout_s = options.heartbeat_timeout
     timeout_s = options.heartbeat_timeout
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(options.peers + 1))
@@ -180,11 +179,8 @@ COLUMNS = [
     Column("peers", "peers"),
     Column("bytes", "bytes", BYTES),
     Column("rounds", "rounds"),
-    *(
-        Column(f"s to {what}, {which}", f"seconds_to_{what}_{which}", ".2f")
-        for what in ("error", "commit")
-        for which in ("median", "min", "max")
-    ),
+    *times("seconds_to_error", ".2f", "s", "to error, "),
+    *times("seconds_to_commit", ".2f", "s", "to commit, "),
     Column("failed calls", "failed_calls_max"),
 ]
 

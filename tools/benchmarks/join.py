@@ -22,7 +22,7 @@ from common import Row, Rows, WorkerFailed, add, spread, whole
 from workers import Hosts, Master, Worker, call_all, ended_workers
 
 import zpccl
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import BYTES, Column, Scenario, times
 from benchmarks.state import StatePeer, add_place_arguments, check_place, make_hosts
 from benchmarks.wan import what_the_emulator_says
 
@@ -142,10 +142,7 @@ def measure(options: argparse.Namespace) -> Rows:
 COLUMNS = [
     Column("bytes", "bytes", BYTES),
     Column("ahead", "ahead"),
-    *(
-        Column(f"{title} s", f"stop_{what}", ".3f")
-        for title, what in (("stop", "median"), ("min", "min"), ("max", "max"))
-    ),
+    *times("stop", unit="s", title="stop "),
     Column("of plain %", "of_plain", ".1f", 100),
     Column("offer s", "offer_median", ".3f"),
     Column("joined s", "joined_median", ".2f"),

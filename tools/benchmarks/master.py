@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import resource
 import secrets
 import statistics
@@ -292,10 +291,9 @@ def measure_crowd(count: int, rounds: int, batch: int) -> Row:
     allow_descriptors(DESCRIPTORS_PER_PEER * count + SPARE_DESCRIPTORS)
     with Master() as master:
         pid = master.pid
-        empty_bytes, empty_ns, began = memory_bytes(pid), process_cpu_ns(pid), time.monotonic()
+        empty_bytes = memory_bytes(pid)
         with contextlib.closing(Crowd(master.address, count)) as crowd:
             crowd.join()
-            join_s, join_cpu_s = time.monotonic() - began, (process_cpu_ns(pid) - empty_ns) / 1e9
             crowd.reduce(batch)  # Warm-up, not measured.
             totals, seconds, cpu_seconds = [], [], []
             for _ in range(rounds):
@@ -316,13 +314,10 @@ def measure_crowd(count: int, rounds: int, batch: int) -> Row:
         **spread(cpu_seconds, "master_cpu_seconds"),
         "messages_per_second": messages / statistics.median(totals),
         "master_cpu_us_per_message": statistics.median(cpu_seconds) * 1e6 / messages,
-        "join_seconds": join_s,
-        "join_master_cpu_seconds": join_cpu_s,
         "resident_kib_per_peer": grown_bytes / count / 1024,
         "greeted_kib_per_peer": greeted_bytes / 1024,
         "bare_kib_per_peer": bare_bytes / 1024,
         "own_kib_per_peer": (grown_bytes / count - bare_bytes) / 1024,
-        "cores": os.cpu_count(),
     }
 
 
@@ -351,8 +346,6 @@ COLUMNS = [
     Column("master CPU ms", "master_cpu_seconds_median", ".2f", 1e3),
     Column("messages/s", "messages_per_second", ".0f"),
     Column("CPU us/message", "master_cpu_us_per_message", ".1f"),
-    Column("join s", "join_seconds", ".2f"),
-    Column("join CPU s", "join_master_cpu_seconds", ".2f"),
     *(Column(f"{name} KiB", f"{name}_kib_per_peer", ".1f") for name in ("resident", "greeted", "bare", "own")),
 ]
 

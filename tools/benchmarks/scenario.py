@@ -33,9 +33,10 @@ class Column(NamedTuple):
         return format(value if self.factor == 1 else value * self.factor, self.form)
 
 
-def times(name: str, form: str = ".3f") -> list[Column]:
-    """Columns for median, minimum and maximum of `name`, which is in seconds, in ms."""
-    return [Column(f"{what} ms", f"{name}_{what}", form, 1e3) for what in ("median", "min", "max")]
+def times(name: str, form: str = ".3f", unit: str = "ms", title: str = "") -> list[Column]:
+    """Columns for median, minimum and maximum of `name`, which is in seconds, in ms or in s."""
+    factor = {"ms": 1e3, "s": 1.0}[unit]
+    return [Column(f"{title}{what} {unit}", f"{name}_{what}", form, factor) for what in ("median", "min", "max")]
 
 
 @dataclass(frozen=True)

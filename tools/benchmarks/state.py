@@ -37,7 +37,7 @@ from workers import Hosts, Master, Peer, Worker, call_all, ended_workers
 
 import zpccl
 from benchmarks.raw_tcp import RawTcp
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import BYTES, Column, Scenario, times
 from benchmarks.wan import what_the_emulator_says
 from zpccl.state.digests import digest_regions
 
@@ -342,7 +342,7 @@ COLUMNS = [
     Column("by", "digest"),
     Column("holders", "holders"),
     Column("joiners", "joiners"),
-    *(Column(f"{what} s", f"seconds_{what}", ".4f") for what in ("median", "min", "max")),
+    *times("seconds", ".4f", "s"),
     Column("sent MiB", "bytes_sent", ".1f", 1 / MIB),
     Column("CPU s", "cpu_seconds", ".3f"),
     *(Column(f"{system} s", f"{system}_seconds_median", ".4f") for system in SYSTEMS),

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from networks import DEVICE, Namespaces, NetworkUnavailable
 
-from wan.settings import Settings
+from wan.settings import Settings, queue_bytes
 
 HOSTS_MAX = 16
 CONGESTION_CONTROLS = ("bbr", "cubic", "reno")
@@ -214,12 +214,11 @@ def request_of(settings: Settings) -> str:
     lines = [f"timing {_ns(timing.burst_us / 1e3)} {_ns(timing.coalesce_us / 1e3)} {timing.memory_bytes:.0f}"]
     for (one, other), path in settings.paths.items():
         times = f"{_ns(path.delay_ms)} {_ns(path.jitter_ms)} {_ns(path.jitter_period_ms)}"
-        loss = f"{path.loss!r} {path.loss_run!r}"
-        queue = f"{path.queue_bytes_or_default:.0f}"
-        lines.append(f"path {one} {other} {times} {path.rate_mbit * 1e6:.0f} {loss} {queue} {path.cut:d}")
+        rate, queue = f"{path.rate_mbit * 1e6:.0f}", f"{queue_bytes(path.queue_bytes, path.rate_mbit):.0f}"
+        lines.append(f"path {one} {other} {times} {rate} {path.loss!r} {path.loss_run!r} {queue} {path.cut:d}")
     for number, host in settings.hosts.items():
-        egress = f"{host.egress_mbit * 1e6:.0f} {host.egress_queue_bytes_or_default:.0f}"
-        ingress = f"{host.ingress_mbit * 1e6:.0f} {host.ingress_queue_bytes_or_default:.0f}"
+        egress = f"{host.egress_mbit * 1e6:.0f} {queue_bytes(host.egress_queue_bytes, host.egress_mbit):.0f}"
+        ingress = f"{host.ingress_mbit * 1e6:.0f} {queue_bytes(host.ingress_queue_bytes, host.ingress_mbit):.0f}"
         lines.append(f"host {number} {egress} {ingress} {host.down:d}")
     return "\n".join(lines) + "\n"
 

@@ -306,7 +306,7 @@ static void be_punctual(int cpu, bool realtime)
 int main(int argc, char **argv)
 {
 	if (argc < 8 || (unsigned)argc - 6 > MODEL_HOSTS_MAX) {
-		fprintf(stderr, "usage: emulator NETWORK SEED CPU REALTIME CONTROL TUN TUN... (it is started by network.py)\n");
+		fprintf(stderr, "usage: emulator NETWORK SEED CPU REALTIME CONTROL TUN TUN... (it is started by emulated.py)\n");
 		return 2;
 	}
 	network = (uint32_t)strtoul(argv[1], NULL, 0);

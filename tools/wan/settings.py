@@ -52,11 +52,6 @@ class PathSettings:
     cut: bool = False
     """All packets are silently dropped, those in flight too."""
 
-    @property
-    def queue_bytes_or_default(self) -> float:
-        """The size of the queue."""
-        return self.queue_bytes or default_queue_bytes(self.rate_mbit)
-
 
 @dataclass(frozen=True)
 class HostSettings:
@@ -68,16 +63,6 @@ class HostSettings:
     ingress_queue_bytes: float = 0.0
     down: bool = False
     """The host is silently disconnected, without RST."""
-
-    @property
-    def egress_queue_bytes_or_default(self) -> float:
-        """The size of the queue before all outgoing paths."""
-        return self.egress_queue_bytes or default_queue_bytes(self.egress_mbit)
-
-    @property
-    def ingress_queue_bytes_or_default(self) -> float:
-        """The size of the queue after all incoming paths."""
-        return self.ingress_queue_bytes or default_queue_bytes(self.ingress_mbit)
 
 
 @dataclass(frozen=True)
@@ -177,9 +162,9 @@ class Settings:
         return pairs + [(other, one) for one, other in pairs if both and (other, one) not in pairs]
 
 
-def default_queue_bytes(rate_mbit: float) -> float:
-    """What a queue before a rate holds where nothing is said."""
-    return max(DEFAULT_QUEUE_BYTES_MIN, rate_mbit * 1e6 / 8 * DEFAULT_QUEUE_MS / 1e3)
+def queue_bytes(given: float, rate_mbit: float) -> float:
+    """The size of a queue before a rate."""
+    return given or max(DEFAULT_QUEUE_BYTES_MIN, rate_mbit * 1e6 / 8 * DEFAULT_QUEUE_MS / 1e3)
 
 
 def _changed(part: SettingsPart, words: list[str]) -> SettingsPart:
