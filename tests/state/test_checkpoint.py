@@ -25,7 +25,7 @@ import zpccl
 from zpccl import limits
 from zpccl.engine.tensors import view
 from zpccl.state import checkpoint
-from zpccl.state.regions import Region, region
+from zpccl.state.regions import HostRegion, Region, region
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
@@ -454,19 +454,19 @@ def test_an_interrupt_leaves_all_as_it_was(path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_interrupt_while_tensors_are_written_comes_too_late(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All or nothing: whatever of it was written, the rest follows."""
+    """All tensors are written or none is: it comes after the first of them."""
     arrays = large()
     state_of(arrays, 41).save_state(path)
     loaded = blank(arrays)
     state = state_of(loaded, 3)
-    write = checkpoint.Loaded.write
+    write = HostRegion.write
 
-    def write_and_be_interrupted(staged: checkpoint.Loaded) -> None:
-        monkeypatch.setattr(checkpoint.Loaded, "write", write)
-        staged._tensors["noise"].write(0, b"\1")
+    def write_and_be_interrupted(memory: HostRegion, offset: int, data: Any) -> None:
+        monkeypatch.setattr(HostRegion, "write", write)
+        memory.write(offset, data)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(checkpoint.Loaded, "write", write_and_be_interrupted)
+    monkeypatch.setattr(HostRegion, "write", write_and_be_interrupted)
     with pytest.raises(KeyboardInterrupt):
         state.load_state(path)
     assert_equal(loaded, arrays)

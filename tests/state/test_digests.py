@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 
 import blake3
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zpccl import limits
 from zpccl.errors import InvalidArgument
 from zpccl.limits import STATE_BLOCK_BYTES
 from zpccl.state import digests as module
@@ -33,11 +35,12 @@ def regions_of(sizes: list[int], seed: int = 0) -> dict[str, Region]:
     return {f"t{i:05}": region(rng.integers(0, 256, size, np.uint8), f"t{i}") for i, size in enumerate(sizes)}
 
 
-def one_by_one(regions: dict[str, Region], kind: DigestKind) -> dict[str, tuple[bytes, ...]]:
+def one_by_one(
+    regions: dict[str, Region], kind: DigestKind, block: int = STATE_BLOCK_BYTES
+) -> dict[str, tuple[bytes, ...]]:
     return {
         key: tuple(
-            block_digest(bytes(r.read(i * STATE_BLOCK_BYTES, block_bytes(r.nbytes, i))), kind)
-            for i in range(block_count(r.nbytes))
+            block_digest(bytes(r.read(i * block, block_bytes(r.nbytes, i))), kind) for i in range(block_count(r.nbytes))
         )
         for key, r in regions.items()
     }
@@ -58,26 +61,31 @@ def test_any_number_of_threads_finds_the_same(kind: DigestKind, workers: int) ->
     assert digest_regions(regions, kind, workers) == one_by_one(regions, kind)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 200), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 500))
-def test_runs_cover_every_block_once(sizes: list[int], block_bytes: int, run_bytes: int) -> None:
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 500), st.integers(1, 3)
+)
+def test_any_division_into_tasks_finds_the_same(sizes: list[int], block: int, task: int, workers: int) -> None:
     """With blocks of a few bytes, so that there are many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "STATE_BLOCK_BYTES", block_bytes)
+        patch.setattr(module, "STATE_BLOCK_BYTES", block)
+        patch.setattr(limits, "STATE_RUN_BYTES_MAX", task)
         regions = regions_of(sizes)
-        blocks = [
-            (key, index)
-            for run in module._runs(regions, run_bytes)
-            for key, first, last in run
-            for index in range(first, last)
-        ]
-        assert blocks == [(key, index) for key, r in regions.items() for index in range(block_count(r.nbytes))]
+        assert digest_regions(regions, DigestKind.BLAKE3, workers) == one_by_one(regions, DigestKind.BLAKE3, block)
 
 
-def test_many_small_tensors_go_into_few_runs() -> None:
-    regions = regions_of([100] * 10_000)
-    assert len(list(module._runs(regions, 0))) == 1
-    assert digest_regions(regions, DigestKind.BLAKE3, 2) == one_by_one(regions, DigestKind.BLAKE3)
+def test_many_small_tensors_are_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else handing them to threads would cost more than their digests."""
+    tasks: list[int] = []
+
+    def in_parallel(function: Callable[..., None], parts: Iterable[list[object]], count: int) -> None:
+        for part in parts:
+            tasks.append(len(part))
+            function(part)
+
+    monkeypatch.setattr(module, "in_parallel", in_parallel)
+    digest_regions(regions_of([100] * 10_000), DigestKind.BLAKE3, 2)
+    assert tasks == [10_000]
 
 
 def test_blake3_is_blake3() -> None:

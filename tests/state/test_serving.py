@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from zpccl import limits
 from zpccl.limits import MIB, MS, SECOND
@@ -212,10 +213,14 @@ def test_a_fetcher_that_is_gone_costs_nothing_more() -> None:
     bench.server.on_writable()
 
 
-def test_requests_beyond_the_bound_are_not_heard() -> None:
-    bench = Bench(size=1, jobs_max=0)
-    bench.server.on_request(A, places(range(10 * limits.STATE_REQUESTS_QUEUED_MAX)))
-    assert len(bench.server._fetchers[A].queue) == limits.STATE_REQUESTS_QUEUED_MAX
+def test_requests_beyond_the_bound_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: a fetcher that asks and does not read costs the holder a list of bounded length."""
+    monkeypatch.setattr(limits, "STATE_REQUESTS_QUEUED_MAX", 10)
+    bench = Bench(size=1)
+    for _ in range(2):
+        bench.server.on_request(A, places(range(9)))
+    bench.run()
+    assert [index for _, index in bench.blocks()] == [*range(9), 0]
 
 
 def test_the_upload_limit_is_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -151,19 +152,19 @@ def test_sources_of_one_speed_are_hardly_ever_asked_twice(bunch: int) -> None:
     assert not swarm.dropped and twice + sum(map(len, owed.values())) <= 2
 
 
-def test_windows_are_bounded() -> None:
-    swarm = make([A, B, C, F], count=1000)
-    rates = dict.fromkeys((A, B, C, F), 1e12)
-    for now in range(100):
-        for peer, places in swarm.ask(now * 20 * MS).items():
+@pytest.mark.parametrize("sources", [[A], [A, B, C, F]])
+def test_windows_are_bounded(sources: list[bytes]) -> None:
+    """However fast the sources are: all that was requested is delivered before the next requests."""
+    swarm = make(sources, count=1000)
+    now = 0
+    while not swarm.is_done:
+        asks = swarm.ask(now)
+        asked = [len(places) * MIB for places in asks.values()]
+        assert max(asked) <= limits.STATE_WINDOW_BYTES_MAX and sum(asked) <= limits.STATE_IN_FLIGHT_BYTES_MAX
+        now += 20 * MS
+        for peer, places in asks.items():
             for place in places:
-                deliver(swarm, peer, place, (now + 1) * 20 * MS)
-            assert len(places) * MIB <= limits.STATE_WINDOW_BYTES_MAX
-        asked = [source.asked_bytes for source in swarm._sources.values()]
-        assert sum(asked) <= limits.STATE_IN_FLIGHT_BYTES_MAX
-        if swarm.is_done:
-            return
-    raise AssertionError(rates)
+                deliver(swarm, peer, place, now)
 
 
 def test_small_places_are_asked_for_by_the_thousand() -> None:
@@ -178,7 +179,7 @@ def test_a_place_larger_than_any_window_is_asked_for() -> None:
     assert swarm.ask(0) == {A: [(0, 0)]}
 
 
-# --- Fellows ----------------------------------------------------------------------------------------------------------
+# --- Partial seeds ----------------------------------------------------------------------------------------------------
 
 
 def test_a_partial_seed_is_asked_only_for_what_it_has() -> None:
@@ -224,19 +225,19 @@ def test_strangers_are_not_asked() -> None:
 
 def test_what_a_lost_source_owed_is_asked_of_others() -> None:
     swarm = make([A, B], count=8)
-    owed = swarm.ask(0)[A]
-    assert deliver(swarm, A, owed[0], 1)
+    asks = swarm.ask(0)
+    delivered = {asks[A][0]}
+    assert deliver(swarm, A, asks[A][0], 1)
     swarm.drop(A, "gone")
     assert swarm.dropped == {A: "gone"} and not swarm.is_source(A)
-    delivered = {owed[0]}
-    now = 2
+    owed = asks[B]
     while not swarm.is_done:
-        for peer, places in {**swarm.ask(now)}.items():
-            assert peer == B and not set(places) & delivered, "what was here is asked for again"
-        for place in list(swarm._sources[B].asked):
-            assert deliver(swarm, B, place, now)
+        for place in owed:
+            assert deliver(swarm, B, place, 2)
             delivered.add(place)
-        now += 1
+        asks = swarm.ask(2)
+        owed = asks.pop(B, [])
+        assert not asks and not set(owed) & delivered, "what was here is asked for again"
     assert len(delivered) == 8
 
 
@@ -354,15 +355,16 @@ def test_an_idle_source_takes_over_what_a_silent_one_owes() -> None:
 
 
 def test_nothing_is_asked_of_more_than_two() -> None:
-    swarm = make([A, B, C], count=3)
-    swarm.ask(0)
-    asked: dict[Place, int] = {}
-    for now in range(0, 5 * SECOND, 100 * MS):
-        swarm.ask(now)
-        for source in swarm._sources.values():
-            for place in source.asked:
-                asked[place] = len(swarm._askers[place])
-    assert max(asked.values()) <= 2
+    """Two idle sources take over what a third one owes, each a part of it."""
+    swarm = make([A, B, C], count=12)
+    asks = swarm.ask(0)
+    for peer in (A, B):
+        for place in asks[peer]:
+            deliver(swarm, peer, place, 10 * MS)
+    askers = Counter(asks[C])
+    for now in range(SECOND, 5 * SECOND, 100 * MS):
+        askers.update(place for places in swarm.ask(now).values() for place in places)
+    assert set(askers.values()) == {2}
 
 
 def test_a_source_that_dies_after_it_was_helped_out_costs_nothing() -> None:
@@ -382,8 +384,13 @@ def test_a_wrong_copy_does_not_cost_the_right_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_everything_comes_whatever_happens(seed: int) -> None:
-    """L2, S5: sources die, lie, stay silent and send what nobody asked for; one is good. All is checked once."""
+def test_everything_comes_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2, S5: sources die, lie, stay silent and send what nobody asked for; one is good. All is checked once.
+
+    So little may be under way that a byte which a source is wrongly thought to owe would end the fetch.
+    """
+    if seed % 2:
+        monkeypatch.setattr(limits, "STATE_IN_FLIGHT_BYTES_MAX", MIB)
     rng = random.Random(seed)
     names = [bytes([65 + number]) * 16 for number in range(5)]
     complete, partial_seeds = names[:3], names[3:]
@@ -415,7 +422,6 @@ def test_everything_comes_whatever_happens(seed: int) -> None:
                 done += not lies
         swarm.check(now)
         assert not swarm.has_failed and swarm.is_source(good)
-        assert swarm._asked_bytes == sum(source.asked_bytes for source in swarm._sources.values()) >= 0
         if swarm.is_done:
             break
     assert swarm.is_done and done == total and swarm.bytes_done == swarm.bytes_expected

@@ -83,7 +83,7 @@ def test_jobs_that_are_not_begun_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     workers.submit(first)
     assert begun.wait(30)
     workers.submit(lambda: done.append(2))
-    (thread,) = workers._threads
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "zpccl-state")
     join = thread.join
 
     def join_when_the_rest_is_forgotten() -> None:
