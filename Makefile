@@ -12,7 +12,7 @@ JOBS ?= $(shell nproc)
 ARGS ?=
 
 # Tests of the data plane that run with an extension that is compiled for a sanitizer, besides those in C.
-ENGINE_TESTS := $(filter-out tests/engine/test_quantiser.py tests/engine/test_kernels.py, $(wildcard tests/engine/test_*.py))
+ENGINE_TESTS := $(filter-out tests/engine/test_quantiser.py, $(wildcard tests/engine/test_*.py))
 ASAN_TESTS ?= tests/engine tests/state tests/test_communicator.py tests/e2e/test_loss.py
 TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_direct.py::test_more_than_the_window \
 	tests/state/test_transfer.py tests/e2e/test_loss.py::test_many_reduces_end_when_nobody_is_left

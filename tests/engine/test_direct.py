@@ -226,15 +226,6 @@ def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
     three.close()
 
 
-def test_a_silent_peer_is_a_stall_of_nobody_we_know() -> None:
-    three = Three(stall_timeout_ms=50)
-    data = np.ones(COUNT, np.float32)
-    three.engine.start_reduce(make_plan(CASE, 1, 0, 3, data, data))
-    done = wait_done(three.engine)
-    assert (done.status, done.fault) == (-errno.ETIMEDOUT, None)
-    three.close()
-
-
 def test_cancel_with_half_of_the_shares(three: Three) -> None:
     """S2, S4: what comes after the end is dropped, and the links go on."""
     buffer = np.arange(COUNT, dtype=np.float32)

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
@@ -43,6 +44,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from zpccl.engine.engine import (
+    FREE_CHANNEL,
     Engine,
     EngineError,
     LinkLost,
@@ -599,6 +601,50 @@ def test_message_queues_are_bounded_and_push_back() -> None:
     assert error.value.errno == errno.EMSGSIZE
     a.close()
     b.close()
+
+
+def test_a_body_is_lent_until_it_is_released_or_the_engine_closed() -> None:
+    """S4: nobody reads memory that the engine has freed."""
+    mesh = Mesh(2, connections=1)
+    a, b = mesh.engines
+    for engine in mesh.engines:
+        engine.open_channel(3)
+    for text in (b"one", b"two", b"three"):
+        send(a, peer_id(1), 3, text)
+    one, two, three = (event.body for event in wait_events(b, 3) if isinstance(event, MessageReceived))
+    with one.open() as view:
+        assert bytes(view) == b"one" and len(one) == 3 and view.readonly
+    one.release()
+    one.release()
+    with two.open() as view:
+        closing = threading.Thread(target=b.close)
+        closing.start()
+        assert bytes(view) == b"two", "the engine waits for its readers"
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    with pytest.raises(EngineError) as error, three.open():
+        pass
+    assert error.value.errno == errno.ESHUTDOWN
+    two.release()
+    three.release()
+    mesh.close()
+
+
+def test_free_channels_are_outside_the_order() -> None:
+    """What comes before one is open is dropped, and what belongs to a later attempt still waits for it."""
+    mesh = Mesh(2, connections=1)
+    a, b = mesh.engines
+    for channel_id in (FREE_CHANNEL, 3):
+        a.open_channel(channel_id)
+    b.open_channel(FREE_CHANNEL + 1)
+    send(a, peer_id(1), FREE_CHANNEL, b"dropped")
+    send(a, peer_id(1), 3, b"waits")
+    until(lambda: sum(b.link_stats(peer_id(0))[1]) >= 40 + len(b"dropped"))
+    b.open_channel(FREE_CHANNEL)
+    b.open_channel(3)
+    (event,) = wait_events(b, 1)
+    assert isinstance(event, MessageReceived) and (event.channel_id, event.body.read()) == (3, b"waits")
+    mesh.close()
 
 
 # --- Arguments, closing, forking --------------------------------------------------------------------------------------
