@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import nacl._sodium
 import pytest
 
 import zpccl
@@ -92,26 +95,24 @@ def test_wrong_arguments(wrong: Any) -> None:
 
 
 def test_without_pynacl_there_are_no_ciphers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ciphers, "_sodium", lambda: None)
+    monkeypatch.setitem(sys.modules, "nacl._sodium", None)
     assert ciphers.available.__wrapped__() == {}
 
 
 def test_a_cpu_without_aes_offers_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    sodium: Any = ciphers._sodium()
-    assert sodium is not None
+    sodium = nacl._sodium.lib
 
     class Lib:
         crypto_aead_aes256gcm_is_available = staticmethod(lambda: 0)
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(sodium.lib, name)
+            return getattr(sodium, name)
 
-    class Slow:
-        lib, ffi = Lib(), sodium.ffi
-
-    monkeypatch.setattr(ciphers, "_sodium", Slow)
-    monkeypatch.setattr(ciphers, "_address", lambda *_: 1)
-    assert list(ciphers.available.__wrapped__()) == [Cipher.CHACHA20_POLY1305]
+    ffi = SimpleNamespace(addressof=lambda lib, name: name, cast=lambda kind, name: 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(nacl, "_sodium", SimpleNamespace(lib=Lib(), ffi=ffi))
+        patch.setitem(sys.modules, "nacl._sodium", nacl._sodium)
+        assert list(ciphers.available.__wrapped__()) == [Cipher.CHACHA20_POLY1305]
 
 
 def test_sizes_are_those_of_the_specifications() -> None:

@@ -176,11 +176,13 @@ def test_who_is_removed_from_the_run_goes_after_a_while(bench: Bench) -> None:
     assert pair.is_cut()
 
 
-def test_too_many_strangers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.inflow, "_strangers_max", 3)
-    member, *strangers = bench.connect(b"a", Standing.MEMBER), *(bench.connect() for _ in range(5))
-    bench.look()
-    assert [pair.is_cut() for pair in strangers] == [True, True, False, False, False] and not member.is_cut()
+def test_too_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STRANGERS_MAX", 3)
+    bench = Bench()
+    with bench.stack:
+        member, *strangers = bench.connect(b"a", Standing.MEMBER), *(bench.connect() for _ in range(5))
+        bench.look()
+        assert [pair.is_cut() for pair in strangers] == [True, True, False, False, False] and not member.is_cut()
 
 
 def test_strangers_together_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

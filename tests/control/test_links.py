@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import socket
 from collections.abc import Iterator
 
 import pytest
+from brokers import RUN, Broker, shake_hands
 from e2e.harness import HANG_SECONDS, until
+from e2e.strangers import raw
 
 from zpccl import limits
-from zpccl.control.addresses import listen_on_first_free, parse_address
-from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
-from zpccl.control.links import LinkBroker
+from zpccl.control.handshake import LinkHello
 from zpccl.protocol.messages import Neighbour
-
-RUN = b"r" * 16
-
-
-class Broker:
-    """A broker that keeps what it reports."""
-
-    def __init__(self, name: str, connections: int) -> None:
-        self.peer_id = name.encode().ljust(16, b".")
-        self.links: queue.SimpleQueue[tuple[bytes, list[socket.socket]]] = queue.SimpleQueue()
-        self.failures: queue.SimpleQueue[tuple[bytes, str]] = queue.SimpleQueue()
-        self.broker = LinkBroker(
-            self.peer_id,
-            listen_on_first_free("127.0.0.1", range(1)),
-            connections,
-            None,
-            lambda link: self.links.put((link.peer_id, link.sockets)),
-            lambda peer, reason: self.failures.put((peer, reason)),
-        )
-        self.broker.set_run(RUN)
-
-    def neighbour(self, *, dial: bool, addresses: tuple[str, ...] | None = None) -> Neighbour:
-        return Neighbour(self.peer_id, "name", self.broker.addresses if addresses is None else addresses, dial)
-
-    def close(self) -> None:
-        self.broker.close()
-        while not self.links.empty():
-            for connection in self.links.get()[1]:
-                connection.close()
 
 
 @pytest.fixture
@@ -55,28 +24,25 @@ def pair() -> Iterator[tuple[Broker, Broker]]:
 
 
 def talk(link: list[socket.socket], other: list[socket.socket]) -> None:
-    """Each connection is the same at both ends."""
+    """Each connection is the same at both ends, and nothing of the handshake is left."""
     assert len(link) == len(other)
     for index, connection in enumerate(link):
         connection.setblocking(True)
         connection.sendall(bytes([index]))
     for index, connection in enumerate(other):
         connection.settimeout(HANG_SECONDS)
-        assert connection.recv(1) == bytes([index])
-    for connection in [*link, *other]:
-        connection.close()
+        assert connection.recv(10) == bytes([index])
 
 
 @pytest.mark.parametrize("dialler_first", [True, False])
 def test_a_link_has_the_connections_that_the_dialler_wants(pair: tuple[Broker, Broker], dialler_first: bool) -> None:
     """Either side may hear of the other first."""
     one, other = pair
-    opens = [(one, other.neighbour(dial=True)), (other, one.neighbour(dial=False))]
-    for broker, neighbour in opens if dialler_first else reversed(opens):
-        broker.broker.open(neighbour)
-    (their_id, theirs), (our_id, ours) = (b.links.get(timeout=HANG_SECONDS) for b in pair)
-    assert (their_id, our_id) == (other.peer_id, one.peer_id) and len(ours) == 3
-    talk(theirs, ours)
+    for broker in (one, other) if dialler_first else (other, one):
+        broker.meet(other if broker is one else one, dial=broker is one)
+    theirs, ours = one.link(), other.link()
+    assert (theirs.peer_id, ours.peer_id) == (other.peer_id, one.peer_id) and len(ours.sockets) == 3
+    talk(theirs.sockets, ours.sockets)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +56,9 @@ def test_the_dialler_chooses_by_round_trip_and_congestion_control(
     monkeypatch.setattr("zpccl.control.links.congestion_control", lambda _: name)
     one, other = Broker("one", 0), Broker("other", 5)
     try:
-        other.broker.open(one.neighbour(dial=False))
-        one.broker.open(other.neighbour(dial=True))
-        theirs, ours = (broker.links.get(timeout=HANG_SECONDS)[1] for broker in (one, other))
+        other.meet(one)
+        one.meet(other, dial=True)
+        theirs, ours = one.link().sockets, other.link().sockets
         assert len(theirs) == count
         talk(theirs, ours)
     finally:
@@ -102,10 +68,10 @@ def test_the_dialler_chooses_by_round_trip_and_congestion_control(
 
 def test_the_right_address_is_found_among_wrong_ones(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
-    other.broker.open(one.neighbour(dial=False))
-    wrong = ("127.0.0.1:1", "nonsense", "a..b:5", "no.such.host.invalid:5", *one.broker.addresses)
-    one.broker.open(other.neighbour(dial=True, addresses=(*wrong, *other.broker.addresses)))
-    talk(one.links.get(timeout=HANG_SECONDS)[1], other.links.get(timeout=HANG_SECONDS)[1])
+    other.meet(one)
+    wrong = ("127.0.0.1:1", "nonsense", "a..b:5", "no.such.host.invalid:5", one.address)
+    one.meet(other, *wrong, other.address, dial=True)
+    talk(one.link().sockets, other.link().sockets)
 
 
 @pytest.mark.parametrize("addresses", [(), ("127.0.0.1:1",), ("nonsense", "a..b:5")])
@@ -114,7 +80,7 @@ def test_a_dial_that_fails_is_reported_and_may_be_repeated(
 ) -> None:
     one, other = pair
     for _ in range(2):
-        one.broker.open(other.neighbour(dial=True, addresses=addresses))
+        one.broker.open(Neighbour(other.peer_id, "other", addresses, True))
         peer_id, reason = one.failures.get(timeout=HANG_SECONDS)
         assert peer_id == other.peer_id and reason
     assert one.links.empty()
@@ -123,26 +89,21 @@ def test_a_dial_that_fails_is_reported_and_may_be_repeated(
 def test_another_run_is_refused(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
     other.broker.set_run(b"x" * 16)
-    other.broker.open(one.neighbour(dial=False))
-    one.broker.open(other.neighbour(dial=True))
-    assert "refused" in one.failures.get(timeout=HANG_SECONDS)[1]
+    other.meet(one)
+    one.meet(other, dial=True)
+    assert "refused" in one.failure()
 
 
 def test_a_link_of_which_one_connection_breaks_is_none(pair: tuple[Broker, Broker]) -> None:
     """Its others are closed too, and the next try works."""
     one, other = pair
-    other.broker.open(one.neighbour(dial=False))
-    address = parse_address(other.broker.addresses[0])
-    with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(socket.create_connection(address, HANG_SECONDS)) for _ in range(2)]
-        for index, connection in enumerate(connections):
-            hello = LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, index, 3)
-            connection.sendall(hello.encode())
-            transcript = accepted(hello, connection.recv(SIGNAL_BYTES, socket.MSG_WAITALL), b"")
-            connection.sendall(transcript.encode(Signal.COMMIT))
-        connections[0].close()
-    one.broker.open(other.neighbour(dial=True))
-    talk(one.links.get(timeout=HANG_SECONDS)[1], other.links.get(timeout=HANG_SECONDS)[1])
+    other.meet(one)
+    with raw(other.address) as first, raw(other.address) as second:
+        for index, connection in enumerate((first, second)):
+            shake_hands(connection, LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, index, 3))
+        first.close()
+    one.meet(other, dial=True)
+    talk(one.link().sockets, other.link().sockets)
     assert other.links.empty()
 
 
@@ -150,10 +111,10 @@ def test_closing_in_the_middle_leaks_nothing(pair: tuple[Broker, Broker]) -> Non
     """Warnings about sockets that were not closed are errors here."""
     for _ in range(20):
         one, other = Broker("a", 8), Broker("b", 8)
-        other.broker.open(one.neighbour(dial=False))
-        one.broker.open(other.neighbour(dial=True))
+        other.meet(one)
+        one.meet(other, dial=True)
         one.broker.close_link(other.peer_id)
-        one.broker.open(other.neighbour(dial=True))
+        one.meet(other, dial=True)
         one.close()
         other.close()
 
@@ -161,7 +122,7 @@ def test_closing_in_the_middle_leaks_nothing(pair: tuple[Broker, Broker]) -> Non
 def test_a_link_that_is_not_wanted_any_more_is_not_dialled(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        one.broker.open(other.neighbour(dial=True, addresses=(f"127.0.0.1:{silent.getsockname()[1]}",)))
+        one.meet(other, f"127.0.0.1:{silent.getsockname()[1]}", dial=True)
         connection, _ = silent.accept()
         with connection:
             one.broker.close_link(other.peer_id)

@@ -22,7 +22,10 @@ WAIT_S = 30
 def test_leave_counts_though_the_connection_closed_before_it_was_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both come after the messages were taken and before the master looks at what has closed."""
+    """Both come after the messages were taken and before the master looks at what has closed.
+
+    This moment lasts microseconds: only the loop itself can be stopped in it, hence the private names.
+    """
     take_messages = MasterLoop._take_messages
     armed, taken, left = threading.Event(), threading.Event(), threading.Event()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -179,11 +180,15 @@ def test_the_log_of_refusals_is_bounded_and_says_how_many_more(caplog: pytest.Lo
 
 def test_the_watch_names_who_failed_and_forgets_who_went(caplog: pytest.LogCaptureFixture) -> None:
     watch = HandshakeWatch(RefusalLog(logger))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as theirs:
+        ours, (_, port) = listener.accept()[0], theirs.getsockname()
+        with ours:
+            watch.take(zmq.EVENT_ACCEPTED, ours.fileno(), 0)
+            for _ in range(2):
+                watch.take(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, 0)
+                watch.take(zmq.EVENT_DISCONNECTED, ours.fileno(), 0)
     watch.take(zmq.EVENT_ACCEPTED, 10**6, 0)  # A descriptor that is closed already.
-    watch.take(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, 0)
-    watch.take(zmq.EVENT_DISCONNECTED, 10**6, 0)
     watch.take(zmq.EVENT_DISCONNECTED, 10**6, 0)
     assert [record.getMessage() for record in caplog.records] == [
-        "refused an unknown address: it has no secret, or is no peer"
+        f"refused {address}: it has no secret, or is no peer" for address in (f"127.0.0.1:{port}", "an unknown address")
     ]
-    assert not watch._addresses

@@ -34,6 +34,16 @@ def raw(address: str) -> socket.socket:
     return socket.create_connection(parse_address(address), harness.HANG_SECONDS)
 
 
+def read(connection: socket.socket, size: int) -> bytes:
+    """Waits for so many bytes."""
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        assert piece, "closed"
+        data += piece
+    return data
+
+
 def is_dropped(connection: socket.socket) -> bool:
     """Waits until the other side closes the connection."""
     try:

@@ -1,0 +1,116 @@
+"""Link brokers for tests that use them without an engine, and a relay that keeps what diallers say."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+
+from e2e.harness import HANG_SECONDS
+from e2e.strangers import raw, read
+
+from zpccl.control.addresses import format_address, listen_on_first_free
+from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript, accepted
+from zpccl.control.links import LinkBroker, NewConnection, NewLink
+from zpccl.engine.ciphers import Cipher
+from zpccl.protocol.messages import Neighbour
+
+RUN = b"r" * 16
+
+
+class Broker:
+    """A broker, and what it hands over and reports. With `ciphers`, links need the key of the pair."""
+
+    def __init__(self, name: str, connections: int, ciphers: tuple[Cipher, ...] = ()) -> None:
+        self.peer_id = name.encode().ljust(16, b".")
+        self.links: queue.SimpleQueue[NewLink] = queue.SimpleQueue()
+        self.added: queue.SimpleQueue[NewConnection] = queue.SimpleQueue()
+        self.failures: queue.SimpleQueue[tuple[bytes, str]] = queue.SimpleQueue()
+        self.broker = LinkBroker(
+            self.peer_id,
+            listen_on_first_free("127.0.0.1", range(1)),
+            connections,
+            None,
+            self.links.put,
+            lambda *failure: self.failures.put(failure),
+            requires_keys=bool(ciphers),
+            ciphers=ciphers or (Cipher.PLAIN,),
+            on_connection=self.added.put,
+        )
+        self.broker.set_run(RUN)
+        self.address = self.broker.addresses[0]
+        self._sockets: list[socket.socket] = []
+
+    def meet(self, other: Broker, *addresses: str, dial: bool = False, key: bytes = b"") -> None:
+        """Opens a link to another one, at its own address or at others."""
+        self.broker.open(Neighbour(other.peer_id, "other", addresses or (other.address,), dial, key))
+
+    def link(self) -> NewLink:
+        """Waits for a link, which is closed with this broker."""
+        link = self.links.get(timeout=HANG_SECONDS)
+        self._sockets += link.sockets
+        return link
+
+    def connection(self) -> NewConnection:
+        """Waits for an added connection, which is closed with this broker."""
+        new = self.added.get(timeout=HANG_SECONDS)
+        self._sockets.append(new.connection)
+        return new
+
+    def failure(self) -> str:
+        """Waits for the reason of a failure."""
+        return self.failures.get(timeout=HANG_SECONDS)[1]
+
+    def close(self) -> None:
+        self.broker.close()
+        while not self.links.empty():
+            self.link()
+        while not self.added.empty():
+            self.connection()
+        for connection in self._sockets:
+            connection.close()
+
+    def has_no_link(self) -> bool:
+        """Closes it; true if there was nothing to hand over."""
+        self.broker.close()
+        return self.links.empty() and self.added.empty()
+
+
+def say_hello(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> Transcript:
+    """The dialler's first step, by hand."""
+    connection.sendall(hello.encode())
+    return accepted(hello, read(connection, SIGNAL_BYTES), key)
+
+
+def shake_hands(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> None:
+    """All that a dialler says, by hand."""
+    connection.sendall(say_hello(connection, hello, key).encode(Signal.COMMIT))
+
+
+class Recorder:
+    """Stands between a dialler and an acceptor for `count` handshakes, and keeps what the dialler says in each."""
+
+    def __init__(self, target: str, count: int) -> None:
+        self.target = target
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = format_address(*self.listener.getsockname())
+        self.said: list[bytes] = []
+        self._threads = [threading.Thread(target=self.relay) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def relay(self) -> None:
+        incoming, _ = self.listener.accept()
+        with incoming, raw(self.target) as outgoing:
+            hello = read(incoming, HELLO_BYTES)
+            outgoing.sendall(hello)
+            incoming.sendall(read(outgoing, SIGNAL_BYTES))
+            commit = read(incoming, SIGNAL_BYTES)
+            outgoing.sendall(commit)
+            self.said.append(hello + commit)
+            incoming.sendall(read(outgoing, SIGNAL_BYTES))
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(HANG_SECONDS)
+        self.listener.close()
