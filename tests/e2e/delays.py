@@ -1,4 +1,4 @@
-"""A proxy in front of the master that adds latency, and can break all its connections."""
+"""Proxies in front of a master: they add latency, break connections, let none through."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ class FarPath:
     Args:
         address: of the master, "host:port".
         round_trip_s: added round-trip time in seconds.
+
+    Attributes:
+        connection_count: of all connections to the master so far.
     """
 
-    def __init__(self, address: str, round_trip_s: float) -> None:
+    def __init__(self, address: str, round_trip_s: float = 0.0) -> None:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._one_way_s = round_trip_s / 2
         self._writers: set[asyncio.StreamWriter] = set()
+        self._is_cut = False
+        self.connection_count = 0
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
@@ -30,6 +35,15 @@ class FarPath:
     def reset(self) -> None:
         """Breaks all connections."""
         self._call(self._break())
+
+    def cut(self) -> None:
+        """Breaks all connections, and each new one until `heal`."""
+        self._is_cut = True
+        self.reset()
+
+    def heal(self) -> None:
+        """Lets connections through again."""
+        self._is_cut = False
 
     def close(self) -> None:
         """Ends the thread."""
@@ -58,11 +72,14 @@ class FarPath:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         await asyncio.sleep(2 * self._one_way_s)  # SYN and its acknowledgement.
+        if self._is_cut:
+            return writer.close()
         try:
             far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
             return writer.close()
         self._writers.add(far_writer)
+        self.connection_count += 1
         await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
         return None
 

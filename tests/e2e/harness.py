@@ -17,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from networks import Network, enter
@@ -30,6 +30,10 @@ from workers import start_fork_server
 
 import zpccl
 from zpccl.cli.master import main as master_main
+from zpccl.control.peer_loop import PeerLoop
+from zpccl.engine.engine import Engine
+
+T = TypeVar("T")
 
 TESTS = Path(__file__).resolve().parents[1]
 HANG_SECONDS = 60.0
@@ -69,6 +73,58 @@ class ChildError:
 
 class ChildFailed(AssertionError):
     """A function in a child raised instead of returning."""
+
+
+# --- Inside of a communicator ---------------------------------------------------------------------------------------
+#
+# Faults have to strike while a call waits or bytes move, and strangers need ids and tokens that no user sees: for this
+# alone tests look at private attributes, and here alone.
+
+
+def loop_of(comm: zpccl.Communicator) -> PeerLoop:
+    """The loop of a peer that has connected."""
+    assert comm._loop is not None
+    return comm._loop
+
+
+def run_id_of(comm: zpccl.Communicator) -> bytes:
+    """The id of its run."""
+    return loop_of(comm)._run_id
+
+
+def is_calling(comm: zpccl.Communicator) -> bool:
+    """True while a call waits for its answer."""
+    return comm._loop is not None and bool(comm._loop._calls)
+
+
+def is_settled(comm: zpccl.Communicator) -> bool:
+    """True if the master has answered all calls, also those that have ended without it: such a call could still meet
+    the next one of another peer."""
+    return not loop_of(comm)._machine.calls
+
+
+def is_connected(comm: zpccl.Communicator) -> bool:
+    """False while the connection to the master is given up."""
+    return loop_of(comm)._machine._is_connected
+
+
+def is_over(handle: zpccl.AsyncReduceHandle) -> bool:
+    """True once the call has its answer."""
+    return handle._call.future.done()
+
+
+def is_waited_for(handle: zpccl.AsyncReduceHandle) -> bool:
+    """True while a thread is in `wait`."""
+    return bool(handle._call.future._waiters)
+
+
+def link_facts(comm: zpccl.Communicator, ask: Callable[[Engine, bytes], T]) -> list[T]:
+    """What the engine says of each link."""
+    loop, facts = loop_of(comm), []
+    for peer_id in list(loop._link_ids):
+        with contextlib.suppress(OSError):  # It is lost.
+            facts.append(ask(loop.engine, peer_id))
+    return facts
 
 
 # --- In the child ---------------------------------------------------------------------------------------------------
@@ -121,19 +177,15 @@ class Peer:
 
     def note_when_calling(self, value: Any = "calling") -> None:
         """Sends `value` to the test as soon as a call of the communicator waits for its answer."""
-        loop = self.comm._loop
-        assert loop is not None
-        self.note_when(lambda: loop._calls, value)
+        self.note_when(lambda: is_calling(self.comm), value)
 
     def bytes_moved(self) -> int:
         """Bytes that all links have sent so far."""
-        loop = self.comm._loop
-        assert loop is not None
-        total = 0
-        for peer_id in list(loop._link_ids):
-            with contextlib.suppress(OSError):
-                total += sum(loop.engine.link_stats(peer_id)[0])
-        return total
+        return sum(sum(sent) for sent, _ in link_facts(self.comm, Engine.link_stats))
+
+    def lost_connections(self) -> int:
+        """How many connections of all links were lost so far."""
+        return sum(state.lost_count for state in link_facts(self.comm, Engine.link_state))
 
 
 def _failure(error: BaseException) -> ChildError:
@@ -312,6 +364,10 @@ class Child(Process):
             raise AssertionError(f"{self.name} has died\n{self.stacks()}") from None
         return kind, value
 
+    def hang_up(self) -> None:
+        """Lets the process end, after its function, as a program does: it closes nothing itself."""
+        self._pipe.close()
+
     def dispose(self) -> None:
         """Kills it and releases its resources."""
         self._pipe.close()
@@ -377,10 +433,7 @@ class Cluster:
         """Starts one more member; the others admit it."""
         child = self.child()
         child.start(connect, self.master.address, name=child.name, **options)
-        for member in members:
-            member.start(admit, len(members) + 1)
-        for member in members:
-            member.value()
+        all_of(members, admit, len(members) + 1)
         child.value()
         return child
 
@@ -400,6 +453,17 @@ def cluster(*master_arguments: str, network: Network | None = None) -> Iterator[
             yield run
         finally:
             run.close()
+
+
+def all_of(children: Iterable[Child], function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+    """Runs a function in several children at the same time; returns the values."""
+    begun = [child.start(function, *arguments, **keywords) for child in children]
+    return [child.value() for child in begun]
+
+
+def sums(children: Iterable[Child]) -> list[float]:
+    """Lets all reduce ones; the first element of each result."""
+    return [float(result[0]) for result in all_of(children, reduce, np.ones(1000, np.float32))]
 
 
 # --- Functions for children -----------------------------------------------------------------------------------------
@@ -464,5 +528,4 @@ def update(peer: Peer) -> None:
 
 def state_of(peer: Peer) -> str:
     """The state of the peer in the run."""
-    assert peer.comm._loop is not None
-    return str(peer.comm._loop.view.state.value)
+    return str(loop_of(peer.comm).view.state.value)

@@ -74,6 +74,5 @@ def dealer_with(address: str, options: dict[str, str]) -> Iterator[zmq.Socket[by
 
 
 def credentials(peer: Peer) -> tuple[bytes, bytes]:
-    loop = peer.comm._loop
-    assert loop is not None
-    return loop.options.peer_id, loop.options.token
+    options = harness.loop_of(peer.comm).options
+    return options.peer_id, options.token

@@ -66,9 +66,8 @@ GARBAGE = {
 
 
 def data_address(peer: Peer) -> tuple[str, bytes, bytes]:
-    loop = peer.comm._loop
-    assert loop is not None
-    return loop.options.addresses[0], loop.options.peer_id, loop._run_id
+    options = harness.loop_of(peer.comm).options
+    return options.addresses[0], options.peer_id, harness.run_id_of(peer.comm)
 
 
 def hello_of_nobody(run_id: bytes, receiver: bytes) -> bytes:

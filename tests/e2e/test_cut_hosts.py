@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import Peer, cluster, until
+from e2e.harness import Peer, cluster, is_connected, until
 from e2e.networks import hosts, wait_for_resends
 from e2e.training import end, lines_of_losses, start_training, train, train_anew
 
@@ -61,9 +61,7 @@ def test_the_host_of_the_master_is_cut_off_for_less_than_the_heartbeat_timeout()
 
 def train_and_tell_of_absence(peer: Peer) -> dict[str, Any]:
     """Trains; notes when the connection to the master is given up."""
-    loop = peer.comm._loop
-    assert loop is not None
-    peer.note_when(lambda: not loop._machine._is_connected, "away")
+    peer.note_when(lambda: not is_connected(peer.comm), "away")
     return train(peer)
 
 

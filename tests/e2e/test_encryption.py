@@ -13,7 +13,7 @@ import pytest
 
 import zpccl
 from e2e import harness
-from e2e.harness import Child, Cluster, Peer, cluster, until
+from e2e.harness import Child, Cluster, Peer, all_of, cluster, until
 from e2e.secured import SECRET, connect_behind, log_all, reducing, write_private
 from e2e.strangers import raw
 from zpccl.control.addresses import format_address
@@ -196,10 +196,7 @@ def test_who_insists_is_not_linked_to_who_does_not_encrypt(tmp_path: Path, who: 
             child.call(log_all)
         other.start(harness.connect, run.master.address, secret=SECRET, encrypt=who != "the members")
         until(lambda: run.master.log.read_text().count("registered for group 0") > 2, "its registration")
-        for member in members:
-            member.start(harness.update)
-        for member in members:
-            member.value()
+        all_of(members, harness.update)
         failure = other.failure()
         assert failure.kind == "PeerUnreachable"
         logs = [child.log.read_text() for child in run.children]

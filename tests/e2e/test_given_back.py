@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 import zpccl
-from e2e.harness import Peer, cluster, until
-from zpccl.control.keys import new_secret
+from e2e.harness import Peer, cluster, is_over, link_facts, until
+from e2e.secured import SECRET, write_private
+from zpccl.engine.engine import Engine
 
 pytestmark = pytest.mark.e2e
 
@@ -90,16 +91,14 @@ def start(comm: zpccl.Communicator, kind: str, tag: int, used: list[Memory], is_
 
 def moved_bytes(peer: Peer) -> int:
     """Sent and received."""
-    loop = peer.comm._loop
-    assert loop is not None
-    return sum(sum(map(sum, loop.engine.link_stats(other))) for other in list(loop._link_ids))
+    return sum(sum(sent) + sum(received) for sent, received in link_facts(peer.comm, Engine.link_stats))
 
 
 def when_moving(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:
     """Waits until so many bytes have moved, or the call is over. True: it goes on."""
-    begin, call = moved_bytes(peer), handle._call.future
-    until(lambda: call.done() or moved_bytes(peer) >= begin + count, "the end of a call")
-    return not call.done()
+    begin = moved_bytes(peer)
+    until(lambda: is_over(handle) or moved_bytes(peer) >= begin + count, "the end of a call")
+    return not is_over(handle)
 
 
 def wait_until_interrupted(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:
@@ -158,12 +157,6 @@ def call_until_it_succeeds(peer: Peer, kind: str, tag: int, place: int, ways: li
     raise AssertionError
 
 
-def lost_connections(peer: Peer) -> int:
-    loop = peer.comm._loop
-    assert loop is not None
-    return sum(loop.engine.link_state(other).lost_count for other in list(loop._link_ids))
-
-
 def give_calls_up(peer: Peer, place: int) -> dict[str, Any]:
     """All kinds of calls; the members take turns in giving them up."""
     failures = 0
@@ -173,17 +166,14 @@ def give_calls_up(peer: Peer, place: int) -> dict[str, Any]:
         failed, took_part = call_until_it_succeeds(peer, kind, tag, place, ways)
         assert took_part == (1 if kind == "broadcast" else 0b111), f"{kind}: {took_part:b}"
         failures += failed
-    return {"failures": failures, "lost": lost_connections(peer)}
+    return {"failures": failures, "lost": peer.lost_connections()}
 
 
 @pytest.mark.parametrize("is_sealed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_calls_that_are_given_up(is_sealed: bool, tmp_path: Path) -> None:
     """S2, S4, L2."""
-    secret = new_secret()
-    (tmp_path / "secret").write_text(secret)
-    (tmp_path / "secret").chmod(0o600)
-    arguments = ("--secret-file", str(tmp_path / "secret")) if is_sealed else ()
-    options: dict[str, Any] = {"secret": secret} if is_sealed else {}
+    arguments = ("--secret-file", write_private(tmp_path / "secret", SECRET)) if is_sealed else ()
+    options: dict[str, Any] = {"secret": SECRET} if is_sealed else {}
     with cluster(*arguments) as run:
         children = run.members(3, **options)
         for place, child in enumerate(children):
@@ -204,7 +194,7 @@ def die_in_turn(peer: Peer, place: int, kinds: list[str]) -> dict[str, Any]:
         alive = (1 << last) - 1
         assert took_part in ({1} if kind == "broadcast" else {alive, alive | 1 << last}), f"{kind}: {took_part:b}"
         failures += failed
-    return {"failures": failures, "lost": lost_connections(peer)}
+    return {"failures": failures, "lost": peer.lost_connections()}
 
 
 @pytest.mark.slow

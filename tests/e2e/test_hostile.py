@@ -20,7 +20,7 @@ from protocol.harness import topology_vote
 
 import zpccl
 from e2e import harness
-from e2e.harness import Child, Cluster, Process, cluster, until
+from e2e.harness import Child, Cluster, Process, all_of, cluster, until
 from e2e.secured import credentials, dealer_with, log_all, write_private
 from e2e.strangers import GARBAGE, GREETING, MIB, READY, data_address, hello_of_nobody, is_dropped, raw, receive
 from zpccl import limits
@@ -358,10 +358,8 @@ def test_a_newcomer_joins_after_all_that(hostile_run: HostileRun) -> None:
     newcomer: Child = hostile_run.run.newcomer(members, **hostile_run.options)
     assert newcomer.call(harness.view)[1] == 3
     newcomer.call(harness.close)
+    all_of(members, update_until_alone_with, 2)
     for child in members:
-        child.start(update_until_alone_with, 2)
-    for child in members:
-        child.value()
         child.start(harness.reduce_until_told)
         child.note()
 

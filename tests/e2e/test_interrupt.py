@@ -13,7 +13,7 @@ import pytest
 
 import zpccl
 from e2e import harness
-from e2e.harness import Child, Cluster, Peer, cluster, until
+from e2e.harness import Cluster, Peer, all_of, cluster, sums, until
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +37,7 @@ def blocked_reduce(peer: Peer) -> None:
 def blocked_wait(peer: Peer) -> None:
     peer.kept["array"] = send = array()
     handle = peer.comm.all_reduce_async(send, send, op=zpccl.ReduceOp.SUM)
-    peer.note_when(lambda: handle._call.future._waiters, "waiting")  # The call itself is made already.
+    peer.note_when(lambda: harness.is_waited_for(handle), "waiting")  # The call itself is made already.
     handle.wait()
 
 
@@ -78,17 +78,8 @@ def untouched(peer: Peer) -> bool:
 
 
 def settled(peer: Peer) -> None:
-    """Waits until the master has had its say on every call, also on those that have ended without it: such a call could
-    still meet the next one of another peer."""
-    loop = peer.comm._loop
-    assert loop is not None
-    until(lambda: not loop._machine.calls, "the end of all calls")
-
-
-def sums(children: list[Child]) -> list[float]:
-    for child in children:
-        child.start(harness.reduce, np.ones(10, np.float32))
-    return [float(child.value()[0]) for child in children]
+    """Waits until nothing is left of earlier calls."""
+    until(lambda: harness.is_settled(peer.comm), "the end of all calls")
 
 
 @pytest.mark.parametrize(
@@ -137,10 +128,10 @@ def test_a_reduce_that_moves_bytes(run: Cluster) -> None:
     assert sums(members) == [3.0] * 3
 
 
-def connect_slowly(peer: Peer, address: str) -> None:
+def connect_slowly(peer: Peer, address: str, n_attempts: int = 5) -> None:
     peer.comm = zpccl.Communicator(address)
-    peer.note_when(lambda: peer.comm._loop is not None and harness.state_of(peer) == "pending", "pending")
-    peer.comm.connect()
+    peer.note_when_calling()
+    peer.comm.connect(n_attempts)
 
 
 def connect_again(peer: Peer) -> int:
@@ -154,30 +145,23 @@ def test_connect_while_pending(run: Cluster) -> None:
     members = run.members(2)
     joiner = run.child().start(connect_slowly, run.master.address)
     joiner.note()
+    until(lambda: run.master.log.read_text().count(" registered for group") == 3, "its registration")
     joiner.signal(signal.SIGINT)
     assert joiner.failure(5).kind == "KeyboardInterrupt"
     for child in members:
         child.start(harness.update)
     assert [child.value(5) for child in members] == [None, None]
     joiner.start(connect_again)
-    for child in members:
-        child.start(harness.admit, 3)
-    assert joiner.value() == 3 and [child.value() for child in members] == [None, None]
+    assert all_of(members, harness.admit, 3) == [None, None] and joiner.value() == 3
     assert sums([*members, joiner]) == [3.0] * 3
 
 
 @pytest.mark.slow
 def test_connect_while_nobody_listens(run: Cluster) -> None:
-    child = run.child().start(connect_to_nobody)
+    child = run.child().start(connect_slowly, "127.0.0.1:1", 1000)
     child.note()
     child.signal(signal.SIGINT)
     assert child.failure(5).kind == "KeyboardInterrupt"
-
-
-def connect_to_nobody(peer: Peer) -> None:
-    peer.comm = zpccl.Communicator("127.0.0.1:1")
-    peer.note_when(lambda: peer.comm._loop is not None and peer.comm._loop._calls, "calling")
-    peer.comm.connect(1000)
 
 
 @pytest.mark.slow
@@ -235,21 +219,3 @@ def test_a_program_ends_as_python_programs_do(run: Cluster) -> None:
             program.kill()
             program.communicate()
     harness.until(lambda: run.master.log.read_text().count(" left") == 2, "both to leave")
-
-
-def reduce_in_time(peer: Peer) -> None:
-    peer.kept["array"] = send = array()
-    peer.comm.all_reduce(send, send, op=zpccl.ReduceOp.SUM, timeout=0.1)
-
-
-@pytest.mark.slow
-def test_without_a_master_a_timeout_is_still_a_timeout(run: Cluster) -> None:
-    """L1, S2, L3: the caller hears what it asked for, and stays a member."""
-    members = run.members(2)
-    run.master.freeze()
-    failure = members[0].fails(reduce_in_time)
-    assert failure.kind == "OperationTimeout"
-    assert members[0].call(untouched) and members[0].call(harness.state_of) == "member"
-    run.master.thaw()
-    members[0].call(settled)
-    assert sums(members) == [2.0, 2.0]

@@ -17,7 +17,8 @@ import pytest
 
 from e2e import harness
 from e2e.harness import Peer, cluster, until
-from zpccl.control.keys import new_secret
+from e2e.secured import SECRET, write_private
+from zpccl.engine.engine import Engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -26,11 +27,10 @@ ELEMENTS = 2 << 20
 BREAKS = 8
 
 
-def data_sockets(peer: Peer) -> dict[Any, list[socket.socket]]:
+def data_sockets(peer: Peer, master_port: int) -> dict[Any, list[socket.socket]]:
     """Copies of the sockets of the links that this process dialled, by address of the other end."""
     found: dict[Any, list[socket.socket]] = defaultdict(list)
-    master = int(peer.comm._loop._endpoints[0].rpartition(":")[2])  # type: ignore[union-attr]
-    listening = {address.rpartition(":")[2] for address in peer.comm._loop.options.addresses}  # type: ignore[union-attr]
+    listening = {address.rpartition(":")[2] for address in harness.loop_of(peer.comm).options.addresses}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -39,7 +39,7 @@ def data_sockets(peer: Peer) -> dict[Any, list[socket.socket]]:
             with contextlib.suppress(OSError):
                 is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
                 other = copy.getpeername() if is_tcp else None
-                if other and other[1] != master and str(copy.getsockname()[1]) not in listening:
+                if other and other[1] != master_port and str(copy.getsockname()[1]) not in listening:
                     found[other].append(copy)
                     continue
             copy.close()
@@ -54,38 +54,32 @@ def reset(connection: socket.socket) -> None:
 
 def states(peer: Peer) -> list[Any]:
     """Of all links of this peer."""
-    loop = peer.comm._loop
-    assert loop is not None
-    return [loop.engine.link_state(other) for other in list(loop._link_ids)]
+    return harness.link_facts(peer.comm, Engine.link_state)
 
 
 def are_whole(peer: Peer) -> bool:
     return all(state.open_count == CONNECTIONS for state in states(peer))
 
 
-def lost_count(peer: Peer) -> int:
-    return sum(state.lost_count for state in states(peer))
-
-
-def break_connections(peer: Peer, seed: int) -> None:
+def break_connections(peer: Peer, seed: int, master_port: int) -> None:
     """Breaks some connections of a link, never all, again and again; each time once all are back."""
     choose = random.Random(seed)
     for _ in range(BREAKS):
         until(lambda: are_whole(peer), "all connections")
-        before, links = lost_count(peer), data_sockets(peer)
+        before, links = peer.lost_connections(), data_sockets(peer, master_port)
         link = choose.choice(sorted(links))
         for connection in choose.sample(links[link], choose.randint(1, CONNECTIONS - 1)):
             reset(connection)
         for connection in (connection for sockets in links.values() for connection in sockets):
             connection.close()
-        until(lambda before=before: lost_count(peer) > before, "the loss of a connection")  # type: ignore[misc]
+        until(lambda before=before: peer.lost_connections() > before, "the loss of a connection")  # type: ignore[misc]
     until(lambda: are_whole(peer), "all connections")
 
 
-def reduce_while_they_break(peer: Peer, breaks: bool, in_place: bool) -> dict[str, Any]:
-    """Reduces until the peer that breaks connections has done so often enough. No call may fail."""
+def reduce_while_they_break(peer: Peer, master_port: int | None, in_place: bool) -> dict[str, Any]:
+    """Reduces until the peer that is told the master's port has broken connections often enough. No call may fail."""
     threads = ThreadPoolExecutor(1)
-    breaker = threads.submit(break_connections, peer, 7) if breaks else None
+    breaker = threads.submit(break_connections, peer, 7, master_port) if master_port else None
     rounds, is_over = 0, False
     while not is_over:
         rounds += 1
@@ -106,17 +100,14 @@ def reduce_while_they_break(peer: Peer, breaks: bool, in_place: bool) -> dict[st
 @pytest.mark.parametrize("in_place", [True, False])
 def test_reduces_go_on_while_connections_break(in_place: bool, tmp_path: Path) -> None:
     """S1: the last peer dialled both its links, so it breaks them and dials again. In place, the run has a secret."""
-    secret = new_secret()
-    options: dict[str, Any] = {"connections": CONNECTIONS, **({"secret": secret} if in_place else {})}
-    (tmp_path / "secret").write_text(secret)
-    (tmp_path / "secret").chmod(0o600)
-    arguments = ("--secret-file", str(tmp_path / "secret")) if in_place else ()
+    options: dict[str, Any] = {"connections": CONNECTIONS, **({"secret": SECRET} if in_place else {})}
+    arguments = ("--secret-file", write_private(tmp_path / "secret", SECRET)) if in_place else ()
     with cluster(*arguments) as run:
         children = run.members(2, **options)
         children.append(run.newcomer(children, **options))
-        epoch = children[0].call(harness.view)[0]
+        epoch, port = children[0].call(harness.view)[0], int(run.master.address.rpartition(":")[2])
         for child in children:
-            child.start(reduce_while_they_break, child is children[-1], in_place)
+            child.start(reduce_while_they_break, port if child is children[-1] else None, in_place)
         facts = [child.value(90) for child in children]
         assert len({fact["rounds"] for fact in facts}) == 1
         assert {fact["epoch"] for fact in facts} == {epoch}, "nobody was lost"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
-import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,101 +11,11 @@ import pytest
 
 import zpccl
 from e2e import harness
-from e2e.harness import Child, Cluster, MasterProcess, cluster, until
+from e2e.delays import FarPath
+from e2e.harness import Child, Cluster, MasterProcess, all_of, cluster, sums, until
 from e2e.restarts import read_notes, train
 
 pytestmark = pytest.mark.e2e
-
-
-class Path:
-    """The way of one peer to one master: a port that leads there until it is cut.
-
-    One thread owns all its sockets; `cut` and `heal` tell it through a pipe.
-    """
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._ours, self._theirs = socket.socketpair()
-        self._other_end: dict[socket.socket, socket.socket] = {}
-        self._is_cut = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._theirs, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def cut(self) -> None:
-        """Closes all connections, and every new one."""
-        self._tell(b"c")
-
-    def heal(self) -> None:
-        """Lets connections through again."""
-        self._tell(b"h")
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._ours.sendall(b"q")
-        self._thread.join()
-
-    def _tell(self, command: bytes) -> None:
-        self._ours.sendall(command)
-        assert self._ours.recv(1) == command
-
-    def _run(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                ready = key.fileobj
-                assert isinstance(ready, socket.socket)
-                if ready is self._theirs:
-                    command = ready.recv(1)
-                    self._is_cut = command != b"h"
-                    for one in list(self._other_end) if self._is_cut else ():
-                        self._drop(one)
-                    if command == b"q":
-                        return self._end()
-                    ready.sendall(command)
-                elif ready is self._listener:
-                    self._accept()
-                elif ready in self._other_end:
-                    self._pass_on(ready)
-
-    def _accept(self) -> None:
-        one, _ = self._listener.accept()
-        try:
-            if self._is_cut:
-                raise ConnectionRefusedError
-            other = socket.create_connection(self._target)
-        except OSError:
-            return one.close()
-        for a, b in ((one, other), (other, one)):
-            self._other_end[a] = b
-            self._selector.register(a, selectors.EVENT_READ)
-        return None
-
-    def _pass_on(self, one: socket.socket) -> None:
-        try:
-            data = one.recv(1 << 16)
-            if data:
-                return self._other_end[one].sendall(data)
-        except OSError:
-            pass
-        return self._drop(one)
-
-    def _drop(self, one: socket.socket) -> None:
-        other = self._other_end.pop(one, None)
-        if other is not None:
-            del self._other_end[other]
-            for each in (one, other):
-                self._selector.unregister(each)
-                each.close()
-
-    def _end(self) -> None:
-        self._selector.close()
-        for each in (self._listener, self._ours, self._theirs):
-            each.close()
 
 
 @contextlib.contextmanager
@@ -162,38 +69,29 @@ def test_a_newcomer_finds_the_master_that_leads() -> None:
         address = ",".join(master.address for master in masters)
         members = start(run, [address] * 3, 3)
         masters[0].kill()
-        for child in members:
-            child.start(harness.reduce, np.ones(10, np.float32))
-        assert [float(child.value()[0]) for child in members] == [3.0] * 3
+        assert sums(members) == [3.0] * 3
         run.master = MasterProcess(str(masters[0].log.parent), "again", bind=masters[0].address)
         newcomer = run.child()
         newcomer.start(harness.connect, address, name=newcomer.name, n_attempts=50)
-        for child in members:
-            child.start(harness.admit, 4)
-        for child in members:
-            child.value()
+        all_of(members, harness.admit, 4)
         newcomer.value()
-        for child in (*members, newcomer):
-            child.start(harness.reduce, np.ones(10, np.float32))
-        assert [float(child.value()[0]) for child in (*members, newcomer)] == [4.0] * 4
+        assert sums([*members, newcomer]) == [4.0] * 4
+
+
+def own_id(peer: harness.Peer) -> str:
+    return peer.comm.peer_id
 
 
 def lowest_first(members: list[Child]) -> list[Child]:
     """The one with the lowest peer id first."""
-    return sorted(members, key=lambda child: child.call(own_id))
-
-
-def own_id(peer: harness.Peer) -> bytes:
-    """The id of a peer."""
-    assert peer.comm._loop is not None
-    return peer.comm._loop.options.peer_id
+    return sorted(members, key=lambda child: str(child.call(own_id)))
 
 
 @pytest.mark.slow
 def test_two_masters_reached_by_disjoint_halves_never_both_lead() -> None:
     """S3: of four members, the two with the lowest id among them go on; the others wait, and rejoin when healed."""
     with two_masters() as (run, masters):
-        paths = [[Path(master.address) for master in masters] for _ in range(4)]
+        paths = [[FarPath(master.address) for master in masters] for _ in range(4)]
         lists = [",".join(path.address for path in both) for both in paths]
         members = start(run, lists, 4, master_timeout=60)
         path_of = dict(zip(members, paths, strict=True))
@@ -223,9 +121,7 @@ def test_two_masters_reached_by_disjoint_halves_never_both_lead() -> None:
             child.start(harness.admit, 4)
         for child in (*going_on, *waiting):
             child.value()
-        for child in members:
-            child.start(harness.reduce, np.ones(10, np.float32))
-        assert [float(child.value()[0]) for child in members] == [4.0] * 4
+        assert sums(members) == [4.0] * 4
         for child in members:
             child.call(harness.close)
         for both in paths:
