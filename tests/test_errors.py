@@ -83,15 +83,6 @@ def test_what_scripts_can_catch(kind: type[PCCLError], base: type[Exception], re
     assert kind().result is result
 
 
-def test_facts() -> None:
-    mismatch = CollectiveMismatch("text", tag=3, field="count", values=["8 from a", "9 from b"])
-    assert (mismatch.tag, mismatch.field, mismatch.values) == (3, "count", ("8 from a", "9 from b"))
-    assert PeerLost("text", peers=["a"]).peers == ("a",)
-    assert PeerUnreachable("text", peers=["a"]).peers == ("a",)
-    assert MasterUnreachable("text", address="m:1").address == "m:1"
-    assert PCCLError("text", result=Result.NOT_INITIALIZED, function="f").result is Result.NOT_INITIALIZED
-
-
 def test_the_reason_of_a_kick() -> None:
     assert (Kicked("text", reason="why").message, Kicked("text", reason="why").reason) == ("text", "why")
     assert Kicked("text").reason == "text"

@@ -27,7 +27,7 @@ def diloco() -> ModuleType:
 
 
 def test_gradient_is_that_of_finite_differences(diloco: ModuleType) -> None:
-    """In float64, so that the difference quotient is good to about eight digits; every weight array is probed."""
+    """In float64, so that the difference quotient is good to about eight digits."""
     random = np.random.default_rng(0)
     model = diloco.Model(0, hidden=7, dtype=np.float64)
     model.parameters += 0.1 * random.standard_normal(model.parameters.shape)  # Biases start at 0: move them off it.
@@ -36,20 +36,16 @@ def test_gradient_is_that_of_finite_differences(diloco: ModuleType) -> None:
     model.loss(contexts, targets, backward=True)
     gradient = model.gradient.copy()
     step = 1e-6
-    offset = 0
-    for weight in model._weights:
-        used = offset + np.flatnonzero(gradient[offset : offset + weight.size])
-        for index in random.choice(used, size=min(25, used.size), replace=False):
-            kept = model.parameters[index]
-            model.parameters[index] = kept + step
-            above = model.loss(contexts, targets)
-            model.parameters[index] = kept - step
-            below = model.loss(contexts, targets)
-            model.parameters[index] = kept
-            assert gradient[index] == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-8)
-        assert used.size > 0
-        offset += weight.size
-    assert offset == model.parameters.size
+    used = np.flatnonzero(gradient)
+    assert used.size > 0.1 * gradient.size
+    for index in used:
+        kept = model.parameters[index]
+        model.parameters[index] = kept + step
+        above = model.loss(contexts, targets)
+        model.parameters[index] = kept - step
+        below = model.loss(contexts, targets)
+        model.parameters[index] = kept
+        assert gradient[index] == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-8)
 
 
 def test_gradient_of_characters_that_do_not_occur_is_zero(diloco: ModuleType) -> None:
@@ -136,27 +132,6 @@ def test_held_out_files_are_not_trained_on(diloco: ModuleType, monkeypatch: pyte
     assert read[1] == "aku"
     assert sorted(read[0] + read[1]) == list(letters)
     assert len(train) + len(held_out) == 10 * len(letters)
-
-
-def test_every_byte_has_a_token_and_ascii_comes_back(diloco: ModuleType) -> None:
-    assert "".join(diloco.VOCABULARY[diloco._TOKEN_OF_BYTE[ord(c)]] for c in diloco.VOCABULARY) == diloco.VOCABULARY
-    assert diloco._TOKEN_OF_BYTE.shape == (256,)
-    assert diloco._TOKEN_OF_BYTE.max() == len(diloco.VOCABULARY) - 1
-
-
-def test_checkpoint_brings_everything_back_in_place(diloco: ModuleType, tmp_path: Path) -> None:
-    """In place, because the shared state describes that memory."""
-    random = np.random.default_rng(0)
-    outer = diloco.Outer(random.standard_normal(10).astype(np.float32))
-    outer.step(random.standard_normal(10).astype(np.float32))
-    outer.state.save_state(tmp_path / "checkpoint")
-    other = diloco.Outer(np.zeros(10, np.float32))
-    memory = other.parameters, other.momentum
-    other.state.load_state(tmp_path / "checkpoint")
-    assert other.parameters is memory[0] and other.momentum is memory[1]
-    assert np.array_equal(other.parameters, outer.parameters) and np.array_equal(other.momentum, outer.momentum)
-    assert other.state.revision == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
 def test_bars_come_and_go_with_transfers(

@@ -33,14 +33,14 @@ def test_runs_beside_the_program_until_interrupted() -> None:
         zpccl.Communicator(master.address).connect(1)
 
 
-def test_the_same_port_again() -> None:
-    """A new run begins at the same address, in the same object too."""
-    with zpccl.MasterNode("127.0.0.1:0") as first:
-        address = first.address
-    for node in (first, zpccl.MasterNode(address)):
-        node._listen_address = address
-        with node, zpccl.Communicator(address) as comm:
+def test_a_run_may_begin_anew() -> None:
+    """In the same object, and at the same address."""
+    first = zpccl.MasterNode("127.0.0.1:0")
+    for _ in range(2):
+        with first, zpccl.Communicator(first.address) as comm:
             assert comm.epoch == 1
+    with zpccl.MasterNode(first.address) as second, zpccl.Communicator(first.address) as comm:
+        assert comm.epoch == 1 and second.address == first.address
 
 
 def test_a_port_that_is_taken() -> None:
@@ -61,7 +61,7 @@ def test_bad_addresses(address: Any) -> None:
 def test_dropping_it_waits_for_its_end() -> None:
     master = zpccl.MasterNode("127.0.0.1:0")
     master.run()
-    loop = master._loop
+    loop = master._loop  # Nothing else is left to end it by.
     assert loop is not None
     dropped = threading.Event()
 
@@ -83,7 +83,7 @@ def test_dropping_it_waits_for_its_end() -> None:
 
 def test_stop_after_the_end_writes_nowhere() -> None:
     with zpccl.MasterNode("127.0.0.1:0") as master:
-        loop = master._loop
+        loop = master._loop  # A signal may come as it ends, when the node still has it.
     assert loop is not None
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.harness import until
+from e2e.harness import loop_of, until
 from e2e.local import Run, finish, local_run
 
 import zpccl
+from zpccl import limits
 from zpccl.limits import KIB, MIB
-from zpccl.state.offers import CHANNEL, Prefetch
+from zpccl.state.offers import CHANNEL
 from zpccl.state.serving import Server
 
 pytestmark = pytest.mark.e2e
@@ -59,36 +60,36 @@ class Joining:
 
     def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run = run
+        self.members = list(run.comms)
         self.seen, self.go_on = threading.Event(), threading.Event()
         self.comm = zpccl.Communicator(run.master.address, name="joiner")
-        original = Prefetch._on_moved
 
-        def on_moved(prefetch: Prefetch, done: int, expected: int) -> None:
-            if done > 0:
+        def on_progress(progress: zpccl.Progress) -> None:
+            if progress.bytes_done > 0:
                 self.seen.set()
                 assert self.go_on.wait(60)
-            original(prefetch, done, expected)
 
-        monkeypatch.setattr(Prefetch, "_on_moved", on_moved)
+        monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # Every callback is due.
+        self.comm.on_progress(on_progress)
 
     def connect(self, state: zpccl.SharedState, **options: Any) -> Future[None]:
         return self.run.start(self.comm.connect, prefetch=state, **options)
 
     def admit(self, connected: Future[None]) -> None:
         """Members are told when it is ready, and admit it."""
-        comms = [comm for comm in self.run.comms if not comm._is_closed]
         while not connected.done():
-            pending = [finish(f) for f in [self.run.start(comm.are_peers_pending) for comm in comms]]
+            pending = [finish(f) for f in [self.run.start(comm.are_peers_pending) for comm in self.members]]
             if any(pending):
-                for future in [self.run.start(comm.update_topology) for comm in comms]:
+                for future in [self.run.start(comm.update_topology) for comm in self.members]:
                     finish(future)
                 break
         finish(connected)
 
     def sync(self, states: list[zpccl.SharedState], own: zpccl.SharedState) -> zpccl.SharedStateSyncInfo:
         """All sync; what it cost the joiner."""
-        comms = [comm for comm in self.run.comms if not comm._is_closed]
-        others = [self.run.start(comm.sync_shared_state, state) for comm, state in zip(comms, states, strict=True)]
+        others = [
+            self.run.start(comm.sync_shared_state, state) for comm, state in zip(self.members, states, strict=True)
+        ]
         info = finish(self.run.start(self.comm.sync_shared_state, own))
         for future in others:
             finish(future)
@@ -150,7 +151,7 @@ def test_a_member_dies_while_it_serves(joining: Joining) -> None:
     offers_of(joining, states)
     connected = joining.connect(own)
     assert joining.seen.wait(60)
-    joining.run.comms[0].close()
+    joining.members.pop(0).close()
     joining.go_on.set()
     joining.admit(connected)
     assert is_equal(own, states[1])
@@ -315,8 +316,7 @@ def test_nonsense_about_offers(joining: Joining, junk: bytes) -> None:
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states)
     one, other = joining.run.comms
-    assert one._loop is not None and other._loop is not None
-    assert one._loop.engine.post_message(other._loop.options.peer_id, CHANNEL, junk, b"", MIB)
+    assert loop_of(one).engine.post_message(bytes.fromhex(other.peer_id), CHANNEL, junk, b"", MIB)
     joining.admit(joining.connect(own))
     assert is_equal(own, states[0])
 

@@ -1,4 +1,4 @@
-"""Shared state over the whole stack: who receives what, who is refused, and what stays as it was."""
+"""Shared state over the whole stack. Who is elected in which case: protocol/test_election_table.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.harness import until
 from e2e.local import Run, failure, finish, local_run
 
 import zpccl
@@ -75,48 +74,16 @@ def test_who_is_behind_receives_and_who_is_ahead_is_refused(trio: Run) -> None:
     assert isinstance(outcomes[2], zpccl.InvalidUsage) and "9" in str(outcomes[2])
 
 
-def test_receive_only_is_never_elected(trio: Run) -> None:
-    states = [state_of(1, a=1), state_of(1, a=2), state_of(1, a=2)]
-    sync(trio, states, [Strategy.ENFORCE_POPULAR, Strategy.RECEIVE_ONLY, Strategy.RECEIVE_ONLY])
-    assert [held(state) for state in states] == [[1.0]] * 3
-
-
 def test_send_only_wins_and_never_receives(trio: Run) -> None:
     states = [state_of(1, a=1), state_of(1, a=1), state_of(1, a=3)]
     sync(trio, states, [Strategy.ENFORCE_POPULAR, Strategy.ENFORCE_POPULAR, Strategy.SEND_ONLY])
     assert [held(state) for state in states] == [[3.0]] * 3
 
 
-def test_send_only_peers_that_differ_are_refused(trio: Run) -> None:
-    states = [state_of(1, a=1), state_of(1, a=2), state_of(1, a=3)]
-    outcomes = sync(trio, states, [Strategy.ENFORCE_POPULAR, Strategy.SEND_ONLY, Strategy.SEND_ONLY])
-    assert [type(outcome) for outcome in outcomes[1:]] == [zpccl.InvalidUsage] * 2
-    assert isinstance(outcomes[0], zpccl.SharedStateSyncInfo)
-    assert [held(state) for state in states] == [[1.0], [2.0], [3.0]]
-
-
 def test_nobody_sends(trio: Run) -> None:
     outcomes = sync(trio, [state_of(a=1) for _ in range(3)], [Strategy.RECEIVE_ONLY] * 3)
     assert [type(outcome) for outcome in outcomes] == [zpccl.NoSharedState] * 3
     assert outcomes[0].result == Result.NO_SHARED_STATE_AVAILABLE
-
-
-ODD_STATES = {
-    "another key": state_of(1, a=1, c=1),
-    "a key too few": state_of(1, a=1),
-    "a key too many": state_of(1, a=1, b=1, c=1),
-    "another size": state_of(1, a=1, b=[1, 1]),
-}
-
-
-@pytest.mark.parametrize("what", ODD_STATES)
-def test_another_set_of_keys_is_refused_and_the_rest_go_on(trio: Run, what: str) -> None:
-    states = [state_of(1, a=1, b=2), ODD_STATES[what], state_of(1, a=1, b=2)]
-    outcomes = sync(trio, states)
-    assert isinstance(outcomes[1], zpccl.InvalidArgument)
-    assert "'b'" in str(outcomes[1]) or "'c'" in str(outcomes[1])
-    assert all(isinstance(outcome, zpccl.SharedStateSyncInfo) for outcome in outcomes[::2])
-    assert held(states[0]) == held(states[2]) == [1.0, 2.0]
 
 
 def test_contents_may_differ_where_that_is_allowed(trio: Run) -> None:
@@ -170,30 +137,12 @@ def test_another_kind_of_digest_is_refused_and_the_rest_go_on(trio: Run) -> None
     assert all(isinstance(outcome, zpccl.SharedStateSyncInfo) for outcome in outcomes[::2])
 
 
-def test_an_unknown_digest_is_refused() -> None:
-    with pytest.raises(zpccl.InvalidArgument, match="'md5'"):
-        zpccl.SharedState(state_of(a=1).tensor_infos, digest="md5")
-
-
 def test_an_array_that_was_resized_is_named(trio: Run) -> None:
     array = np.zeros(10)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(array, "moments")])
     array.resize(11, refcheck=False)
     with pytest.raises(zpccl.InvalidArgument, match=r"'moments' had 10 elements of DOUBLE .* has 11"):
         trio.comms[0].sync_shared_state(state)
-
-
-def test_alone_in_the_group() -> None:
-    with local_run(2, groups=[0, 1]) as run:
-        outcomes = sync(run, [state_of(a=1), state_of(a=2)])
-        assert [outcome.result for outcome in outcomes] == [Result.TOO_FEW_PEERS] * 2
-
-
-def test_groups_sync_independently() -> None:
-    with local_run(4, groups=[0, 1, 0, 1]) as run:
-        states = [state_of(1, a=1), state_of(1, b=2), state_of(0, a=0), state_of(0, b=0)]
-        sync(run, states)
-        assert [held(state) for state in states] == [[1.0], [2.0], [1.0], [2.0]]
 
 
 def test_a_sync_and_another_call_at_once_are_refused(trio: Run) -> None:
@@ -206,16 +155,6 @@ def test_a_sync_and_another_call_at_once_are_refused(trio: Run) -> None:
     assert [type(failure(future)) for future in begun] == [zpccl.InvalidUsage] * 2
     assert [held(state), state.revision] == [[1.0], 0]
     sync(trio, [state_of(1, a=2) for _ in range(3)])
-
-
-def test_a_lost_member_is_not_waited_for(trio: Run) -> None:
-    states = [state_of(1, a=1), state_of(0, a=0)]
-    begun = [trio.start(comm.sync_shared_state, state) for comm, state in zip(trio.comms, states, strict=False)]
-    until(lambda: all(comm._loop is not None and comm._loop._calls for comm in trio.comms[:2]))
-    trio.comms[2].close()
-    for future in begun:
-        finish(future)
-    assert held(states[1]) == [1.0]
 
 
 def big_state(value: float, revision: int) -> zpccl.SharedState:
@@ -307,21 +246,6 @@ def test_a_state_keeps_its_tensors_alive(trio: Run) -> None:
     others = [np.full_like(state.tensor_infos[0].tensor, 9) for state in states]
     assert all((state.tensor_infos[0].tensor == 5).all() for state in states)
     assert all((other == 9).all() for other in others)
-
-
-def test_revisions_may_jump_where_all_jump(trio: Run) -> None:
-    """As when all have trained alone for a while; who did not receives."""
-    sync(trio, [state_of(5, a=1) for _ in range(3)])
-    states = [state_of(1000, a=2), state_of(1000, a=2), state_of(6, a=3)]
-    outcomes = sync(trio, states)
-    assert [state.revision for state in states] == [1000, 1000, 6]  # 6 goes on from 5, so the others are ahead.
-    assert [type(outcome) for outcome in outcomes[:2]] == [zpccl.InvalidUsage] * 2
-    states = [state_of(1000, a=2), state_of(1000, a=2), state_of(0, a=3)]
-    sync(trio, states)
-    assert [(state.revision, held(state)) for state in states] == [(1000, [2.0])] * 3
-    states = [state_of(limits.REVISION_MAX, a=4), state_of(1, a=2), state_of(1, a=2)]
-    sync(trio, states)
-    assert [(state.revision, held(state)) for state in states] == [(limits.REVISION_MAX, [4.0])] * 3
 
 
 @pytest.mark.torch

@@ -22,11 +22,8 @@ from zpccl.types import (
     QuantizationOptions,
     QuantizedDataType,
     ReduceDescriptor,
-    ReduceInfo,
     ReduceOp,
-    ReduceOpDescriptor,
     ReduceOperandDescriptor,
-    SharedStateSyncInfo,
     SharedStateSyncStrategy,
 )
 
@@ -122,21 +119,6 @@ def test_defaults_are_those_of_pccl() -> None:
     descriptor = ReduceDescriptor(count=4, op=ReduceOp.SUM, tag=1, operand_descriptor=operand)
     assert descriptor.quantization_options is NO_QUANTIZATION
     assert NO_QUANTIZATION.algorithm is QuantizationAlgorithm.NONE
-
-
-@pytest.mark.parametrize("make", [ReduceOpDescriptor.from_numpy, ReduceOpDescriptor.from_torch])
-def test_op_descriptors(make: object) -> None:
-    send, recv = np.zeros(4), np.zeros(4)
-    descriptor = ReduceDescriptor(4, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.DOUBLE))
-    made = make(send, recv, descriptor)  # type: ignore[operator]
-    assert made.send is send
-    assert made.recv is recv
-    assert made.reduce_descriptor is descriptor
-
-
-def test_infos() -> None:
-    assert ReduceInfo(local_world_size=2, tx_bytes=3, rx_bytes=4) == ReduceInfo(2, 3, 4)
-    assert SharedStateSyncInfo(tx_bytes=3, rx_bytes=4) == SharedStateSyncInfo(3, 4)
 
 
 def test_importing_costs_nothing() -> None:

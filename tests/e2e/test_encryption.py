@@ -203,8 +203,3 @@ def test_who_insists_is_not_linked_to_who_does_not_encrypt(tmp_path: Path, who: 
         assert any("insists on encryption" in log for log in logs), logs
         with reducing(members):
             pass
-
-
-def test_runs_without_a_secret_cannot_insist() -> None:
-    with pytest.raises(zpccl.InvalidArgument, match="needs a secret"):
-        zpccl.Communicator("127.0.0.1:1", encrypt=True)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -121,8 +120,3 @@ def test_warns_beyond_loopback(bind: str, warns: bool) -> None:
         child.terminate()
         status, _, errors = ends(child)
     assert status == 0 and ("secret" in errors) is warns
-
-
-def test_module_runs_like_the_command() -> None:
-    done: Any = subprocess.run([sys.executable, "-m", "zpccl.cli.master", "--help"], capture_output=True, check=False)
-    assert done.returncode == 0 and b"--bind" in done.stdout

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 import zpccl
 from e2e import harness
-from e2e.harness import Child, Cluster, Peer, cluster, until
-from e2e.secured import SECRET, connect_behind, credentials, dealer_with, log_all, reducing, write_private
-from e2e.strangers import GARBAGE, GREETING, READY, data_address, is_dropped, raw, receive, server
+from e2e.harness import Child, Cluster, Peer, cluster, loop_of, until
+from e2e.secured import SECRET, credentials, dealer_with, log_all, reducing, write_private
+from e2e.strangers import GARBAGE, GREETING, READY, is_dropped, raw, receive, server
 from zpccl import limits
 from zpccl.control import keys, master_loop, zap
-from zpccl.control.addresses import format_address
-from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript
-from zpccl.control.keys import new_private_key, new_secret, peer_keys, public_key_of
+from zpccl.control.keys import new_private_key, new_secret, public_key_of
 from zpccl.control.links import NewLink
 from zpccl.errors import Result
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
@@ -133,34 +130,6 @@ def test_the_secret_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPat
             zpccl.Communicator(master.address).connect()
 
 
-@pytest.mark.parametrize("wrong", ["", "swordfish", pytest.param(SECRET[:-1], id="a part of one"), 5])
-def test_secrets_that_are_none(wrong: Any) -> None:
-    with pytest.raises(zpccl.InvalidArgument, match="secret="):
-        zpccl.Communicator("127.0.0.1:1", secret=wrong)
-    with pytest.raises(zpccl.InvalidArgument, match="secret="):
-        zpccl.MasterNode("127.0.0.1:0", secret=wrong)
-
-
-def test_a_key_that_is_not_the_peers_is_refused_by_zap(run: Cluster, busy: list[Child]) -> None:
-    """The public key of the master is no secret; knowing it lets nobody in."""
-    mine = peer_keys(SECRET)
-    assert mine is not None
-    public, private = zmq.curve_keypair()
-    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.setsockopt(zmq.LINGER, 0)
-        stranger.setsockopt(zmq.CURVE_SERVERKEY, mine.master_public)
-        stranger.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        stranger.setsockopt(zmq.CURVE_SECRETKEY, private)
-        with stranger.get_monitor_socket(events) as monitor:
-            stranger.connect(f"tcp://{run.master.address}")
-            assert monitor.poll(int(harness.HANG_SECONDS * 1000))
-            assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            stranger.disable_monitor()
-    name = keys.public_text(zmq.utils.z85.decode(public))
-    until(lambda: f"the key {name} is not allowed" in run.master.log.read_text(), "the log of it")
-
-
 HELLO = encode(Hello(b"?" * 16, b"?" * 16, False, 0, "stranger", ("127.0.0.1:1",)))
 INTRUSIONS = {
     **GARBAGE,
@@ -182,104 +151,6 @@ def test_no_bytes_get_past_the_door(run: Cluster, busy: list[Child], what: str) 
         assert is_dropped(connection)
     new = run.master.log.read_text()[len(before) :]
     assert "stranger" not in new and "malformed" not in new
-
-
-# --- Data connections -------------------------------------------------------------------------------------------------
-
-
-def read(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        assert piece, "closed"
-        data += piece
-    return data
-
-
-def test_a_forged_peer_id_gets_no_data_connection(run: Cluster, busy_after: None) -> None:
-    """Who knows the run, both ids and the place still has no key."""
-    first, second = run.children[:2]
-    address, peer_id, run_id = first.call(data_address)
-    _, other_id, _ = second.call(data_address)
-    before = first.log.read_text().count("COMMIT without the key")
-    with reducing([first, second]):
-        for key in (b"", b"x" * 32):
-            hello = LinkHello(run_id, other_id, peer_id, b"n" * 16, 0, 1)
-            with raw(address) as connection:
-                connection.sendall(hello.encode())
-                accept = read(connection, SIGNAL_BYTES)
-                assert accept[4] == Signal.ACCEPT
-                connection.sendall(Transcript(hello, accept[5:21], key).encode(Signal.COMMIT))
-                assert is_dropped(connection)
-        until(lambda: first.log.read_text().count("COMMIT without the key") == before + 2, "the log of it")
-
-
-@pytest.fixture
-def busy_after(run: Cluster) -> Iterator[None]:
-    """What the test did must not show in what the members do next."""
-    yield
-    with reducing(run.children[:2]):
-        pass
-
-
-class Recorder:
-    """A relay to a peer that keeps what dialler and acceptor say before the first frame."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = format_address(*self._listener.getsockname())
-        self.target = ""
-        self.handshakes: list[bytes] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # The listener is shut down.
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._relay, args=(connection,), daemon=True).start()
-
-    def _relay(self, incoming: socket.socket) -> None:
-        with contextlib.suppress(OSError, AssertionError), incoming, raw(self.target) as outgoing:
-            hello = read(incoming, HELLO_BYTES)
-            outgoing.sendall(hello)
-            incoming.sendall(read(outgoing, SIGNAL_BYTES))
-            commit = read(incoming, SIGNAL_BYTES)
-            self.handshakes.append(hello + commit)  # Before anybody can know of the link.
-            outgoing.sendall(commit)
-            backwards = threading.Thread(target=self._copy, args=(outgoing, incoming), daemon=True)
-            backwards.start()
-            self._copy(incoming, outgoing)
-            backwards.join()
-
-    @staticmethod
-    def _copy(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
-def test_a_captured_handshake_is_refused(tmp_path: Path) -> None:
-    """The dialler's whole part of a handshake that was good, said again to the same acceptor."""
-    recorder = Recorder()
-    with contextlib.closing(recorder), cluster("--secret-file", write_private(tmp_path / "s", SECRET)) as run:
-        first = run.child()
-        first.call(log_all)
-        options: dict[str, Any] = {"secret": SECRET, "connections": 2}
-        own = recorder.target = first.call(connect_behind, recorder.address, run.master.address, **options)
-        second = run.newcomer([first], **options)
-        assert len(recorder.handshakes) == 2
-        with reducing([first, second]):
-            for handshake in list(recorder.handshakes):
-                with raw(own) as connection:
-                    connection.sendall(handshake)
-                    assert read(connection, SIGNAL_BYTES)[4] == Signal.ACCEPT
-                    assert is_dropped(connection)
-        assert first.log.read_text().count("COMMIT without the key of this link") == len(recorder.handshakes)
 
 
 # --- Keys of one's own ------------------------------------------------------------------------------------------------
@@ -371,8 +242,11 @@ def test_a_partner_cannot_pass_for_another(tmp_path: Path) -> None:
             assert receive(impostor) == Refused(Refusal.MALFORMED, "its peer id belongs to another key")
 
 
-def test_a_removed_key_is_not_heard_on_its_old_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_key_is_not_heard_on_its_old_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """libzmq cannot close it for us. What came while the key was not allowed does not count later either."""
+    caplog.set_level(logging.INFO, "zpccl.master")
     partners = Partners(tmp_path, "alice", "bob")
     heard: list[str] = []
 
@@ -404,9 +278,7 @@ def test_a_removed_key_is_not_heard_on_its_old_connection(tmp_path: Path, monkey
         master.reload()
         bob.send(hello(3))
         assert isinstance(receive(bob), Welcome)
-        assert master._loop is not None
-        registered = {peer.peer_id for peer in master._loop.machine.registry.peers.values()}
-    assert registered == {id_of_bob(3)} and len(set(heard)) == 1
+    assert len(set(heard)) == 1 and caplog.text.count("bob registered") == 2
 
 
 def test_a_link_that_comes_too_late_is_closed() -> None:
@@ -415,10 +287,8 @@ def test_a_link_that_comes_too_late_is_closed() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.settimeout(harness.HANG_SECONDS)
-            assert comm._loop is not None
-            comm._loop._on_link(NewLink(b"?" * 16, 1, [theirs], None))
+            loop_of(comm)._on_link(NewLink(b"?" * 16, 1, [theirs], None))  # As the broker does, a moment too late.
             assert ours.recv(1) == b""
-            assert not comm._loop._link_ids
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "secret"])

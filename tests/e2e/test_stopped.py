@@ -1,4 +1,4 @@
-"""Peers that are stopped (SIGSTOP), as on a host that sleeps or swaps, and go on later."""
+"""Peers that are stopped (SIGSTOP) for a moment, as on a host that sleeps or swaps. For long: test_membership.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import Child, cluster, until
-from e2e.training import end, train, train_anew
-from zpccl.errors import Result
+from e2e.training import end, train
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -29,28 +28,6 @@ def unread_bytes(child: Child, sockets: set[str], port: int) -> int:
             if inode in sockets and int(remote.rpartition(":")[2], 16) == port:
                 total += int(queues.partition(":")[2], 16)
     return total
-
-
-def test_stopped_for_longer_than_the_heartbeat_timeout() -> None:
-    """L1, L2, S5: evicted and told why; with a new communicator it takes part again and holds what the others hold."""
-    with cluster("--heartbeat-timeout", "2") as run:
-        children = run.members(4, heartbeat_timeout=2)
-        sleeper, others = children[3], children[:3]
-        for child in children:
-            child.start(train)
-        assert [child.note() for child in children] == [4] * 4
-        sleeper.freeze()
-        assert [child.note() for child in others] == [3] * 3
-        sleeper.thaw()
-        failure = sleeper.failure()
-        assert failure.kind == "Kicked" and failure.result == Result.MASTER_CONNECTION_FAILED
-        assert failure.attributes["reason"]
-        sleeper.start(train_anew, run.master.address, name=sleeper.name, heartbeat_timeout=2)
-        assert [child.note() for child in children] == [4] * 4
-        results = end(children)
-        for result in results[:3]:
-            assert set(result["failures"]) <= {(sleeper.name,)}
-        assert results[3]["failures"] == []
 
 
 def test_stopped_for_less_than_the_heartbeat_timeout() -> None:
