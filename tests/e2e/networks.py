@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 from networks import Namespaces, Network, NetworkUnavailable, counter
@@ -20,6 +23,40 @@ def hosts(count: int) -> Iterator[Network]:
         pytest.skip(str(error))
     with network:
         yield network
+
+
+def datagram_socket(network: Namespaces, host: int) -> socket.socket:
+    """A UDP socket on a host, with room for all that a test sends."""
+
+    def make() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE, asm-generic/socket.h
+        made.bind((network.address(host), 0))
+        made.settimeout(harness.HANG_SECONDS)
+        return made
+
+    return network.run(host, make)
+
+
+@contextlib.contextmanager
+def connection(network: Namespaces, one: int, other: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A TCP connection between two hosts: its two ends."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(network.run(other, lambda: socket.create_server((network.address(other), 0))))
+        address = listener.getsockname()
+        dial = partial(socket.create_connection, address, harness.HANG_SECONDS)
+        dialled = stack.enter_context(network.run(one, dial))
+        accepted = stack.enter_context(listener.accept()[0])
+        accepted.settimeout(harness.HANG_SECONDS)
+        yield dialled, accepted
+
+
+def is_running(pid: int) -> bool:
+    """True if there is such a process, and it is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def wait_for_resends(network: Namespaces, host: int, count: int) -> None:

@@ -30,7 +30,7 @@ from e2e.strangers import (
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import messages
-from zpccl.protocol.messages import Refusal, Refused
+from zpccl.protocol.messages import Leave, Refusal, Refused, encode
 
 pytestmark = pytest.mark.e2e
 
@@ -76,21 +76,23 @@ def test_garbage_on_the_port_of_the_master(run: Cluster, busy: list[Child], what
         assert is_dropped(connection)
 
 
-BODIES = {
-    "empty": b"",
-    "noise": os.urandom(2000),
-    "no message": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\xc1",
-    "an unknown message": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\x91\xa4what",
-    "deep": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\x91" * 20_000,
-    "a huge array": b"zp" + bytes([limits.PROTOCOL_VERSION]) + b"\xdd\xff\xff\xff\xff",
-    "another version": b"zp" + bytes([limits.PROTOCOL_VERSION + 1]) + b"\x90",
+VERSION = b"zp" + bytes([limits.PROTOCOL_VERSION])
+MESSAGES = {
+    "empty": [b""],
+    "noise": [os.urandom(2000)],
+    "no message": [VERSION + b"\xc1"],
+    "an unknown message": [VERSION + b"\x91\xa4what"],
+    "deep": [VERSION + b"\x91" * 20_000],
+    "a huge array": [VERSION + b"\xdd\xff\xff\xff\xff"],
+    "another version": [b"zp" + bytes([limits.PROTOCOL_VERSION + 1]) + b"\x90"],
+    "two frames": [encode(Leave())] * 2,
 }
 
 
-@pytest.mark.parametrize("what", BODIES)
+@pytest.mark.parametrize("what", MESSAGES)
 def test_messages_that_are_none_are_refused(run: Cluster, busy: list[Child], what: str) -> None:
     with dealer(run.master.address) as stranger:
-        stranger.send(BODIES[what])
+        stranger.send_multipart(MESSAGES[what])
         answer = receive(stranger)
         assert isinstance(answer, Refused) and answer.refusal is Refusal.MALFORMED and answer.reason
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import socket
 import time
@@ -10,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 import zpccl
 from e2e import harness
 from e2e.harness import Peer, all_of, cluster, sums, until
 from zpccl.errors import Result
-from zpccl.protocol.messages import Hello, Kick, decode_master_message, encode
 
 pytestmark = pytest.mark.e2e
 
@@ -137,68 +134,6 @@ def reduce_until_it_fails(peer: Peer) -> None:
 # --- Joining ----------------------------------------------------------------------------------------------------------
 
 
-JOIN_ELEMENTS = 16 * 2**20  # 64 MiB
-
-
-def reduce_while_others_come(peer: Peer, rounds_after: int) -> dict[str, Any]:
-    """A training loop: reduce, look for others, admit, sync. Ends some rounds after the world has grown."""
-    weights = np.full(JOIN_ELEMENTS, 1.0, np.float32)
-    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
-    sizes = []
-    before = peer.comm.world_size
-    left = rounds_after
-    while left:
-        state.push_revision()
-        peer.comm.sync_shared_state(state)
-        gradient = np.full(JOIN_ELEMENTS, 1.0, np.float32)
-        info = peer.comm.all_reduce(gradient, gradient, op=zpccl.ReduceOp.AVG)
-        weights += gradient
-        sizes.append(info.local_world_size)
-        peer.note_when(lambda: True, len(sizes)) if len(sizes) == 3 else None
-        if peer.comm.are_peers_pending():
-            peer.comm.update_topology()
-        left -= peer.comm.world_size > before
-    state.push_revision()
-    peer.comm.sync_shared_state(state)
-    return {"sizes": sizes, "weights": hashlib.sha256(weights.tobytes()).digest(), "revision": state.revision}
-
-
-def take_part_from_now(peer: Peer, address: str, rounds: int) -> dict[str, Any]:
-    """A joiner of the loop above."""
-    peer.comm = zpccl.Communicator(address)
-    peer.comm.connect()
-    weights = np.full(JOIN_ELEMENTS, -7.0, np.float32)
-    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
-    for _ in range(rounds):
-        peer.comm.sync_shared_state(state)
-        gradient = np.full(JOIN_ELEMENTS, 1.0, np.float32)
-        peer.comm.all_reduce(gradient, gradient, op=zpccl.ReduceOp.AVG)
-        weights += gradient
-        state.push_revision()
-        peer.comm.are_peers_pending()
-    peer.comm.sync_shared_state(state)
-    return {"weights": hashlib.sha256(weights.tobytes()).digest(), "revision": state.revision}
-
-
-@pytest.mark.slow
-def test_a_joiner_disturbs_nobody_and_ends_with_the_same_state() -> None:
-    """S5, S6: no 64 MiB reduce fails while it comes; after its first sync it holds what the others hold."""
-    with cluster() as run:
-        members = run.members(2)
-        for child in members:
-            child.start(reduce_while_others_come, 3)
-        members[0].note()
-        joiner = run.child()
-        joiner.start(take_part_from_now, run.master.address, 2)
-        ended = [child.value() for child in members]
-        came = joiner.value()
-    assert ended[0]["sizes"] == ended[1]["sizes"]
-    assert ended[0]["sizes"][0] == 2 and ended[0]["sizes"][-2:] == [3, 3]
-    for end in ended:
-        assert end["revision"] == came["revision"]
-        assert end["weights"] == came["weights"]
-
-
 def test_a_joiner_that_dies_while_pending_is_forgotten() -> None:
     """S6, L1: reduces go on, nobody is pending after it, and update_topology does not wait for it."""
     with cluster() as run:
@@ -219,45 +154,7 @@ def is_anyone_pending(peer: Peer) -> bool:
     return peer.comm.are_peers_pending()
 
 
-@pytest.mark.slow
-def test_a_joiner_that_cannot_be_linked_is_refused() -> None:
-    """S6: it names addresses where nobody listens, and dials nobody. Others can join meanwhile and after."""
-    context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.LINGER, 0)
-    try:
-        with cluster() as run:
-            members = run.members(2)
-            stranger.connect(f"tcp://{run.master.address}")
-            addresses = ("127.0.0.1:1", "[::1]:1", "no..name:5", "nonsense", "")
-            stranger.send(encode(Hello(b"s" * 16, b"t" * 16, False, 0, "stranger", addresses)))
-            until(lambda: "stranger registered" in run.master.log.read_text(), "the registration")
-            assert sums(members) == [2.0, 2.0]
-            newcomer = run.newcomer(members)
-            assert sums([*members, newcomer]) == [3.0] * 3
-            for child in (*members, newcomer):
-                child.start(reduce_until_nobody_is_pending)
-            message = None
-            while not isinstance(message, Kick):
-                assert stranger.poll(int(harness.HANG_SECONDS * 1000))
-                message = decode_master_message(stranger.recv())
-            assert message.result == Result.RANK_CONNECTION_FAILED
-            assert all(child.value() > 0 for child in (*members, newcomer))
-    finally:
-        stranger.close()
-        context.term()
-
-
-def reduce_until_nobody_is_pending(peer: Peer) -> int:
-    """Counts the reduces, all of which succeed."""
-    rounds = 0
-    while peer.comm.are_peers_pending():
-        peer.comm.all_reduce(ones())
-        rounds += 1
-    return rounds
-
-
-# --- Consensus --------------------------------------------------------------------------------------------------------
+# --- Groups -----------------------------------------------------------------------------------------------------------
 
 
 def test_two_groups_reduce_independently() -> None:
@@ -279,36 +176,6 @@ def test_two_groups_reduce_independently() -> None:
             assert members[rank] == child.name and len(members) == size
         children[1].kill()
         assert sums([children[0], children[3]]) == [2.0, 2.0]
-
-
-def optimize(peer: Peer) -> tuple[str, ...]:
-    """Takes part in the optimisation."""
-    peer.comm.optimize_topology()
-    return peer.comm.members
-
-
-@pytest.mark.slow
-def test_topology_calls_are_a_consensus() -> None:
-    """Everyone waits for everyone; different calls at once are refused, and everything works after that."""
-    with cluster() as run:
-        one, two = run.members(2)
-        one.start(optimize_noted)
-        assert one.note() == "calling"
-        assert not one.is_done()
-        assert two.call(optimize) == one.value()
-        one.start(harness.update)
-        two.start(optimize)
-        failures = [one.failure(), two.failure()]
-        assert [failure.result for failure in failures] == [Result.INVALID_USAGE] * 2
-        assert all("optimize_topology" in failure.text and "update_topology" in failure.text for failure in failures)
-        one.start(optimize)
-        assert two.call(optimize) == one.value()
-
-
-def optimize_noted(peer: Peer) -> tuple[str, ...]:
-    """Takes part in the optimisation, with a note once the call waits."""
-    peer.note_when_calling()
-    return optimize(peer)
 
 
 # --- The end of programs and of the master ----------------------------------------------------------------------------

@@ -8,46 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from networks import HOSTS_MAX, Network, counter
 
 from e2e.harness import HANG_SECONDS, TESTS, until
-from e2e.networks import hosts, wait_for_resends
+from e2e.networks import connection, datagram_socket, hosts, is_running, wait_for_resends
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PORT = 5000
-
-
-def datagram_socket(network: Network, host: int) -> socket.socket:
-    """A UDP socket on a host."""
-
-    def make() -> socket.socket:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        made.bind((network.address(host), PORT))
-        made.settimeout(HANG_SECONDS)
-        return made
-
-    return network.run(host, make)
-
-
-@contextlib.contextmanager
-def connection(network: Network, one: int, other: int) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A TCP connection between two hosts: its two ends."""
-
-    def listen() -> socket.socket:
-        return socket.create_server((network.address(other), PORT))
-
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(network.run(other, listen))
-        address = listener.getsockname()
-        dialled = stack.enter_context(network.run(one, lambda: socket.create_connection(address, HANG_SECONDS)))
-        accepted = stack.enter_context(listener.accept()[0])
-        accepted.settimeout(HANG_SECONDS)
-        yield dialled, accepted
 
 
 def icmp_messages_received(network: Network) -> int:
@@ -158,14 +129,6 @@ def test_nothing_is_left_of_a_test_run_that_is_killed(tmp_path: Path) -> None:
     assert len(pids) == 2
     for pid in pids:
         until(lambda pid=pid: not is_running(pid), f"the end of process {pid}")  # type: ignore[misc]
-
-
-def is_running(pid: int) -> bool:
-    """True if there is such a process, and it is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_hosts_have_addresses_of_their_own() -> None:

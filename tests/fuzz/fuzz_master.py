@@ -57,7 +57,7 @@ class World:
         return [make_peer_id(key, salt) if key else salt.ljust(16, b".") for key in self.keys for salt in salts]
 
     def leaders(self) -> list[bytes]:
-        """What the master has drawn for the leaderships that it has or wants."""
+        """What the master has drawn for its leaderships, or wants to. Private: no message has all of it."""
         machine = self.machine
         candidates = [each for each in (machine._recovery, machine._earlier) if each is not None]
         return [machine._leader.promise.leader, *(each.promise.leader for each in candidates)]
