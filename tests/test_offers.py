@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.harness import loop_of, until
+from e2e.harness import until
 from e2e.local import Run, finish, local_run
 
 import zpccl
 from zpccl import limits
 from zpccl.limits import KIB, MIB
-from zpccl.state.offers import CHANNEL
 from zpccl.state.serving import Server
 
 pytestmark = pytest.mark.e2e
@@ -218,13 +217,6 @@ def test_all_write_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPa
     assert is_equal(own, state_of(1))
 
 
-def test_nobody_offers(joining: Joining) -> None:
-    """It is ready at once."""
-    own = state_of(1, revision=2)
-    joining.admit(joining.connect(own))
-    assert is_equal(own, state_of(1, revision=2))
-
-
 def test_an_offer_is_replaced_while_it_is_fetched(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
     """The joiner is told, and has all of the new one."""
     joining.go_on.set()
@@ -258,14 +250,6 @@ def test_keys_that_may_differ_come_from_one_of_those_who_offer(joining: Joining)
     joining.admit(joining.connect(own))
     assert is_equal(own, states[0])
     assert array(own, "rng")[0] in (1, 2)
-
-
-def test_another_state_is_offered(joining: Joining) -> None:
-    """It is left alone; the sync will say what differs."""
-    offers_of(joining, [state_of(7, revision=4) for _ in range(2)])
-    own = zpccl.SharedState([zpccl.TensorInfo.from_numpy(np.ones(3), "other")])
-    joining.admit(joining.connect(own))
-    assert own.revision == 0 and array(own, "other").tolist() == [1, 1, 1]
 
 
 def test_a_prefetch_that_takes_too_long(joining: Joining) -> None:
@@ -305,20 +289,6 @@ def test_offers_end(joining: Joining) -> None:
     second.before_write()
     with pytest.raises(zpccl.InvalidArgument, match="nothing"):
         second.before_write(["nothing"])
-
-
-@pytest.mark.parametrize(
-    "junk", [b"", b"short", bytes(9), bytes([1]) + bytes(7) + b"\x01junk", b"\x02" * 9, b"\xff" * 40]
-)
-def test_nonsense_about_offers(joining: Joining, junk: bytes) -> None:
-    """S6: it is dropped, and what is offered goes on being offered."""
-    joining.go_on.set()
-    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
-    offers_of(joining, states)
-    one, other = joining.run.comms
-    assert loop_of(one).engine.post_message(bytes.fromhex(other.peer_id), CHANNEL, junk, b"", MIB)
-    joining.admit(joining.connect(own))
-    assert is_equal(own, states[0])
 
 
 def test_bad_arguments(joining: Joining) -> None:

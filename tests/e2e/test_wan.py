@@ -24,7 +24,7 @@ from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
 
 from e2e.harness import HANG_SECONDS, until
-from e2e.networks import connection, datagram_socket, is_running
+from e2e.networks import wait_for_resends
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -43,6 +43,31 @@ def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwor
         pytest.skip(str(error))
     with network:
         yield network
+
+
+def datagram_socket(network: EmulatedNetwork, host: int) -> socket.socket:
+    """A UDP socket on a host, with room for all that a test sends."""
+
+    def make() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE, asm-generic/socket.h
+        made.bind((network.address(host), PORT))
+        made.settimeout(HANG_SECONDS)
+        return made
+
+    return network.run(host, make)
+
+
+@contextlib.contextmanager
+def connection(network: EmulatedNetwork, one: int, other: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A TCP connection between two hosts: its two ends."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(network.run(other, lambda: socket.create_server((network.address(other), 0))))
+        address = listener.getsockname()
+        dialled = stack.enter_context(network.run(one, lambda: socket.create_connection(address, HANG_SECONDS)))
+        accepted = stack.enter_context(listener.accept()[0])
+        accepted.settimeout(HANG_SECONDS)
+        yield dialled, accepted
 
 
 def flood(network: EmulatedNetwork, count: int, size_bytes: int) -> list[int]:
@@ -153,6 +178,24 @@ def test_a_full_queue_drops_the_rest() -> None:
         assert path["overflown"] > 0 and path["queue_bytes_max"] <= 20_000
 
 
+def test_a_cut_pair_is_silent_and_comes_back() -> None:
+    """No RST and no ICMP: TCP sends again and again, and other paths work."""
+    with wide(3, "link * * delay_ms=1") as network, connection(network, 0, 1) as (dialled, accepted):
+        network.cut(0, 1)
+        dialled.sendall(b"lost")
+        wait_for_resends(network, 0, 2)
+        assert dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        accepted.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            accepted.recv(100)
+        with connection(network, 0, 2) as (to_third, from_first):
+            to_third.sendall(b"other paths work")
+            assert from_first.recv(100) == b"other paths work"
+        network.heal()
+        accepted.settimeout(HANG_SECONDS)
+        assert accepted.recv(100) == b"lost"
+
+
 def test_a_host_is_cut_off_and_one_way_alone() -> None:
     with wide(3) as network, contextlib.ExitStack() as stack:
         zero, one, two = (stack.enter_context(datagram_socket(network, host)) for host in range(3))
@@ -206,6 +249,14 @@ def test_the_emulator_ends_with_its_network_and_with_its_owner() -> None:
     )
     assert killed.returncode == -signal.SIGKILL
     until(lambda: not is_running(int(killed.stdout)), "the end of the emulator")
+
+
+def is_running(pid: int) -> bool:
+    """True if there is such a process, and it is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
