@@ -35,106 +35,95 @@ class Case:
     steps: int = 600
 
 
+def planted(
+    name: str, function: str, old: str, new: str, faults: str, promises: str, seeds: int = 40, steps: int = 600
+) -> Case:
+    """A case with a fault of its own."""
+    return Case(fault(name, function, old, new), faults, promises, seeds, steps)
+
+
 CASES = (
     Case(BY_NAME["digests-not-compared"], "hostile", "S1 S2"),
     Case(BY_NAME["commit-on-a-majority"], "churn", "S1", seeds=200),
     Case(BY_NAME["epoch-not-raised-at-a-loss"], "churn", "S3"),
     Case(BY_NAME["holder-that-dies-ends-a-sync"], "swarm", "L2", seeds=120),
     Case(BY_NAME["connects-no-more"], "flaky", "L2"),
-    Case(
-        fault(
-            "new-connection-taken-for-old",
-            "protocol.master:MasterMachine._on_hello",
-            "hello.connection < known.connection_count",
-            "hello.connection <= known.connection_count + 1",
-        ),
+    planted(
+        "new-connection-taken-for-old",
+        "protocol.master:MasterMachine._on_hello",
+        "hello.connection < known.connection_count",
+        "hello.connection <= known.connection_count + 1",
         "flaky",
         "S6",
     ),
-    Case(
-        fault(
-            "two-member-lists-of-one-epoch",
-            "protocol.membership:Registry.member_list",
-            "self.order",
-            "self.order[:: -1 if self.round % 2 else 1]",
-        ),
+    planted(
+        "two-member-lists-of-one-epoch",
+        "protocol.membership:Registry.member_list",
+        "self.order",
+        "self.order[:: -1 if self.round % 2 else 1]",
         "flaky",
         "S3",
     ),
-    Case(
-        fault(
-            "two-plans-of-one-attempt",
-            "protocol.kinds.collective:Collectives._send_plan",
-            "self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how))",
-            "for peer in peers:\n"
-            "    order = tuple(other.peer_id for other in attempt.order)\n"
-            "    lane = Lane(order[::-1] if order[0] == peer.peer_id else order, attempt.algorithm)\n"
-            "    how = Reducing((lane,), attempt.how.frame_bytes)\n"
-            "    self._outbox.broadcast([peer], Plan(attempt.attempt_id, calls, how))",
-        ),
+    planted(
+        "two-plans-of-one-attempt",
+        "protocol.kinds.collective:Collectives._send_plan",
+        "self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how))",
+        "for peer in peers:\n"
+        "    order = tuple(other.peer_id for other in attempt.order)\n"
+        "    lane = Lane(order[::-1] if order[0] == peer.peer_id else order, attempt.algorithm)\n"
+        "    how = Reducing((lane,), attempt.how.frame_bytes)\n"
+        "    self._outbox.broadcast([peer], Plan(attempt.attempt_id, calls, how))",
         "calm",
         "S3",
     ),
-    Case(
-        fault(
-            "attempt-ids-go-back",
-            "protocol.master:MasterMachine._next_attempt_id",
-            "(self.term << limits.EPOCH_BITS) | self._attempt_count",
-            "10**12 - self._attempt_count",
-        ),
+    planted(
+        "attempt-ids-go-back",
+        "protocol.master:MasterMachine._next_attempt_id",
+        "(self.term << limits.EPOCH_BITS) | self._attempt_count",
+        "10**12 - self._attempt_count",
         "calm",
         "S3",
     ),
-    Case(
-        fault(
-            "answer-while-the-data-plane-runs",
-            "protocol.peer:PeerMachine._end",
-            "self._effects.append(EndReduce(attempt_id, commit))",
-            "self._effects += [EndReduce(attempt_id, commit)] * commit",
-        ),
+    planted(
+        "answer-while-the-data-plane-runs",
+        "protocol.peer:PeerMachine._end",
+        "self._effects.append(EndReduce(attempt_id, commit))",
+        "self._effects += [EndReduce(attempt_id, commit)] * commit",
         "churn",
         "S2 S4",
     ),
-    Case(
-        fault(
-            "sync-left-running",
-            "protocol.peer:PeerMachine._end",
-            "self._effects.append(EndSync(call.call_id, attempt_id, commit))",
-            "self._effects += [EndSync(call.call_id, attempt_id, commit)] * commit",
-        ),
+    planted(
+        "sync-left-running",
+        "protocol.peer:PeerMachine._end",
+        "self._effects.append(EndSync(call.call_id, attempt_id, commit))",
+        "self._effects += [EndSync(call.call_id, attempt_id, commit)] * commit",
         "flaky",
         "S4",
     ),
-    Case(
-        fault(
-            "plan-names-who-has-nothing",
-            "protocol.election:elect",
-            "election.holders = [peer for peer in voters"
-            " if _contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])]",
-            "election.holders = list(standing)[-1:]\nelection.fetch[election.holders[0]] = ()",
-        ),
+    planted(
+        "plan-names-who-has-nothing",
+        "protocol.election:elect",
+        "election.holders = [peer for peer in voters"
+        " if _contents(standing[peer]) == _contents(elected) and fetched <= _holdings(standing[peer])]",
+        "election.holders = list(standing)[-1:]\nelection.fetch[election.holders[0]] = ()",
         "calm",
         "S5",
     ),
-    Case(
-        fault(
-            "joiner-takes-collectives-down",
-            "protocol.master:MasterMachine._lose",
-            "self.registry.remove(peer)",
-            "for attempt in self.operations.running_of('collective') if not peer.is_member else ():\n"
-            "    self.operations._withdraw(*next(iter(attempt.calls.items())))\n"
-            "self.registry.remove(peer)",
-        ),
+    planted(
+        "joiner-takes-collectives-down",
+        "protocol.master:MasterMachine._lose",
+        "self.registry.remove(peer)",
+        "for attempt in self.operations.running_of('collective') if not peer.is_member else ():\n"
+        "    self.operations._withdraw(*next(iter(attempt.calls.items())))\n"
+        "self.registry.remove(peer)",
         "joiners",
         "S6",
     ),
-    Case(
-        fault(
-            "peer-that-came-back-removed",
-            "protocol.master:MasterMachine._on_hello",
-            "known.disconnected_ns = None",
-            "pass",
-        ),
+    planted(
+        "peer-that-came-back-removed",
+        "protocol.master:MasterMachine._on_hello",
+        "known.disconnected_ns = None",
+        "pass",
         "flaky",
         "S6",
     ),
@@ -145,25 +134,21 @@ CASES = (
         seeds=100,
         steps=3000,
     ),
-    Case(
-        fault(
-            "stragglers-that-are-held-up-themselves",
-            "protocol.stragglers:Wait.stragglers",
-            "[peer for peer in self.missing if not _calls_that_hold_up(peer)]",
-            "self.missing",
-        ),
+    planted(
+        "stragglers-that-are-held-up-themselves",
+        "protocol.stragglers:Wait.stragglers",
+        "[peer for peer in self.missing if not _calls_that_hold_up(peer)]",
+        "self.missing",
         "paths",
         "S6",
         seeds=100,
         steps=3000,
     ),
-    Case(
-        fault(
-            "second-answer",
-            "protocol.peer:PeerMachine._on_decision",
-            "self._effects.append(Resolve(call.call_id, decision.value))",
-            "self._effects += [Resolve(call.call_id, decision.value)] * 2",
-        ),
+    planted(
+        "second-answer",
+        "protocol.peer:PeerMachine._on_decision",
+        "self._effects.append(Resolve(call.call_id, decision.value))",
+        "self._effects += [Resolve(call.call_id, decision.value)] * 2",
         "calm",
         "L1",
     ),
@@ -173,54 +158,44 @@ CASES = (
         "L2",
     ),
     Case(JOINERS_NEVER_ADMITTED, "calm", "L2"),
-    Case(
-        fault(
-            "master-spins",
-            "protocol.master:MasterMachine.deadline_ns",
-            "min((deadline for deadline in deadlines if deadline is not None), default=None)",
-            "min((0 for deadline in deadlines if deadline is not None), default=None)",
-        ),
+    planted(
+        "master-spins",
+        "protocol.master:MasterMachine.deadline_ns",
+        "min((deadline for deadline in deadlines if deadline is not None), default=None)",
+        "min((0 for deadline in deadlines if deadline is not None), default=None)",
         "churn",
         "L1",
     ),
-    Case(
-        fault(
-            "answers-kept-for-ever",
-            "protocol.operation:Operations._forget_answers",
-            "del peer.answers[call_id]",
-            "pass",
-        ),
+    planted(
+        "answers-kept-for-ever",
+        "protocol.operation:Operations._forget_answers",
+        "del peer.answers[call_id]",
+        "pass",
         "calm",
         "B1",
         steps=3000,
     ),
-    Case(
-        fault(
-            "buffer-not-restored",
-            "sim.dataplane:DataPlane.end_reduce",
-            "part.buffer.value = part.saved",
-            "pass",
-        ),
+    planted(
+        "buffer-not-restored",
+        "sim.dataplane:DataPlane.end_reduce",
+        "part.buffer.value = part.saved",
+        "pass",
         "churn",
         "S2",
     ),
-    Case(  # All peers agree on the result, and it is wrong.
-        fault(
-            "result-of-other-inputs",
-            "sim.dataplane:DataPlane.start_reduce",
-            "attempt.inputs[node.peer_id] = buffer.value",
-            "attempt.inputs[node.peer_id] = 7",
-        ),
+    planted(  # All peers agree on the result, and it is wrong.
+        "result-of-other-inputs",
+        "sim.dataplane:DataPlane.start_reduce",
+        "attempt.inputs[node.peer_id] = buffer.value",
+        "attempt.inputs[node.peer_id] = 7",
         "calm",
         "S2",
     ),
-    Case(
-        fault(
-            "sync-that-writes-nothing",
-            "sim.dataplane:DataPlane._copy",
-            "fetch.values[key] = value",
-            "fetch.values[key] = node.shared_state.values[key]",
-        ),
+    planted(
+        "sync-that-writes-nothing",
+        "sim.dataplane:DataPlane._copy",
+        "fetch.values[key] = value",
+        "fetch.values[key] = node.shared_state.values[key]",
         "calm",
         "S5",
     ),

@@ -1,4 +1,4 @@
-"""Sealed links with the ciphers that a run uses: results, and what becomes of what others change."""
+"""Encrypted links with the ciphers that a run uses. What becomes of what others change on the way: test_record.c."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import contextlib
 import errno
 import itertools
 import select
-import socket
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from engine_mesh import (
-    HEADER,
     WAIT_S,
     Case,
     Mesh,
@@ -22,19 +20,14 @@ from engine_mesh import (
     peer_id,
     random_inputs,
     run,
-    send,
     socket_pair,
     until,
     wait_done,
 )
 
 from zpccl.engine.ciphers import Cipher, CipherKeys, available
-from zpccl.engine.engine import Engine, EngineError, EngineEvent, LinkLost, MessageReceived
+from zpccl.engine.engine import Engine, EngineError, LinkLost
 from zpccl.types import Algorithm, QuantizationAlgorithm
-
-CHANNEL = 1
-PREFIX_BYTES = 4
-HEADER_BYTES = HEADER.size + 4
 
 
 def ends(cipher: Cipher, number: int = 0) -> tuple[CipherKeys, CipherKeys]:
@@ -139,90 +132,6 @@ def test_ends_that_do_not_match_move_nothing(what: str) -> None:
             engine.end_reduce(1, commit=False)
             assert (buffers[rank] == rank + 1).all()
     assert len(statuses) == 2 and {-errno.EBADMSG, -errno.EPROTO} & set(statuses)
-
-
-# --- Somebody on the path ---------------------------------------------------------------------------------------------
-
-
-def wire_of(keys: CipherKeys, *bodies: bytes) -> list[bytes]:
-    """The records of these messages, one each."""
-    near, far = socket_pair()
-    far.settimeout(WAIT_S)
-    tag_bytes = available()[keys.cipher].tag_bytes
-    records = []
-    with Engine() as engine, far:
-        engine.open_link(peer_id(0), [near.detach()], [keys])
-        engine.open_channel(CHANNEL)
-        for body in bodies:
-            send(engine, peer_id(0), CHANNEL, body)
-            record = b""
-            while len(record) < PREFIX_BYTES + HEADER_BYTES + len(body) + tag_bytes:
-                record += far.recv(1 << 16)
-            records.append(record)
-    return records
-
-
-def deliver(engine: Engine, keys: CipherKeys, data: bytes) -> tuple[list[bytes], int]:
-    """What an end makes of these bytes and the end of the stream: the messages that came, and why it lost the link."""
-    near, far = socket_pair()
-    with near:
-        engine.open_link(peer_id(1), [far.detach()], [keys])
-        near.sendall(data)
-        near.shutdown(socket.SHUT_WR)
-        events: list[EngineEvent] = []
-        while not (events and isinstance(events[-1], LinkLost)):
-            assert select.select([engine.fileno()], [], [], WAIT_S)[0], "the link is not lost"
-            events += engine.poll()
-    return [event.body.read() for event in events if isinstance(event, MessageReceived)], events[-1].status
-
-
-@pytest.fixture
-def receiver() -> Iterator[Engine]:
-    with Engine() as engine:
-        engine.open_channel(CHANNEL)
-        yield engine
-
-
-BODIES = (b"first message", b"second message", b"third")
-
-
-@pytest.mark.parametrize("cipher", available())
-def test_every_bit_counts(receiver: Engine, cipher: Cipher) -> None:
-    """S7: of the length, the header, the body and the tag. What came before is good."""
-    near, far = ends(cipher)
-    first, second, third = wire_of(near, *BODIES)
-    assert deliver(receiver, far, first + second + third) == (list(BODIES), -errno.ECONNRESET)
-    for place, bit in itertools.product(range(len(second)), range(8)):
-        changed = bytearray(second)
-        changed[place] ^= 1 << bit
-        messages, status = deliver(receiver, far, first + bytes(changed) + third)
-        assert messages == [BODIES[0]]
-        assert status == -errno.EBADMSG or (place < PREFIX_BYTES and status == -errno.ECONNRESET)
-
-
-@pytest.mark.parametrize("cipher", available())
-def test_every_other_order_ends_the_connection(receiver: Engine, cipher: Cipher) -> None:
-    """S7: replayed, left out, exchanged, truncated, sent back, of another connection."""
-    near, far = ends(cipher)
-    records = wire_of(near, *BODIES)
-    for order in itertools.product(range(3), repeat=3):
-        good = next((place for place in range(3) if order[place] != place), 3)
-        messages, status = deliver(receiver, far, b"".join(records[index] for index in order))
-        assert messages == list(BODIES[:good])
-        assert status == (-errno.ECONNRESET if good == 3 else -errno.EBADMSG)
-    for size in range(len(records[0])):
-        assert deliver(receiver, far, records[0][:size]) == ([], -errno.ECONNRESET)
-    echo, strange = wire_of(far, *BODIES), wire_of(ends(cipher, 1)[0], *BODIES)
-    for other in (echo, strange):
-        assert deliver(receiver, far, other[0]) == ([], -errno.EBADMSG)
-        assert deliver(receiver, far, records[0] + other[1]) == ([BODIES[0]], -errno.EBADMSG)
-
-
-def test_nothing_of_a_message_shows() -> None:
-    body = bytes(range(256)) * 40
-    for cipher in available():
-        (record,) = wire_of(ends(cipher)[0], body)
-        assert body[:16] not in record and b"ZPF1" not in record
 
 
 def test_keys_of_another_size_are_refused() -> None:
