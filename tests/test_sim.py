@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from protocol.harness import topology_vote
 
 from zpccl import limits
+from zpccl.errors import PeerLost
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast
@@ -295,18 +297,20 @@ def test_catches_a_list_that_descends_from_an_older_one(duellists: tuple[FakeMas
         other.commit(epoch)
 
 
-def test_catches_a_commit_that_another_has_lost() -> None:
-    """S1: one of two members has a result, and the other an error, or something else."""
+def test_catches_a_commit_that_another_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1: one of two members has a result, and the other an error."""
+    on_answer, commits = Commits.on_answer, itertools.count()
+
+    def lose_one(checker: Commits, node: SimulatedPeer, call: Any, outcome: Any) -> None:
+        is_lost = call.call_id in node.committed and next(commits) == 20
+        on_answer(checker, node, call, PeerLost("planted") if is_lost else outcome)
+
+    monkeypatch.setattr(Commits, "on_answer", lose_one)
     cluster = Cluster(3, peer_count=3, script=SIMPLE)
     cluster.run(steps=1500, faults=STILL)
-    (commits,) = (checker for checker in cluster.checkers.all if isinstance(checker, Commits))
-    commits.on_end()
-    attempt = next(a for a in commits._winners if len(commits._calls[a]) > 1)
-    loser, call_id = next(pair for pair in commits._calls[attempt].items() if pair[0] != commits._winners[attempt][0])
-    for value in (None, 7):
-        commits._answers[loser, call_id] = value
-        with pytest.raises(Violation, match="S1"):
-            commits.on_end()
+    (checker,) = (checker for checker in cluster.checkers.all if isinstance(checker, Commits))
+    with pytest.raises(Violation, match="S1"):
+        checker.on_end()
 
 
 # --- The fake world ---------------------------------------------------------------------------------------------------

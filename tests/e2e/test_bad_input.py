@@ -16,6 +16,7 @@ import zmq
 import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Peer, cluster, until
+from e2e.secured import reducing
 from e2e.strangers import (
     GARBAGE,
     GREETING,
@@ -45,14 +46,8 @@ def run() -> Iterator[Cluster]:
 @pytest.fixture
 def busy(run: Cluster) -> Iterator[list[Child]]:
     """Two members that reduce while the test goes on. No reduce may fail."""
-    members = run.children[:2]
-    for child in members:
-        child.start(harness.reduce_until_told)
-        child.note()
-    yield members
-    members[0].tell()
-    assert members[0].value() == members[1].value() > 0
-    assert members[0].call(harness.attributes) == (2, 2, 1, 2)
+    with reducing(run.children[:2]) as members:
+        yield members
 
 
 @contextlib.contextmanager
