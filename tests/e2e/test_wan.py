@@ -181,7 +181,7 @@ def test_a_full_queue_drops_the_rest() -> None:
 def test_a_cut_pair_is_silent_and_comes_back() -> None:
     """No RST and no ICMP: TCP sends again and again, and other paths work."""
     with wide(3, "link * * delay_ms=1") as network, connection(network, 0, 1) as (dialled, accepted):
-        network.cut(0, 1)
+        network.change("link 0 1 cut=1")
         dialled.sendall(b"lost")
         wait_for_resends(network, 0, 2)
         assert dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
@@ -191,7 +191,7 @@ def test_a_cut_pair_is_silent_and_comes_back() -> None:
         with connection(network, 0, 2) as (to_third, from_first):
             to_third.sendall(b"other paths work")
             assert from_first.recv(100) == b"other paths work"
-        network.heal()
+        network.change("link 0 1 cut=0")
         accepted.settimeout(HANG_SECONDS)
         assert accepted.recv(100) == b"lost"
 
