@@ -50,7 +50,7 @@ from zpccl.protocol.kinds.collective import Collectives
 from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise
-from zpccl.protocol.membership import Outbox, Peer, Registry, Standing, names, reconnect_grace_ns
+from zpccl.protocol.membership import Outbox, Peer, Phase, Registry, Standing, names, reconnect_grace_ns
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
@@ -276,7 +276,7 @@ class MasterMachine:
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
         elif isinstance(message, Ready):
-            peer.is_ready = True
+            peer.on_ready()
         elif isinstance(message, Leave):
             self._lose(peer, _LEFT, now_ns, Level.INFO, has_left=True)
         elif isinstance(message, Acknowledgement) and peer.is_member:
@@ -310,7 +310,8 @@ class MasterMachine:
             known.connection_count = hello.connection
             known.disconnected_ns = None
             self._note_handshake(known, hello)
-            known.is_ready = known.is_ready or hello.is_ready
+            if hello.is_ready:
+                known.on_ready()
             known.witnesses.clear()
             return self._welcome(known)
         if hello.is_member:
@@ -320,7 +321,7 @@ class MasterMachine:
         if len(self.registry.pending()) >= limits.PENDING_PEERS_MAX or len(self.registry.peers) >= limits.PEERS_MAX:
             return self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         peer = self._register(connection, hello, event.host)
-        ahead = "" if peer.is_ready else ", and fetches state ahead"
+        ahead = "" if hello.is_ready else ", and fetches state ahead"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{ahead}")
         self._welcome(peer)
         for other in self._others_of_group(peer):  # The peer that registered later dials.
@@ -386,7 +387,7 @@ class MasterMachine:
             token=hello.token,
             connection=connection,
             connection_count=hello.connection,
-            is_ready=hello.is_ready,
+            phase=Phase.READY if hello.is_ready else Phase.PREFETCHING,
         )
         self._note_handshake(peer, hello)
         self.registry.add(peer)
@@ -438,7 +439,7 @@ class MasterMachine:
         """A member has accepted a list, which may commit it."""
         if message.epoch >> limits.EPOCH_BITS != self.term:
             return
-        peer.is_following = True
+        peer.phase = Phase.FOLLOWING
         if self._leader.acknowledge(peer.peer_id, message.epoch):
             self._on_members_committed(now_ns)
 
@@ -535,7 +536,7 @@ class MasterMachine:
         recovery_wait_ns = max(self.options.recovery_wait_ns, self._longest_grace_ns)
         if self._is_alone and peer.is_member:
             return None if self._first_message_ns is None else self._first_message_ns + recovery_wait_ns
-        if self._leader.needs_quorum and not (peer.has_reported and peer.is_following):
+        if self._leader.needs_quorum and peer.phase in (Phase.ABSENT, Phase.REPORTED):
             return peer.disconnected_ns + max(recovery_wait_ns, limits.QUORUM_WAIT_NS)
         return peer.disconnected_ns + (self._grace_ns(peer) if peer.has_reported else recovery_wait_ns)
 
@@ -842,9 +843,9 @@ class MasterMachine:
         self.counts.takeovers += 1
         for member in history.members:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", None)
-            absent.has_reported, absent.disconnected_ns = False, now_ns
             self.registry.add(absent)
             self.registry.admit([absent])
+            absent.phase, absent.disconnected_ns = Phase.ABSENT, now_ns
         self.registry.old_members = tuple(sorted(history.adopted.old_members))
         self.registry.epoch = self.term << limits.EPOCH_BITS
         self._outbox.log(
@@ -934,8 +935,7 @@ class MasterMachine:
             return None
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
-            peer.connection_count, peer.has_reported, peer.disconnected_ns = hello.connection, True, None
-            peer.is_following = False
+            peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, Phase.REPORTED, None
             self._note_handshake(peer, hello)
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:

@@ -4,8 +4,18 @@ A peer is pending from its Hello to its admission, and a member from then to its
 member list and grows with every change of it. Ring order is the order of admission. Both ends report a link: it counts
 as up only while both report that it is.
 
-    (Hello) -> pending --admit--> member --remove--> gone
-                  \\-------------remove---------------^
+    event              of no peer         PREFETCHING     READY       ABSENT         REPORTED    FOLLOWING
+    Hello, not ready   PREFETCHING        -               -           is to report   -           -
+    Hello, ready       READY              READY           -           is to report   -           -
+    Ready              -                  READY           -           -              -           -
+    admitted           -                  FOLLOWING [1]   FOLLOWING   -              -           -
+    run adopted        ABSENT             -               -           -              -           -
+    RunReport          as a Hello [2]     -               -           REPORTED       -           -
+    Acknowledgement    -                  -               -           -              FOLLOWING   -
+    lost, removed      -                  forgotten, whatever its phase
+
+    PREFETCHING and READY are the phases of pending peers, the others those of members. [1] Into a run without members.
+    [2] A peer that only the former master knew as a member is admitted with its report.
 """
 
 from __future__ import annotations
@@ -14,6 +24,7 @@ import enum
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from zpccl import limits
@@ -35,6 +46,25 @@ class Standing(enum.Enum):
     MEMBER = "member"
 
 
+class Phase(enum.Enum):
+    """Where a peer stands in the run."""
+
+    PREFETCHING = "prefetching"
+    """Pending, and it fetches state ahead: it is not admitted, and no operation waits for it."""
+    READY = "ready"
+    """Pending, and it may be admitted."""
+    ABSENT = "absent"
+    """A member of an adopted run that is still to report: the master does not know yet what it has received."""
+    REPORTED = "reported"
+    """A member that has reported and acknowledged no list since: it may switch to another master."""
+    FOLLOWING = "following"
+    """A member that follows this master."""
+
+
+_PENDING = (Phase.PREFETCHING, Phase.READY)
+_phase_of = attrgetter("phase")
+
+
 @dataclass(slots=True, eq=False)
 class Peer:
     """What the master knows of one peer."""
@@ -47,9 +77,7 @@ class Peer:
     connection: Hashable | None
     connection_count: int = 0
     """Number of its latest connection; the peer counts them."""
-    is_member: bool = False
-    is_ready: bool = True
-    """False for a pending peer that fetches state ahead: it is not admitted, and no operation waits for it."""
+    phase: Phase = Phase.READY
     disconnected_ns: int | None = None
     handshake_ms: int = 0
     """How long a handshake of the peer with this master takes; 0: not known."""
@@ -57,10 +85,6 @@ class Peer:
     """The number of its bit in `linked` of other peers; unique among registered peers."""
     linked: int = 0
     """The peers to which it reports a link, one bit each: sets of ids would take too much memory in large groups."""
-    has_reported: bool = True
-    """False for members of an adopted run until they report: the master does not know yet what they have received."""
-    is_following: bool = True
-    """False from a report until the peer acknowledges a list: before that it may switch to another master."""
     unlinked_ns: int | None = None
     """Since when a pending peer has lacked links that every ring would need; starts again when a member of its group
     reports one more link to it. None if no link is missing."""
@@ -73,6 +97,26 @@ class Peer:
     """Calls that wait for their answer, by call id: the operation of each."""
     answers: dict[int, Decision] = field(default_factory=dict)
     """Answers that the peer may not have received, by call id, the oldest first."""
+
+    @property
+    def is_member(self) -> bool:
+        """True from its admission on."""
+        return self.phase not in _PENDING
+
+    @property
+    def has_reported(self) -> bool:
+        """False for a member of an adopted run that is still to report."""
+        return self.phase is not Phase.ABSENT
+
+    def on_ready(self) -> None:
+        """A pending peer fetches no state ahead any more."""
+        if self.phase is Phase.PREFETCHING:
+            self.phase = Phase.READY
+
+
+def have_reported(peers: Iterable[Peer]) -> bool:
+    """True if none of the peers is still to report."""
+    return Phase.ABSENT not in map(_phase_of, peers)
 
 
 def reconnect_grace_ns(handshake_ms: int, least_ns: int) -> int:
@@ -113,7 +157,7 @@ class Registry:
     @property
     def have_all_reported(self) -> bool:
         """True if the member list is committed and no member of an adopted run is still to report."""
-        return self.is_committed and all(peer.has_reported for peer in self.order)
+        return self.is_committed and have_reported(self.order)
 
     def members(self, group: int | None = None) -> list[Peer]:
         """Members in ring order, of one group or of all."""
@@ -129,7 +173,7 @@ class Registry:
 
     def joiners(self) -> list[Peer]:
         """Pending peers that may be admitted, in order of registration."""
-        return [peer for peer in self._pending.values() if peer.is_ready]
+        return [peer for peer in self._pending.values() if peer.phase is Phase.READY]
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
@@ -153,7 +197,7 @@ class Registry:
         """Makes pending peers members, at the end of the ring, in a new epoch."""
         for peer in peers:
             assert not peer.is_member and self.peers[peer.peer_id] is peer
-            peer.is_member = True
+            peer.phase = Phase.FOLLOWING
             del self._pending[peer.peer_id]
             self._member_counts[peer.group] = self.member_count(peer.group) + 1
             self.order.append(peer)
@@ -219,6 +263,7 @@ class Registry:
         counts: dict[int, int] = {}
         for peer in self.order:
             assert peer.is_member and self.peers.get(peer.peer_id) is peer
+            assert peer.has_reported or peer.connection is None
             ids.append(peer.peer_id)
             counts[peer.group] = counts.get(peer.group, 0) + 1
         assert len(set(ids)) == len(ids)

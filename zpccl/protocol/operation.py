@@ -34,7 +34,7 @@ from msgspec.structs import replace
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.membership import Outbox, Peer, Registry, names
+from zpccl.protocol.membership import Outbox, Peer, Registry, have_reported, names
 from zpccl.protocol.messages import (
     CollectiveSpec,
     Decision,
@@ -528,7 +528,7 @@ class Operations:
         survivors = self.present(attempt.calls)
         if not survivors:
             return self._forget_attempt(attempt)
-        if not self._registry.is_committed or not all(peer.has_reported for peer in survivors):
+        if not self._registry.is_committed or not have_reported(survivors):
             return None  # One of them may know another decision.
         verdict = self._kinds[attempt.key.function].judge(attempt, survivors)
         return self.end(attempt, verdict) if verdict is not None else None
@@ -616,7 +616,7 @@ class Operations:
             assert attempt.attempt_id == attempt_id
             survivors = self.present(attempt.calls)
             assert survivors, "an attempt of nobody"
-            if self._registry.is_committed and all(peer.has_reported for peer in survivors):
+            if self._registry.is_committed and have_reported(survivors):
                 assert self._kinds[attempt.key.function].judge(attempt, survivors) is None, "an undecided attempt"
 
 

@@ -1,6 +1,6 @@
 """Applies the merged reports of a run to a new master: first the decisions, then the running attempts.
 
-The registry already contains all members; `has_reported` is False for those that have not reported yet.
+The registry already contains all members; those that have not reported yet are ABSENT.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from zpccl.protocol import events
 from zpccl.protocol.calls import Call, Phase
 from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.membership import have_reported
 from zpccl.protocol.messages import (
     CollectiveSpec,
     MasterMessage,
@@ -106,7 +107,7 @@ MASTER_CONDITIONS = tuple(
 def conditions_of_master(machine: MasterMachine) -> list[str]:
     """The special conditions of a master; empty if it leads normally."""
     found = [f"master {name[3:].replace('_', ' ')}" for name in MASTER_CONDITIONS if getattr(machine, name)]
-    if not found and not all(peer.has_reported for peer in machine.registry.order):
+    if not found and not have_reported(machine.registry.order):
         found.append(RECOVERING)
     return found
 
