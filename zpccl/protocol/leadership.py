@@ -27,7 +27,7 @@ import msgspec
 
 from zpccl import limits
 from zpccl.protocol.events import PeerMessageReceived
-from zpccl.protocol.membership import reconnect_grace_ns
+from zpccl.protocol.losses import reconnect_grace_ns
 from zpccl.protocol.messages import NO_ID, Hello, RunReport
 
 

@@ -12,6 +12,7 @@ next Tick. Its parts share a registry of peers and an outbox:
 
     MasterMachine      registration, loss of peers, dispatch
       Registry         who takes part, epochs, links        (membership.py)
+      Losses           when disconnected peers are lost     (losses.py)
       Paths            which rings the links allow          (paths.py)
       Operations       from votes to decisions              (operation.py)
       Collectives      agreement, plans, results            (kinds/collective.py)
@@ -27,10 +28,7 @@ its term, with their decisions and running attempts. It waits some time longer f
 then. A peer repeats its open calls after its Welcome, so a candidate keeps only Hellos and reports. A master that steps
 down forgets the run and recovers again.
 
-After each event `_settle` lets each part act on what has become complete. A peer is lost when its connection broke and
-it did not reconnect within the grace period, or at once if members lost their links to it too. If all members of a run
-with one address disconnect at about the same time, the master takes its own network for broken: it waits for them until
-it receives any message, and some seconds longer.
+After each event `_settle` lets each part act on what has become complete.
 """
 
 from __future__ import annotations
@@ -50,7 +48,8 @@ from zpccl.protocol.kinds.collective import Collectives
 from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise
-from zpccl.protocol.membership import Outbox, Peer, Phase, Registry, Standing, names, reconnect_grace_ns
+from zpccl.protocol.losses import Losses, Network
+from zpccl.protocol.membership import Outbox, Peer, Phase, Registry, Standing, names
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
@@ -129,11 +128,8 @@ class MasterMachine:
         self._asked: set[Hashable] = set()  # Connections that were asked for a report after the take-over.
         self._dismissed: dict[Hashable, _Dismissed] = {}  # Removed members, by connection.
         self._announced_epoch = 0
-        self._longest_grace_ns = 0  # The longest grace period of a peer.
-        self._last_loss_ns: int | None = None  # Of a member that did not send Leave.
-        self._is_alone = False  # All members disconnected at once, and not all are back.
-        self._first_message_ns: int | None = None  # When it first received a message after that.
         self._relinked: set[Peer] = set()  # Those whose links, or members to link to, may have changed.
+        self._losses = Losses(self.registry, options.disconnect_grace_ns, options.recovery_wait_ns)
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
         self.operations = Operations(self.registry, self._outbox, self._next_attempt_id, self._kick)
@@ -159,7 +155,7 @@ class MasterMachine:
     @property
     def is_alone(self) -> bool:
         """True while it waits for members that all disconnected at once."""
-        return self._is_alone
+        return self._losses.network is not Network.UP
 
     @property
     def is_recovering(self) -> bool:
@@ -242,7 +238,7 @@ class MasterMachine:
         assert self._announced_epoch == self.registry.epoch
         for peer in self.registry.pending():
             assert (peer.unlinked_ns is not None) == self._is_unlinked(peer)
-        assert not self.registry.pending() or self.registry.order or not self._connected_pending()
+        assert not self.registry.pending() or self.registry.order or not self.registry.connected_pending()
 
     # --- Registration and messages ----------------------------------------------------------------------------------
 
@@ -256,8 +252,7 @@ class MasterMachine:
         return all(is_peer_id_of(peer_id, event.identity) for peer_id in named)
 
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
-        if self._is_alone and self._first_message_ns is None:
-            self._first_message_ns = now_ns
+        self._losses.on_message(now_ns)
         if self._recovery is not None:
             return self._on_early_message(self._recovery, event, now_ns)
         peer = self.registry.by_connection.get(event.connection)
@@ -309,7 +304,7 @@ class MasterMachine:
             self.registry.bind(known, connection)
             known.connection_count = hello.connection
             known.disconnected_ns = None
-            self._note_handshake(known, hello)
+            self._losses.note_handshake(known, hello.handshake_ms)
             if hello.is_ready:
                 known.on_ready()
             known.witnesses.clear()
@@ -389,18 +384,10 @@ class MasterMachine:
             connection_count=hello.connection,
             phase=Phase.READY if hello.is_ready else Phase.PREFETCHING,
         )
-        self._note_handshake(peer, hello)
+        self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.add(peer)
         self._relinked.add(peer)
         return peer
-
-    def _note_handshake(self, peer: Peer, hello: Hello) -> None:
-        """Peers that are far away get more time to reconnect."""
-        peer.handshake_ms = hello.handshake_ms
-        self._longest_grace_ns = max(self._longest_grace_ns, self._grace_ns(peer))
-
-    def _grace_ns(self, peer: Peer) -> int:
-        return reconnect_grace_ns(peer.handshake_ms, self.options.disconnect_grace_ns)
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
@@ -431,7 +418,7 @@ class MasterMachine:
             if not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses.add(peer.peer_id)
-            if other.disconnected_ns is not None and self._is_given_up(other):
+            if other.disconnected_ns is not None and self._losses.is_given_up(other):
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
         self.operations.on_links_changed(now_ns)
 
@@ -480,22 +467,12 @@ class MasterMachine:
             return
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
-        if peer.is_member and self._is_cut_off(now_ns):
+        # With several masters the members may have switched to another one, and this master steps down soon.
+        if peer.is_member and not self._leader.needs_quorum and self._losses.on_disconnected(now_ns):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
-            self._is_alone = True
-            self._first_message_ns = now_ns if self._connected_pending() else None
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
-        if witnesses and self._is_given_up(peer):
+        if witnesses and self._losses.is_given_up(peer):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
-
-    def _is_given_up(self, peer: Peer) -> bool:
-        """True if members lost their links to a disconnected peer: any of them to a near peer, all to a far one.
-
-        One link to a far host may break together with its connection to the master; if a process dies, all break.
-        """
-        is_near = self._grace_ns(peer) <= self.options.disconnect_grace_ns
-        others = (other for other in self.registry.members(peer.group) if other is not peer)
-        return is_near or not any(other.linked >> peer.slot & 1 for other in others)
 
     def _on_keys_revoked(self, event: KeysRevoked, now_ns: int) -> None:
         for peer in list(self.registry.peers.values()):
@@ -531,14 +508,7 @@ class MasterMachine:
         return not peer.is_member or self._leader.may_change or not self._may_lose(peer)
 
     def _loss_ns(self, peer: Peer) -> int | None:
-        """When a disconnected peer is lost; None while that is not known."""
-        assert peer.disconnected_ns is not None
-        recovery_wait_ns = max(self.options.recovery_wait_ns, self._longest_grace_ns)
-        if self._is_alone and peer.is_member:
-            return None if self._first_message_ns is None else self._first_message_ns + recovery_wait_ns
-        if self._leader.needs_quorum and peer.phase in (Phase.ABSENT, Phase.REPORTED):
-            return peer.disconnected_ns + max(recovery_wait_ns, limits.QUORUM_WAIT_NS)
-        return peer.disconnected_ns + (self._grace_ns(peer) if peer.has_reported else recovery_wait_ns)
+        return self._losses.loss_ns(peer, needs_quorum=self._leader.needs_quorum)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
         """Removes a peer. False if the others cannot continue without it.
@@ -588,17 +558,6 @@ class MasterMachine:
         self._outbox.reply(connection, Welcome(self.run_id, *self._leader.promise))
         self._outbox.reply(connection, self.registry.member_list())
 
-    def _is_cut_off(self, now_ns: int) -> bool:
-        """True if no member is connected, and several disconnected at about the same time.
-
-        The master then waits for them, without a limit until it receives a message. Never true if there are other
-        masters: the members may have switched to one of these, and this master steps down soon.
-        """
-        if self._leader.needs_quorum or self._is_alone or any(p.connection is not None for p in self.registry.order):
-            return False
-        last_ns = self._last_loss_ns
-        return len(self.registry.order) > 1 or (last_ns is not None and now_ns - last_ns < limits.CUT_OFF_SPREAD_NS)
-
     def _lose(
         self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, has_left: bool = False
     ) -> None:
@@ -615,7 +574,7 @@ class MasterMachine:
                 self._on_members_committed(now_ns)
             return
         if peer.is_member and not has_left:
-            self._last_loss_ns = now_ns
+            self._losses.on_lost(now_ns)
         self.counts.losses[_loss_reason(peer, reason)] += 1
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer)
@@ -639,11 +598,12 @@ class MasterMachine:
                 return
         self.operations.answer_withdrawals()
         if not self.registry.order:
-            for peer in self._connected_pending()[:1]:  # An empty run admits at once, ready or not: nobody has state.
+            for peer in self.registry.connected_pending()[
+                :1
+            ]:  # An empty run admits at once, ready or not: nobody has state.
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
-        if self._is_alone and all(peer.connection is not None for peer in self.registry.order):
-            self._is_alone = False
+        self._losses.settle()
         self.operations.evaluate(now_ns)
         for peer in self._relinked:
             if peer.is_member or not self._is_unlinked(peer):
@@ -652,9 +612,6 @@ class MasterMachine:
                 peer.unlinked_ns = now_ns
         self._relinked.clear()
         self._stragglers.settle(now_ns, self.options.straggler_timeout_ns)
-
-    def _connected_pending(self) -> list[Peer]:
-        return [peer for peer in self.registry.pending() if peer.connection is not None]
 
     def _is_unlinked(self, peer: Peer) -> bool:
         """True if the peer lacks a link to a member of its group, and no ring can do without it."""
@@ -936,7 +893,7 @@ class MasterMachine:
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
             peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, Phase.REPORTED, None
-            self._note_handshake(peer, hello)
+            self._losses.note_handshake(peer, hello.handshake_ms)
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))

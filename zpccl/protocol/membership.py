@@ -119,12 +119,6 @@ def have_reported(peers: Iterable[Peer]) -> bool:
     return Phase.ABSENT not in map(_phase_of, peers)
 
 
-def reconnect_grace_ns(handshake_ms: int, least_ns: int) -> int:
-    """How long a peer with handshakes this long may be disconnected before it is lost."""
-    needed_ns = limits.RECONNECT_GRACE_HANDSHAKES * handshake_ms * limits.MS
-    return max(least_ns, min(needed_ns, limits.RECONNECT_GRACE_MAX_NS))
-
-
 class Registry:
     """All peers of the run, the member list and its epoch.
 
@@ -174,6 +168,10 @@ class Registry:
     def joiners(self) -> list[Peer]:
         """Pending peers that may be admitted, in order of registration."""
         return [peer for peer in self._pending.values() if peer.phase is Phase.READY]
+
+    def connected_pending(self) -> list[Peer]:
+        """Pending peers that are connected, in order of registration."""
+        return [peer for peer in self._pending.values() if peer.connection is not None]
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""

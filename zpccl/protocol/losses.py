@@ -1,0 +1,110 @@
+"""When a disconnected peer is lost, as the master sees it.
+
+A peer is lost when its connection broke and it did not reconnect within the grace period, or at once if members lost
+their links to it too. A far peer has a longer grace period, as its handshake takes longer. If all members of a run with
+one address disconnect at about the same time, the master takes its own network for broken:
+
+    network   all members disconnect at once   a message   all members are connected   disconnected members are lost
+    UP        DOWN [1]                         -           -                           after their grace periods
+    DOWN      -                                BACK        UP                          never
+    BACK      -                                -           UP                          some time after it came back
+
+    [1] BACK if a pending peer is connected.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from zpccl import limits
+from zpccl.protocol.membership import Peer, Phase, Registry
+
+
+class Network(enum.Enum):
+    """What the master takes its own network for."""
+
+    UP = "up"
+    DOWN = "down"
+    BACK = "back"
+
+
+def reconnect_grace_ns(handshake_ms: int, least_ns: int) -> int:
+    """How long a peer with handshakes this long may be disconnected before it is lost."""
+    needed_ns = limits.RECONNECT_GRACE_HANDSHAKES * handshake_ms * limits.MS
+    return max(least_ns, min(needed_ns, limits.RECONNECT_GRACE_MAX_NS))
+
+
+class Losses:
+    """The times after which disconnected peers are lost.
+
+    Args:
+        registry: all peers of the run.
+        grace_ns: for how long a near peer may be disconnected.
+        recovery_wait_ns: for how long members may be that have to find the master again.
+    """
+
+    def __init__(self, registry: Registry, grace_ns: int, recovery_wait_ns: int) -> None:
+        self.network = Network.UP
+        self._registry = registry
+        self._grace_ns = grace_ns
+        self._recovery_wait_ns = recovery_wait_ns
+        self._longest_grace_ns = 0
+        self._back_ns = 0
+        self._last_loss_ns: int | None = None
+
+    def note_handshake(self, peer: Peer, handshake_ms: int) -> None:
+        """Peers that are far away get more time to reconnect."""
+        peer.handshake_ms = handshake_ms
+        self._longest_grace_ns = max(self._longest_grace_ns, self._grace_of(peer))
+
+    def _grace_of(self, peer: Peer) -> int:
+        return reconnect_grace_ns(peer.handshake_ms, self._grace_ns)
+
+    def on_message(self, now_ns: int) -> None:
+        """A message has come, from anyone."""
+        if self.network is Network.DOWN:
+            self._enter_back(now_ns)
+
+    def _enter_back(self, now_ns: int) -> None:
+        self.network, self._back_ns = Network.BACK, now_ns
+
+    def on_disconnected(self, now_ns: int) -> bool:
+        """A member has disconnected, and knows no other master. True if all members have, at about the same time."""
+        members = self._registry.order
+        if self.network is not Network.UP or any(peer.connection is not None for peer in members):
+            return False
+        last_ns = self._last_loss_ns
+        if len(members) <= 1 and (last_ns is None or now_ns - last_ns >= limits.CUT_OFF_SPREAD_NS):
+            return False
+        self.network = Network.DOWN
+        if self._registry.connected_pending():
+            self._enter_back(now_ns)
+        return True
+
+    def on_lost(self, now_ns: int) -> None:
+        """A member was lost that had not sent Leave."""
+        self._last_loss_ns = now_ns
+
+    def settle(self) -> None:
+        """To be called after every event."""
+        if self.network is not Network.UP and all(peer.connection is not None for peer in self._registry.order):
+            self.network = Network.UP
+
+    def loss_ns(self, peer: Peer, *, needs_quorum: bool) -> int | None:
+        """When a disconnected peer is lost; None while that is not known."""
+        assert peer.disconnected_ns is not None
+        recovery_wait_ns = max(self._recovery_wait_ns, self._longest_grace_ns)
+        if self.network is not Network.UP and peer.is_member:
+            return None if self.network is Network.DOWN else self._back_ns + recovery_wait_ns
+        if needs_quorum and peer.phase in (Phase.ABSENT, Phase.REPORTED):
+            return peer.disconnected_ns + max(recovery_wait_ns, limits.QUORUM_WAIT_NS)
+        return peer.disconnected_ns + (self._grace_of(peer) if peer.has_reported else recovery_wait_ns)
+
+    def is_given_up(self, peer: Peer) -> bool:
+        """True if members lost their links to a disconnected peer: any of them to a near peer, all to a far one.
+
+        One link to a far host may break together with its connection to the master; if a process dies, all break.
+        """
+        is_near = self._grace_of(peer) <= self._grace_ns
+        others = (other for other in self._registry.members(peer.group) if other is not peer)
+        return is_near or not any(other.linked >> peer.slot & 1 for other in others)
