@@ -59,8 +59,8 @@ class World:
     def leaders(self) -> list[bytes]:
         """What the master has drawn for its leaderships, or wants to. Private: no message has all of it."""
         machine = self.machine
-        candidates = [each for each in (machine._recovery, machine._earlier) if each is not None]
-        return [machine._leader.promise.leader, *(each.promise.leader for each in candidates)]
+        wanted = [machine.candidate.promise.leader] if machine.candidate is not None else []
+        return [machine._leader.promise.leader, *wanted]
 
     def handle(self, event: events.MasterEvent) -> None:
         """S1, S3 and the machine's own invariants. One that has stepped down knows what reports tell, and no more."""

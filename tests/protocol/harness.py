@@ -191,7 +191,7 @@ class MasterBench:
 
     def promising(self, message: Any, promise: Promise | None = None) -> Any:
         """A Hello or a report of one who has promised itself, by default to this master as it leads or wants to."""
-        candidate = self.machine._recovery or self.machine._earlier
+        candidate = self.machine.candidate
         term, leader = promise or (candidate.promise if candidate is not None else self.machine._leader.promise)
         if isinstance(message, RunReport):
             return msgspec.structs.replace(message, hello=self.promising(message.hello, Promise(term, leader)))

@@ -128,8 +128,8 @@ def test_a_report_belongs_to_the_key_of_its_peer() -> None:
     master = Master()
     master.machine.recover(master.now_ns)
     hello = Hello(id_of("a", "key of a"), token("a"), True, 0, "a", ("a:1",), 1, RUN_ID)
-    assert master.machine._recovery is not None
-    promise = master.machine._recovery.promise
+    assert master.machine.candidate is not None
+    promise = master.machine.candidate.promise
     report = report_of("a", hello=replace(hello, promised=promise.term, leader=promise.leader))
     assert to("elsewhere", master.say("elsewhere", "key of b", report), Refused).refusal is Refusal.MALFORMED
     assert to("a", master.say("a", "key of a", report), Refused) is None

@@ -238,7 +238,7 @@ def test_those_who_have_heard_of_no_list_elect_nobody(bench: Standby) -> None:
 def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
     """Split, seed 162. S3: both are asked again, for more than either has promised."""
     bench.report("a", "ab")
-    first = bench.machine._recovery
+    first = bench.machine.candidate
     assert first is not None
     low = first.promise.term
     bench.connections["b"] = "b1"
@@ -251,8 +251,8 @@ def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
 
 def test_an_answer_to_an_earlier_request_does_not_count(bench: Standby) -> None:
     bench.report("a", "ab", promised=0)
-    assert bench.machine._recovery is not None
-    assert bench.machine._recovery.reports == {}
+    assert bench.machine.candidate is not None
+    assert bench.machine.candidate.reports == {}
 
 
 def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) -> None:

@@ -1,11 +1,14 @@
 """The master: the state machine that coordinates a run.
 
-    state       a quorum of a run reports  only newcomers connect   a higher promise is seen   no quorum connected [2]
-    RECOVERING  LEADING, adopts the run    LEADING, begins a run    RECOVERING, a higher term  RECOVERING
-    LEADING     LEADING, yields to it [1]  LEADING, registers them  RECOVERING, steps down     RECOVERING, steps down
+    phase       newcomers  member of another run  quorum of it has reported  higher promise      quorum lost [1]
+    Recovering  Begun [2]  asks for its report    Adopted                    a higher term       -
+    Begun       registers  Yielding [3]           -                          steps down: Recovering, a higher term
+    Yielding    registers  asks for its report    Recovering, then Adopted   steps down: Recovering, a higher term
+    Adopted     registers  refuses it             -                          steps down: Recovering, a higher term
 
-    [1] If it began its own run and has decided nothing in it; else the peers that report are refused.
-    [2] A run with one address needs no quorum: LEADING stays so; RECOVERING adopts the run after MINORITY_WAIT_NS.
+    [1] A run with one address needs no quorum. Recovering adopts it without one after MINORITY_WAIT_NS.
+    [2] If no member of a run connects. [3] While nothing is decided; else refuses it. With the first decision Yielding
+        becomes Begun, and refuses the members of the other run.
 
 The master holds no tensors and does no I/O. `handle(event, now_ns)` returns effects; `deadline_ns()` is the time of the
 next Tick. Its parts share a registry of peers and an outbox:
@@ -78,6 +81,32 @@ _LEFT = "left"
 
 
 @dataclass(frozen=True)
+class Recovering:
+    """The phase of a master that leads no run: it collects the reports of an earlier one."""
+
+    candidate: Candidate
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The phase of a master that leads a run which it began."""
+
+
+@dataclass(frozen=True)
+class Yielding:
+    """The phase of a master whose own run has decided nothing, while members of an earlier run report."""
+
+    candidate: Candidate
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The phase of a master that leads a run which it took over."""
+
+    history: History
+
+
+@dataclass(frozen=True)
 class MasterOptions:
     """Times of the master, in nanoseconds, and the seed of the keys of links (empty: no secret)."""
 
@@ -106,9 +135,9 @@ class MasterMachine:
         self.counts = Counts()
         self._outbox = Outbox(self.counts)
         self._attempt_count = 0
-        self._generation = 0
+        self.generation = 0
+        """Grows each time that it forgets a run."""
         self._leadership_count = 0
-        self._recovery: Candidate | None = None
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
         self._forget_run()
@@ -117,10 +146,9 @@ class MasterMachine:
     def _forget_run(self) -> None:
         """Resets all that it knows of a run."""
         options = self.options
-        self._generation += 1
+        self.generation += 1
+        self._phase: Recovering | Begun | Yielding | Adopted = Begun()
         self.registry = Registry(options.link_seed)
-        self._history: History | None = None  # Of the adopted run.
-        self._earlier: Candidate | None = None  # Collects reports of an earlier run, while this one may yield to it.
         self._masters: _MasterList | None = None
         self._masters_ns = 0  # When a peer last named that list.
         # By peer: losses that must wait until the list that repeats the adopted one is committed.
@@ -148,11 +176,6 @@ class MasterMachine:
         self.registry.epoch = self._announced_epoch = term << limits.EPOCH_BITS
 
     @property
-    def generation(self) -> int:
-        """Grows each time that it forgets a run."""
-        return self._generation
-
-    @property
     def is_alone(self) -> bool:
         """True while it waits for members that all disconnected at once."""
         return self._losses.network is not Network.UP
@@ -160,14 +183,21 @@ class MasterMachine:
     @property
     def is_recovering(self) -> bool:
         """True until it leads a run."""
-        return self._recovery is not None
+        return isinstance(self._phase, Recovering)
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """Collects the reports of an earlier run, while this master recovers, or leads a run that may yield to it."""
+        return self._phase.candidate if isinstance(self._phase, (Recovering, Yielding)) else None
+
+    @property
+    def _history(self) -> History | None:
+        return self._phase.history if isinstance(self._phase, Adopted) else None
 
     def recover(self, now_ns: int, begin_ns: int = 0) -> None:
         """Starts to look for peers of an earlier run, before a new one may begin. No peer may be registered."""
         assert not self.registry.peers
-        options = self.options
-        grace_ns, wait_ns = options.recovery_grace_ns, options.recovery_wait_ns
-        self._recovery = Candidate(now_ns, grace_ns, wait_ns, self._draw_promise(), self.run_id, begin_ns)
+        self._phase = Recovering(self._stand(now_ns, begin_ns))
 
     def _draw_leader(self) -> bytes:
         """The id of a leadership, different for each one of this master."""
@@ -175,8 +205,11 @@ class MasterMachine:
         count = self._leadership_count.to_bytes(8, "big")
         return hashlib.blake2b(self._own_id + count, digest_size=16).digest()
 
-    def _draw_promise(self) -> Promise:
-        return Promise(self._term_after(self.term), self._draw_leader())
+    def _stand(self, now_ns: int, begin_ns: int = 0) -> Candidate:
+        """Makes a candidate for the next leadership of this master."""
+        grace_ns, wait_ns = self.options.recovery_grace_ns, self.options.recovery_wait_ns
+        promise = Promise(self._term_after(self.term), self._draw_leader())
+        return Candidate(now_ns, grace_ns, wait_ns, promise, self.run_id, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
@@ -199,10 +232,10 @@ class MasterMachine:
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
-        if self._recovery is not None:
-            return self._recovery.deadline_ns()
-        deadlines = [self.operations.deadline_ns(), self._stragglers.deadline_ns()]
-        deadlines.append(self._earlier.deadline_ns() if self._earlier is not None else None)
+        deadlines = [self.candidate.deadline_ns() if self.candidate is not None else None]
+        if self.is_recovering:
+            return deadlines[0]
+        deadlines += [self.operations.deadline_ns(), self._stragglers.deadline_ns()]
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
@@ -227,7 +260,7 @@ class MasterMachine:
         peer = self.registry.by_connection.get(connection)
         if peer is not None:
             return Standing.MEMBER if peer.is_member else Standing.PENDING
-        is_known = any(c is not None and c.knows(connection) for c in (self._recovery, self._earlier))
+        is_known = self.candidate is not None and self.candidate.knows(connection)
         is_expected = is_known or connection in self._asked or connection in self._dismissed
         return Standing.EXPECTED if is_expected else Standing.STRANGER
 
@@ -253,11 +286,9 @@ class MasterMachine:
 
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
         self._losses.on_message(now_ns)
-        if self._recovery is not None:
-            return self._on_early_message(self._recovery, event, now_ns)
-        peer = self.registry.by_connection.get(event.connection)
-        if self._earlier is not None and peer is None and self._earlier.knows(event.connection):
-            return self._on_early_message(self._earlier, event, now_ns)
+        peer, candidate = self.registry.by_connection.get(event.connection), self.candidate
+        if candidate is not None and peer is None and (self.is_recovering or candidate.knows(event.connection)):
+            return self._on_early_message(candidate, event, now_ns)
         message = event.message
         if isinstance(message, Hello):
             self._on_hello(event, peer, message, now_ns)
@@ -348,12 +379,12 @@ class MasterMachine:
             known.token, known.disconnected_ns = hello.token, now_ns
         if len(self._asked) < limits.PEERS_MAX:
             self._asked.add(connection)
-        return self._ask_for_report(connection)
+        return self._ask_for_report(connection, self._leader.promise)
 
     def _has_other_masters(self, connection: Hashable, hello: Hello) -> bool:
         """True for a newcomer that was given another list of masters than the others. It is refused."""
         theirs = _MasterList(hello.masters, hello.master_index)
-        is_old = self._recovery is not None and self._outbox.now_ns - self._masters_ns > limits.RUN_MEMORY_NS
+        is_old = self.is_recovering and self._outbox.now_ns - self._masters_ns > limits.RUN_MEMORY_NS
         if self._masters is None or is_old or self._masters.agrees(theirs):
             self._masters = None if is_old else self._masters
             return False
@@ -391,7 +422,7 @@ class MasterMachine:
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
-        is_final = self._recovery is None and self.registry.is_committed
+        is_final = not self.is_recovering and self.registry.is_committed
         run_id, epoch = (self.run_id, self.registry.epoch) if is_final else (NO_ID, 0)
         self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, reason, run_id, epoch=epoch))
 
@@ -456,10 +487,10 @@ class MasterMachine:
     def _on_connection_closed(self, connection: Hashable, now_ns: int) -> None:
         self._complained.discard(connection)
         self._asked.discard(connection)
-        if self._recovery is not None:
-            return self._recovery.on_connection_closed(connection)
-        if self._earlier is not None:
-            self._earlier.on_connection_closed(connection)
+        if self.candidate is not None:
+            self.candidate.on_connection_closed(connection)
+        if self.is_recovering:
+            return None
         if self._dismissed.pop(connection, None) is not None and not self._may_lead():
             return self._step_down("a removed member has disconnected, and the other members may be no quorum", now_ns)
         peer = self.registry.by_connection.get(connection)
@@ -587,12 +618,13 @@ class MasterMachine:
     # --- Settling ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ns: int) -> None:
-        if self._earlier is not None:
-            self._settle_earlier(self._earlier, now_ns)
-        if self._recovery is not None:
-            if not self._recovery.is_over(now_ns):
-                return self._turn_away(self._recovery, now_ns)
-            candidate, self._recovery = self._recovery, None
+        if isinstance(self._phase, Yielding):
+            self._settle_yielding(self._phase.candidate, now_ns)
+        if isinstance(self._phase, Recovering):
+            candidate = self._phase.candidate
+            if not candidate.is_over(now_ns):
+                return self._turn_away(candidate, now_ns)
+            self._phase = Begun()
             self._adopt(candidate, now_ns)
             if self.is_recovering:
                 return
@@ -665,23 +697,23 @@ class MasterMachine:
         peers = list(self.registry.by_connection.items())
         self._begin_anew()
         self.recover(now_ns, now_ns + limits.RUN_MEMORY_NS)
-        assert self._recovery is not None
+        assert self.candidate is not None
         for connection, peer in peers:
             if peer.is_member:
-                self._recovery.on_greeted(connection, now_ns)
-                self._ask_for_report(connection)
+                self.candidate.on_greeted(connection, now_ns)
+                self._ask_for_report(connection, self.candidate.promise)
             else:
                 self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
 
     def _begin_anew(self) -> None:
         """Resets to the state after a start, but in a higher term."""
         self._forget_run()
-        self.run_id = hashlib.blake2b(self._own_id + self._generation.to_bytes(8, "big"), digest_size=16).digest()
+        self.run_id = hashlib.blake2b(self._own_id + self.generation.to_bytes(8, "big"), digest_size=16).digest()
         self._set_term(self._term_after(self.term))
 
     def _term_after(self, term: int) -> int:
         """A higher term. The step differs between masters, as a term that few peers know must not be reused."""
-        salt = (int.from_bytes(self._own_id[:2], "big") + self._generation) % limits.TERM_STEP_MAX
+        salt = (int.from_bytes(self._own_id[:2], "big") + self.generation) % limits.TERM_STEP_MAX
         return min(term + 1 + salt, limits.TERM_MAX)
 
     def _turn_away(self, candidate: Candidate, now_ns: int) -> None:
@@ -692,10 +724,8 @@ class MasterMachine:
                 refused = Refused(Refusal.NO_RUN, "this master leads no run", self.run_id)
             self._outbox.reply(connection, refused)
 
-    def _ask_for_report(self, connection: Hashable, candidate: Candidate | None = None) -> None:
+    def _ask_for_report(self, connection: Hashable, promise: Promise) -> None:
         reason = "this master takes the run over and needs a run report first"
-        candidate = candidate or self._recovery
-        promise = self._leader.promise if candidate is None else candidate.promise
         self._outbox.reply(connection, Refused(Refusal.REPORT, reason, NO_ID, *promise))
 
     def _raise_above(self, candidate: Candidate, hello: Hello) -> bool:
@@ -703,7 +733,7 @@ class MasterMachine:
         if hello.promised > limits.TERM_MAX - limits.TERM_STEP_MAX or not candidate.is_below(hello):
             return False
         for connection in candidate.raise_term(self._term_after(hello.promised)):
-            self._ask_for_report(connection, candidate)
+            self._ask_for_report(connection, candidate.promise)
         return True
 
     def _on_early_message(self, candidate: Candidate, event: PeerMessageReceived, now_ns: int) -> None:
@@ -724,7 +754,7 @@ class MasterMachine:
         elif not candidate.knows(connection):
             self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello first"))
         for summoned in candidate.summon():
-            self._ask_for_report(summoned, candidate)
+            self._ask_for_report(summoned, candidate.promise)
 
     def _on_early_hello(self, candidate: Candidate, event: PeerMessageReceived, hello: Hello, now_ns: int) -> None:
         connection = event.connection
@@ -734,7 +764,7 @@ class MasterMachine:
             if hello.is_member:
                 candidate.on_greeted(connection, now_ns)
             if not self._raise_above(candidate, hello):
-                self._ask_for_report(connection, candidate)
+                self._ask_for_report(connection, candidate.promise)
         elif self._has_other_masters(connection, hello):
             return
         elif not candidate.hold(event, now_ns):
@@ -759,22 +789,21 @@ class MasterMachine:
 
     def _on_earlier(self, event: PeerMessageReceived, now_ns: int) -> None:
         """A member of an earlier run connects: collects its report, while the run that began here continues."""
-        if self._earlier is None:
-            grace_ns, wait_ns = self.options.recovery_grace_ns, self.options.recovery_wait_ns
-            self._earlier = Candidate(now_ns, grace_ns, wait_ns, self._draw_promise(), self.run_id)
-        self._on_early_message(self._earlier, event, now_ns)
+        if not isinstance(self._phase, Yielding):
+            self._phase = Yielding(self._stand(now_ns))
+        self._on_early_message(self._phase.candidate, event, now_ns)
 
-    def _settle_earlier(self, earlier: Candidate, now_ns: int) -> None:
+    def _settle_yielding(self, earlier: Candidate, now_ns: int) -> None:
         """Yields to an earlier run whose quorum is back, or refuses its members once something is decided here."""
         if self._has_decided():
-            self._earlier = None
+            self._phase = Begun()
             for connection in earlier.connections():
                 self._refuse_session(connection)
         elif earlier.is_over(now_ns):
             connections = list(self.registry.by_connection)
             self._outbox.log(Level.WARNING, "the run that began here yields to an earlier one, whose members are back")
             self._begin_anew()
-            self._recovery = earlier
+            self._phase = Recovering(earlier)
             reason = "the run yields to an earlier one, whose members are back"
             for connection in connections:
                 self._outbox.reply(connection, Refused(Refusal.YIELDED, reason))
@@ -792,7 +821,8 @@ class MasterMachine:
 
     def _restore(self, candidate: Candidate, run_id: bytes, now_ns: int) -> None:
         reports = [report for _, report in candidate.reports.values()]
-        history = self._history = History(run_id, reports)
+        history = History(run_id, reports)
+        self._phase = Adopted(history)
         self.run_id, self.term = run_id, candidate.promise.term
         self._masters = None
         self._leader = Leader(candidate.promise, needs_quorum=False, adopted=history.adopted)
