@@ -1,13 +1,15 @@
 """The calls of one peer's user, from the call to its answer, as the peer sees them.
 
-    collective:  VOTING --Plan--> RUNNING --data plane done--> REPORTED --Decision--> answered
-                   |                 |                            |
-                   +-------- Decision or Decision(aborted) ---------+--> answered
-    barrier:     VOTING --Decision--> answered
-    topology:    VOTING --Decision--> answered
-    sync:        VOTING --Plan--> RUNNING --fetched--> REPORTED --Decision--> answered
-                                                            ^   | own state has changed
-                                                            `---'
+    event                                  HELD       VOTING         RUNNING    REPORTED
+    the call that it is held for is over   VOTING     -              -          -
+    Plan, of a collective or a sync        -          RUNNING [1]    -          -
+    the data plane is done                 -          -              REPORTED   REPORTED [2]
+    the user gives it up                   rejected   withdrawn, whatever its phase
+    no master answers the withdrawal       -          VOTING [3]     REPORTED   REPORTED, all three released
+    Decision                               -          answered       answered   answered
+
+    [1] REPORTED, as failed, if the call was released or the plan came after a later one. [2] Of a sync, if the state
+    that this peer offered has changed since. [3] Its vote counts until the master has the withdrawal.
 
 A call without an answer has standing messages, which the peer sends again on a new connection.
 
@@ -61,6 +63,8 @@ from zpccl.types import CollectiveKind
 class Phase(enum.Enum):
     """How far a call has come."""
 
+    HELD = "held"
+    """The vote is held back: the master does not know of the call."""
     VOTING = "voting"
     RUNNING = "running"
     REPORTED = "reported"
@@ -83,8 +87,6 @@ class Call:
     """The error of a call that the user gave up, unless it succeeds all the same."""
     is_released: bool = False
     """The user has an error and the buffers; only the master's decision is missing."""
-    is_held: bool = False
-    """The vote is held back: the master does not know of the call."""
     is_at_fault: bool = False
     """In a sync: the state that this peer offered has changed since."""
 
@@ -108,7 +110,7 @@ class Call:
         A withdrawal comes before the vote, which might otherwise complete the operation; but if the call can succeed,
         the withdrawal comes last.
         """
-        if self.is_held:
+        if self.phase is Phase.HELD:
             return ()
         messages = self._vote_and_report(oldest_call_id)
         if self.withdrawn is None:

@@ -238,6 +238,7 @@ class PeerMachine:
     def validate(self) -> None:
         """Asserts what always holds between events."""
         assert (self.state is State.CLOSED) == (self.error is not None)
+        assert self._is_connected or not self._acceptor.is_led
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
         if not self.calls:
             assert not self._release_ns
@@ -249,10 +250,11 @@ class PeerMachine:
         released = Released(calls)
         for call in calls:
             if call.is_released:
-                assert call.withdrawn is not None and call.phase is not Phase.RUNNING and not call.is_held
+                assert call.withdrawn is not None and call.phase in (Phase.VOTING, Phase.REPORTED)
             else:
-                assert call.is_held == released.block(call), "exactly those calls are held that released ones block"
-            assert not call.is_held or (call.phase is Phase.VOTING and call.withdrawn is None)
+                is_held = call.phase is Phase.HELD
+                assert is_held == released.block(call), "exactly those calls are held that released ones block"
+                assert not is_held or call.withdrawn is None
         waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.is_released]
         assert sorted(self._release_ns) == sorted(waiting)
 
@@ -339,7 +341,7 @@ class PeerMachine:
             if isinstance(event, events.NonsenseReceived)
             else (f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}")
         )
-        if self._is_led:
+        if self._acceptor.is_led:
             return self._log(Level.ERROR, f"{master}: {text}; it leads the run, which continues")
         if self.state is State.CONNECTING and is_version:
             self._other_versions.add(self._masters.index)
@@ -349,11 +351,6 @@ class PeerMachine:
         self._log(Level.WARNING, f"{master}: {text}; {goes_on}")
         if self._masters.has_others:
             self._on_try_failed(text, now_ns)
-
-    @property
-    def _is_led(self) -> bool:
-        """True while the peer is connected to a master that leads the run and has welcomed it."""
-        return self._is_connected and self._acceptor.is_led
 
     def _note_handshake(self, handshake_ns: int) -> None:
         """Keeps the shortest handshake with a master: longer ones were delayed by lost packets or a busy host."""
@@ -709,9 +706,9 @@ class PeerMachine:
             return
         released = Released(self.calls.values())
         for call in calls:
-            call.is_held = released.block(call)
+            call.phase = Phase.HELD if released.block(call) else Phase.VOTING
         self.calls.update((call.call_id, call) for call in calls)
-        self._vote([call for call in calls if not call.is_held])
+        self._vote([call for call in calls if call.phase is Phase.VOTING])
 
     def _after_last_round(self, spec: Spec) -> Spec:
         return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
@@ -763,12 +760,12 @@ class PeerMachine:
             if event.timed_out
             else InvalidUsage("the call was interrupted")
         )
-        if call.is_held or self.state is State.RETURNING:  # It was never sent to the master.
+        if call.phase is Phase.HELD or self.state is State.RETURNING:  # It was never sent to the master.
             del self.calls[call.call_id]
             return self._effects.append(Reject(call.call_id, call.withdrawn))
         self._send(Withdraw(call.call_id))
         self._release_ns.setdefault(call.call_id, now_ns + limits.WITHDRAW_TIMEOUT_NS)
-        if not self._is_led and not call.may_succeed:
+        if not self._acceptor.is_led and not call.may_succeed:
             self._release(call)
 
     def _release_due(self, now_ns: int) -> None:
@@ -795,14 +792,14 @@ class PeerMachine:
         self._release_ns.pop(call.call_id, None)
         if call.is_released:
             released = Released(self.calls.values())
-            held = [other for other in self.calls.values() if other.is_held and not released.block(other)]
+            held = [other for other in self.calls.values() if other.phase is Phase.HELD and not released.block(other)]
             for other in held:
-                other.is_held = False
+                other.phase = Phase.VOTING
             self._vote(held)
 
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
         call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
-        if call is not None and (not call.is_planned_by(plan) or call.phase is not Phase.VOTING or call.is_held):
+        if call is not None and (not call.is_planned_by(plan) or call.phase is not Phase.VOTING):
             call = None  # It waits for another plan, or has one.
         if plan.attempt_id <= self._seen_attempt_id:
             if call is not None:
