@@ -52,6 +52,7 @@ from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise
 from zpccl.protocol.losses import Losses, Network
+from zpccl.protocol.master_list import CommonList
 from zpccl.protocol.membership import Outbox, Peer, Phase, Registry, Standing, names
 from zpccl.protocol.messages import (
     NO_ID,
@@ -149,8 +150,7 @@ class MasterMachine:
         self.generation += 1
         self._phase: Recovering | Begun | Yielding | Adopted = Begun()
         self.registry = Registry(options.link_seed)
-        self._masters: _MasterList | None = None
-        self._masters_ns = 0  # When a peer last named that list.
+        self._masters = CommonList()
         # By peer: losses that must wait until the list that repeats the adopted one is committed.
         self._deferred: dict[bytes, Callable[[int], object]] = {}
         self._asked: set[Hashable] = set()  # Connections that were asked for a report after the take-over.
@@ -383,25 +383,19 @@ class MasterMachine:
 
     def _has_other_masters(self, connection: Hashable, hello: Hello) -> bool:
         """True for a newcomer that was given another list of masters than the others. It is refused."""
-        theirs = _MasterList(hello.masters, hello.master_index)
-        is_old = self.is_recovering and self._outbox.now_ns - self._masters_ns > limits.RUN_MEMORY_NS
-        if self._masters is None or is_old or self._masters.agrees(theirs):
-            self._masters = None if is_old else self._masters
+        if self.is_recovering:
+            self._masters.forget_if_old(self._outbox.now_ns)
+        reason = self._masters.difference(hello)
+        if not reason:
             return False
-        reason = (
-            f"this peer was given {theirs.text}, the others of the run {self._masters.text}; "
-            "all peers need the same list of masters in the same order"
-        )
         self._outbox.log(Level.WARNING, f"{hello.name} is refused: {reason}", of_stranger=True)
         self._outbox.reply(connection, Refused(Refusal.OTHER_MASTERS, reason[: limits.TEXT_CHARS_MAX]))
         return True
 
     def _note_masters(self, hello: Hello) -> None:
         """Keeps the list of masters, the same for all peers of a run. With several masters, a quorum is needed."""
-        self._masters_ns = self._outbox.now_ns
-        if self._masters is None:
-            self._masters = _MasterList(hello.masters, hello.master_index)
-            self._leader.needs_quorum = self._masters.count > 1
+        self._masters.note(hello, self._outbox.now_ns)
+        self._leader.needs_quorum = self._masters.given is not None and self._masters.given.count > 1
 
     def _register(self, connection: Hashable, hello: Hello, host: str) -> Peer:
         self._note_masters(hello)
@@ -824,7 +818,7 @@ class MasterMachine:
         history = History(run_id, reports)
         self._phase = Adopted(history)
         self.run_id, self.term = run_id, candidate.promise.term
-        self._masters = None
+        self._masters = CommonList()
         self._leader = Leader(candidate.promise, needs_quorum=False, adopted=history.adopted)
         self._note_masters(next(report.hello for report in reports if report.hello.run_id == run_id))
         self.counts.takeovers += 1
@@ -972,30 +966,6 @@ class _Dismissed:
     peer_id: bytes
     kick: Kick
     """Sent to it then."""
-
-
-@dataclass(frozen=True)
-class _MasterList:
-    """The list of masters that a peer was given, and the position of this master in it."""
-
-    addresses: tuple[str, ...]
-    index: int
-
-    @property
-    def count(self) -> int:
-        """The number of masters."""
-        return max(1, len(self.addresses))
-
-    @property
-    def text(self) -> str:
-        """The list, for error messages."""
-        if not self.addresses:
-            return "the address of this master alone"
-        return f'"{",".join(self.addresses)}" (this master is number {self.index + 1} of {self.count})'
-
-    def agrees(self, other: _MasterList) -> bool:
-        """True if this master has the same position among as many. The addresses may be written differently."""
-        return (self.count, self.index) == (other.count, other.index)
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:

@@ -1,15 +1,20 @@
-"""The masters that a peer knows, and which of them it connects to.
+"""The masters that a peer knows, and which of them it connects to; and what a master knows of that list.
 
 A peer is connected to one master at a time. It switches to the next one when a master does not answer, or answers but
 does not lead the run within some time. It waits longest at the first master, so that all peers meet there if they can.
 The waits of peers differ, or two peers that switch in step could miss each other forever.
+
+All peers of a run must have been given the same list: with others, two masters could lead it. A master compares lists
+by their length and its own position, since the addresses may be written differently.
 """
 
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 
 from zpccl import limits
+from zpccl.protocol.messages import Hello
 
 _NO_ID = bytes(16)
 
@@ -117,3 +122,55 @@ class MasterList:
     def clear(self) -> None:
         """Cancels all waits."""
         self.stay_ns = self.switch_ns = None
+
+
+@dataclass(frozen=True)
+class GivenList:
+    """The list of masters that a peer was given, and the position of the master that it says Hello to."""
+
+    addresses: tuple[str, ...]
+    index: int
+
+    @property
+    def count(self) -> int:
+        """The number of masters."""
+        return max(1, len(self.addresses))
+
+    @property
+    def text(self) -> str:
+        """The list, for error messages."""
+        if not self.addresses:
+            return "the address of this master alone"
+        return f'"{",".join(self.addresses)}" (this master is number {self.index + 1} of {self.count})'
+
+
+class CommonList:
+    """The list of masters that the peers of a run were given, as the master knows it: that of the first peer.
+
+    Attributes:
+        given: the list; None as long as no peer has named one.
+    """
+
+    def __init__(self) -> None:
+        self.given: GivenList | None = None
+        self._named_ns = 0  # When a peer last named it.
+
+    def note(self, hello: Hello, now_ns: int) -> None:
+        """A peer that was given the common list takes part, or waits to."""
+        self._named_ns = now_ns
+        self.given = self.given or GivenList(hello.masters, hello.master_index)
+
+    def forget_if_old(self, now_ns: int) -> None:
+        """Nobody may be left of those that named the list."""
+        if now_ns - self._named_ns > limits.RUN_MEMORY_NS:
+            self.given = None
+
+    def difference(self, hello: Hello) -> str:
+        """Why a peer cannot take part: it was given another list. "" if it was given the same."""
+        theirs = GivenList(hello.masters, hello.master_index)
+        if self.given is None or (self.given.count, self.given.index) == (theirs.count, theirs.index):
+            return ""
+        return (
+            f"this peer was given {theirs.text}, the others of the run {self.given.text}; "
+            "all peers need the same list of masters in the same order"
+        )
