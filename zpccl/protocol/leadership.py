@@ -5,13 +5,19 @@
               Leader      propose, commit, step down
 
 The members of the last committed list are the acceptors. A candidate asks members of an earlier run for a run report,
-which is also a promise of (term, leader). It holds the Hellos of all other peers until it leads. A master is
+which is also a promise of (term, leader). It holds the Hellos of all other peers until it leads. To a candidate, a
+connection is
 
-    collecting --a quorum has promised---------------> leading, adopts the run
-    collecting --only newcomers are there------------> leading, begins a run
-    collecting --a higher promise is seen------------> collecting, in a higher term; all peers are asked again
-    leading -----no quorum, or a higher promise------> collecting
+    event                       new        held             summoned     asked        reported
+    Hello of a member           asked      asked            asked again  asked again  reported [1]
+    Hello of another peer       held       held             asked again  held         reported [1]
+    a report lists it [2]       -          summoned         -            -            -
+    RunReport                   reported   reported         reported     reported     reported
+    a higher term is taken      -          held             held         asked again  asked again
+    it has waited long enough   -          turned away [3]  -            -            -
 
+    [1] If it has promised exactly this leadership; else asked again. [2] As a member of the list to continue with.
+    [3] If it knows other masters; else it may begin a run. The phases of the master itself: master.py.
 In a run with one address a list is committed as soon as it is proposed, and a candidate without a quorum after
 MINORITY_WAIT_NS adopts the run from the reports that it has.
 """
@@ -20,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -199,6 +205,18 @@ class Leader:
 # --- Of masters that do not lead ------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Held:
+    """A newcomer or a pending peer, while no master leads."""
+
+    event: PeerMessageReceived
+    hello: Hello
+    """The message of the event."""
+    since_ns: int
+    is_summoned: bool = False
+    """True once it was asked for a report, as another peer's names it as a member."""
+
+
 class Candidate:
     """Collects the promises of members of an earlier run, and the Hellos of other peers.
 
@@ -225,9 +243,7 @@ class Candidate:
         self._reporter_on: dict[Hashable, bytes] = {}
         self._greeted: dict[Hashable, bool] = {}  # Connections of members, and whether they have reported.
         self.reports: dict[bytes, tuple[PeerMessageReceived, RunReport]] = {}  # By peer.
-        self._held_ns: dict[Hashable, int] = {}
-        self._summoned: set[Hashable] = set()
-        self.held: dict[Hashable, PeerMessageReceived] = {}  # The Hellos of newcomers and pending peers.
+        self.held: dict[Hashable, Held] = {}  # Newcomers and pending peers, by connection.
         self.left: dict[bytes, None] = {}
 
     def on_greeted(self, connection: Hashable, now_ns: int) -> None:
@@ -247,7 +263,8 @@ class Candidate:
         """Takes a higher term, which voids the promises so far. Returns the connections to ask again."""
         self.promise = self.promise._replace(term=term)
         self.reports = {peer_id: self.reports[peer_id] for peer_id in self.left if peer_id in self.reports}
-        self._summoned.clear()
+        for held in self.held.values():
+            held.is_summoned = False
         self._greeted = dict.fromkeys(self._greeted, False)
         return list(self._greeted)
 
@@ -255,21 +272,22 @@ class Candidate:
         """True if a Hello has arrived on a connection."""
         return connection in self._greeted or connection in self.held
 
-    def is_summoned(self, connection: Hashable) -> bool:
-        """True if the peer was held and then asked for a report."""
-        return connection in self._summoned
+    def expects_report(self, connection: Hashable) -> bool:
+        """True if the peer was held and then asked for a report, or has reported."""
+        held = self.held.get(connection)
+        return held.is_summoned if held is not None else self._greeted.get(connection, False)
 
     def connections(self) -> list[Hashable]:
         """The connections of members of an earlier run."""
         return list(self._greeted)
 
-    def hold(self, hello: PeerMessageReceived, now_ns: int) -> bool:
+    def hold(self, event: PeerMessageReceived, hello: Hello, now_ns: int) -> bool:
         """Holds the Hello of a peer that is not a member. False if too many are held."""
-        if hello.connection not in self.held and len(self.held) >= limits.PENDING_PEERS_MAX:
+        known = self.held.get(event.connection)
+        if known is None and len(self.held) >= limits.PENDING_PEERS_MAX:
             return False
-        self._greeted.pop(hello.connection, None)
-        self.held[hello.connection] = hello
-        self._held_ns.setdefault(hello.connection, now_ns)
+        self._greeted.pop(event.connection, None)
+        self.held[event.connection] = Held(event, hello, known.since_ns if known is not None else now_ns)
         return True
 
     def summon(self) -> list[Hashable]:
@@ -281,15 +299,11 @@ class Candidate:
             return []
         chosen = self.chosen
         newest = self._newest(chosen)
-        found = [
-            connection
-            for connection, event in self.held.items()
-            if connection not in self._summoned
-            and isinstance(event.message, Hello)
-            and event.message.run_id == chosen
-            and event.message.peer_id in newest.members | newest.old_members
-        ]
-        self._summoned.update(found)
+        members, found = newest.members | newest.old_members, []
+        for connection, held in self.held.items():
+            if not held.is_summoned and held.hello.run_id == chosen and held.hello.peer_id in members:
+                held.is_summoned = True
+                found.append(connection)
         return found
 
     def add(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> bool:
@@ -306,7 +320,6 @@ class Candidate:
         elif len(self.reports) >= limits.PEERS_MAX:
             return False
         self.held.pop(event.connection, None)
-        self._held_ns.pop(event.connection, None)
         self.on_greeted(event.connection, now_ns)
         self._wait_ns = reconnect_grace_ns(report.hello.handshake_ms, self._wait_ns)  # Other peers may be as far away.
         self.reports[peer_id] = (event, report)
@@ -336,9 +349,7 @@ class Candidate:
         """Forgets a connection. If its peer may be connected to another master now, its report is dropped."""
         self._greeted.pop(connection, None)
         self._reporter_on.pop(connection, None)
-        self._summoned.discard(connection)
         self.held.pop(connection, None)
-        self._held_ns.pop(connection, None)
         for peer_id, (event, report) in list(self.reports.items()):
             if event.connection != connection:
                 continue
@@ -352,7 +363,7 @@ class Candidate:
     def deadline_ns(self) -> int | None:
         """When the next Tick is due; None while only another event can change anything."""
         due = [self._reports_due_ns(), self._minority_due_ns()]
-        due += [self._newcomer_due_ns(hello) for hello in self.held.values()]
+        due += map(self._newcomer_due_ns, self.held.values())
         return min((due_ns for due_ns in due if due_ns is not None and due_ns > self._looked_ns), default=None)
 
     def _reports_due_ns(self) -> int | None:
@@ -371,17 +382,16 @@ class Candidate:
         """Until when it waits for a quorum, in a run with one address."""
         return None if self._greeted_ns is None else self._greeted_ns + limits.MINORITY_WAIT_NS
 
-    def _newcomer_due_ns(self, event: PeerMessageReceived) -> int:
+    def _newcomer_due_ns(self, held: Held) -> int:
         """Until when a newcomer waits for members of an earlier run."""
-        due_ns, hello = self._started_ns + self._grace_ns, event.message
-        assert isinstance(hello, Hello)
+        due_ns, hello = self._started_ns + self._grace_ns, held.hello
         if len(hello.masters) > 1 and (self._is_to_begin(hello) or self._greeted):
             # Members may be about to switch from another master to this one.
-            due_ns = max(due_ns, self._held_ns[event.connection] + self._grace_ns)
+            due_ns = max(due_ns, held.since_ns + self._grace_ns)
         elif len(hello.masters) <= 1:
             due_ns = max(due_ns, self._reports_due_ns() or 0)
             if hello.run_id != NO_ID:  # It was pending in a run, so that run has members.
-                due_ns = max(due_ns, self._held_ns[event.connection] + self._wait_ns)
+                due_ns = max(due_ns, held.since_ns + self._wait_ns)
         return due_ns
 
     # --- Its end ----------------------------------------------------------------------------------------------------
@@ -389,12 +399,9 @@ class Candidate:
     def take_turned_away(self, now_ns: int) -> list[tuple[Hashable, bool]]:
         """Removes newcomers that know other masters and waited long enough; with True if members of a run came."""
         turned_away = []
-        for connection, event in list(self.held.items()):
-            hello = event.message
-            if not isinstance(hello, Hello) or len(hello.masters) <= 1 or connection in self._summoned:
-                continue
-            if now_ns >= self._newcomer_due_ns(event):
-                del self.held[connection], self._held_ns[connection]
+        for connection, held in list(self.held.items()):
+            if len(held.hello.masters) > 1 and not held.is_summoned and now_ns >= self._newcomer_due_ns(held):
+                del self.held[connection]
                 turned_away.append((connection, bool(self._greeted) or now_ns < self._begin_ns))
         return turned_away
 
@@ -408,7 +415,7 @@ class Candidate:
         is_late = due_ns is not None and now_ns >= due_ns
         if any(report.members and peer_id not in self.left for peer_id, (_, report) in self.reports.items()):
             return (is_late or self._are_all_here()) and self._is_elected(now_ns)
-        if (is_late or not self._greeted) and any(self._may_begin(event, now_ns) for event in self.held.values()):
+        if (is_late or not self._greeted) and any(self._may_begin(held, now_ns) for held in self.held.values()):
             return True
         if not self._greeted and (is_late or not self.held):
             self._greeted_ns = None  # They have disconnected.
@@ -434,11 +441,10 @@ class Candidate:
         reports = [report for _, report in self.reports.values() if report.hello.run_id == run_id]
         return descend(map(MemberList.of, reports))
 
-    def _may_begin(self, event: PeerMessageReceived, now_ns: int) -> bool:
-        hello = event.message
-        if not isinstance(hello, Hello) or now_ns < self._newcomer_due_ns(event):
-            return False
-        return len(hello.masters) <= 1 or (self._is_to_begin(hello) and now_ns >= self._begin_ns)
+    def _may_begin(self, held: Held, now_ns: int) -> bool:
+        is_alone = len(held.hello.masters) <= 1
+        is_due = now_ns >= self._newcomer_due_ns(held)
+        return is_due and (is_alone or (self._is_to_begin(held.hello) and now_ns >= self._begin_ns))
 
     def _is_to_begin(self, hello: Hello) -> bool:
         """True for a newcomer that found no run at any master, and asked this process, not an earlier one here."""

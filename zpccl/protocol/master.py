@@ -752,7 +752,7 @@ class MasterMachine:
 
     def _on_early_hello(self, candidate: Candidate, event: PeerMessageReceived, hello: Hello, now_ns: int) -> None:
         connection = event.connection
-        if hello.is_member or candidate.is_summoned(connection):
+        if hello.is_member or candidate.expects_report(connection):
             if candidate.rebind(event, hello):
                 return  # It has reported; it is welcomed with the others.
             if hello.is_member:
@@ -761,7 +761,7 @@ class MasterMachine:
                 self._ask_for_report(connection, candidate.promise)
         elif self._has_other_masters(connection, hello):
             return
-        elif not candidate.hold(event, now_ns):
+        elif not candidate.hold(event, hello, now_ns):
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         else:
             self._note_masters(hello)
@@ -809,9 +809,8 @@ class MasterMachine:
         else:  # No report contains a member list, so these peers are newcomers.
             for event, _ in candidate.reports.values():
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
-        for event in candidate.held.values():
-            assert isinstance(event.message, Hello)
-            self._on_hello(event, None, event.message, now_ns)
+        for held in candidate.held.values():
+            self._on_hello(held.event, None, held.hello, now_ns)
 
     def _restore(self, candidate: Candidate, run_id: bytes, now_ns: int) -> None:
         reports = [report for _, report in candidate.reports.values()]
