@@ -73,7 +73,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.operation import Operations
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.recovery import History
+from zpccl.protocol.recovery import History, is_plausible
 from zpccl.protocol.stragglers import Stragglers
 from zpccl.protocol.takeover import TakeOver
 
@@ -270,7 +270,7 @@ class MasterMachine:
         self.operations.validate()
         assert self._announced_epoch == self.registry.epoch
         for peer in self.registry.pending():
-            assert (peer.unlinked_ns is not None) == self._is_unlinked(peer)
+            assert (peer.unlinked_ns is not None) == bool(self.paths.missing(peer))
         assert not self.registry.pending() or self.registry.order or not self.registry.connected_pending()
 
     # --- Registration and messages ----------------------------------------------------------------------------------
@@ -518,10 +518,10 @@ class MasterMachine:
                     if self.registry is not registry:
                         return  # The master has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
-                if not self._is_unlinked(peer):
-                    continue  # The members that it could not reach were lost just now.
-                reason = f"no data connection to {names(self._unlinked(peer))}"
-                self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
+                unreached = self.paths.missing(peer)
+                if unreached:  # Else these were lost just now.
+                    reason = f"no data connection to {names(unreached)}"
+                    self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         for peer, reason in self.operations.tick(now_ns):
             if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
                 self.operations.wait_again(now_ns)
@@ -632,23 +632,12 @@ class MasterMachine:
         self._losses.settle()
         self.operations.evaluate(now_ns)
         for peer in self._relinked:
-            if peer.is_member or not self._is_unlinked(peer):
+            if peer.is_member or not self.paths.missing(peer):
                 peer.unlinked_ns = None
             elif peer.unlinked_ns is None:
                 peer.unlinked_ns = now_ns
         self._relinked.clear()
         self._stragglers.settle(now_ns, self.options.straggler_timeout_ns)
-
-    def _is_unlinked(self, peer: Peer) -> bool:
-        """True if the peer lacks a link to a member of its group, and no ring can do without it."""
-        lacks_one = any(
-            other.group == peer.group and not self.registry.are_linked(peer, other) for other in self.registry.order
-        )
-        return lacks_one and not self.paths.can_join(self.registry.members(peer.group), peer)
-
-    def _unlinked(self, peer: Peer) -> list[Peer]:
-        members = self.registry.members(peer.group)
-        return [other for other in members if other is not peer and not self.registry.are_linked(peer, other)]
 
     def _admit(self, peers: list[Peer], now_ns: int) -> None:
         for peer in peers:
@@ -949,13 +938,6 @@ def start_master(own_id: bytes, options: MasterOptions | None, now_ns: int) -> M
     machine = MasterMachine(own_id, options=options)
     machine.recover(now_ns)
     return machine
-
-
-def is_plausible(report: RunReport) -> bool:
-    """False if no honest peer sends this report: an epoch of another term, or a member listed twice."""
-    members, hello = {member.peer_id for member in report.members}, report.hello
-    is_of_term = report.parent <= report.epoch and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
-    return is_of_term and len(members) == len(report.members)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,12 @@ class Paths:
                 break
         return find_order([*members, joiner], self._registry.are_linked) is not None
 
+    def missing(self, joiner: Peer) -> list[Peer]:
+        """The members of its group to which a pending peer has no link; none if a ring can do without these links."""
+        members = self._registry.members(joiner.group)
+        found = [other for other in members if not self._registry.are_linked(joiner, other)]
+        return found if found and not self.can_join(members, joiner) else []
+
     def sources(self, receiver: Peer, holders: Sequence[Peer], now_ns: int) -> list[Peer]:
         """The holders to which a receiver has a link, those with suspected links last."""
         faults = self._live_faults(now_ns)

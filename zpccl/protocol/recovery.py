@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
+from zpccl import limits
 from zpccl.protocol.leadership import MemberList, descend
 from zpccl.protocol.messages import Decision, Member, Running, RunReport
 
@@ -111,3 +112,10 @@ class History:
         """The last committed sync of each group, if it is newer than what the last call returned."""
         taken, self._newer_syncs = self._newer_syncs, {}
         return taken
+
+
+def is_plausible(report: RunReport) -> bool:
+    """False if no honest peer sends this report: an epoch of another term, or a member listed twice."""
+    members, hello = {member.peer_id for member in report.members}, report.hello
+    is_of_term = report.parent <= report.epoch and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
+    return is_of_term and len(members) == len(report.members)
