@@ -17,7 +17,10 @@ connection is
     it has waited long enough   -          turned away [3]  -            -            -
 
     [1] If it has promised exactly this leadership; else asked again. [2] As a member of the list to continue with.
-    [3] If it knows other masters; else it may begin a run. The phases of the master itself: master.py.
+    [3] If it knows other masters; else it may begin a run.
+
+The phases of the master itself: master.py.
+
 In a run with one address a list is committed as soon as it is proposed, and a candidate without a quorum after
 MINORITY_WAIT_NS adopts the run from the reports that it has.
 """
