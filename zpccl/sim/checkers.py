@@ -453,16 +453,17 @@ class Causes(Checker):
         machine = master.machine
         if machine.is_recovering or machine.registry.old_members or master is not self.cluster.master:
             return  # A list that is not committed may be superseded, and its newcomers are not members then.
-        newest = self._terms.get(machine.run_id, 0)
-        if machine.term < newest:
+        known = self._terms.get(machine.run_id)
+        if known is not None and machine.term < known:
             return  # Another master leads in a higher term; this one does not know it yet.
         self._terms[machine.run_id] = machine.term
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
-        if self._lifetime != master.lifetime:  # A peer that has not received its admission is no member.
+        has_changed = self._run_id != machine.run_id
+        if has_changed or self._lifetime != master.lifetime:  # A peer that has not received its admission is no member.
             self._lifetime = master.lifetime
             nodes = self.cluster.nodes
-            if self._run_id != machine.run_id and not self.cluster.faults.fails_nothing:
-                self._members = {}  # A new run: the members of the old one were away for too long.
+            if has_changed and (known is not None or not self.cluster.faults.fails_nothing):
+                self._members = {}  # A new run, as the members of the last were away for too long; or they are back.
             self._run_id = machine.run_id
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
             self._members = {i: n for i, n in left if is_member(nodes[i])}
@@ -472,7 +473,8 @@ class Causes(Checker):
             is_dead = node is None or not node.is_alive  # Perhaps long ago: a master waits for lost peers.
             has_cause = is_dead or self.cluster.has_cause(frozenset((peer_id,)), since_ns)
             self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a fault")
-            connection = node.connection if node is not None and node.is_alive else None
+            is_open = node is not None and node.is_alive and node.machine.state is not State.CLOSED
+            connection = node.connection if node is not None and is_open else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
             has_returned = is_here and len(self.cluster.masters) == 1
@@ -671,6 +673,7 @@ class Patience(Checker):
         if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
             return
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
+        is_earned = is_earned or "is ahead of the run's" in str(outcome)  # It has trained alone, and the run yielded.
         self.cluster.require(is_earned, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
 
 

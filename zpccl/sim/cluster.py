@@ -106,6 +106,8 @@ class Cluster:
         self.injector = Injector(self, skip)
         self.nemesis = Nemesis(self)
         self._make_master = make_master
+        self.joins_from_ns = 0
+        """Until then nobody joins, except the newcomer that is to find a restarted master first."""
         self._felt_until_ns = 0  # Faults near a crash of the master, or a stall, may have effects until then.
         self.masters: list[SimulatedMaster] = []
         for index in range(masters):
@@ -239,7 +241,7 @@ class Cluster:
         def happen() -> None:
             self.spawn(node.group, state)
 
-        self.clock.after(self._rng.randrange(SECOND), happen)
+        self.clock.at(max(self.clock.now_ns + self._rng.randrange(SECOND), self.joins_from_ns), happen)
 
     def crash_master(self, master: SimulatedMaster, absence_ns: int) -> None:
         """Kills a master and restarts it later. That alone excuses no abort and no removal."""
@@ -253,13 +255,18 @@ class Cluster:
             master.is_foreign = self.injector.strikes("foreign_chance")
         self.network.lose_master(master)
         self.prolong(absence_ns + self.takeover_ns)
+        may_be_late = not self.faults.fails_nothing or all(node.machine.state is State.MEMBER for node in nodes)
         is_late = (
-            0 < len(nodes) < self.peers_max
+            may_be_late
+            and 0 < len(nodes) < self.peers_max
             and rng.random() < self.faults.first_chance
             and self.injector.strikes("first_chance")
         )
         if is_late:
-            self.injector.cut_off([(nodes, master)], absence_ns + rng.randrange(4 * SECOND), is_silent=False)
+            late_ns = absence_ns + rng.randrange(4 * SECOND)
+            self.injector.cut_off([(nodes, master)], late_ns, is_silent=False)
+            if self.faults.fails_nothing:  # Two peers that are not members would train, and the members be refused.
+                self.joins_from_ns = self.clock.now_ns + late_ns + TAKEOVER_NS
 
         def happen() -> None:
             if is_late:

@@ -413,8 +413,10 @@ class Injector:
         return rng.random() < self._cluster.faults.silent_chance
 
     def _strike_joins(self, rng: random.Random) -> None:
-        if len(self._cluster.live_nodes()) < self._cluster.peers_max and self.strikes("joins"):
-            self._cluster.spawn()
+        cluster = self._cluster
+        may_join = cluster.clock.now_ns >= cluster.joins_from_ns and len(cluster.live_nodes()) < cluster.peers_max
+        if may_join and self.strikes("joins"):
+            cluster.spawn()
 
     def _strike_crashes(self, rng: random.Random) -> None:
         victims = self._victims()
