@@ -297,13 +297,17 @@ def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
     assert bench.names() == "ab"
 
 
-def test_another_run_is_refused(bench: TakeOver) -> None:
+@pytest.mark.parametrize("has_decided", (True, False))
+def test_another_run_is_refused(bench: TakeOver, has_decided: bool) -> None:
+    """Its members are removed, but for those of a run that has decided nothing: they may register."""
     bench.report("a", "ab")
-    assert bench.report("x", "x", 99, run_id=b"x" * 16) == []
+    outcomes = (outcome(1, True, "x", 1),) if has_decided else ()
+    assert bench.report("x", "x", 99, run_id=b"x" * 16, outcomes=outcomes) == []
     assert bench.report("b", "ab") == []
     told = bench.tick_at_deadline()
     assert bench.names() == "ab"
-    assert [m.refusal for c, m in told if c == "x1"] == [Refusal.UNKNOWN_SESSION]
+    refusal = Refusal.UNKNOWN_SESSION if has_decided else Refusal.YIELDED
+    assert [m.refusal for c, m in told if c == "x1"] == [refusal]
 
 
 def test_who_leaves_meanwhile_is_not_waited_for(bench: TakeOver) -> None:

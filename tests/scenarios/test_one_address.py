@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zpccl.errors import Kicked
+from zpccl.errors import Kicked, TooFewPeers
 from zpccl.protocol.messages import TopologyKind
 from zpccl.protocol.peer import State
 
@@ -57,6 +57,66 @@ def test_hole7d_a_newcomer_comes_first(late: float) -> None:
     world.run(0.5)
     if newcomer.state is not State.MEMBER:
         world.admit(peers, [newcomer])
+    check_all_go_on(world, [*peers, newcomer], run_id)
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_a_lone_newcomer_yields_however_often_the_master_died(restarts: int) -> None:
+    """S6, L3: its run has decided nothing for anybody else, whichever master leads it, and however many rounds it took.
+
+    Its calls are answered as if it were alone, but for update_topology(), which waits for the members. When the master
+    dies again, nobody takes the rounds of that run for rounds of the members.
+    """
+    world, peers = one_master("pqr")
+    run_id = peers[0].machine.run_id
+    world.cut(peers, "m")
+    world.kill_master("m")
+    world.run(5)
+    world.start_master("m", 500)
+    newcomer = world.peer("n", ONE)
+    newcomer.connect()
+    world.until(lambda: newcomer.state is State.MEMBER, what="a run of its own")
+    for salt in range(restarts):
+        world.kill_master("m")
+        world.start_master("m", 600 + salt)
+        world.settle([newcomer.topology()])
+    for _ in range(3):
+        world.settle([newcomer.topology()])
+    world.join(peers, "m")
+    world.until(lambda: newcomer.state is State.RETURNING, what="the yielding")
+
+    alone, pending, waiting = newcomer.reduce(), newcomer.topology(TopologyKind.PENDING), newcomer.topology()
+    assert isinstance(alone.result, TooFewPeers) and pending.result == 1 and not waiting.has_ended
+    world.until(lambda: all(peer.machine.run_id == run_id for peer in [*peers, newcomer]), what="the old run")
+    world.run(0.5)
+    calls = [peer.topology() for peer in peers]
+    world.settle([*calls, waiting])
+    check_all_go_on(world, [*peers, newcomer], run_id)
+    world.kill_master("m")
+    world.start_master("m", 700)
+    world.run(3)
+    check_all_go_on(world, [*peers, newcomer], run_id)
+
+
+def test_members_of_two_runs_that_come_at_the_same_time() -> None:
+    """S6: of two runs that a new master finds, that of more members goes on; the other one, which has decided nothing,
+    joins it."""
+    world, peers = one_master("pqr")
+    run_id = peers[0].machine.run_id
+    world.cut(peers, "m")
+    world.kill_master("m")
+    world.run(5)
+    world.start_master("m", 500)
+    newcomer = world.peer("n", ONE)
+    newcomer.connect()
+    world.until(lambda: newcomer.state is State.MEMBER, what="a run of its own")
+    world.kill_master("m")
+    world.join(peers, "m")
+    world.run(1)
+    world.start_master("m", 600)
+    world.until(lambda: newcomer.machine.run_id == run_id, what="the old run")
+    world.run(0.5)
+    world.admit(peers, [newcomer])
     check_all_go_on(world, [*peers, newcomer], run_id)
 
 

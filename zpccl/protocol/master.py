@@ -4,11 +4,11 @@
     Recovering  Begun [2]  asks for its report    Adopted                    a higher term       -
     Begun       registers  Yielding [3]           -                          steps down: Recovering, a higher term
     Yielding    registers  asks for its report    Recovering, then Adopted   steps down: Recovering, a higher term
-    Adopted     registers  refuses it             -                          steps down: Recovering, a higher term
+    Adopted     registers  Yielding [3]           -                          steps down: Recovering, a higher term
 
     [1] A run with one address needs no quorum. Recovering adopts it without one after MINORITY_WAIT_NS.
-    [2] If no member of a run connects. [3] While nothing is decided; else refuses it. With the first decision Yielding
-        becomes Begun, and refuses the members of the other run.
+    [2] If no member of a run connects. [3] While nothing is decided in its own run, by this master or another; else
+        refuses it. With the first decision it leaves Yielding and refuses the members of the other run.
 
 The master holds no tensors and does no I/O. `handle(event, now_ns)` returns effects; `deadline_ns()` is the time of the
 next Tick. Its parts share a registry of peers and an outbox:
@@ -73,9 +73,11 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.operation import Operations
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.recovery import History, is_plausible
+from zpccl.protocol.recovery import History, has_decided, is_plausible
 from zpccl.protocol.stragglers import Stragglers
 from zpccl.protocol.takeover import TakeOver
+
+_YIELDS = "a run that has decided nothing yields to another one"
 
 _LEFT = "left"
 """The reason of a loss after Leave, in the log."""
@@ -95,9 +97,14 @@ class Begun:
 
 @dataclass(frozen=True)
 class Yielding:
-    """The phase of a master whose own run has decided nothing, while members of an earlier run report."""
+    """The phase of a master whose own run has decided nothing, while members of an earlier run report.
+
+    Attributes:
+        own: the phase to return to if something is decided.
+    """
 
     candidate: Candidate
+    own: Begun | Adopted
 
 
 @dataclass(frozen=True)
@@ -192,7 +199,8 @@ class MasterMachine:
 
     @property
     def _history(self) -> History | None:
-        return self._phase.history if isinstance(self._phase, Adopted) else None
+        phase = self._phase.own if isinstance(self._phase, Yielding) else self._phase
+        return phase.history if isinstance(phase, Adopted) else None
 
     def recover(self, now_ns: int, begin_ns: int = 0) -> None:
         """Starts to look for peers of an earlier run, before a new one may begin. No peer may be registered."""
@@ -613,7 +621,7 @@ class MasterMachine:
 
     def _settle(self, now_ns: int) -> None:
         if isinstance(self._phase, Yielding):
-            self._settle_yielding(self._phase.candidate, now_ns)
+            self._settle_yielding(self._phase, now_ns)
         if isinstance(self._phase, Recovering):
             candidate = self._phase.candidate
             if not candidate.is_over(now_ns):
@@ -756,40 +764,41 @@ class MasterMachine:
             self._note_masters(hello)
 
     def _may_yield_to(self, hello: Hello) -> bool:
-        """True for a member of an earlier run, while the run that began here has decided nothing."""
+        """True for a member of an earlier run, while the run that is led here has decided nothing."""
         is_of_other_run = hello.is_member and hello.run_id not in (NO_ID, self.run_id)
-        return is_of_other_run and self._history is None and not self._has_decided()
+        has_history = self._history is not None and self._history.has_decided
+        return is_of_other_run and not has_history and not self._has_decided()
 
     def _decision_count(self) -> int:
         counts = self.counts
         ended = counts.commits + sum(counts.aborts.values()) + counts.syncs_committed + counts.syncs_aborted
-        rounds = self.registry.round - self._history.round if self._history is not None else 0
-        return self._attempt_count + ended + rounds
+        return self._attempt_count + ended
 
     def _has_decided(self) -> bool:
-        """True once anything was decided in the current run, besides what the take-over restored."""
+        """True once an operation was decided in the current run, besides what the take-over restored."""
         return self._decision_count() > self._undecided
 
     def _on_earlier(self, event: PeerMessageReceived, now_ns: int) -> None:
         """A member of an earlier run connects: collects its report, while the run that began here continues."""
-        if not isinstance(self._phase, Yielding):
-            self._phase = Yielding(self._stand(now_ns))
-        self._on_early_message(self._phase.candidate, event, now_ns)
+        if isinstance(self._phase, (Begun, Adopted)):
+            self._phase = Yielding(self._stand(now_ns), self._phase)
+        assert self.candidate is not None
+        self._on_early_message(self.candidate, event, now_ns)
 
-    def _settle_yielding(self, earlier: Candidate, now_ns: int) -> None:
+    def _settle_yielding(self, phase: Yielding, now_ns: int) -> None:
         """Yields to an earlier run whose quorum is back, or refuses its members once something is decided here."""
+        earlier = phase.candidate
         if self._has_decided():
-            self._phase = Begun()
+            self._phase = phase.own
             for connection in earlier.connections():
                 self._refuse_session(connection)
         elif earlier.is_over(now_ns):
             connections = list(self.registry.by_connection)
-            self._outbox.log(Level.WARNING, "the run that began here yields to an earlier one, whose members are back")
+            self._outbox.log(Level.WARNING, f"{_YIELDS}, whose members are back")
             self._begin_anew()
             self._phase = Recovering(earlier)
-            reason = "the run yields to an earlier one, whose members are back"
             for connection in connections:
-                self._outbox.reply(connection, Refused(Refusal.YIELDED, reason))
+                self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
 
     def _adopt(self, candidate: Candidate, now_ns: int) -> None:
         """Ends the recovery: adopts the run of the reports, or begins a new one."""
@@ -850,7 +859,7 @@ class MasterMachine:
         if not self._has_our_promise(hello):
             return self._on_hello(event, bound, hello, now_ns)
         if hello.run_id != self.run_id or not is_plausible(report):
-            return self._refuse_session(event.connection)
+            return self._refuse_report(event.connection, report)
         if known is None and not self._leader.may_change and event.connection in self._asked:
             if len(self._deferred) < limits.PEERS_MAX:
                 self._deferred[hello.peer_id] = lambda then_ns: self._on_late_report(event, report, then_ns)
@@ -879,13 +888,20 @@ class MasterMachine:
 
         Not with several masters, where a later committed list would have been in the quorum's reports.
         """
-        return not (self._leader.needs_quorum or self._has_decided() or report.epoch <= history.adopted.epoch)
+        has_decided = self._has_decided() or self.registry.round > history.round
+        return not (self._leader.needs_quorum or has_decided or report.epoch <= history.adopted.epoch)
 
     def _remove_former(self, report: RunReport, history: History, now_ns: int) -> None:
         """Removes members of the adopted list that the former master had removed; their reports came first."""
         history.adopted = MemberList.of(report)
         for peer in [peer for peer in self.registry.order if peer.peer_id not in history.adopted.members]:
             self._kick(peer, Result.RANK_CONNECTION_LOST, "the former master had removed it", now_ns)
+
+    def _refuse_report(self, connection: Hashable, report: RunReport) -> None:
+        """Refuses a member of another run. If nothing was decided there, it may register with this one."""
+        if report.hello.run_id != self.run_id and not has_decided(report):
+            return self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
+        return self._refuse_session(connection)
 
     def _on_late_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
         """Takes the report of a peer outside the adopted list once that is committed. The peer may be gone."""
@@ -900,7 +916,7 @@ class MasterMachine:
         connection = event.connection
         is_other = peer is not None and peer.token not in (b"", hello.token)
         if hello.run_id != history.run_id or is_other:
-            self._refuse_session(connection)
+            self._refuse_report(connection, report)
             return None
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token

@@ -36,8 +36,9 @@ since it lacks the result.
 
 With several masters, the peer switches to the next one when one does not answer, or answers but does not lead the run
 within some time. A newcomer asks all masters whether they lead a run; only the first one may begin a run, once all have
-answered that they lead none. A run that newcomers began and that has decided nothing may yield to an earlier one: its
-members register with the earlier run, and the calls that they make wait until that has admitted them.
+answered that they lead none. A run that newcomers began and that has decided nothing may yield to another one: its
+members register with that one, as RETURNING. Until it has admitted them their calls are answered as if they were
+alone; update_topology() waits.
 
 The peer keeps a link to every other peer of its group, as listed in the master's Neighbours. The end that dials tries
 again, with growing pauses, until the link is up or the neighbour is gone.
@@ -120,6 +121,7 @@ from zpccl.protocol.messages import (
     Refused,
     Report,
     Spec,
+    TopologyKind,
     TopologySpec,
     Vote,
     Votes,
@@ -143,7 +145,7 @@ class State(enum.Enum):
     PENDING = "pending"
     MEMBER = "member"
     RETURNING = "returning"
-    """It was a member of a run that has yielded to an earlier one, which has not admitted it yet."""
+    """It was a member of a run that has yielded to another one, which has not admitted it yet."""
     CLOSED = "closed"
 
 
@@ -532,6 +534,7 @@ class PeerMachine:
         """A run has registered this peer, which is not a member of any run, or not any more."""
         self._acceptor.register(leader)
         self.run_id, self.epoch, self._parent, self._old_members = run_id, 0, 0, ()
+        self._memory = Memory()  # Rounds are counted by run, and no operation of a former run was decided.
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
 
@@ -570,6 +573,8 @@ class PeerMachine:
         """The run of this peer has decided nothing and yields to an earlier one: it registers with that one."""
         if self.state is State.MEMBER:
             self.state = State.RETURNING
+            for call in list(self.calls.values()):
+                self._answer_alone(call)
             self._miss_master(now_ns)
             self._log(Level.WARNING, "the run yields to an earlier run; waiting to be admitted there")
         self._acceptor.on_disconnected()
@@ -609,6 +614,9 @@ class PeerMachine:
                 self._effects.append(Resolve(self._connect_call, self.epoch))
                 self._connect_call = None
             if was_returning:
+                for call in list(self.calls.values()):  # update_topology(), which the members have just called, too.
+                    self._effects.append(Resolve(call.call_id, message.round_value))
+                    self._settle(call)
                 self._send_standing()
 
     def _on_members_committed(self, message: MembersCommitted) -> None:
@@ -714,8 +722,11 @@ class PeerMachine:
         return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
 
     def _vote(self, calls: Sequence[Call]) -> None:
-        """Sends the votes of calls. A returning peer sends them once it is a member again."""
-        if self.state is State.MEMBER and calls:
+        """Sends the votes of calls."""
+        if self.state is State.RETURNING:
+            for call in calls:
+                self._answer_alone(call)
+        elif self.state is State.MEMBER and calls:
             self._send(Votes(self._oldest_call_id(), tuple(call.vote for call in calls)))
 
     def _reason_against(self, new: Sequence[Call]) -> PCCLError | None:
@@ -736,11 +747,29 @@ class PeerMachine:
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
         if len(self.calls) + len(new) > self._calls_max():
             return self._too_many_calls()
-        if len(self.group_members()) <= 1 and is_collective(new[0]):
+        return self._loneliness(new[0]) if len(self.group_members()) <= 1 else None
+
+    def _loneliness(self, call: Call) -> TooFewPeers | None:
+        """Why a call cannot be made without other members, or None."""
+        if is_collective(call):
             return TooFewPeers("this peer is alone in its group; wait for others")
-        if len(self.group_members()) <= 1 and is_sync(new[0]):
+        if is_sync(call):
             return TooFewPeers("this peer is alone in its group; there is nobody to share state with")
         return None
+
+    def _answer_alone(self, call: Call) -> None:
+        """Answers a call of a returning peer, as if it were the only member and others were pending.
+
+        Only update_topology() waits: the members call it, too, when they admit this peer.
+        """
+        if isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.UPDATE and not call.is_released:
+            return
+        if call.call_id not in self.calls:
+            return  # It was held for one before it, and answered with that.
+        error = self._loneliness(call)
+        if not call.is_released:
+            self._effects.append(Reject(call.call_id, error) if error is not None else Resolve(call.call_id, 1))
+        self._settle(call)
 
     def _calls_max(self) -> int:
         return limits.calls_in_flight_max(len(self.group_members()))

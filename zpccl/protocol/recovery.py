@@ -13,6 +13,11 @@ from zpccl.protocol.leadership import MemberList, descend
 from zpccl.protocol.messages import Decision, Member, Running, RunReport
 
 
+def has_decided(report: RunReport) -> bool:
+    """True if a peer knows of an operation of its run that was planned or decided."""
+    return bool(report.outcomes or report.running or report.last_sync)
+
+
 class History:
     """The state of a run, merged from the reports of its peers.
 
@@ -64,6 +69,11 @@ class History:
         last, group = report.last_sync, report.hello.group
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
             self._last_syncs[group] = self._newer_syncs[group] = last
+
+    @property
+    def has_decided(self) -> bool:
+        """True if any peer knows of an operation that was planned or decided."""
+        return bool(self.outcomes or self._running or self._last_syncs)
 
     def calls_of(self, outcome: Decision) -> dict[bytes, int]:
         """The participants of an outcome, with call ids: from the outcome, else from reports that the attempt runs."""
