@@ -36,8 +36,8 @@ frames-cut-anew-by-another-master: protocol.kinds.collective:Collectives.restore
   + limits.FRAME_BYTES_DEFAULT
 attempt-decided-before-all-are-heard: protocol.operation:Operations.decide (unit tests)
   L3: after a take-over, decides an attempt that the former master may have decided differently
-  - all(peer.has_reported for peer in survivors)
-  + any(peer.has_reported for peer in survivors)
+  - have_reported(survivors)
+  + have_reported(survivors[:1])
 report-of-another-call-counts: protocol.operation:Operations._on_report (unit tests)
   S1: a report that belongs to another call of the peer counts
   - attempt is not None and attempt.calls.get(peer) == report.call_id
@@ -258,7 +258,7 @@ next-revision-not-expected: protocol.election:choose_revision (unit tests)
   + expected = last_revision
 admitted-before-it-is-ready: protocol.membership:Registry.joiners (simulator)
   S6: a joiner that still prefetches is admitted, and members wait for it in the next sync
-  - return [peer for peer in self._pending.values() if peer.is_ready]
+  - return [peer for peer in self._pending.values() if peer.phase is Phase.READY]
   + return list(self._pending.values())
 ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulator)
   L1: a joiner that became ready between its Hello and its Welcome is never admitted
@@ -266,8 +266,8 @@ ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulat
   + self._send_linked()
 ready-forgotten-with-its-connection: protocol.master:MasterMachine._on_hello (unit tests)
   L2: a joiner that became ready while its connection was broken is never admitted
-  - known.is_ready = known.is_ready or hello.is_ready
-  + known.is_ready = known.is_ready
+  - known.on_ready()
+  + known.witnesses.clear()
 
 # --- Members ----------------------------------------------------------------------------------------------------------
 epoch-not-raised-at-a-loss: protocol.membership:Registry.remove (simulator)
@@ -318,8 +318,8 @@ withdrawal-before-all-are-heard: protocol.operation:Operations._on_withdraw (uni
   + not self._registry.order
 absent-members-taken-for-heard: protocol.master:MasterMachine._restore (unit tests)
   L3: members that are still looking for the new master are removed as if they had died
-  - absent.has_reported, absent.disconnected_ns = False, now_ns
-  + absent.has_reported, absent.disconnected_ns = True, now_ns
+  - absent.phase, absent.disconnected_ns = Phase.ABSENT, now_ns
+  + absent.phase, absent.disconnected_ns = Phase.FOLLOWING, now_ns
 epoch-of-the-dead-master-used-again: protocol.master:MasterMachine._restore (simulator)
   S3: an epoch that the former master announced to some peers gets another member list
   - self.registry.epoch = self.term << limits.EPOCH_BITS
@@ -380,8 +380,8 @@ member-without-the-result: protocol.peer:PeerMachine._on_decision (unit tests)
   + decision.committed and lacks_result and not is_barrier(call)
 tag-told-twice: protocol.peer:PeerMachine._on_call (unit tests)
   L2: the master mistakes a new call for a released one, and refuses it
-  - call.is_held = released.block(call)
-  + call.is_held = False
+  - released.block(call)
+  + False
 withdrawal-not-repeated: protocol.calls:Call.standing (unit tests)
   L1: a lost withdrawal is not sent again, and the call keeps waiting
   - self.withdrawn is None
@@ -494,8 +494,8 @@ loss-without-a-quorum: protocol.master:MasterMachine._lose (simulator)
   + not has_left and not self._leader.needs_quorum
 decided-before-established: protocol.operation:Operations.decide (unit tests)
   S1: under a list that is not committed, an attempt is decided differently from another master
-  - not self._registry.is_committed or not all(peer.has_reported for peer in survivors)
-  + not all(peer.has_reported for peer in survivors)
+  - not self._registry.is_committed or not have_reported(survivors)
+  + not have_reported(survivors)
 reports-of-the-gone-count: protocol.leadership:Candidate.on_connection_closed (unit tests)
   S3: a member is counted by two masters
   - len(report.hello.masters) > 1 and peer_id not in self.left
@@ -570,28 +570,44 @@ returning-peer-merely-welcomed: protocol.master:MasterMachine._owes_report (unit
   + return not known.has_reported
 run-given-to-the-first-newcomer: protocol.master:MasterMachine._may_yield_to (unit tests)
   L3: the members of a run are refused in favour of a run that a newcomer has just begun
-  - return is_of_other_run and self._history is None and not self._has_decided()
-  + return is_of_other_run and self._history is not None and not self._has_decided()
+  - return is_of_other_run and not has_history and not self._has_decided()
+  + return is_of_other_run and has_history and not self._has_decided()
 minority-goes-on-at-once: protocol.leadership:Candidate._is_elected (unit tests)
   L3: removed members that return first take the run back to an old revision
   - return has_one_address and due_ns is not None and now_ns >= due_ns
   + return has_one_address and due_ns is not None
 refusal-is-final-of-any-list: protocol.master:MasterMachine._refuse_session (unit tests)
   L3: a member is removed by a list that is never committed
-  - is_final = self._recovery is None and self.registry.is_committed
-  + is_final = self._recovery is None
+  - is_final = not self.is_recovering and self.registry.is_committed
+  + is_final = not self.is_recovering
 refusal-is-final-whatever-is-known: protocol.peer:PeerMachine._is_final (unit tests)
   S3: a former master removes a member
   - return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch
   + return self.state is State.MEMBER and message.run_id == self.run_id
-other-list-of-masters-taken: protocol.master:MasterMachine._has_other_masters (unit tests)
+adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit tests)
+  L3: members are refused because a master took over the run of a newcomer that is alone
+  - has_history = self._history is not None and self._history.has_decided
+  + has_history = self._history is not None
+undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit tests)
+  S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there
+  - report.hello.run_id != self.run_id and not has_decided(report)
+  + False
+rounds-of-another-run: protocol.peer:PeerMachine._register (unit tests)
+  S6: a peer reports the rounds of the run that yielded, and members are removed for having missed them
+  - self._memory = Memory()
+  + self._memory = self._memory
+calls-kept-while-returning: protocol.peer:PeerMachine._on_yielded (unit tests)
+  L1: a peer is admitted in the middle of a call that the members do not make
+  - self._answer_alone(call)
+  + self._loneliness(call)
+other-list-of-masters-taken: protocol.master_list:CommonList.difference (unit tests)
   S3: peers with different lists of masters are in one run, and two masters lead it
-  - self._masters is None or is_old or self._masters.agrees(theirs)
-  + self._masters is None or is_old or self._masters.count > 0
+  - (self.given.count, self.given.index) == (theirs.count, theirs.index)
+  + self.given.count > 0
 cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed (unit tests)
   L3: a master that was cut off has removed all its members when they reconnect
-  - peer.is_member and self._is_cut_off(now_ns)
-  + not peer.is_member and self._is_cut_off(now_ns)
+  - peer.is_member and not self._leader.needs_quorum and self._losses.on_disconnected(now_ns)
+  + not peer.is_member and self._losses.on_disconnected(now_ns)
 
 # --- The control connection -------------------------------------------------------------------------------------------
 connects-no-more: protocol.session:Session._on_tick (simulator)

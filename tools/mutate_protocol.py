@@ -30,9 +30,9 @@ from mutants import MUTANTS
 from mutation import SIMULATOR, TESTS, Mutant, mutate
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = tuple(map(Path, ("zpccl", "tests/protocol", "tests/conftest.py", "docs/shared_state.md", "setup.cfg")))
+TEST_FOLDERS = ["tests/protocol", "tests/scenarios"]
+COPIED = tuple(map(Path, ("zpccl", *TEST_FOLDERS, "tests/conftest.py", "docs/shared_state.md", "setup.cfg")))
 """Contents of a copy: the package, the tests of the protocol and the table that they read, the settings of pytest."""
-TEST_FOLDER = "tests/protocol"
 OUTPUT = "output.txt"
 SURVIVED = "SURVIVED"
 SEEDS = 300
@@ -41,7 +41,7 @@ CHECK_TIMEOUT_S = 600.0
 
 _FOUND = {
     SIMULATOR: re.compile(r"^seed (?P<by>\d+)\b.* failed: (?P<text>.*)$", re.MULTILINE),
-    TESTS: re.compile(r"^FAILED tests/protocol/(?P<by>.+?)(?: - (?P<text>.*))?$", re.MULTILINE),
+    TESTS: re.compile(r"^FAILED tests/\w+/(?P<by>.+?)(?: - (?P<text>.*))?$", re.MULTILINE),
 }
 _TYPO = re.compile(r"(SyntaxError|NameError|UnboundLocalError|ImportError)\b")
 """Errors that show a broken mutant or environment instead of a caught fault."""
@@ -262,7 +262,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the mutants and what they break, and end")
     parser.add_argument("--seeds", type=positive, default=SEEDS, help=f"of the simulator (default {SEEDS})")
     parser.add_argument(
-        "--tests", nargs="+", metavar="PATH", default=[TEST_FOLDER], help=f"unit tests (default {TEST_FOLDER})"
+        "--tests",
+        nargs="+",
+        metavar="PATH",
+        default=TEST_FOLDERS,
+        help=f"unit tests (default {' '.join(TEST_FOLDERS)})",
     )
     parser.add_argument("--jobs", type=positive, default=1, help="mutants at the same time (default 1)")
     parser.add_argument("--both", action="store_true", help="let both checks look at each mutant, to compare them")
