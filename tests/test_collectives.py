@@ -133,6 +133,44 @@ def test_parts_that_are_gathered_are_the_whole(trio: Run) -> None:
     assert trio.all(both) == [True] * 3
 
 
+@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("room", (None, 0, 5))
+def test_all_to_all(runs: dict[int, Run], size: int, room: int | None) -> None:
+    """S1: row i goes to peer i in order of ids, and what comes from peer i is row i; `send` is left alone."""
+    run = runs[size]
+    order = by_id(run)
+
+    def rows_of(comm: zpccl.Communicator) -> Array:
+        return array_of(run, comm, size * 6006).reshape(size, 77, 78)
+
+    def exchange(comm: zpccl.Communicator) -> tuple[zpccl.GatherResult, Any]:
+        send = rows_of(comm)
+        send.setflags(write=False)
+        recv = None if room is None else np.full(send.size + room, 7.0)
+        return comm.all_to_all(send, recv), recv
+
+    for comm, (result, recv) in zip(run.comms, run.all(exchange), strict=True):
+        assert result.peer_ids == comm.peer_ids == tuple(other.peer_id for other in order)
+        assert order[result.row] is comm and result.info.algorithm == zpccl.Algorithm.DIRECT
+        np.testing.assert_array_equal(result.tensor, [rows_of(other)[result.row] for other in order])
+        if recv is not None:
+            assert np.shares_memory(result.tensor, recv) and (recv[result.tensor.size :] == 7).all()
+
+
+def test_rows_for_a_peer_that_is_lost(trio: Run) -> None:
+    """S1, L1: nobody gets rows that were made for somebody else; the program makes others and calls again."""
+    with pytest.raises(zpccl.PeerLost, match="rows for 4 peers, and 3 are left"):
+        trio.comms[0].all_to_all(np.ones((4, 2)))
+
+    def exchange(comm: zpccl.Communicator) -> None:
+        call = arguments.all_to_all(np.ones((4, 3)), None, 0, 4)  # Made before a fourth peer was lost.
+        comm._run(call, None)
+
+    for error in trio.errors(exchange):
+        assert isinstance(error, zpccl.PeerLost) and "rows for 4 peers, and 3 are left" in str(error)
+    assert still_works(trio)
+
+
 def test_reduce_scatter_into_the_callers_memory(trio: Run) -> None:
     """The parts have 4, 3 and 3 elements; who has more room than its part keeps the rest."""
 
@@ -189,6 +227,7 @@ def test_all_kinds_at_once_by_handles(trio: Run) -> None:
             lambda: comm.all_gather_async(sent, tag=3),
             lambda: comm.reduce_scatter_async(sent, tag=4),
             lambda: comm.barrier_async(tag=5),
+            lambda: comm.all_to_all_async(sent.reshape(3, 100), tag=6),
         ]
         turn = place % len(starts)
         handles = {i: starts[i]() for i in (*range(turn, len(starts)), *range(turn))}
@@ -213,6 +252,8 @@ CALLS: dict[str, Callable[[zpccl.Communicator], Any]] = {
     "broadcast_async": lambda comm: comm.broadcast_async(np.ones(4), is_root=True),
     "all_gather": lambda comm: comm.all_gather(np.ones(4)),
     "all_gather_async": lambda comm: comm.all_gather_async(np.ones(4)),
+    "all_to_all": lambda comm: comm.all_to_all(np.ones((1, 4))),
+    "all_to_all_async": lambda comm: comm.all_to_all_async(np.ones((1, 4))),
     "reduce_scatter": lambda comm: comm.reduce_scatter(np.ones(4)),
     "reduce_scatter_async": lambda comm: comm.reduce_scatter_async(np.ones(4)),
     "barrier": lambda comm: comm.barrier(),
@@ -271,6 +312,9 @@ BAD: dict[str, tuple[Callable[[zpccl.Communicator, Array], Any], str]] = {
     "no room for rows": (lambda comm, x: comm.all_gather(x, np.ones(3 * x.size - 1)), "recv has 29 elements"),
     "recv of another dtype": (lambda comm, x: comm.all_gather(x, np.ones(30, np.float32)), "FLOAT"),
     "recv is send": (lambda comm, x: comm.all_gather(x, x), "share"),
+    "too few rows": (lambda comm, x: comm.all_to_all(x[:2]), "3 peers need a row each"),
+    "no rows": (lambda comm, x: comm.all_to_all(np.array(1.0)), "3 peers need a row each"),
+    "no room for rows from all": (lambda comm, x: comm.all_to_all(x[:3], np.ones(2)), "recv has 2 elements"),
     "recv overlaps": (lambda comm, x: comm.reduce_scatter(x, x[:4]), "share"),
     "no room for a part": (lambda comm, x: comm.reduce_scatter(x, np.ones(3)), "recv has 3 elements"),
     "no op": (lambda comm, x: comm.reduce_scatter(x, op=9), "op"),  # type: ignore[arg-type]
@@ -297,6 +341,7 @@ def test_a_timeout_ends_each_kind_of_call(trio: Run) -> None:
         lambda: comm.broadcast(tensor, is_root=False, timeout=0.01),
         lambda: comm.all_gather(tensor, timeout=0.01),
         lambda: comm.reduce_scatter(tensor, timeout=0.01),
+        lambda: comm.all_to_all(tensor[:48].reshape(3, 16), timeout=0.01),
         lambda: comm.barrier(timeout=0.01),
     ]
     for call in calls:
@@ -306,10 +351,10 @@ def test_a_timeout_ends_each_kind_of_call(trio: Run) -> None:
     assert still_works(trio)
 
 
-@pytest.mark.parametrize("kind", ("all_reduce", "all_gather", "reduce_scatter"))
+@pytest.mark.parametrize("kind", ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
 def test_a_handle_without_a_result(trio: Run, kind: str) -> None:
     """Before the end, and after a failure, there is nothing to look at."""
-    handle: zpccl.AsyncReduceHandle = getattr(trio.comms[0], f"{kind}_async")(np.ones(5))
+    handle: zpccl.AsyncReduceHandle = getattr(trio.comms[0], f"{kind}_async")(np.ones(3))
     with pytest.raises(zpccl.InvalidUsage, match="no result"):
         _ = handle.result
     assert handle.wait(timeout=0)[:2] == (False, Result.RANK_CONNECTION_LOST)

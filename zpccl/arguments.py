@@ -1,6 +1,6 @@
 """Checks what users give to collectives, and makes a call of it: the spec to vote for, the memory, the result.
 
-All of it raises InvalidArgument for what cannot be used.
+All of it raises InvalidArgument for what cannot be used, and PeerLost for rows of an all-to-all for too many peers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zpccl import limits
 from zpccl.caller import checked_int
 from zpccl.control.calls import PendingCall
 from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, new_tensor, view
-from zpccl.errors import InvalidArgument
+from zpccl.errors import InvalidArgument, PeerLost
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import (
     NO_QUANTIZATION,
@@ -216,11 +216,47 @@ class _ReduceScatter(_SizedByPeers):
         return ScatterResult(self.taken(part.stop - part.start), part, *self.names(), self.place, self.info())
 
 
+@dataclass(eq=False, kw_only=True)
+class _AllToAll(_SizedByPeers):
+    def __post_init__(self) -> None:
+        self.check_rows(self.world_size)
+        super().__post_init__()
+
+    def check_rows(self, world_size: int) -> None:
+        """Raises an error unless the tensor has one row for each of so many peers: PeerLost if it has more."""
+        shape = tuple(self.like.shape)
+        if shape and shape[0] > world_size:
+            raise PeerLost(f"send has rows for {shape[0]} peers, and {world_size} are left; make new rows")
+        if shape[:1] != (world_size,):
+            raise InvalidArgument(f"send has the shape {shape}; {world_size} peers need a row each")
+
+    def elements(self, world_size: int, place: int) -> int:
+        """A row from each."""
+        del world_size, place
+        return self.send.count
+
+    def recv_for(self, world_size: int, place: int) -> TensorView:
+        """A new tensor, or the user's. Fails if a peer is lost for which there is a row."""
+        self.check_rows(world_size)
+        return super().recv_for(world_size, place)
+
+    def result(self) -> GatherResult:
+        """The rows."""
+        return GatherResult(self.taken(*self.like.shape), *self.names(), self.place, self.info())
+
+
 def all_gather(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
     """An all-gather among `world_size` members or, if some are lost, fewer."""
     memory = view(send, "send", writable=False)
     spec = _spec(CollectiveKind.ALL_GATHER, tag, memory)
     return _AllGather(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)
+
+
+def all_to_all(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
+    """An all-to-all among `world_size` members."""
+    memory = view(send, "send", writable=False)
+    spec = _spec(CollectiveKind.ALL_TO_ALL, tag, memory)
+    return _AllToAll(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)
 
 
 def reduce_scatter(

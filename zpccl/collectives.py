@@ -220,6 +220,40 @@ class Collectives(Caller):
         return self._launch(arguments.all_gather(send, recv, tag, self._world_size()))
 
     @public
+    def all_to_all(self, send: Any, recv: Any = None, *, tag: int = 0, timeout: float | None = None) -> GatherResult:
+        """Sends one row of a tensor to each member of the group. All of them must call it with the same `tag`.
+
+        Rows are in order of peer ids (`Communicator.peer_ids`), as those of `all_gather`: row i of `send` goes to peer
+        i, and row i of the result comes from peer i. `send` is only read.
+
+        It needs data connections between all members. Each peer has another result, so there are no digests to compare:
+        see `reduce_scatter` for what is verified.
+
+        Args:
+            send: contiguous numpy array or torch CPU tensor with one row for each member, of shape `(world_size, ...)`;
+                as many elements of the same dtype on all peers.
+            recv: receives the rows: a tensor of the same dtype with the elements of `send`, or more; of these the first
+                are written. Undefined after a failure. None makes a new tensor.
+            tag: tells collectives apart that run at the same time.
+            timeout: seconds after which the call is given up.
+
+        Returns:
+            The rows, in the shape of `send` and as a view of `recv` where that is given, and whose they are.
+
+        Raises:
+            PeerLost: a peer was lost, perhaps before all had called; call again with rows for those who are left.
+            PeerUnreachable: two members have no data connection with each other; the text names them.
+            PCCLError: as by `all_reduce`.
+        """
+        result: GatherResult = self._run(arguments.all_to_all(send, recv, tag, self._world_size()), timeout)
+        return result
+
+    @public
+    def all_to_all_async(self, send: Any, recv: Any = None, *, tag: int = 0) -> AsyncReduceHandle:
+        """Like `all_to_all`, but returns at once, as `all_reduce_async` does."""
+        return self._launch(arguments.all_to_all(send, recv, tag, self._world_size()))
+
+    @public
     def reduce_scatter(
         self,
         send: Any,

@@ -258,6 +258,11 @@ class Communicator(Collectives):
         return self._loop.options.peer_id.hex() if self._loop is not None else ""
 
     @property
+    def peer_ids(self) -> tuple[str, ...]:
+        """The `peer_id` of each member of this peer's group, in the order of rows and parts. It does not tell ranks."""
+        return tuple(sorted(peer_id.hex() for peer_id, _, _ in self._group_members()))
+
+    @property
     def world_size(self) -> int:
         """Members of this peer's group."""
         return len(self._group_members())

@@ -322,10 +322,10 @@ class ReduceInfo:
 
 @dataclass(frozen=True)
 class GatherResult:
-    """The result of `Communicator.all_gather`. Rows are in order of peer ids, the same on all peers.
+    """The result of `Communicator.all_gather` or `all_to_all`. Rows are in order of peer ids.
 
     Attributes:
-        tensor: of shape `(len(peers), *send.shape)`: one row per peer.
+        tensor: one row per peer: of shape `(len(peers), *send.shape)`, or of an all-to-all `send.shape`.
         peers: the peers' names, by row.
         peer_ids: the peers' unique ids, by row.
         row: index of this peer's row.

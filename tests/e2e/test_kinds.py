@@ -50,6 +50,15 @@ def reduce_scatter(peer: Peer, tensor: Array, is_root: bool) -> dict[str, Any]:
     return {"size": len(result.peers), "factor": factor, "right": right, "part": (start, result.part.stop)}
 
 
+def all_to_all(peer: Peer, tensor: Array, is_root: bool) -> dict[str, Any]:
+    size = peer.comm.world_size
+    result = peer.comm.all_to_all(tensor[: COUNT // size * size].reshape(size, -1))
+    row = slice(result.row * (COUNT // size), (result.row + 1) * (COUNT // size))
+    factors = [int(got[1] - got[0]) for got in result.tensor]
+    right = all(bool((got == input_of(f)[row]).all()) for got, f in zip(result.tensor, factors, strict=True))
+    return {"size": len(result.peers), "factor": sum(factors), "right": right}
+
+
 def work(peer: Peer, call: Callable[..., dict[str, Any]], seed: int, is_root: bool) -> dict[str, Any]:
     """Makes a call again and again until a peer is lost, and then once more with those who are left.
 
@@ -96,6 +105,7 @@ CASES = [
     pytest.param(broadcast, 0, 1, id="broadcast, a receiver dies"),
     pytest.param(all_gather, 0, 1, id="all_gather"),
     pytest.param(reduce_scatter, 0, 1, id="reduce_scatter"),
+    pytest.param(all_to_all, 0, 1, id="all_to_all"),
 ]
 
 

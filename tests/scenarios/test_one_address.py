@@ -83,12 +83,16 @@ def test_a_lone_newcomer_yields_however_often_the_master_died(restarts: int) -> 
     for _ in range(3):
         world.settle([newcomer.topology()])
     world.join(peers, "m")
-    asked = newcomer.topology(TopologyKind.PENDING)
-    while newcomer.state is State.MEMBER:  # So that a call is open when the run yields.
-        world.run(0.001)
-        asked = newcomer.topology(TopologyKind.PENDING) if asked.has_ended else asked
+    asked = [newcomer.topology(TopologyKind.PENDING)]
+
+    def has_yielded() -> bool:  # It always has an open call, so also when the run yields.
+        if asked[-1].has_ended and newcomer.state is State.MEMBER:
+            asked.append(newcomer.topology(TopologyKind.PENDING))
+        return newcomer.state is State.RETURNING
+
+    world.until(has_yielded, what="the yielding")
     alone, pending, waiting = newcomer.reduce(), newcomer.topology(TopologyKind.PENDING), newcomer.topology()
-    assert isinstance(alone.result, TooFewPeers) and asked.result == pending.result == 1 and not waiting.has_ended
+    assert isinstance(alone.result, TooFewPeers) and asked[-1].result == pending.result == 1 and not waiting.has_ended
     world.until(lambda: all(peer.machine.run_id == run_id for peer in [*peers, newcomer]), what="the old run")
     world.run(0.5)
     calls = [peer.topology() for peer in peers]

@@ -76,7 +76,7 @@ class PendingCall:
         self.place = owners.index(rank)
         self.algorithm = Algorithm(start.algorithm)
         recv = self.recv_for(len(order), self.place)
-        if kind is CollectiveKind.ALL_REDUCE:
+        if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL):
             owners = ()
         elif kind is CollectiveKind.BROADCAST:
             owners = (0,)  # The ring begins with the root.
