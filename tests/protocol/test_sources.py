@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zpccl.protocol.election import elect
@@ -16,11 +16,15 @@ from .harness import entry, sync_spec
 
 NAMES = "abcde"
 PAIRS = [one + other for one in NAMES for other in NAMES if one < other]
+
+
+def offer(revision: int, free: str, contents: str, strategy: int = 0) -> SyncSpec:
+    return sync_spec(revision, entry("free", free, free=True), entry("w", contents), strategy=strategy)
+
+
 offers_strategy = st.lists(
     st.builds(
-        lambda revision, free, contents, strategy: sync_spec(
-            revision, entry("free", free, free=True), entry("w", contents), strategy=strategy
-        ),
+        offer,
         st.sampled_from([0, 1, 1]),
         st.sampled_from("xyz"),
         st.sampled_from("xy"),
@@ -51,7 +55,12 @@ def contents(peer: Peer, offers: dict[Peer, SyncSpec], found: Sources) -> dict[s
     return own | {e.key: e.digest for e in found.fetch[peer]}
 
 
+SATISFIED = [offer(0, "x", "x"), offer(1, "x", "y"), offer(0, "x", "x", 2), offer(1, "y", "x"), offer(0, "y", "y")]
+"""With the values of d, e needs nothing any more, and is the only one whom a reaches."""
+
+
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
+@example(SATISFIED, frozenset(("ab", "ad", "be")))
 def test_whoever_is_named_has_what_is_fetched(made: list[SyncSpec], down: frozenset[str]) -> None:
     """S5, L2: and over a link that is there; a source without fetching anything, a partial seed in the end."""
     peers = peers_of(len(made))

@@ -58,7 +58,7 @@ def find_sources(
     found = Sources(fetch=dict(fetch), without=[peer for peer in present if fetch[peer]])
     others = [peer for peer in present if not fetch[peer] and peer not in holders]
     levels = [list(holders), others]
-    for depth, level in enumerate(levels):
+    for level in levels:
         reached: list[Peer] = []
         for peer in found.without:
             near = linked(peer, level)
@@ -66,8 +66,10 @@ def find_sources(
             if same:
                 found.fetch[peer] = entries
                 reached.append(peer)
-                if depth < 2:
-                    found.sources[peer] = tuple(same)
+                # A peer may need nothing any more with the values of its own source: then it has all of it now.
+                complete = tuple(source for source in same if not found.fetch[source])
+                if complete:
+                    found.sources[peer] = complete
         found.without = [peer for peer in found.without if peer not in reached]
         if reached and found.without:
             levels.append(reached)
