@@ -220,8 +220,8 @@ partial-seeds-with-other-contents: protocol.sources:_FreeKeys.have_same (unit te
   + return len(entries) == len(fetch[peer])
 partial-seed-taken-for-a-source: protocol.sources:find_sources (unit tests)
   L2: a peer waits for a partial seed as if it were complete
-  - depth < 2
-  + depth < 9
+  - tuple(source for source in same if not found.fetch[source])
+  + tuple(same)
 revision-of-a-sync-not-noted: protocol.kinds.sync:StateSyncs.restore_last (unit tests)
   S5: a peer that is ahead of the run wins the next election
   - self.last_revision[group] = revision
