@@ -133,7 +133,7 @@ class Kicked(PCCLError):
 
 
 class PeerUnreachable(PCCLError):
-    """No data connection to another peer could be made.
+    """No data connection to another peer could be made or, in an all-to-all, there is none between two members.
 
     Attributes:
         peers: names of the peers concerned.
