@@ -544,7 +544,9 @@ class Lineage(Checker):
         self._newest[master.lifetime, key[0]] = key
         if key in self._lists:
             return
-        reported = self._reported.get(master.lifetime, {})
+        index, crashes, generation = master.lifetime
+        # A master that yields to another run has had its reports while it still led its own.
+        reported = self._reported.get((index, crashes, generation - 1), {}) | self._reported.get(master.lifetime, {})
         known = [(k, self._lists[k].members) for k in reported if k[0] == key[0] and k in self._lists]
         if newest is not None:
             parents = [newest]
