@@ -24,11 +24,10 @@ from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
 
 from e2e.harness import HANG_SECONDS, until
-from e2e.networks import wait_for_resends
+from e2e.networks import connection, datagram_socket, is_running, wait_for_resends
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-PORT = 5000
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 COUNT = 5000
 """Datagrams that losses are counted by."""
@@ -43,31 +42,6 @@ def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwor
         pytest.skip(str(error))
     with network:
         yield network
-
-
-def datagram_socket(network: EmulatedNetwork, host: int) -> socket.socket:
-    """A UDP socket on a host, with room for all that a test sends."""
-
-    def make() -> socket.socket:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        made.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE, asm-generic/socket.h
-        made.bind((network.address(host), PORT))
-        made.settimeout(HANG_SECONDS)
-        return made
-
-    return network.run(host, make)
-
-
-@contextlib.contextmanager
-def connection(network: EmulatedNetwork, one: int, other: int) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A TCP connection between two hosts: its two ends."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(network.run(other, lambda: socket.create_server((network.address(other), 0))))
-        address = listener.getsockname()
-        dialled = stack.enter_context(network.run(one, lambda: socket.create_connection(address, HANG_SECONDS)))
-        accepted = stack.enter_context(listener.accept()[0])
-        accepted.settimeout(HANG_SECONDS)
-        yield dialled, accepted
 
 
 def flood(network: EmulatedNetwork, count: int, size_bytes: int) -> list[int]:
@@ -249,14 +223,6 @@ def test_the_emulator_ends_with_its_network_and_with_its_owner() -> None:
     )
     assert killed.returncode == -signal.SIGKILL
     until(lambda: not is_running(int(killed.stdout)), "the end of the emulator")
-
-
-def is_running(pid: int) -> bool:
-    """True if there is such a process, and it is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,18 @@ def one_master(names: str) -> tuple[World, list[Peer]]:
     return world, world.begin_run(names, ONE)
 
 
+def begin_beside(world: World, peers: list[Peer]) -> Peer:
+    """The members are cut off, the master is restarted, and a newcomer begins a run of its own there."""
+    world.cut(peers, "m")
+    world.kill_master("m")
+    world.run(5)
+    world.start_master("m", 500)
+    newcomer = world.peer("n", ONE)
+    newcomer.connect()
+    world.until(lambda: newcomer.state is State.MEMBER, what="a run of its own")
+    return newcomer
+
+
 def check_all_go_on(world: World, peers: list[Peer], run_id: bytes) -> None:
     """L3: nobody was removed, and all can reduce with each other in the old run."""
     for peer in peers:
@@ -68,14 +80,7 @@ def test_a_lone_newcomer_yields_however_often_the_master_died(restarts: int) -> 
     dies again, nobody takes the rounds of that run for rounds of the members.
     """
     world, peers = one_master("pqr")
-    run_id = peers[0].machine.run_id
-    world.cut(peers, "m")
-    world.kill_master("m")
-    world.run(5)
-    world.start_master("m", 500)
-    newcomer = world.peer("n", ONE)
-    newcomer.connect()
-    world.until(lambda: newcomer.state is State.MEMBER, what="a run of its own")
+    run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
     for salt in range(restarts):
         world.kill_master("m")
         world.start_master("m", 600 + salt)
@@ -108,14 +113,7 @@ def test_members_of_two_runs_that_come_at_the_same_time() -> None:
     """S6: of two runs that a new master finds, that of more members goes on; the other one, which has decided nothing,
     joins it."""
     world, peers = one_master("pqr")
-    run_id = peers[0].machine.run_id
-    world.cut(peers, "m")
-    world.kill_master("m")
-    world.run(5)
-    world.start_master("m", 500)
-    newcomer = world.peer("n", ONE)
-    newcomer.connect()
-    world.until(lambda: newcomer.state is State.MEMBER, what="a run of its own")
+    run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
     world.kill_master("m")
     world.join(peers, "m")
     world.run(1)
