@@ -632,9 +632,8 @@ class MasterMachine:
                 return
         self.operations.answer_withdrawals()
         if not self.registry.order:
-            for peer in self.registry.connected_pending()[
-                :1
-            ]:  # An empty run admits at once, ready or not: nobody has state.
+            # An empty run admits at once, ready or not: nobody has state.
+            for peer in self.registry.connected_pending()[:1]:
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
         self._losses.settle()

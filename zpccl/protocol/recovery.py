@@ -31,6 +31,7 @@ class History:
         adopted_term: the highest term in which a reporting peer was led.
         round, round_value: the last complete round of topology votes that any peer knows.
         outcomes: how attempts ended, by attempt id.
+        has_decided: any peer knows of an operation that was planned or decided.
     """
 
     def __init__(self, run_id: bytes, reports: Iterable[RunReport]) -> None:
@@ -43,6 +44,7 @@ class History:
         self.round_value = 0
         self._rounds: dict[bytes, int] = {}  # By member: the last round that it knows.
         self.outcomes: dict[int, Decision] = {}
+        self.has_decided = False
         self._calls: dict[int, dict[bytes, int]] = {}  # By attempt: its participants and their call ids.
         self._running: list[tuple[bytes, Running]] = []  # With the id of the reporting peer.
         self._last_syncs: dict[int, Decision] = {}  # By group.
@@ -58,6 +60,7 @@ class History:
         if report.round > self.round:
             self.round, self.round_value = report.round, report.round_value
         self._rounds[report.hello.peer_id] = report.round
+        self.has_decided = self.has_decided or has_decided(report)
         for outcome in report.outcomes:
             known = self.outcomes.get(outcome.attempt_id)
             if known is None or len(known.calls) < len(outcome.calls):
@@ -69,11 +72,6 @@ class History:
         last, group = report.last_sync, report.hello.group
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
             self._last_syncs[group] = self._newer_syncs[group] = last
-
-    @property
-    def has_decided(self) -> bool:
-        """True if any peer knows of an operation that was planned or decided."""
-        return bool(self.outcomes or self._running or self._last_syncs)
 
     def calls_of(self, outcome: Decision) -> dict[bytes, int]:
         """The participants of an outcome, with call ids: from the outcome, else from reports that the attempt runs."""
