@@ -592,6 +592,14 @@ undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit te
   S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there
   - report.hello.run_id != self.run_id and not has_decided(report)
   + False
+undecided-member-comes-late: protocol.peer:PeerMachine._may_join_instead (unit tests)
+  S6: a member of a run that has decided nothing is removed, because the members of another one came before it
+  - return is_of_other_run and is_alone and not has_decided(self._run_report())
+  + return False
+member-of-a-run-joins-another: protocol.peer:PeerMachine._may_join_instead (unit tests)
+  L3: a member whose run has decided something goes over to another run without a word
+  - return is_of_other_run and is_alone and not has_decided(self._run_report())
+  + return is_of_other_run and is_alone
 rounds-of-another-run: protocol.peer:PeerMachine._register (unit tests)
   S6: a peer reports the rounds of the run that yielded, and members are removed for having missed them
   - self._memory = Memory()

@@ -124,6 +124,34 @@ def test_members_of_two_runs_that_come_at_the_same_time() -> None:
     check_all_go_on(world, [*peers, newcomer], run_id)
 
 
+@pytest.mark.parametrize("operations", [0, 1])
+def test_a_lone_newcomer_that_comes_after_the_members(operations: int) -> None:
+    """S6: the members have gone on with their run when it comes. It waits to be admitted, since its run has decided
+    nothing; and if it has, the newcomer is told that there is no way back."""
+    world, peers = one_master("pqr")
+    run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
+    if operations:
+        other = world.peer("o", ONE)
+        other.connect()
+        world.run(0.5)
+        world.admit([newcomer], [other])
+        world.settle([newcomer.reduce(), other.reduce()])
+    late = [newcomer, other] if operations else [newcomer]
+    world.cut(late, "m")
+    world.kill_master("m")
+    world.join(peers, "m")
+    world.start_master("m", 600)
+    world.settle([peer.reduce() for peer in peers])
+    world.join(late, "m")
+    world.until(lambda: newcomer.state is not State.MEMBER, what="the answer of the master")
+    if operations:
+        assert isinstance(newcomer.machine.error, Kicked)
+        return check_all_go_on(world, peers, run_id)
+    world.run(0.5)
+    world.admit(peers, [newcomer])
+    return check_all_go_on(world, [*peers, newcomer], run_id)
+
+
 @pytest.mark.parametrize("salts", [(3000, 500), (500, 3000), (500, 500)])
 def test_hole7e_a_crash_loop_removes_nobody(salts: tuple[int, int]) -> None:
     """L3: one of three has heard of a master that died at once, and comes late to the next: all stay members."""

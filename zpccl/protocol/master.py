@@ -54,6 +54,7 @@ from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise
 from zpccl.protocol.losses import Losses, Network
 from zpccl.protocol.master_list import CommonList
 from zpccl.protocol.membership import Outbox, Peer, Phase, Registry, Standing, names
+from zpccl.protocol.memory import has_decided
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
@@ -73,7 +74,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.operation import Operations
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.recovery import History, has_decided, is_plausible
+from zpccl.protocol.recovery import History, is_plausible
 from zpccl.protocol.stragglers import Stragglers
 from zpccl.protocol.takeover import TakeOver
 

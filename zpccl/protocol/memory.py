@@ -141,6 +141,11 @@ class Memory:
         )
 
 
+def has_decided(report: RunReport) -> bool:
+    """True if a peer knows of an operation of its run that was planned or decided."""
+    return bool(report.outcomes or report.running or report.last_sync)
+
+
 def _without(gone: Collection[bytes], outcome: Decision) -> Decision:
     if not any(peer_id in gone for peer_id in outcome.order):
         return outcome

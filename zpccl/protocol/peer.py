@@ -6,7 +6,7 @@
     Refused: UNREGISTERED         Hello               Hello, links    Hello, links, calls   Hello, links
     Refused: REPORT               Hello               RunReport [2]   RunReport [2]         Hello
     Refused: YIELDED              Hello               Hello           RETURNING, Hello      Hello
-    Refused: UNKNOWN_SESSION      next master [3][4]  CONNECTING [3]  next master [3]       Hello, as a newcomer [3]
+    Refused: UNKNOWN_SESSION      next master [3][4]  CONNECTING [3]  next master [3][7]    Hello, as a newcomer [3]
     Refused: NO_RUN               next master         next master     next master           next master
     Refused: NO_QUORUM            next master [4]     next master     next master           next master
     Refused: FULL, OTHER_MASTERS  CLOSED              CLOSED          CLOSED                CLOSED
@@ -23,6 +23,7 @@
     [3] With one master: CLOSED. A member also closes if it was removed by a committed list later than its own.
     [4] CLOSED if no try is left, or if all masters are of other versions. [5] Not while a master leads this peer.
     [6] The session connects again, and "next master" means the same one if there is only one.
+    [7] As YIELDED if the one master leads another run, and this peer's run has decided nothing.
 
 On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
 the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
@@ -96,7 +97,7 @@ from zpccl.protocol.effects import (
 )
 from zpccl.protocol.leadership import Acceptor, Promise
 from zpccl.protocol.master_list import MasterList
-from zpccl.protocol.memory import Memory
+from zpccl.protocol.memory import Memory, has_decided
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
@@ -120,6 +121,7 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     Report,
+    RunReport,
     Spec,
     TopologyKind,
     TopologySpec,
@@ -464,8 +466,12 @@ class PeerMachine:
             return self._send(self._hello())
         self._miss_master(now_ns)
         self._masters.stay(now_ns)
+        self._send(self._run_report())
+        return None
+
+    def _run_report(self) -> RunReport:
         members = self.members if self.state is State.MEMBER else ()
-        report = self._memory.report(
+        return self._memory.report(
             self._hello(),
             self._oldest_call_id(),
             self.epoch if members else 0,
@@ -474,8 +480,6 @@ class PeerMachine:
             self._parent if members else 0,
             self.calls.values(),
         )
-        self._send(report)
-        return None
 
     def _oldest_call_id(self) -> int:
         return min(self.calls, default=self._next_call_id)
@@ -547,7 +551,7 @@ class PeerMachine:
             self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
             self._promise(message, now_ns)
-        elif message.refusal is Refusal.YIELDED:
+        elif message.refusal is Refusal.YIELDED or self._may_join_instead(message):
             self._on_yielded(now_ns)
         elif message.refusal is Refusal.OTHER_MASTERS:
             self._close(InvalidUsage(f"{self._masters.address}: {message.reason}"))
@@ -564,6 +568,12 @@ class PeerMachine:
             self._on_try_failed(message.reason, now_ns)
         else:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
+
+    def _may_join_instead(self, message: Refused) -> bool:
+        """True if the one master now leads another run, while the run of this member has decided nothing."""
+        is_of_other_run = message.refusal is Refusal.UNKNOWN_SESSION and message.run_id not in (NO_ID, self.run_id)
+        is_alone = self.state is State.MEMBER and not self._masters.has_others
+        return is_of_other_run and is_alone and not has_decided(self._run_report())
 
     def _is_final(self, message: Refused) -> bool:
         """True if a committed list that is later than this peer's has removed it."""

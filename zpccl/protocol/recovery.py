@@ -10,12 +10,8 @@ from collections.abc import Container, Iterable
 
 from zpccl import limits
 from zpccl.protocol.leadership import MemberList, descend
+from zpccl.protocol.memory import has_decided
 from zpccl.protocol.messages import Decision, Member, Running, RunReport
-
-
-def has_decided(report: RunReport) -> bool:
-    """True if a peer knows of an operation of its run that was planned or decided."""
-    return bool(report.outcomes or report.running or report.last_sync)
 
 
 class History:
