@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from brokers import RUN, Broker, shake_hands
 from e2e.harness import HANG_SECONDS, until
-from e2e.strangers import raw
+from e2e.strangers import raw, read
 
 from zpccl import limits
-from zpccl.control.handshake import LinkHello
+from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
 from zpccl.protocol.messages import Neighbour
 
 
@@ -129,3 +129,23 @@ def test_a_link_that_is_not_wanted_any_more_is_not_dialled(pair: tuple[Broker, B
             connection.settimeout(HANG_SECONDS)
             until(lambda: not connection.recv(4096), "the end of the connection")
     assert one.failures.empty() and one.links.empty()
+
+
+def test_a_hello_that_was_too_early_for_too_long_spoils_no_later_one(
+    pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of the same sender wait until this peer hears of it. The time of the first one is up before."""
+    one, other = pair
+    monkeypatch.setattr("zpccl.control.links._TIMEOUT_S", 1)
+    hello = LinkHello(RUN, one.peer_id, other.peer_id, b"m" * 16, 0, 1)
+    with raw(other.address) as first, raw(other.address) as stranger:
+        first.sendall(LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, 0, 1).encode())
+        stranger.sendall(LinkHello(RUN, one.peer_id, b"somebody else...", b"n" * 16, 0, 1).encode())
+        read(stranger, SIGNAL_BYTES)  # It is refused, so the first connection has been accepted.
+        monkeypatch.setattr("zpccl.control.links._TIMEOUT_S", HANG_SECONDS)
+        with raw(other.address) as second:
+            second.sendall(hello.encode())
+            assert first.recv(1) == b""
+            other.meet(one)
+            second.sendall(accepted(hello, read(second, SIGNAL_BYTES), b"").encode(Signal.COMMIT))
+            assert other.link().peer_id == one.peer_id

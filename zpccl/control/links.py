@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address, reachable_at
@@ -179,8 +180,9 @@ class LinkBroker:
         self._refusals = RefusalLog(logger)
         self.addresses = reachable_at(listener, advertise)
         self._run_id = b""
-        self._wanted: dict[bytes, asyncio.Event] = {}  # Set once a neighbour is wanted; kept while somebody waits.
-        self._keys: dict[bytes, bytes] = {}  # Of the links to neighbours, by peer id.
+        self._keys: dict[bytes, bytes] = {}  # Of the links to neighbours that are wanted, by peer id.
+        self._arrivals: WeakValueDictionary[bytes, asyncio.Event] = WeakValueDictionary()
+        """Set once a neighbour is wanted; as long as a connection waits for that."""
         self._dials: dict[bytes, asyncio.Task[None]] = {}
         self._incoming: dict[tuple[bytes, bytes], _IncomingLink] = {}  # By sender and nonce.
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -252,21 +254,19 @@ class LinkBroker:
         if self._requires_keys and not neighbour.link_key:
             return self._on_failed(neighbour.peer_id, "the master gave no key for it, and this run has a secret")
         self._keys[neighbour.peer_id] = neighbour.link_key
-        self._want(neighbour.peer_id).set()
+        arrival = self._arrivals.pop(neighbour.peer_id, None)
+        if arrival is not None:
+            arrival.set()
         if neighbour.dial and neighbour.peer_id not in self._dials:
             task = self._loop.create_task(self._dial(neighbour))
             self._dials[neighbour.peer_id] = task
 
     def _forget(self, peer_id: bytes) -> None:
-        self._wanted.pop(peer_id, None)
         self._keys.pop(peer_id, None)
         task = self._dials.pop(peer_id, None)
         if task is not None:
             task.cancel()
         self._drop_link(peer_id)
-
-    def _want(self, peer_id: bytes) -> asyncio.Event:
-        return self._wanted.setdefault(peer_id, asyncio.Event())
 
     async def _accept_until_stopped(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
@@ -322,12 +322,9 @@ class LinkBroker:
         if hello.receiver != self._peer_id:
             await self._loop.sock_sendall(connection, encode_refusal())
             raise HandshakeError("it is for another peer")
-        wanted = self._want(hello.sender)
-        try:
-            await wanted.wait()
-        finally:
-            if not wanted.is_set() and self._wanted.get(hello.sender) is wanted:
-                del self._wanted[hello.sender]
+        if hello.sender not in self._keys:
+            arrival = self._arrivals.setdefault(hello.sender, asyncio.Event())
+            await arrival.wait()
         if hello.run_id != self._run_id:
             await self._loop.sock_sendall(connection, encode_refusal())
             raise HandshakeError("it is of another run")
