@@ -68,14 +68,15 @@ class Communicator(Collectives):
         secret: text from `zpccl keygen`: the secret of the run, or this peer's private key (ZPCCL_SECRET, or the file
             that ZPCCL_SECRET_FILE names). Without one, so must be the master.
         master_key: public key of the master, where `secret` is a private key (ZPCCL_MASTER_KEY).
-        encrypt: whether tensors and state travel encrypted (ZPCCL_ENCRYPT: 1 or 0). True: always; links with peers that
-            cannot are refused. False: never; connections are only authenticated. Left out: where there is a secret and
-            both sides have PyNaCl, the extra `secure`; a warning tells of links that are not.
+        encrypt: whether tensors and state travel encrypted (ZPCCL_ENCRYPT: 1 or 0), the same for all peers of a run.
+            True needs a secret, and PyNaCl, the extra `secure`. False: connections are only authenticated. Left out:
+            True with a secret.
         upload_limit: bytes a second at most that this peer sends of shared state, 1 MiB or more, so that state for
             newcomers leaves room for training (ZPCCL_UPLOAD_LIMIT). Left out: no limit.
 
     Raises:
-        InvalidArgument: an argument that can never be right, or `encrypt=True` without a secret or without PyNaCl.
+        InvalidArgument: an argument that can never be right, `encrypt=True` without a secret, or a secret without
+            PyNaCl and without `encrypt=False`.
     """
 
     @public

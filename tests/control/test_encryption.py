@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,12 +30,9 @@ def has(monkeypatch: pytest.MonkeyPatch, *available: Cipher) -> None:
     monkeypatch.setattr(encryption, "available", lambda: dict.fromkeys(available))
 
 
-def test_with_a_secret_data_is_encrypted_where_both_can() -> None:
-    assert ciphers_to_offer(None, has_secret=True) == (*ALL, Cipher.PLAIN)
-
-
-def test_who_insists_offers_nothing_less() -> None:
-    assert ciphers_to_offer(True, has_secret=True) == ALL
+@pytest.mark.parametrize("encrypt", [None, True])
+def test_with_a_secret_nothing_less_is_offered(encrypt: bool | None) -> None:
+    assert ciphers_to_offer(encrypt, has_secret=True) == ALL
 
 
 @pytest.mark.parametrize("encrypt", [None, False])
@@ -44,20 +40,13 @@ def test_without_a_secret_nothing_is(encrypt: bool | None) -> None:
     assert ciphers_to_offer(encrypt, has_secret=False) == (Cipher.PLAIN,)
 
 
-def test_without_pynacl_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where nobody wants encryption: every warning is an error here."""
+def test_a_secret_needs_pynacl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where nobody wants encryption. The error says what to install, and how to do without."""
     has(monkeypatch)
-    with pytest.warns(RuntimeWarning, match=r"zpccl\[secure\]"):
-        assert ciphers_to_offer(None, has_secret=True) == (Cipher.PLAIN,)
+    with pytest.raises(InvalidArgument, match=r"zpccl\[secure\].*encrypt=False"):
+        zpccl.Communicator("127.0.0.1:1", secret=new_secret())
     assert ciphers_to_offer(False, has_secret=True) == (Cipher.PLAIN,)
     assert ciphers_to_offer(None, has_secret=False) == (Cipher.PLAIN,)
-
-
-def test_the_warning_points_at_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    has(monkeypatch)
-    with pytest.warns(RuntimeWarning) as caught:
-        zpccl.Communicator("127.0.0.1:1", secret=new_secret())
-    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
 
 
 def test_insisting_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_connections_beyond_the_bounds(index: int, count: int) -> None:
 @pytest.mark.parametrize("signal", list(Signal))
 @pytest.mark.parametrize("expected", [Signal.ACCEPT, Signal.COMMIT, Signal.READY])
 def test_signals(signal: Signal, expected: Signal) -> None:
-    text = {Signal.REFUSE: "refused", Signal.DISAGREE: "insists on encryption"}.get(signal)
+    text = {Signal.REFUSE: "refused", Signal.DISAGREE: "one side encrypts"}.get(signal)
     data = encode_refusal(signal) if text else TRANSCRIPT.encode(signal)
     assert len(data) == SIGNAL_BYTES
     if signal is expected:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 
 from zpccl.engine.ciphers import Cipher, available
 from zpccl.errors import InvalidArgument
@@ -16,12 +15,12 @@ def ciphers_to_offer(encrypt: bool | None, *, has_secret: bool) -> tuple[Cipher,
     """The ciphers that this peer offers for its links, best first.
 
     Args:
-        encrypt: True: encrypted links only. False: no encrypted links. None: encrypted if both sides can, unless
-            ZPCCL_ENCRYPT is set to 1 or 0.
+        encrypt: True: encrypted links only. False: no encrypted links. None: as ZPCCL_ENCRYPT says, 1 or 0; where it
+            is not set, True with a secret.
         has_secret: without a secret there are no keys, and nothing is encrypted.
 
     Raises:
-        InvalidArgument: encryption is required, but there is no secret or no PyNaCl; or the option is not a bool.
+        InvalidArgument: encryption is required, but there is no PyNaCl, or no secret; or the option is not a bool.
     """
     source = "encrypt="
     if encrypt is None and "ZPCCL_ENCRYPT" in os.environ:
@@ -34,11 +33,9 @@ def ciphers_to_offer(encrypt: bool | None, *, has_secret: bool) -> tuple[Cipher,
         raise InvalidArgument(f"encrypt={encrypt!r} is not True, False or None")
     if encrypt and not has_secret:
         raise InvalidArgument(f"{source} asks for encryption, which needs a secret; set ZPCCL_SECRET or secret=")
-    if encrypt and not available():
-        raise InvalidArgument(f"{source} asks for encryption, but {_NEEDS_PYNACL}")
     if encrypt is False or not has_secret:
         return (Cipher.PLAIN,)
     if not available():
-        text = f"this run has a secret, but its data travels unencrypted: {_NEEDS_PYNACL}; or say encrypt=False"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)  # At the user's call of Communicator.
-    return tuple(available()) if encrypt else (*available(), Cipher.PLAIN)
+        reason = f"{source} asks for it" if encrypt else "this run has a secret; encrypt=False leaves data unencrypted"
+        raise InvalidArgument(f"{_NEEDS_PYNACL} ({reason})")
+    return tuple(available())

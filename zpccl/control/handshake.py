@@ -224,7 +224,7 @@ def _unpack(data: bytes, expected: Signal) -> tuple[bytes, int, bytes, bytes]:
     if kind == Signal.REFUSE:
         raise HandshakeError("the other side refused: it is another peer, or does not expect this one")
     if kind == Signal.DISAGREE:
-        raise HandshakeError("one side insists on encryption and the other does not encrypt (encrypt=, or no PyNaCl)")
+        raise HandshakeError("one side encrypts and the other does not (encrypt=)")
     if kind != expected:
         raise HandshakeError(f"message {kind} instead of {expected.name}")
     return nonce, cipher, share, proof

@@ -389,9 +389,6 @@ class LinkBroker:
     def _tell_link(self, peer_id: bytes, sockets: list[socket.socket], cipher_keys: list[CipherKeys | None]) -> None:
         """Hands a link over: all its connections are encrypted, or none is."""
         encrypted = [keys for keys in cipher_keys if keys is not None]
-        if not encrypted and self._requires_keys and self._ciphers != (Cipher.PLAIN,):
-            text = "data to and from peer %s is not encrypted: it lacks PyNaCl, or has encrypt=False"
-            logger.warning(text, peer_id.hex())
         number = self._links[peer_id].number
         self._on_link(NewLink(peer_id, number, sockets, encrypted or None))
 
