@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
 import zpccl
-from e2e.harness import Peer, cluster
+from e2e.harness import Peer, cluster, sums
 from zpccl.errors import Result
 
 pytestmark = pytest.mark.e2e
@@ -44,6 +46,26 @@ def test_many_reduces_go_on_without_a_peer_that_is_killed() -> None:
     assert ended[0]["size"] == 3
     for tag, value in enumerate(ended[0]["values"]):
         assert value in (1111.0 + 4 * tag, 111.0 + 3 * tag)
+
+
+def fork_worker(peer: Peer) -> int:
+    """Forks a child that does nothing, as a DataLoader does. Returns its process id."""
+    pid = os.fork()
+    while pid == 0:
+        signal.pause()
+    return pid
+
+
+def test_a_worker_that_survives_its_trainer_does_not_hide_its_death() -> None:
+    """L2: it has inherited all connections, and closed them. Heartbeats would be missed too late for this test."""
+    with cluster("--heartbeat-timeout", "3000") as run:
+        members = run.members(3)
+        worker = members[2].call(fork_worker)
+        try:
+            members[2].signal(signal.SIGKILL)
+            assert sums(members[:2]) == [2.0, 2.0]
+        finally:
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_many_reduces_end_when_nobody_is_left() -> None:

@@ -30,6 +30,7 @@ from weakref import WeakValueDictionary
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address, reachable_at
 from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns
+from zpccl.control.forks import closed_in_children
 from zpccl.control.greeting import mechanism_of
 from zpccl.control.handshake import (
     HELLO_BYTES,
@@ -168,7 +169,7 @@ class LinkBroker:
         on_connection: Callable[[NewConnection], None] | None = None,
     ) -> None:
         self._peer_id = peer_id
-        self._listener = listener
+        self._listener = closed_in_children(listener)
         self._connection_count = connection_count
         self._on_link = on_link
         self._on_failed = on_failed
@@ -280,7 +281,7 @@ class LinkBroker:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection = closed_in_children(self._listener.accept()[0])
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # It is gone already.
             return
         except OSError as error:  # Descriptors or memory ran out. The connection waits; so do we.
@@ -368,7 +369,7 @@ class LinkBroker:
             raise HandshakeError("it is for a link that is not open")
         if transcript.cipher is not link.cipher:
             raise HandshakeError("the other connections of its link have another cipher")
-        taken = socket.socket(fileno=connection.detach())
+        taken = _taken(connection)
         ready = transcript.encode(Signal.READY)
         new = NewConnection(hello.sender, link.number, hello.index, hello.generation, taken, keys, ready)
         self._on_connection(new)
@@ -378,7 +379,7 @@ class LinkBroker:
         link.complete.set()
         sockets, cipher_keys = [], []
         for connection, transcript, keys in (link.sockets[index] for index in range(link.count)):
-            sockets.append(socket.socket(fileno=connection.detach()))
+            sockets.append(_taken(connection))
             # A fresh socket takes so few bytes at once; if not, the link is broken and the data plane will notice.
             with contextlib.suppress(OSError):
                 sockets[-1].send(transcript.encode(Signal.READY))
@@ -520,7 +521,7 @@ class LinkBroker:
         except socket.gaierror:
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, target = found[0]
-        connection = socket.socket(family, kind, protocol)
+        connection = closed_in_children(socket.socket(family, kind, protocol))
         try:
             connection.setblocking(False)
             await self._loop.sock_connect(connection, target)
@@ -561,6 +562,11 @@ def _new_share(is_needed: bool) -> tuple[bytes, bytes]:
         return b"", NO_SHARE
     private = os.urandom(SHARE_BYTES)
     return private, public_share(private)
+
+
+def _taken(connection: socket.socket) -> socket.socket:
+    """The same connection, which does not end with the task that made it."""
+    return closed_in_children(socket.socket(fileno=connection.detach()))
 
 
 def _peer_name(connection: socket.socket) -> str:

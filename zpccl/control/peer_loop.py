@@ -36,6 +36,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.calls import PendingCall
+from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
@@ -150,6 +151,7 @@ class PeerLoop:
         self._waiter = Waiter()
         self._endpoints = endpoints
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
+        self._connection: Descriptor | None = None  # Of the socket, which libzmq owns.
         self._socket, self._monitor = self._make_socket()
         self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
 
@@ -174,6 +176,7 @@ class PeerLoop:
         return dealer, monitor
 
     def _close_socket(self) -> None:
+        self._connection = None
         for source in (self._socket, self._monitor):
             self._waiter.unregister(source)
         self._socket.disable_monitor()
@@ -331,10 +334,14 @@ class PeerLoop:
         """What has become of the socket. What came before its end is handed over before that."""
         while True:
             try:
-                event = _SOCKET_EVENTS[parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]]
+                message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            if isinstance(event, events.SocketBroke):
+            event = _SOCKET_EVENTS[message["event"]]
+            if isinstance(event, events.TcpConnected):
+                self._connection = closed_in_children(Descriptor(message["value"]))
+            elif isinstance(event, events.SocketBroke):
+                self._connection = None
                 self._take_messages(now_ns)
             self._on_session(event, now_ns)
 

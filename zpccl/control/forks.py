@@ -1,0 +1,47 @@
+"""What a forked child closes, such as a worker of a DataLoader: its copies of the parent's connections and listeners.
+
+A connection ends when all its copies are closed. With one open in a child, the other end would not notice that the
+parent has died, until heartbeats are missing. The child closes them, which sends nothing; a shutdown would end the
+parent's connection. The sockets of open links belong to the engine, which does the same for them (native/engine.c).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import weakref
+from typing import TypeVar
+
+
+class Descriptor:
+    """A descriptor of somebody else's, who calls `detach` before it is closed."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def detach(self) -> int:
+        """Returns the descriptor, once; then -1."""
+        number, self._number = self._number, -1
+        return number
+
+
+_T = TypeVar("_T", Descriptor, socket.socket)
+_open: weakref.WeakSet[Descriptor | socket.socket] = weakref.WeakSet()
+
+
+def closed_in_children(source: _T) -> _T:
+    """Marks a socket or descriptor to be closed in each child that is forked while it is open. Returns it."""
+    _open.add(source)
+    return source
+
+
+def _close_all() -> None:
+    for source in list(_open):
+        descriptor = source.detach()
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # The engine has just taken it over, and has closed it here.
+                os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_all)
