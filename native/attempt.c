@@ -256,6 +256,15 @@ static int attempt_link(zp_engine *engine, zp__attempt *attempt, const zp_reduce
 	return 0;
 }
 
+/* Frames that the links of an attempt have moved, for any attempt. */
+static uint64_t link_frames(const zp__attempt *attempt)
+{
+	uint64_t frames = 0;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		frames += attempt->neighbours[i].link->moved_frames;
+	return frames;
+}
+
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 {
 	zp__attempt *attempt = NULL;
@@ -268,7 +277,8 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 			rc = attempt_link(engine, attempt, plan);
 	}
 	if (rc == 0) {
-		attempt->moved_ns = zp__now_ns();
+		attempt->due_ns = zp__now_ns() + zp__stall_timeout_ns(engine);
+		attempt->seen_link_frames = link_frames(attempt);
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
 		attempt->algorithm->start(attempt);
@@ -398,20 +408,47 @@ static const uint8_t *stall_fault(const zp__attempt *attempt)
 	return NULL;
 }
 
+/* A frame of the attempt was sent or received completely on this link. */
+void zp__attempt_moved(zp__attempt *attempt, zp__link *link)
+{
+	link->moved_frames++;
+	link->moved_ns = attempt->moved_ns = zp__now_ns();
+}
+
+/* An attempt has stalled when no frame of it was complete for a stall_timeout; what has moved of one that is not complete
+ * gives it more time, at RATE_MIN. Attempts take turns on a link, so frames of others count too, for a turn: else an
+ * attempt that a peer ignores would go on for as long as the others. */
+static void due_renew(zp__attempt *attempt, uint64_t now_ns)
+{
+	uint64_t bytes = attempt->tx_bytes + attempt->rx_bytes, all = link_frames(attempt);
+	uint64_t frames = attempt->tx_remaining + attempt->rx_remaining, moved_ns = attempt->moved_ns;
+	attempt->due_ns = zp__due_after(attempt->engine, attempt->due_ns, now_ns, bytes - attempt->seen_bytes);
+	attempt->seen_bytes = bytes;
+	if (frames != attempt->seen_frames)
+		attempt->seen_link_frames = all;
+	attempt->seen_frames = frames;
+	for (uint32_t i = 0; all - attempt->seen_link_frames <= ZP__TURN_FRAMES && i < attempt->neighbour_count; i++)
+		if (attempt->neighbours[i].link->moved_ns > moved_ns)
+			moved_ns = attempt->neighbours[i].link->moved_ns;
+	if (moved_ns + zp__stall_timeout_ns(attempt->engine) > attempt->due_ns)
+		attempt->due_ns = moved_ns + zp__stall_timeout_ns(attempt->engine);
+}
+
 uint64_t zp__attempts_check(zp_engine *engine, uint64_t now_ns)
 {
-	uint64_t next_ns = UINT64_MAX, timeout_ns = engine->config.stall_timeout_ms * (uint64_t)1000000;
+	uint64_t next_ns = UINT64_MAX;
 	for (uint32_t i = 0; engine->attempt_count && i < ZP__ATTEMPT_BUCKETS; i++) {
 		ZP__EACH(node, &engine->attempts[i])
 		{
 			zp__attempt *attempt = ZP__ELEMENT(node, zp__attempt, node);
 			if (attempt->done || attempt->status < 0 || attempt->ending)
 				continue;
-			uint64_t deadline_ns = attempt->moved_ns + timeout_ns;
-			if (deadline_ns <= now_ns)
+			if (attempt->due_ns <= now_ns)
+				due_renew(attempt, now_ns);
+			if (attempt->due_ns <= now_ns)
 				zp__attempt_fail(attempt, -ETIMEDOUT, stall_fault(attempt));
-			else if (deadline_ns < next_ns)
-				next_ns = deadline_ns;
+			else if (attempt->due_ns < next_ns)
+				next_ns = attempt->due_ns;
 		}
 	}
 	return next_ns;

@@ -97,6 +97,7 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	zp__list_init(&engine->channels);
 	zp__list_init(&engine->parked);
 	zp__list_init(&engine->queue.events);
+	zp__list_init(&engine->queue.messages);
 	zp__list_init(&engine->messages);
 	zp__list_init(&engine->buffers);
 	zp__list_init(&engine->registry_node);
@@ -213,11 +214,18 @@ int zp_engine_fd(zp_engine *engine)
 	return engine->queue.fd;
 }
 
+/* The event that is to be polled next, or NULL. */
+zp__event *zp__event_next(const zp__queue *queue)
+{
+	const zp__list *list = zp__list_empty(&queue->events) ? &queue->messages : &queue->events;
+	return zp__list_empty(list) ? NULL : ZP__ELEMENT(list->next, zp__event, node);
+}
+
 void zp__event_push(zp__queue *queue, zp__event *event)
 {
-	if (zp__list_empty(&queue->events))
+	if (!zp__event_next(queue))
 		zp__eventfd_signal(queue->fd);
-	zp__list_append(&queue->events, &event->node);
+	zp__list_append(event->event.kind == ZP_EVENT_MESSAGE ? &queue->messages : &queue->events, &event->node);
 }
 
 void zp__event_withdraw(zp_engine *engine, zp__event *event)
@@ -225,16 +233,15 @@ void zp__event_withdraw(zp_engine *engine, zp__event *event)
 	if (zp__list_empty(&event->node))
 		return;
 	zp__list_remove(&event->node);
-	if (zp__list_empty(&engine->queue.events))
+	if (!zp__event_next(&engine->queue))
 		zp__eventfd_drain(engine->queue.fd);
 }
 
 int zp_engine_poll(zp_engine *engine, zp_event *result)
 {
 	pthread_mutex_lock(&engine->mutex);
-	bool found = !zp__list_empty(&engine->queue.events);
-	if (found) {
-		zp__event *event = ZP__ELEMENT(engine->queue.events.next, zp__event, node);
+	zp__event *event = zp__event_next(&engine->queue);
+	if (event) {
 		*result = event->event;
 		zp__event_withdraw(engine, event);
 		if (event->event.kind == ZP_EVENT_LINK_LOST)
@@ -243,7 +250,7 @@ int zp_engine_poll(zp_engine *engine, zp_event *result)
 			zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
 	}
 	pthread_mutex_unlock(&engine->mutex);
-	return found;
+	return event != NULL;
 }
 
 bool zp__id_is_known(const zp_engine *engine, uint64_t id)

@@ -142,6 +142,7 @@ static void link_adopt(zp__link *link)
 		link->local && engine->config.local_senders_max ? engine->config.local_senders_max : UINT32_MAX;
 	link->open = true;
 	zp__list_append(&engine->links, &link->node);
+	engine->link_count++;
 	zp__thread_wake(&engine->threads[0]); /* It checks links for broken paths. */
 	for (uint32_t i = 0; i < link->connection_count; i++)
 		connection_adopt(&link->connections[i]);
@@ -275,6 +276,7 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 		return;
 	link->open = false;
 	zp__list_remove(&link->node);
+	link->engine->link_count--;
 	for (uint32_t i = 0; i < link->connection_count; i++) {
 		zp__connection *c = &link->connections[i];
 		c->closing = true;
@@ -381,13 +383,14 @@ static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, 
 	return now_ns - c->silent_ns >= timeout_ns;
 }
 
-/* Loses connections whose path is broken without a socket error. Checks all of them LOOKS_PER_TIMEOUT times per
- * path_timeout. Returns the next deadline. */
+/* Loses connections whose path is broken without a socket error, and links on which the body of a message does not come.
+ * Checks all of them LOOKS_PER_TIMEOUT times per timeout. Returns the next deadline. */
 uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 {
 	uint64_t timeout_ns = engine->config.path_timeout_ms * (uint64_t)1000000;
-	uint64_t interval_ns = timeout_ns / LOOKS_PER_TIMEOUT;
-	if (!timeout_ns || zp__list_empty(&engine->links))
+	uint64_t stall_ns = zp__stall_timeout_ns(engine);
+	uint64_t interval_ns = (timeout_ns && timeout_ns < stall_ns ? timeout_ns : stall_ns) / LOOKS_PER_TIMEOUT;
+	if (zp__list_empty(&engine->links))
 		return UINT64_MAX;
 	if (now_ns < engine->links_check_ns)
 		return engine->links_check_ns;
@@ -395,9 +398,13 @@ uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 	ZP__EACH(node, &engine->links)
 	{
 		zp__link *link = ZP__ELEMENT(node, zp__link, node);
-		for (uint32_t i = 0; link->open && i < link->connection_count; i++)
-			if (is_silent(&link->connections[i], now_ns, interval_ns, timeout_ns))
-				zp__connection_lose(&link->connections[i], -ETIMEDOUT);
+		for (uint32_t i = 0; link->open && i < link->connection_count; i++) {
+			zp__connection *c = &link->connections[i];
+			if (c->rx.message && c->rx.due_ns <= now_ns)
+				zp__link_lose(link, -ETIMEDOUT, true);
+			else if (timeout_ns && is_silent(c, now_ns, interval_ns, timeout_ns))
+				zp__connection_lose(c, -ETIMEDOUT);
+		}
 	}
 	return engine->links_check_ns;
 }

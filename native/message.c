@@ -1,10 +1,11 @@
 /* Messages on channels: frames that are delivered as events. Everything here runs under the lock.
  *
- * Bounds. Messages that are being received, or were received and not released, count against messages_queued_bytes_max
- * of the engine. At the bound, connections whose next frame is a message stop receiving, and TCP pushes back. Messages
- * that are queued, or sent and not acknowledged, count against the same bound per link, or a lower one of the caller's.
- * At the bound zp_message_post() fails, and a WRITABLE event follows. If there is no other message, one of any size is
- * accepted. */
+ * Bounds. Messages that are being received, or were received and not released, are charged with the memory they take,
+ * against messages_queued_bytes_max of the engine. At the bound a link is refused more than an equal share of it: its
+ * connections whose next frame is a message stop receiving, and TCP pushes back. So no link can take the room of others.
+ * A message whose body does not come loses its link (zp__links_check). Messages that are queued, or sent and not
+ * acknowledged, count against the same bound per link, or a lower one of the caller's. At the bound zp_message_post()
+ * fails, and a WRITABLE event follows. If a link has no other message, one of any size is accepted. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -97,6 +98,7 @@ int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 	channel->id = id;
 	zp__list_init(&channel->writable.node);
 	zp__list_init(&channel->own.events);
+	zp__list_init(&channel->own.messages);
 	channel->queue = fd < 0 ? &engine->queue : &channel->own;
 	channel->own.fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	int rc = fd >= 0 && channel->own.fd < 0 ? -errno : 0;
@@ -120,10 +122,10 @@ int zp_channel_close(zp_engine *engine, uint64_t id)
 	if (channel) {
 		zp__list_remove(&channel->node);
 		zp__event_withdraw(engine, &channel->writable);
-		ZP__EACH(node, &channel->queue->events)
+		ZP__EACH(node, &channel->queue->messages)
 		{
 			zp__event *event = ZP__ELEMENT(node, zp__event, node);
-			if (event->event.kind != ZP_EVENT_MESSAGE || event->event.id != id)
+			if (event->event.id != id)
 				continue;
 			zp__event_withdraw(engine, event);
 			zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
@@ -139,14 +141,22 @@ int zp_channel_poll(zp_engine *engine, uint64_t id, zp_event *result)
 {
 	pthread_mutex_lock(&engine->mutex);
 	zp__channel *channel = channel_find(engine, id);
-	bool found = channel && !zp__list_empty(&channel->own.events);
-	if (found) {
-		zp__event *event = ZP__ELEMENT(channel->own.events.next, zp__event, node);
+	zp__event *event = channel ? zp__event_next(&channel->own) : NULL;
+	if (event) {
 		*result = event->event;
 		zp__list_remove(&event->node);
 	}
 	pthread_mutex_unlock(&engine->mutex);
-	return found;
+	return event != NULL;
+}
+
+/* True if the link may receive `bytes` more. */
+static bool has_room(const zp__link *link, uint64_t bytes)
+{
+	const zp_engine *engine = link->engine;
+	uint64_t bound = engine->config.messages_queued_bytes_max;
+	return !link->received_bytes || engine->messages_bytes + bytes <= bound ||
+	       link->received_bytes + bytes <= bound / engine->link_count;
 }
 
 enum zp__verdict zp__message_admit(zp__connection *c)
@@ -155,31 +165,41 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	const zp__frame *frame = &c->rx.frame;
 	if (frame->lane || frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
 		return ZP__VIOLATION;
+	if (!c->link->open)
+		return ZP__DROP;
 	if (!channel_find(engine, frame->id))
 		return zp__id_is_known(engine, frame->id) ? ZP__DROP : ZP__PARK;
-	uint64_t bound = engine->config.messages_queued_bytes_max;
-	if (engine->messages_bytes && engine->messages_bytes + frame->length > bound)
+	uint64_t bytes = sizeof(zp__message_in) + frame->length;
+	if (!has_room(c->link, bytes))
 		return ZP__PARK;
-	zp__message_in *message = buffer_take(engine, sizeof *message + frame->length);
+	zp__message_in *message = buffer_take(engine, bytes);
 	if (!message)
-		message = buffer_new(sizeof *message + frame->length);
+		message = buffer_new(bytes);
 	if (!message)
 		return engine->messages_bytes ? ZP__PARK : ZP__NO_MEMORY;
+	message->link = c->link;
+	message->link->references++;
+	message->link->received_bytes += bytes;
 	message->bytes = frame->length;
 	zp__list_init(&message->event.node);
 	zp__list_append(&engine->messages, &message->node);
-	engine->messages_bytes += message->bytes;
+	engine->messages_bytes += bytes;
 	c->rx.message = message;
 	c->rx.body = message->body;
+	c->rx.due_ns = zp__now_ns() + zp__stall_timeout_ns(engine);
 	return ZP__ADMIT;
 }
 
 /* Frees a message that was received in part or completely, and unparks connections that waited for its bytes. */
 void zp__message_forget(zp_engine *engine, zp__message_in *message)
 {
-	engine->messages_bytes -= message->bytes;
+	uint64_t bytes = sizeof *message + message->bytes;
+	zp__link *link = message->link;
+	engine->messages_bytes -= bytes;
+	link->received_bytes -= bytes;
 	zp__list_remove(&message->node);
-	buffer_give(engine, message, sizeof *message + message->bytes);
+	buffer_give(engine, message, bytes);
+	zp__link_release(link);
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);

@@ -133,7 +133,8 @@ static void body_account(zp__connection *c, size_t n, size_t taken)
 	c->rx_bytes += n;
 	if (rx->attempt) {
 		rx->attempt->rx_bytes += taken;
-		rx->attempt->moved_ns = zp__now_ns();
+	} else {
+		rx->due_ns = zp__due_after(c->link->engine, rx->due_ns, zp__now_ns(), taken);
 	}
 }
 
@@ -195,7 +196,9 @@ static int body_step(zp__connection *c)
 		return rc;
 	pthread_mutex_lock(&engine->mutex);
 	if (rc == FRAME_DONE) {
-		if (!attempt)
+		if (attempt)
+			zp__attempt_moved(attempt, c->link);
+		else
 			zp__message_landed(c);
 		rx->attempt = NULL;
 		rx->stage = ZP__RX_HEADER;

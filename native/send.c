@@ -69,15 +69,15 @@ static bool frame_account(zp__connection *c, uint64_t n)
 	zp__transmit *tx = &c->tx;
 	tx->sent += n;
 	c->tx_bytes += n;
-	if (tx->attempt && n) {
+	if (tx->attempt)
 		tx->attempt->tx_bytes += n;
-		tx->attempt->moved_ns = zp__now_ns();
-	}
 	if (tx->sent < ZP__HEADER_BYTES + (uint64_t)tx->length)
 		return false;
 	zp__retransmit_sent(c);
-	if (tx->attempt)
+	if (tx->attempt) {
+		zp__attempt_moved(tx->attempt, c->link);
 		tx->attempt->algorithm->sent(tx->attempt, tx->slot);
+	}
 	free(tx->aside);
 	*tx = (zp__transmit){0};
 	return true;

@@ -80,10 +80,13 @@ typedef struct zp_engine zp_engine;
 
 typedef struct {
 	uint32_t thread_count;
-	uint32_t stall_timeout_ms; /* An attempt fails with -ETIMEDOUT when it moves no byte for this long. */
+	uint32_t stall_timeout_ms; /* An attempt fails with -ETIMEDOUT when it completes no frame for this long (attempt.c);
+				    * a link is lost on which a message stops for this long. */
 	uint32_t path_timeout_ms;  /* A link is lost when its other end acknowledges nothing for this long. 0: never. */
 	uint64_t message_bytes_max; /* A connection that announces a longer message is closed. */
-	uint64_t messages_queued_bytes_max; /* Bound on received, unreleased messages, and on each send queue. */
+	/* Bound on received, unreleased messages of all links; at the bound each may have an equal share. And on the
+	 * messages that one link has to send. */
+	uint64_t messages_queued_bytes_max;
 	uint32_t local_senders_max; /* Connections of a link within this host that send at the same time. 0: all. */
 } zp_engine_config;
 

@@ -45,6 +45,8 @@ struct iovec;
 #define ZP__SCRATCH_BYTES (64u << 10)
 #define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
 #define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
+#define ZP__RATE_MIN (16u << 10)  /* bytes per second that whatever moves must move on average */
+#define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */
 #define ZP__POOL_REGIONS_MAX 16u
 #define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* fits a message with one block of state */
 #define ZP__BUFFER_BYTES_MIN (256u << 10)	     /* smaller messages come from the heap */
@@ -97,13 +99,15 @@ typedef struct {
 } zp__event;
 
 typedef struct {
-	zp__list events;
-	int fd; /* an eventfd that is written when the first event comes */
+	zp__list events;   /* other than messages; they are polled first, so no peer can delay them with messages */
+	zp__list messages; /* MESSAGE events */
+	int fd;		   /* an eventfd that is written when the first event comes */
 } zp__queue;
 
 typedef struct {
 	zp__event event;
 	zp__list node;	/* in engine->messages from admission to release */
+	zp__link *link; /* from which it comes; a reference */
 	uint64_t bytes; /* of body */
 	uint8_t body[];
 } zp__message_in;
@@ -196,7 +200,9 @@ struct zp__attempt {
 	uint64_t resent_frames;
 	uint64_t digest;
 	uint64_t tx_bytes, rx_bytes;
-	uint64_t moved_ns; /* when the last byte moved */
+	uint64_t moved_ns; /* when the last frame was complete */
+	uint64_t due_ns;   /* it has stalled if nothing has moved until then (attempt.c) */
+	uint64_t seen_bytes, seen_frames, seen_link_frames; /* at the last look: moved, remaining, and moved by its links */
 	uint32_t pins;
 	int status;   /* negative once it failed */
 	bool done;    /* REDUCE_DONE was queued */
@@ -220,7 +226,8 @@ typedef struct {
 	uint32_t crc;
 	zp__attempt *attempt;
 	zp__slot *slot;
-	zp__message_in *message;
+	zp__message_in *message; /* written under the lock */
+	uint64_t due_ns;	 /* of a message: its link is lost if no byte comes until then. Under the lock */
 } zp__receive;
 
 typedef struct {
@@ -301,6 +308,9 @@ struct zp__link {
 	zp__list flows;	     /* flows with frames to send; the first one is next */
 	zp__list idle;	     /* connections that wait for a frame, longest first */
 	zp__flow messages;
+	uint64_t moved_frames;	 /* of attempts, sent and received completely */
+	uint64_t moved_ns;	 /* when the last of them was complete */
+	uint64_t received_bytes; /* charged for messages that are being received, or not released */
 	uint64_t message_bytes;	 /* queued, being sent, or not acknowledged */
 	uint64_t writable_bytes; /* WRITABLE is reported once message_bytes is at most this; UINT64_MAX: not wanted */
 	uint64_t resent_frames;
@@ -339,7 +349,8 @@ struct zp_engine {
 	uint32_t attempt_count;
 	zp__list buffers;
 	uint32_t buffer_count;	 /* in `buffers` */
-	uint64_t messages_bytes; /* received or being received, not released */
+	uint64_t messages_bytes; /* charged for messages of all links that are being received, or not released */
+	uint32_t link_count;	 /* in `links` */
 	zp__pool pool;
 	zp__list registry_node;	 /* in the process's list of engines */
 	zp__thread threads[];
@@ -368,6 +379,7 @@ void zp__copy_past_cache(void *to, const void *from, size_t bytes);
 void zp__copy_past_cache_done(void);
 
 /* engine.c */
+zp__event *zp__event_next(const zp__queue *queue); /* lock held */
 void zp__event_push(zp__queue *queue, zp__event *event); /* lock held */
 void zp__event_withdraw(zp_engine *engine, zp__event *event); /* lock held */
 void zp__id_note(zp_engine *engine, uint64_t id); /* lock held */
@@ -425,6 +437,7 @@ void zp__attempt_fail(zp__attempt *attempt, int status, const uint8_t *fault); /
 void zp__attempt_progress(zp__attempt *attempt);			       /* lock held */
 enum zp__verdict zp__attempt_admit(zp__connection *connection);		       /* lock held; ZP__ADMIT: pinned */
 void zp__attempt_unpin(zp_engine *engine, zp__attempt *attempt);	       /* lock held */
+void zp__attempt_moved(zp__attempt *attempt, zp__link *link);			       /* lock held */
 void zp__attempts_fail(zp__link *link, int status);			       /* lock held */
 uint64_t zp__attempts_check(zp_engine *engine, uint64_t now_ns); /* lock held; the next deadline, or UINT64_MAX */
 void zp__attempts_discard(zp_engine *engine);			 /* the threads have ended */
@@ -442,6 +455,18 @@ struct zp__algorithm {
 	void (*unsent)(zp__attempt *attempt, zp__slot *slot); /* lock held; the frame is to be retransmitted */
 	void (*cut)(zp__connection *connection); /* lock held; the connection was lost inside an admitted frame */
 };
+
+static inline uint64_t zp__stall_timeout_ns(const zp_engine *engine)
+{
+	return engine->config.stall_timeout_ms * (uint64_t)1000000;
+}
+
+/* The new deadline of what was due at `due_ns` and has moved by `bytes`: a stall_timeout from now, or less below RATE_MIN. */
+static inline uint64_t zp__due_after(const zp_engine *engine, uint64_t due_ns, uint64_t now_ns, uint64_t bytes)
+{
+	uint64_t latest_ns = now_ns + zp__stall_timeout_ns(engine), earned_ns = bytes * (1000000000u / ZP__RATE_MIN);
+	return due_ns + earned_ns < latest_ns ? due_ns + earned_ns : latest_ns;
+}
 
 extern const zp__algorithm zp__ring;	 /* ring.c */
 extern const zp__algorithm zp__direct;	 /* direct.c */

@@ -250,14 +250,14 @@ FRAME_DURATION_NS = 2 * MS
 """A frame goes over one connection. If 64 connections share a path each of them needs 64 times as long, and an attempt
 ends with the last frame."""
 STALL_TIMEOUT_NS = 10 * SECOND
-"""An attempt that moves no byte for this long fails."""
+"""An attempt that completes no frame for this long fails, and a message that stops for this long ends its link."""
 PATH_TIMEOUT_NS = 6 * SECOND
 """A link whose other end acknowledges nothing for this long is lost. Below STALL_TIMEOUT, so that the two ends of a
 broken path report it before the rest of the ring stalls."""
 DATA_MESSAGE_BYTES_MAX = 8 * MIB
 """One message on a data link (a block of state, with its header)."""
 DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB
-"""Received and not released, per engine; queued or not acknowledged, per link."""
+"""Received and not released, per engine, shared equally by links at the bound; queued or not acknowledged, per link."""
 QUANTIZATION_BLOCK_ELEMENTS = 256
 QUANTIZATION_BLOCK_ELEMENTS_MAX = 4096
 """At this size the parameters are 0.2% of a block. Equals ZP__BLOCK_ELEMENTS_MAX of the engine."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
@@ -521,6 +524,54 @@ def test_a_peer_that_stops_in_the_middle_of_a_frame_is_at_fault_for_the_stall() 
     peer.close()
 
 
+def test_a_peer_that_sends_a_byte_now_and_then_stalls() -> None:
+    """B2: a byte is no progress; a frame is."""
+    peer = HandMadePeer(stall_timeout_ms=500)
+    data = np.ones(8192, np.float32)
+    peer.start(Case(), 1, data, np.empty_like(data))
+    peer.socket.sendall(GOOD.encode()[:100])
+    for _ in range(100):
+        peer.socket.sendall(b"x")
+        if select.select([peer.engine.fileno()], [], [], 0.1)[0]:
+            break
+    else:
+        pytest.fail("the attempt goes on")
+    done = wait_done(peer.engine)
+    assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+    peer.close()
+
+
+def copy_slowly(source: socket.socket, sink: socket.socket, bytes_per_second: float) -> None:
+    with contextlib.suppress(OSError):  # Until one of them is closed.
+        while piece := source.recv(1 << 14):
+            time.sleep(len(piece) / bytes_per_second)
+            sink.sendall(piece)
+
+
+def test_attempts_that_take_turns_on_a_slow_link_do_not_stall() -> None:
+    """L1: a turn of all of them takes longer than the time after which one stalls."""
+    engines = [Engine(stall_timeout_ms=1000) for _ in range(2)]
+    pairs = [socket_pair(1 << 16) for _ in engines]
+    (_, left), (_, right) = pairs
+    for ends in ((left, right), (right, left)):
+        threading.Thread(target=copy_slowly, args=(*ends, 5e6), daemon=True).start()
+    for rank, (engine, (near, _)) in enumerate(zip(engines, pairs, strict=True)):
+        engine.open_link(peer_id(1 - rank), [near.detach()])
+    case, attempts = Case(frame_bytes=1 << 19), range(1, 17)
+    data = np.ones(1 << 18, np.float32)
+    results = [{attempt: np.empty_like(data) for attempt in attempts} for _ in engines]
+    for rank, engine in enumerate(engines):
+        for attempt in attempts:
+            engine.start_reduce(make_plan(case, attempt, rank, 2, data, results[rank][attempt]))
+    ended = [event for engine in engines for event in wait_events(engine, len(attempts))]
+    for engine in engines:
+        engine.close()
+    left.close()
+    right.close()
+    assert {event.status for event in ended if isinstance(event, ReduceDone)} == {0}
+    assert all((result == 2).all() for of_rank in results for result in of_rank.values())
+
+
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -548,7 +599,7 @@ def test_messages_wait_for_their_channel_and_are_dropped_after_it() -> None:
 
 def test_message_queues_are_bounded_and_push_back() -> None:
     """B1: the receiver does not poll, so the sender runs out of room; then everything arrives."""
-    queue_bytes_max = 300_000
+    queue_bytes_max = 310_000  # Three, with what each takes beside its body.
     a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=queue_bytes_max) for _ in range(2))
     near, far = socket_pair(buffer_bytes=4096)
     a.open_link(peer_id(1), [near.detach()])
@@ -561,7 +612,7 @@ def test_message_queues_are_bounded_and_push_back() -> None:
         nonlocal sent
         while a.post_message(peer_id(1), 1, b"", bytes([sent]) * 100_000, queue_bytes_max):
             sent += 1
-        return sum(b.link_stats(peer_id(0))[1]) >= queue_bytes_max
+        return sum(b.link_stats(peer_id(0))[1]) >= 300_000
 
     until(is_full)
     assert 3 <= sent < 50

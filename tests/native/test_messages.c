@@ -1,24 +1,27 @@
 /* Messages that are posted without waiting, what tells of room, and the memory that messages share one after the other. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "frame.h"
 #include "mesh.h"
 
 enum { CHANNEL = 1, HEAD_BYTES = 20, BODY_BYTES = 1 << 20, QUEUE_BYTES = 4 << 20, WAIT_MS = 20000 };
 
 static zp_engine *engines[2];
 static uint8_t ids[2][ZP_PEER_ID_BYTES];
+static uint32_t stall_ms = WAIT_MS;
 
 static void mesh_open(void)
 {
 	zp_engine_config config = {.thread_count = 1,
-				   .stall_timeout_ms = WAIT_MS,
+				   .stall_timeout_ms = stall_ms,
 				   .message_bytes_max = 2 * BODY_BYTES,
-				   .messages_queued_bytes_max = 8 * BODY_BYTES};
+				   .messages_queued_bytes_max = 6 * BODY_BYTES};
 	const uint32_t ranks[2] = {0, 1};
 	for (uint32_t end = 0; end < 2; end++) {
 		id_of(end, ids[end]);
@@ -197,6 +200,90 @@ static void test_memory_is_used_again(void)
 	mesh_close();
 }
 
+/* Links engine 1, the victim, to somebody who says what it likes over `fds`. */
+static void stranger_link(int fds[2], uint8_t id[ZP_PEER_ID_BYTES])
+{
+	uint64_t link;
+	int ours[2], pair[2];
+	id_of(7, id);
+	for (int i = 0; i < 2; i++) {
+		tcp_pair(pair);
+		fds[i] = pair[0];
+		ours[i] = pair[1];
+		CHECK(fcntl(fds[i], F_SETFL, O_NONBLOCK) == 0);
+	}
+	CHECK(zp_link_open(engines[1], id, ours, NULL, 2, &link) == 0);
+}
+
+/* Says the header of a message. False: the socket has been full for a while. */
+static bool header_say(int fd, uint32_t length)
+{
+	uint8_t header[ZP__HEADER_BYTES];
+	const zp__frame frame = {.kind = ZP__MESSAGE, .id = CHANNEL, .length = length};
+	struct pollfd room = {.fd = fd, .events = POLLOUT};
+	zp__frame_encode(header, &frame);
+	for (size_t sent = 0; sent < sizeof header;) {
+		ssize_t n = send(fd, header + sent, sizeof header - sent, MSG_NOSIGNAL);
+		CHECK(n > 0 || errno == EAGAIN);
+		sent += n > 0 ? (size_t)n : 0;
+		if (n < 0 && poll(&room, 1, 300) == 0)
+			return false;
+	}
+	return true;
+}
+
+/* Messages without a body are charged too, and events of the engine itself come before them. */
+static void test_empty_messages(void)
+{
+	int fds[2];
+	uint8_t stranger[ZP_PEER_ID_BYTES];
+	mesh_open();
+	stranger_link(fds, stranger);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
+	int said = 0;
+	while (said < 1000000 && header_say(fds[0], 0))
+		said++;
+	CHECK(said < 1000000); /* Some of them are in the buffers of the sockets. */
+	CHECK(zp_link_close(engines[0], ids[1]) == 0);
+	zp_link_stats stats;
+	while (zp_link_get_stats(engines[1], ids[0], &stats) == 0)
+		poll(NULL, 0, 1);
+	CHECK(event_take(1).kind == ZP_EVENT_LINK_LOST);
+	mesh_close();
+	close(fds[0]);
+	close(fds[1]);
+}
+
+/* Who announces messages and sends no bodies delays nobody, and loses its link. */
+static void test_bodies_that_do_not_come(void)
+{
+	int fds[2];
+	uint8_t stranger[ZP_PEER_ID_BYTES];
+	stall_ms = 3000;
+	mesh_open();
+	stranger_link(fds, stranger);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(header_say(fds[i], 2 * BODY_BYTES));
+	zp_event event;
+	uint8_t *bodies[2];
+	for (int i = 0; i < 2; i++) {
+		CHECK(post(1, QUEUE_BYTES) == 0);
+		event = event_take(1);
+		CHECK(event.kind == ZP_EVENT_MESSAGE);
+		bodies[i] = event.body;
+	}
+	event = event_take(1);
+	CHECK(event.kind == ZP_EVENT_LINK_LOST && event.status == -ETIMEDOUT);
+	CHECK(memcmp(event.peer, stranger, sizeof stranger) == 0);
+	for (int i = 0; i < 2; i++)
+		zp_message_release(engines[1], bodies[i]);
+	mesh_close();
+	close(fds[0]);
+	close(fds[1]);
+	stall_ms = WAIT_MS;
+}
+
 int main(void)
 {
 	test_room();
@@ -205,5 +292,7 @@ int main(void)
 	test_room_of_a_link_that_is_gone();
 	test_a_queue_of_its_own();
 	test_memory_is_used_again();
+	test_empty_messages();
+	test_bodies_that_do_not_come();
 	return 0;
 }

@@ -250,11 +250,13 @@ class Engine:
 
     Args:
         threads: I/O threads; None: by the CPUs that this process may use.
-        stall_timeout_ms: an attempt in which no byte moves for so long fails with ETIMEDOUT.
+        stall_timeout_ms: an attempt that completes no frame for so long fails with ETIMEDOUT (native/attempt.c); a link
+            is lost on which a message stops for so long.
         path_timeout_ms: a link whose other end acknowledges nothing for so long is lost; 0: never. The system counts
             in seconds where a peer only receives.
         message_bytes_max: longest message to send and to receive.
-        messages_queued_bytes_max: of messages received and not yet polled, and of those queued for each link.
+        messages_queued_bytes_max: of messages received and not yet released, of which each link may have an equal
+            share, and of those queued for each link.
         local_senders_max: connections of a link within this host that are sent on at a time; 0: all.
 
     Raises:
