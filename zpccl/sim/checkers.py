@@ -501,8 +501,8 @@ class Lineage(Checker):
     """S3: every committed member list descends from the last committed one of its run, whichever master commits it.
 
     The messages do not name the predecessor of a master's first list. The checker infers it: a list that a reporting
-    peer had, with the same members, or, if the master admits peers at once, with a prefix of them. Epoch numbers are
-    not used.
+    peer had, with the same members, or, if the master admits peers at once, with a prefix of them, or with none that is
+    still there. Epoch numbers are not used.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -554,7 +554,12 @@ class Lineage(Checker):
             parents = [other for other, theirs in known if theirs == members]
             parents = parents or [other for other, theirs in known if theirs == members[: len(theirs)]]
             parents = parents or [other for other, theirs in known if set(members) <= set(theirs)]
+            parents = parents or [other for other, theirs in known if self._are_all_gone(theirs)]
         self._lists[key] = _List(members, parents)
+
+    def _are_all_gone(self, members: tuple[bytes, ...]) -> bool:
+        nodes = [self.cluster.nodes.get(peer_id) for peer_id in members]
+        return all(node is not None and not node.is_alive for node in nodes)
 
     def _commit(self, master: SimulatedMaster, key: RunKey) -> None:
         if key in self._seen or key not in self._lists or self._needs_no_quorum(key):
