@@ -227,13 +227,15 @@ class Barriers(Checker):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._passed: dict[tuple[bytes, int], tuple[tuple[bytes, int], ...]] = {}  # By peer and call.
+        self._decided: dict[RunKey, tuple[tuple[bytes, int], ...]] = {}  # By attempt.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
-        """Records the participants of each barrier."""
+        """Records the participants of each barrier. Those that have been removed since are not in later messages."""
         node = self.cluster.node_of(connection)
         if isinstance(message, Decision) and message.committed and node is not None:
             pairs = tuple(zip(message.order, message.calls, strict=True))
-            self._passed[node.peer_id, message.call_id] = pairs
+            all_pairs = self._decided.setdefault(master.key(connection, message.attempt_id), pairs)
+            self._passed[node.peer_id, message.call_id] = all_pairs
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Checks that all participants have called the barrier."""
@@ -405,7 +407,7 @@ class Causes(Checker):
             self._participants[attempt] = (peers.union(how.holders, ids), since_ns)
         elif isinstance(message, Decision) and not message.committed and attempt in self._participants:
             peers, since_ns = self._participants[attempt]
-            has_cause = self.cluster.has_cause(peers, since_ns)
+            has_cause = self.cluster.has_cause(peers, since_ns) or self.cluster.has_stalled(since_ns)
             self.cluster.require(
                 has_cause, "S6", f"attempt {message.attempt_id} aborts without a fault: {message.reason}"
             )

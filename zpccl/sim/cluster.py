@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from zpccl.limits import SECOND
+from zpccl.limits import SECOND, STALL_TIMEOUT_NS
 from zpccl.protocol import events
 from zpccl.protocol.master import MasterMachine, MasterOptions, start_master
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
@@ -115,6 +115,7 @@ class Cluster:
             self.masters.append(SimulatedMaster(self, index, self._start_master(clock), clock))
         self.step_count = 0
         self.master_crash_count = 0
+        self._master_crash_ns = -1
         self.healed_ns = -(10**18)
         """Time of heal()."""
         self._peer_count = peer_count
@@ -244,11 +245,12 @@ class Cluster:
         self.clock.at(max(self.clock.now_ns + self._rng.randrange(SECOND), self.joins_from_ns), happen)
 
     def crash_master(self, master: SimulatedMaster, absence_ns: int) -> None:
-        """Kills a master and restarts it later. That alone excuses no abort and no removal."""
+        """Kills a master and restarts it later. That alone excuses no removal, and no abort but `has_stalled`."""
         if not master.is_alive:
             return
         self.trace("fault", "**", f"{master.name} killed for {absence_ns / SECOND:.3f} s")
         self.master_crash_count += 1
+        self._master_crash_ns = self.clock.now_ns
         rng, nodes = self.child_rng(), self.live_nodes()
         master.crash()
         if len(self.masters) > 1 and rng.random() < self.faults.foreign_chance:
@@ -317,6 +319,10 @@ class Cluster:
     def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
         """True if a fault that was not over at `since_ns` concerns only peers among `peers`."""
         return any(incident.over_ns >= since_ns and incident.peers <= peers for incident in reversed(self.incidents))
+
+    def has_stalled(self, since_ns: int) -> bool:
+        """True if a master died after `since_ns`, and a plan that reached only some peers may have stalled them."""
+        return self._master_crash_ns >= since_ns and self.clock.now_ns - since_ns >= STALL_TIMEOUT_NS
 
     def require(self, condition: bool, promise: str, text: str) -> None:
         """Raises Violation unless the condition holds."""
