@@ -240,9 +240,12 @@ class Cluster:
         state = node.shared_state if self._rng.random() < 0.5 else None
 
         def happen() -> None:
-            self.spawn(node.group, state)
+            if self.clock.now_ns < self.joins_from_ns:
+                self.clock.at(self.joins_from_ns, happen)
+            else:
+                self.spawn(node.group, state)
 
-        self.clock.at(max(self.clock.now_ns + self._rng.randrange(SECOND), self.joins_from_ns), happen)
+        self.clock.at(self.clock.now_ns + self._rng.randrange(SECOND), happen)
 
     def crash_master(self, master: SimulatedMaster, absence_ns: int) -> None:
         """Kills a master and restarts it later. That alone excuses no removal, and no abort but `has_stalled`."""
