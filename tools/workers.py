@@ -393,6 +393,12 @@ class Peer:
                 self.comm.update_topology()
         return self.comm.rank
 
+    def replace(self, survivors: int, peers: int) -> None:
+        """Waits until the run has lost all but the survivors, then admits pending peers until it has `peers` again."""
+        while self.comm.world_size > survivors:
+            self.comm.are_peers_pending()
+        self.admit(peers)
+
     def close(self) -> None:
         """Leaves the run."""
         self.comm.close()

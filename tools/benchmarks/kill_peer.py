@@ -187,7 +187,7 @@ class Experiment:
         for worker in newcomers:
             worker.result()
         for worker in members:
-            worker.begin("admit", self.options.peers)
+            worker.begin("replace", len(members), self.options.peers)
         for worker in newcomers:
             worker.begin("join", self.options.peers)
         for worker in (*members, *newcomers):
