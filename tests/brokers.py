@@ -78,7 +78,7 @@ class Broker:
 
 def say_hello(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> Transcript:
     """The dialler's first step, by hand."""
-    connection.sendall(hello.encode())
+    connection.sendall(hello.encode(key))
     return accepted(hello, read(connection, SIGNAL_BYTES), key)
 
 

@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -233,6 +233,10 @@ ADDRESS_STAGGER_NS = 50 * MS
 """Head start of each candidate address over the next one."""
 HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_MAX
 """Incoming data connections in their handshake: enough for eight links of the largest kind at the same time."""
+HANDSHAKES_OF_ADDRESS_MAX = HANDSHAKES_MAX // 2
+"""Of those, from one address and not known to be of a neighbour."""
+HELLO_TIMEOUT_NS = 2 * SECOND
+"""How long an accepted data connection may say nothing: its first message is under way when it is accepted."""
 LISTEN_BACKLOG = 512
 
 # --- Data plane -----------------------------------------------------------------------------------------------------

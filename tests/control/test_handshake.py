@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zpccl import limits
 from zpccl.control.handshake import (
     HELLO_BYTES,
+    MAC_BYTES,
     NO_SHARE,
     NONCE_BYTES,
     SIGNAL_BYTES,
@@ -20,6 +21,7 @@ from zpccl.control.handshake import (
     Signal,
     Transcript,
     accepted,
+    check_hello,
     encode_refusal,
 )
 from zpccl.engine.ciphers import Cipher, available, public_share
@@ -38,13 +40,13 @@ def test_a_hello_comes_back_as_it_went(
     run: bytes, one: bytes, other: bytes, nonce: bytes, count: int, data: st.DataObject
 ) -> None:
     hello = LinkHello(run, one, other, nonce, data.draw(st.integers(0, count - 1)), count)
-    assert len(hello.encode()) == HELLO_BYTES and LinkHello.decode(hello.encode()) == hello
+    assert len(hello.encode(KEY)) == HELLO_BYTES and LinkHello.decode(hello.encode(KEY)) == hello
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (5, 4), (0, limits.LINK_CONNECTIONS_MAX + 1)])
 def test_connections_beyond_the_bounds(index: int, count: int) -> None:
     with pytest.raises(HandshakeError, match="connection"):
-        LinkHello.decode(LinkHello(b"r" * 16, b"a" * 16, b"b" * 16, b"n" * 16, index, count).encode())
+        LinkHello.decode(LinkHello(b"r" * 16, b"a" * 16, b"b" * 16, b"n" * 16, index, count).encode(KEY))
 
 
 @pytest.mark.parametrize("signal", list(Signal))
@@ -74,8 +76,19 @@ def test_signals_of_others() -> None:
 # --- Proofs and keys --------------------------------------------------------------------------------------------------
 
 
+@given(st.integers(0, HELLO_BYTES - 1), st.integers(1, 255))
+def test_no_byte_of_a_hello_can_be_changed(place: int, difference: int) -> None:
+    """S7: nor by somebody who does not know the key."""
+    data = bytearray(HELLO.encode(KEY))
+    check_hello(bytes(data), KEY)
+    data[place] ^= difference
+    for wrong, key in ((bytes(data), KEY), (HELLO.encode(b""), KEY), (HELLO.encode(KEY), b"")):
+        with pytest.raises(AuthenticationError, match="HELLO"):
+            check_hello(wrong, key)
+
+
 def test_both_sides_convince_each_other() -> None:
-    acceptor = Transcript(LinkHello.decode(HELLO.encode()), NONCE, KEY)
+    acceptor = Transcript(LinkHello.decode(HELLO.encode(KEY)), NONCE, KEY)
     dialler = accepted(HELLO, acceptor.encode(Signal.ACCEPT), KEY)
     acceptor.check(dialler.encode(Signal.COMMIT), Signal.COMMIT)
     dialler.check(acceptor.encode(Signal.READY), Signal.READY)
@@ -195,10 +208,10 @@ def test_no_byte_of_a_signal_can_be_changed(place: int, difference: int) -> None
         Transcript(HELLO, NONCE, KEY).check(bytes(data), Signal.COMMIT)
 
 
-@given(st.binary(min_size=HELLO_BYTES - 5, max_size=HELLO_BYTES - 5).map(HELLO.encode()[:5].__add__) | st.binary())
+@given(st.binary(min_size=HELLO_BYTES - 5, max_size=HELLO_BYTES - 5).map(HELLO.said()[:5].__add__) | st.binary())
 def test_any_bytes_in_place_of_a_hello(data: bytes) -> None:
     try:
         hello = LinkHello.decode(data)
     except HandshakeError:
         return
-    assert hello.encode() == data and hello.count <= limits.LINK_CONNECTIONS_MAX
+    assert hello.said() == data[:-MAC_BYTES] and hello.count <= limits.LINK_CONNECTIONS_MAX

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
 import pytest
 from brokers import RUN, Broker, shake_hands
 from e2e.harness import HANG_SECONDS, until
-from e2e.strangers import raw, read
+from e2e.strangers import is_dropped, raw, read
 
 from zpccl import limits
 from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
@@ -139,13 +140,26 @@ def test_a_hello_that_was_too_early_for_too_long_spoils_no_later_one(
     monkeypatch.setattr("zpccl.control.links._TIMEOUT_S", 1)
     hello = LinkHello(RUN, one.peer_id, other.peer_id, b"m" * 16, 0, 1)
     with raw(other.address) as first, raw(other.address) as stranger:
-        first.sendall(LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, 0, 1).encode())
-        stranger.sendall(LinkHello(RUN, one.peer_id, b"somebody else...", b"n" * 16, 0, 1).encode())
+        first.sendall(LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, 0, 1).encode(b""))
+        stranger.sendall(LinkHello(RUN, one.peer_id, b"somebody else...", b"n" * 16, 0, 1).encode(b""))
         read(stranger, SIGNAL_BYTES)  # It is refused, so the first connection has been accepted.
         monkeypatch.setattr("zpccl.control.links._TIMEOUT_S", HANG_SECONDS)
         with raw(other.address) as second:
-            second.sendall(hello.encode())
+            second.sendall(hello.encode(b""))
             assert first.recv(1) == b""
             other.meet(one)
             second.sendall(accepted(hello, read(second, SIGNAL_BYTES), b"").encode(Signal.COMMIT))
             assert other.link().peer_id == one.peer_id
+
+
+def test_silent_connections_do_not_keep_a_neighbour_out(pair: tuple[Broker, Broker]) -> None:
+    """B2: as many as there may be handshakes, from its own address."""
+    one, other = pair
+    other.meet(one)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(raw(other.address)) for _ in range(limits.HANDSHAKES_MAX + 10)]
+        one.meet(other, dial=True)
+        talk(one.link().sockets, other.link().sockets)
+        assert one.failures.empty()
+        for connection in silent:
+            assert is_dropped(connection)

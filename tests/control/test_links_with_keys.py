@@ -16,7 +16,7 @@ from e2e.harness import HANG_SECONDS
 from e2e.strangers import raw, read
 
 from zpccl.control.addresses import format_address
-from zpccl.control.handshake import HELLO_BYTES, NONCE_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript
+from zpccl.control.handshake import HELLO_BYTES, MAC_BYTES, NONCE_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript
 from zpccl.engine.ciphers import SHARE_BYTES, Cipher, available, public_share
 
 KEY = b"k" * 32
@@ -63,11 +63,13 @@ def is_dropped(connection: socket.socket) -> bool:
     return True
 
 
-def test_another_key_is_refused_by_the_dialler(pair: tuple[Broker, Broker]) -> None:
-    """The acceptor's proof comes first, so it is the dialler who finds out."""
+def test_another_key_is_refused_by_the_acceptor(pair: tuple[Broker, Broker], caplog: pytest.LogCaptureFixture) -> None:
+    """S7: before it answers anything."""
     alice, bob = pair
-    link(alice, bob, key=b"x" * 32)
-    assert "ACCEPT without the key" in alice.failure()
+    with caplog.at_level(logging.WARNING, "zpccl"):
+        link(alice, bob, key=b"x" * 32)
+        assert "closed the connection" in alice.failure()
+    assert "HELLO without the key of this link" in caplog.text
     assert alice.has_no_link() and bob.has_no_link()
 
 
@@ -121,13 +123,17 @@ def test_a_captured_handshake_is_refused(pair: tuple[Broker, Broker], caplog: py
 def test_a_stranger_with_the_id_of_a_neighbour_is_refused(
     pair: tuple[Broker, Broker], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S7: knowing run and ids is not enough, nor is sending the acceptor's own proof back."""
+    """S7: knowing run and ids is not enough, nor is a captured HELLO, with the acceptor's proof or another."""
     alice, bob = pair
     bob.meet(alice, key=KEY)
     hello = hello_of(alice, bob)
+    with raw(bob.address) as connection, caplog.at_level(logging.WARNING, "zpccl"):
+        connection.sendall(hello.encode(b""))
+        assert is_dropped(connection)
+    assert caplog.text.count("HELLO without the key of this link") == 1
     with raw(bob.address) as one, raw(bob.address) as other, caplog.at_level(logging.WARNING, "zpccl"):
         for connection in (one, other):
-            connection.sendall(hello.encode())
+            connection.sendall(hello.encode(KEY))
         accept = read(one, SIGNAL_BYTES)
         one.sendall(accept[:4] + bytes([Signal.COMMIT]) + accept[5:])
         nonce = read(other, SIGNAL_BYTES)[5 : 5 + NONCE_BYTES]
@@ -185,10 +191,10 @@ class Meddler(Recorder):
     def relay(self) -> None:
         incoming, _ = self.listener.accept()
         with incoming, raw(self.target) as outgoing:
-            hello = LinkHello.decode(read(incoming, HELLO_BYTES))
-            outgoing.sendall(dataclasses.replace(hello, offers=1 << Cipher.PLAIN).encode())
-            incoming.sendall(read(outgoing, SIGNAL_BYTES))
-            assert is_dropped(incoming)
+            data = read(incoming, HELLO_BYTES)
+            hello = dataclasses.replace(LinkHello.decode(data), offers=1 << Cipher.PLAIN)
+            outgoing.sendall(hello.said() + data[-MAC_BYTES:])
+            assert is_dropped(outgoing)
 
 
 def test_nobody_on_the_path_talks_two_sides_out_of_encryption(pair: tuple[Broker, Broker]) -> None:
@@ -196,7 +202,7 @@ def test_nobody_on_the_path_talks_two_sides_out_of_encryption(pair: tuple[Broker
     alice, bob = pair
     meddler = Meddler(bob.address, 1)
     link(alice, bob, meddler.address)
-    assert "ACCEPT without the key" in alice.failure()
+    assert "closed the connection" in alice.failure()
     meddler.join()
     assert alice.has_no_link() and bob.has_no_link()
 

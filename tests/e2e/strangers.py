@@ -71,7 +71,7 @@ def data_address(peer: Peer) -> tuple[str, bytes, bytes]:
 
 
 def hello_of_nobody(run_id: bytes, receiver: bytes) -> bytes:
-    return LinkHello(run_id, b"?" * 16, receiver, b"n" * 16, 0, 4).encode()
+    return LinkHello(run_id, b"?" * 16, receiver, b"n" * 16, 0, 4).encode(b"")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
     dialler                                 acceptor
       HELLO  run, from, to, nonce, index,
-             ciphers, share               ->   checks that it is addressed to this peer, of its run, from a neighbour
+             ciphers, share, MAC          ->   checks that it is addressed to this peer, of its run, from a neighbour
              <-  ACCEPT nonce, cipher,         or REFUSE, or DISAGREE: no common cipher
                         share, proof
      COMMIT proof                        ->   once the dialler has ACCEPT on all connections of the link
@@ -13,11 +13,13 @@ link, the index of the lost connection, and a generation above 0; its handshake 
 READY is sent once the acceptor's data plane has taken it. After READY both sides hand their descriptors to the data
 plane. The first frame may follow at once, so neither side reads beyond the end of a message.
 
-A proof is a keyed hash of the kind of the message, the whole HELLO (run, both peers, link, index) and the acceptor's
-nonce, cipher and share. Only the two peers and the master that issued it know its key, so ACCEPT authenticates the
-acceptor and COMMIT the dialler. Both sides contribute fresh random bytes, so a captured handshake cannot be replayed;
-the kind of the message is included, so no proof can be used as another. In a run without a secret the key is public:
-the proofs then only confirm that both sides mean the same connection.
+The MAC of HELLO is a keyed hash of the rest of it. It may have been captured, so it proves nothing to the acceptor,
+but who does not know the key gets no answer that would cost an exchange of keys. A proof is a keyed hash of the kind
+of the message, the whole HELLO (run, both peers, link, index) and the acceptor's nonce, cipher and share. Only the two
+peers and the master that issued it know its key, so ACCEPT authenticates the acceptor and COMMIT the dialler. Both
+sides contribute fresh random bytes, so a captured handshake cannot be replayed; the kind of the message is included,
+so no proof can be used as another. In a run without a secret the key is public: MAC and proofs then only confirm that
+both sides mean the same connection.
 
 The dialler offers ciphers, and the acceptor takes the best one that it supports. The proofs cover both, so an attacker
 on the path cannot force a downgrade. The keys of the frames, one per direction and connection, are derived from the key
@@ -40,7 +42,8 @@ from zpccl.errors import ProtocolViolation
 MAGIC = b"zpL"
 _HELLO = struct.Struct(">3sBB16s16s16s16sHHB32sI")
 _SIGNAL = struct.Struct(">3sBB16sB32s32s")
-HELLO_BYTES = _HELLO.size
+MAC_BYTES = 16
+HELLO_BYTES = _HELLO.size + MAC_BYTES
 SIGNAL_BYTES = _SIGNAL.size
 NONCE_BYTES = 16
 PROOF_BYTES = 32
@@ -93,8 +96,13 @@ class LinkHello:
         """The offered ciphers that are known here."""
         return [cipher for cipher in Cipher if self.offers >> cipher & 1]
 
-    def encode(self) -> bytes:
-        """Encodes the message."""
+    def encode(self, key: bytes) -> bytes:
+        """Encodes the message, with a MAC by the key of the link."""
+        said = self.said()
+        return said + _mac(said, key)
+
+    def said(self) -> bytes:
+        """The message without its MAC."""
         return _HELLO.pack(
             MAGIC,
             limits.PROTOCOL_VERSION,
@@ -119,12 +127,26 @@ class LinkHello:
         """
         if len(data) != HELLO_BYTES:
             raise HandshakeError(f"{len(data)} bytes where a hello has {HELLO_BYTES}")
-        magic, version, kind, *rest = _HELLO.unpack(data)
+        magic, version, kind, *rest = _HELLO.unpack_from(data)
         _check(magic, version)
         index, count = rest[4:6]
         if kind != Signal.HELLO or not 1 <= count <= limits.LINK_CONNECTIONS_MAX or index >= count:
             raise HandshakeError(f"a hello of kind {kind} for connection {index} of {count}")
         return cls(*rest)
+
+
+def check_hello(data: bytes, key: bytes) -> None:
+    """Checks the MAC of a HELLO.
+
+    Raises:
+        AuthenticationError: it is not by the key of the link.
+    """
+    if not hmac.compare_digest(data[-MAC_BYTES:], _mac(data[:-MAC_BYTES], key)):
+        raise AuthenticationError("HELLO without the key of this link")
+
+
+def _mac(said: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(said, digest_size=MAC_BYTES, key=key or _PUBLIC_KEY, person=b"zpccl link hello").digest()
 
 
 class Transcript:
@@ -146,7 +168,7 @@ class Transcript:
         self.cipher = cipher
         self._share = share
         self._hello = hello
-        self._said = hello.encode() + nonce + bytes([cipher]) + share
+        self._said = hello.said() + nonce + bytes([cipher]) + share
         self._key = key or _PUBLIC_KEY
 
     def encode(self, signal: Signal) -> bytes:

@@ -8,8 +8,11 @@ A connection of an open link that was lost is dialled again by the side that dia
 there is one; it goes to `on_connection`, at the acceptor's side first. Links with a neighbour are counted here and by
 who takes them, so that both know which one they speak of.
 
-An incoming connection is bounded in time by LINK_SETUP_TIMEOUT and in number by HANDSHAKES_MAX; it may come before this
-peer has heard of its sender, and then waits for that within its time.
+An incoming connection is bounded in time by LINK_SETUP_TIMEOUT, its first message by HELLO_TIMEOUT, and in number by
+HANDSHAKES_MAX. Where there are as many, or HANDSHAKES_OF_ADDRESS_MAX of one address, a new one takes the place of a
+random one of those that have not shown that they are of a neighbour. So nobody can keep the port shut: a neighbour's
+connection shows that a moment after it is accepted. One that comes before this peer has heard of its sender waits for
+that, within its time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import random
 import socket
 import threading
 import time
@@ -43,6 +47,7 @@ from zpccl.control.handshake import (
     Signal,
     Transcript,
     accepted,
+    check_hello,
     encode_refusal,
 )
 from zpccl.control.zap import RefusalLog
@@ -53,6 +58,7 @@ from zpccl.protocol.messages import Neighbour
 logger = logging.getLogger("zpccl.links")
 
 _TIMEOUT_S = limits.LINK_SETUP_TIMEOUT_NS / limits.SECOND
+_HELLO_TIMEOUT_S = limits.HELLO_TIMEOUT_NS / limits.SECOND
 _CONNECT_TIMEOUT_S = limits.CONNECT_TIMEOUT_NS / limits.SECOND
 _STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
 _RETRY_S = limits.LINK_RETRY_INTERVAL_NS / limits.SECOND
@@ -67,6 +73,21 @@ class _IncomingLink:
     cipher: Cipher
     sockets: dict[int, tuple[socket.socket, Transcript, CipherKeys | None]] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class _Handshake:
+    """An incoming connection until it is part of a link.
+
+    Attributes:
+        host: that it comes from, until it has shown that it is of a neighbour; then "".
+        hello_timer: ends it if its first message does not come in time.
+        timer: ends it at the end of its time.
+    """
+
+    host: str
+    hello_timer: asyncio.TimerHandle
+    timer: asyncio.TimerHandle
 
 
 @dataclass(frozen=True)
@@ -186,7 +207,7 @@ class LinkBroker:
         """Set once a neighbour is wanted; as long as a connection waits for that."""
         self._dials: dict[bytes, asyncio.Task[None]] = {}
         self._incoming: dict[tuple[bytes, bytes], _IncomingLink] = {}  # By sender and nonce.
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], _Handshake] = {}  # By the task that takes part in it.
         self._questions: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -281,7 +302,7 @@ class LinkBroker:
 
     def _accept(self) -> None:
         try:
-            connection = closed_in_children(self._listener.accept()[0])
+            connection, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # It is gone already.
             return
         except OSError as error:  # Descriptors or memory ran out. The connection waits; so do we.
@@ -289,19 +310,37 @@ class LinkBroker:
             self._loop.remove_reader(self._listener)
             self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again)
             return
-        if len(self._handshakes) >= limits.HANDSHAKES_MAX:
-            text = f"a data connection from {_peer_name(connection)}: too many others are unfinished"
-            self._refusals.add(text, time.monotonic_ns())
+        if not self._make_room(address[0]):
             return connection.close()
-        connection.setblocking(False)
-        task = self._loop.create_task(self._serve(connection))
-        self._handshakes.add(task)
+        closed_in_children(connection).setblocking(False)
+        name = _peer_name(connection)
+        task = self._loop.create_task(self._take_part(connection))
+        timers = (self._loop.call_later(seconds, task.cancel) for seconds in (_HELLO_TIMEOUT_S, _TIMEOUT_S))
+        self._handshakes[task] = handshake = _Handshake(address[0], *timers)
 
         def end(task: asyncio.Task[None]) -> None:
-            self._handshakes.discard(task)
+            self._handshakes.pop(task, None)
+            handshake.hello_timer.cancel()
+            handshake.timer.cancel()
             connection.close()  # Unless it is part of a link by now, which has taken its descriptor.
+            self._note_end(name, task)
 
         task.add_done_callback(end)
+
+    def _make_room(self, host: str) -> bool:
+        """Ends a handshake if a new one from this host would be one too many. False: none may be ended."""
+        of_host = [task for task, handshake in self._handshakes.items() if handshake.host == host]
+        if len(of_host) < limits.HANDSHAKES_OF_ADDRESS_MAX:
+            if len(self._handshakes) < limits.HANDSHAKES_MAX:
+                return True
+            of_host = [task for task, handshake in self._handshakes.items() if handshake.host]
+        self._refusals.add(f"a data connection from {host}: too many others are unfinished", time.monotonic_ns())
+        if not of_host:
+            return False
+        victim = random.choice(of_host)
+        del self._handshakes[victim]
+        victim.cancel()
+        return True
 
     def _accept_again(self) -> None:
         if not self._stop.is_set():
@@ -309,17 +348,22 @@ class LinkBroker:
 
     # --- Accepting --------------------------------------------------------------------------------------------------
 
-    async def _serve(self, connection: socket.socket) -> None:
-        try:
-            await asyncio.wait_for(self._take_part(connection), _TIMEOUT_S)
-        except AuthenticationError as error:
-            self._refusals.add(f"a data connection from {_peer_name(connection)}: {error.message}", time.monotonic_ns())
-        except (HandshakeError, OSError, asyncio.TimeoutError) as error:
-            reason = "it said nothing in time" if isinstance(error, asyncio.TimeoutError) else error
-            logger.debug("data connection dropped: %s", reason)
+    def _note_end(self, name: str, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, AuthenticationError):
+            self._refusals.add(f"a data connection from {name}: {error.message}", time.monotonic_ns())
+        elif task.cancelled() or isinstance(error, (HandshakeError, OSError)):
+            logger.debug("data connection from %s dropped: %s", name, error or "it took too long")
+        elif error is not None:
+            logger.error("the handshake with %s failed; this is a bug in zpccl", name, exc_info=error)
 
     async def _take_part(self, connection: socket.socket) -> None:
-        hello = LinkHello.decode(await self._receive(connection, HELLO_BYTES))
+        task = asyncio.current_task()
+        assert task is not None
+        handshake = self._handshakes[task]
+        data = await self._receive(connection, HELLO_BYTES)
+        handshake.hello_timer.cancel()
+        hello = LinkHello.decode(data)
         if hello.receiver != self._peer_id:
             await self._loop.sock_sendall(connection, encode_refusal())
             raise HandshakeError("it is for another peer")
@@ -332,6 +376,8 @@ class LinkBroker:
         link_key = self._keys.get(hello.sender)
         if link_key is None:
             raise HandshakeError("its sender is a neighbour no more")
+        check_hello(data, link_key)
+        handshake.host = ""
         cipher = best_of(self._ciphers, hello.ciphers)
         if cipher is None:
             await self._loop.sock_sendall(connection, encode_refusal(Signal.DISAGREE))
@@ -528,7 +574,7 @@ class LinkBroker:
             if hello.count == 0:
                 count = connections_for(round_trip_ns(connection), congestion_control(connection))
                 hello = dataclasses.replace(hello, count=count)
-            await self._loop.sock_sendall(connection, hello.encode())
+            await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
             transcript = accepted(hello, await self._receive(connection, SIGNAL_BYTES), secrets.link_key)
             return _Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
         except BaseException:
