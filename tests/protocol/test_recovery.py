@@ -495,12 +495,15 @@ def test_the_revision_goes_on(bench: TakeOver) -> None:
 
 def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:
     """S5: revision and participants, who have the vote in the next election, whoever reports late."""
-    bench.report("a", "abc", last_sync=outcome(6, True, "a", 1, value=41))
+    bench.report("a", "abcde", last_sync=outcome(6, True, "a", 1, value=41))
+    for name in "bc":
+        bench.report(name, "abcde")
     bench.tick(limits.RECOVERY_GRACE_NS)
-    for name, last in (("b", outcome(9, True, "ab", 2, 2, value=43)), ("c", outcome(7, True, "ac", 1, 1, value=42))):
-        bench.report(name, "abc", last_sync=last)
+    assert bench.machine.syncs._completed_last == {0: {bench.peer("a")}}
+    for name, last in (("d", outcome(9, True, "ad", 2, 2, value=43)), ("e", outcome(7, True, "ae", 1, 1, value=42))):
+        bench.report(name, "abcde", last_sync=last)
         assert bench.machine.syncs.last_revision == {0: 43}
-        assert bench.machine.syncs._completed_last == {0: {bench.peer("a"), bench.peer("b")}}
+        assert bench.machine.syncs._completed_last == {0: {bench.peer("a"), bench.peer("d")}}
 
 
 def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: TakeOver) -> None:
