@@ -285,7 +285,7 @@ def _spec(
         raise InvalidArgument(f"op {op!r} is not a ReduceOp")
     return CollectiveSpec(
         tag=checked_int(tag, "tag", 0, limits.TAG_MAX),
-        count=max(memory.count, 1),
+        count=memory.count,
         datatype=int(memory.datatype),
         op=int(op),
         quantization=int(options.algorithm),

@@ -318,7 +318,7 @@ def offer_with(**changes: Any) -> bytes:
         changed(VOTES, votes=VOTES.votes * (limits.SPECS_PER_MESSAGE_MAX + 1)),
         changed(VOTES, oldest_call_id=-1),
         m.encode(m.Votes(0, (m.Vote(-1, spec()),))),
-        begin_with(count=0),
+        begin_with(count=-1),
         begin_with(count=limits.ELEMENTS_MAX + 1),
         begin_with(datatype=256),
         begin_with(op=-1),

@@ -449,7 +449,8 @@ class PeerLoop:
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
         if effect.commit or call is None or call.send.nbytes < limits.SMALL_TENSOR_BYTES:
-            return self.engine.end_reduce(effect.attempt_id, commit=effect.commit)
+            is_empty = call is not None and not call.send.count  # The engine learns its id only.
+            return self.engine.end_reduce(effect.attempt_id, commit=effect.commit and not is_empty)
         self._restoring.append(call)
         return self._restorer.submit(lambda: self._restore(effect.attempt_id, call))
 
@@ -463,7 +464,11 @@ class PeerLoop:
         self._attempts[effect.attempt_id] = effect.call_id
         names = {member.peer_id: member.name for member in self._machine.members}
         try:
-            self.engine.start_reduce(self._calls[effect.call_id].plan(effect, self.options.peer_id, names))
+            plan = self._calls[effect.call_id].plan(effect, self.options.peer_id, names)
+            if plan.count:
+                self.engine.start_reduce(plan)
+            else:
+                self._post(events.ReduceDone(effect.attempt_id))
         except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # torch raises the last for want of memory.
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
             self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))

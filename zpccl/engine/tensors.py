@@ -18,7 +18,7 @@ class TensorView:
     Attributes:
         owner: the tensor; holding it keeps the memory alive.
         address: of the first element.
-        count: elements; 0 only where there is no tensor, or of one that was made for a result.
+        count: elements; 0 also where there is no tensor.
         datatype: of each element.
     """
 
@@ -65,8 +65,6 @@ def view(tensor: Any, name: str, *, writable: bool, datatype: DataType | None = 
         found = _view_numpy(tensor, name, writable)
     else:
         raise InvalidArgument(f"{name} is a {type(tensor).__name__}; give a numpy array or a torch tensor")
-    if found.count == 0:
-        raise InvalidArgument(f"{name} has no elements; at least one is needed")
     if datatype is None or datatype == found.datatype:
         return found
     if (datatype, found.datatype) == (DataType.BFLOAT16, DataType.UINT16):

@@ -109,14 +109,15 @@ class CollectiveSpec(_Message, tag="collective", frozen=True):
     """The arguments of a collective. All voters for one tag must agree on all of them, except `is_root`."""
 
     tag: int
-    count: Annotated[int, Meta(ge=1, le=limits.ELEMENTS_MAX)]
+    count: Annotated[int, Meta(ge=0, le=limits.ELEMENTS_MAX)]
+    """Without elements a collective is planned and decided like any other, and has no frames."""
     datatype: Annotated[int, Meta(ge=0, le=255)]
     op: Annotated[int, Meta(ge=0, le=255)]
     quantization: Annotated[int, Meta(ge=0, le=255)]
     quantized_datatype: Annotated[int, Meta(ge=0, le=255)]
     block_elements: Annotated[int, Meta(ge=1, le=2**31)]
     kind: Annotated[int, Meta(ge=0, le=255)] = 0
-    """CollectiveKind. A barrier has no tensor; its count is 1."""
+    """CollectiveKind. A barrier has no tensor; its count is 0."""
     is_root: bool = False
     """True for exactly one voter of a broadcast: its tensor is sent. The ring begins with it."""
     algorithm: Annotated[int, Meta(ge=0, le=255)] = Algorithm.AUTO
