@@ -256,13 +256,14 @@ static int attempt_link(zp_engine *engine, zp__attempt *attempt, const zp_reduce
 	return 0;
 }
 
-/* Frames that the links of an attempt have moved, for any attempt. */
-static uint64_t link_frames(const zp__attempt *attempt)
+/* What the links of an attempt have moved, for any attempt. */
+static void links_moved(const zp__attempt *attempt, uint64_t *bytes, uint64_t *frames)
 {
-	uint64_t frames = 0;
-	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
-		frames += attempt->neighbours[i].link->moved_frames;
-	return frames;
+	*bytes = *frames = 0;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
+		*bytes += attempt->neighbours[i].link->moved_bytes;
+		*frames += attempt->neighbours[i].link->moved_frames;
+	}
 }
 
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
@@ -278,7 +279,7 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 	}
 	if (rc == 0) {
 		attempt->due_ns = zp__now_ns() + zp__stall_timeout_ns(engine);
-		attempt->seen_link_frames = link_frames(attempt);
+		links_moved(attempt, &attempt->seen_link_bytes, &attempt->seen_link_frames);
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
 		attempt->algorithm->start(attempt);
@@ -416,22 +417,28 @@ void zp__attempt_moved(zp__attempt *attempt, zp__link *link)
 }
 
 /* An attempt has stalled when no frame of it was complete for a stall_timeout; what has moved of one that is not complete
- * gives it more time, at RATE_MIN. Attempts take turns on a link, so frames of others count too, for a turn: else an
- * attempt that a peer ignores would go on for as long as the others. */
+ * gives it more time, at RATE_MIN. Attempts take turns on a link, so frames and bytes of others count too, for a turn: else
+ * an attempt that a peer ignores would go on for as long as the others. */
 static void due_renew(zp__attempt *attempt, uint64_t now_ns)
 {
-	uint64_t bytes = attempt->tx_bytes + attempt->rx_bytes, all = link_frames(attempt);
-	uint64_t frames = attempt->tx_remaining + attempt->rx_remaining, moved_ns = attempt->moved_ns;
-	attempt->due_ns = zp__due_after(attempt->engine, attempt->due_ns, now_ns, bytes - attempt->seen_bytes);
-	attempt->seen_bytes = bytes;
+	uint64_t stall_ns = zp__stall_timeout_ns(attempt->engine), moved_ns = attempt->moved_ns, link_bytes, link_frames;
+	uint64_t bytes = attempt->tx_bytes + attempt->rx_bytes, frames = attempt->tx_remaining + attempt->rx_remaining;
+	links_moved(attempt, &link_bytes, &link_frames);
+	uint64_t moved = bytes - attempt->seen_bytes;
 	if (frames != attempt->seen_frames)
-		attempt->seen_link_frames = all;
+		attempt->seen_link_frames = link_frames;
+	if (link_frames - attempt->seen_link_frames <= ZP__TURN_FRAMES) {
+		moved = link_bytes - attempt->seen_link_bytes;
+		for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+			if (attempt->neighbours[i].link->moved_ns > moved_ns)
+				moved_ns = attempt->neighbours[i].link->moved_ns;
+	}
+	attempt->seen_bytes = bytes;
+	attempt->seen_link_bytes = link_bytes;
 	attempt->seen_frames = frames;
-	for (uint32_t i = 0; all - attempt->seen_link_frames <= ZP__TURN_FRAMES && i < attempt->neighbour_count; i++)
-		if (attempt->neighbours[i].link->moved_ns > moved_ns)
-			moved_ns = attempt->neighbours[i].link->moved_ns;
-	if (moved_ns + zp__stall_timeout_ns(attempt->engine) > attempt->due_ns)
-		attempt->due_ns = moved_ns + zp__stall_timeout_ns(attempt->engine);
+	uint64_t due_ns = attempt->due_ns + moved * (1000000000u / ZP__RATE_MIN), latest_ns = now_ns + stall_ns;
+	due_ns = due_ns < latest_ns ? due_ns : latest_ns;
+	attempt->due_ns = due_ns > moved_ns + stall_ns ? due_ns : moved_ns + stall_ns;
 }
 
 uint64_t zp__attempts_check(zp_engine *engine, uint64_t now_ns)

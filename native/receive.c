@@ -133,8 +133,9 @@ static void body_account(zp__connection *c, size_t n, size_t taken)
 	c->rx_bytes += n;
 	if (rx->attempt) {
 		rx->attempt->rx_bytes += taken;
+		c->link->moved_bytes += taken;
 	} else {
-		rx->due_ns = zp__due_after(c->link->engine, rx->due_ns, zp__now_ns(), taken);
+		rx->due_ns = zp__now_ns() + zp__stall_timeout_ns(c->link->engine);
 	}
 }
 

@@ -69,8 +69,10 @@ static bool frame_account(zp__connection *c, uint64_t n)
 	zp__transmit *tx = &c->tx;
 	tx->sent += n;
 	c->tx_bytes += n;
-	if (tx->attempt)
+	if (tx->attempt) {
 		tx->attempt->tx_bytes += n;
+		c->link->moved_bytes += n;
+	}
 	if (tx->sent < ZP__HEADER_BYTES + (uint64_t)tx->length)
 		return false;
 	zp__retransmit_sent(c);

@@ -45,7 +45,7 @@ struct iovec;
 #define ZP__SCRATCH_BYTES (64u << 10)
 #define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
 #define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
-#define ZP__RATE_MIN (16u << 10)  /* bytes per second that whatever moves must move on average */
+#define ZP__RATE_MIN (16u << 10)  /* bytes per second that attempts must move on average while no frame is complete */
 #define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */
 #define ZP__POOL_REGIONS_MAX 16u
 #define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* fits a message with one block of state */
@@ -202,7 +202,8 @@ struct zp__attempt {
 	uint64_t tx_bytes, rx_bytes;
 	uint64_t moved_ns; /* when the last frame was complete */
 	uint64_t due_ns;   /* it has stalled if nothing has moved until then (attempt.c) */
-	uint64_t seen_bytes, seen_frames, seen_link_frames; /* at the last look: moved, remaining, and moved by its links */
+	/* At the last look: bytes that it and its links have moved, frames that remained, and that its links have moved. */
+	uint64_t seen_bytes, seen_link_bytes, seen_frames, seen_link_frames;
 	uint32_t pins;
 	int status;   /* negative once it failed */
 	bool done;    /* REDUCE_DONE was queued */
@@ -308,6 +309,7 @@ struct zp__link {
 	zp__list flows;	     /* flows with frames to send; the first one is next */
 	zp__list idle;	     /* connections that wait for a frame, longest first */
 	zp__flow messages;
+	uint64_t moved_bytes;	 /* of attempts, sent and received */
 	uint64_t moved_frames;	 /* of attempts, sent and received completely */
 	uint64_t moved_ns;	 /* when the last of them was complete */
 	uint64_t received_bytes; /* charged for messages that are being received, or not released */
@@ -461,12 +463,6 @@ static inline uint64_t zp__stall_timeout_ns(const zp_engine *engine)
 	return engine->config.stall_timeout_ms * (uint64_t)1000000;
 }
 
-/* The new deadline of what was due at `due_ns` and has moved by `bytes`: a stall_timeout from now, or less below RATE_MIN. */
-static inline uint64_t zp__due_after(const zp_engine *engine, uint64_t due_ns, uint64_t now_ns, uint64_t bytes)
-{
-	uint64_t latest_ns = now_ns + zp__stall_timeout_ns(engine), earned_ns = bytes * (1000000000u / ZP__RATE_MIN);
-	return due_ns + earned_ns < latest_ns ? due_ns + earned_ns : latest_ns;
-}
 
 extern const zp__algorithm zp__ring;	 /* ring.c */
 extern const zp__algorithm zp__direct;	 /* direct.c */
