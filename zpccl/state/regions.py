@@ -185,8 +185,13 @@ def region(tensor: Any, name: str, *, writable: bool = True) -> Region:
     """
     if is_torch_tensor(tensor) and tensor.device.type == "cuda":
         datatype = check_torch(tensor, name)
-        if tensor.numel() == 0:
-            raise InvalidArgument(f"{name} has no elements; at least one is needed")
+        _check_count(tensor.numel(), name)
         return DeviceRegion(device_of(tensor), tensor, name, datatype)
     memory = tensor if isinstance(tensor, TensorView) else view(tensor, name, writable=writable)
+    _check_count(memory.count, name)
     return HostRegion(memory, name)
+
+
+def _check_count(count: int, name: str) -> None:
+    if count == 0:
+        raise InvalidArgument(f"{name} has no elements; at least one is needed")
