@@ -322,8 +322,8 @@ class LinkBroker:
             self._handshakes.pop(task, None)
             handshake.hello_timer.cancel()
             handshake.timer.cancel()
-            connection.close()  # Unless it is part of a link by now, which has taken its descriptor.
             self._note_end(name, task)
+            connection.close()  # Unless it is part of a link by now, which has taken its descriptor.
 
         task.add_done_callback(end)
 
