@@ -181,7 +181,8 @@ void zp_engine_close(zp_engine *engine);
 /* Returns the eventfd that is readable while events wait. The engine owns it. */
 int zp_engine_fd(zp_engine *engine);
 
-/* Takes the next event. Returns 1, or 0 when there is none; in that case the eventfd is drained. */
+/* Takes the next event, messages after all others. Returns 1, or 0 when there is none; in that case the eventfd is
+ * drained. */
 int zp_engine_poll(zp_engine *engine, zp_event *event);
 
 /* Gives the engine `count` connected stream sockets to `peer`; it makes them non-blocking. `aeads` has one element per

@@ -544,7 +544,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_stalls() -> None:
 def copy_slowly(source: socket.socket, sink: socket.socket, bytes_per_second: float) -> None:
     with contextlib.suppress(OSError):  # Until one of them is closed.
         while piece := source.recv(1 << 14):
-            time.sleep(len(piece) / bytes_per_second)
+            time.sleep(len(piece) / bytes_per_second)  # This is the rate of the link; there is nothing to wait for.
             sink.sendall(piece)
 
 
