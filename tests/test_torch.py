@@ -85,7 +85,6 @@ BAD: dict[str, Any] = {
     "sparse": lambda: torch.eye(3).to_sparse(),
     "bool": lambda: torch.ones(4, dtype=torch.bool),
     "complex": lambda: torch.ones(4, dtype=torch.complex64),
-    "empty": lambda: torch.ones(0),
     "expanded": lambda: torch.ones(1).expand(4),
 }
 
@@ -96,6 +95,12 @@ def test_tensors_that_cannot_be_used_are_refused(pair: Run, what: str) -> None:
         pair.comms[0].all_reduce(BAD[what]())
     with pytest.raises(zpccl.InvalidArgument):
         zpccl.TensorInfo.from_torch(BAD[what](), "x")
+
+
+def test_tensor_without_elements_is_reduced_but_is_no_state(pair: Run) -> None:
+    assert pair.all(lambda comm: comm.all_reduce(torch.ones(0)).shape) == [(0,)] * 2
+    with pytest.raises(zpccl.InvalidArgument):
+        zpccl.TensorInfo.from_torch(torch.ones(0), "x")
 
 
 class OnGpu(torch.Tensor):  # type: ignore[misc, name-defined]
