@@ -323,7 +323,7 @@ enum zp__verdict zp__attempt_admit(zp__connection *c)
 		return ZP__PARK;
 	if (!attempt || attempt->status < 0 || attempt->ending)
 		return ZP__DROP;
-	enum zp__verdict verdict = attempt->algorithm->admit(attempt, c);
+	enum zp__verdict verdict = attempt->algorithm->admit(attempt, &c->rx);
 	if (verdict == ZP__ADMIT) {
 		c->rx.attempt = attempt;
 		attempt->pins++;

@@ -126,7 +126,7 @@ static void direct_start(zp__attempt *attempt)
 			share_offer(attempt, rank_of(attempt, i), number);
 }
 
-static enum zp__verdict share_admit(zp__attempt *attempt, zp__connection *c, zp__slot *slot, uint32_t neighbour)
+static enum zp__verdict share_admit(zp__attempt *attempt, zp__receive *rx, zp__slot *slot, uint32_t neighbour)
 {
 	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
 	zp__slot *copy = copy_of(attempt, number, neighbour);
@@ -141,11 +141,11 @@ static enum zp__verdict share_admit(zp__attempt *attempt, zp__connection *c, zp_
 		zp__list_remove(&before->node); /* The result of that slot has arrived. */
 	}
 	copy->flags |= ZP__SLOT_ARRIVING;
-	c->rx.body = share_at(attempt, number, neighbour);
+	rx->body = share_at(attempt, number, neighbour);
 	return ZP__ADMIT;
 }
 
-static enum zp__verdict result_admit(zp__attempt *attempt, zp__connection *c, zp__slot *slot, uint32_t neighbour)
+static enum zp__verdict result_admit(zp__attempt *attempt, zp__receive *rx, zp__slot *slot, uint32_t neighbour)
 {
 	if (slot->flags & ZP__SLOT_LANDING || !(slot->flags & ZP__SLOT_REDUCED))
 		return ZP__VIOLATION;
@@ -154,32 +154,32 @@ static enum zp__verdict result_admit(zp__attempt *attempt, zp__connection *c, zp
 	zp__list_remove(&slot->node); /* This result contains our share, so the share has arrived. */
 	slot->flags |= ZP__SLOT_LANDING;
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	c->rx.body = attempt->quantised ? wire_at(attempt, slot_number(attempt, slot, span.chunk), neighbour)
+	rx->body = attempt->quantised ? wire_at(attempt, slot_number(attempt, slot, span.chunk), neighbour)
 					: output_at(attempt, &span);
 	return ZP__ADMIT;
 }
 
-static enum zp__verdict direct_admit(zp__attempt *attempt, zp__connection *c)
+static enum zp__verdict direct_admit(zp__attempt *attempt, zp__receive *rx)
 {
-	const zp__frame *frame = &c->rx.frame;
-	uint32_t neighbour = neighbour_at(attempt, c->link);
+	const zp__frame *frame = &rx->frame;
+	uint32_t neighbour = neighbour_at(attempt, rx->link);
 	zp__slot *slot = slot_of(attempt, frame);
 	if (neighbour == attempt->neighbour_count || !slot)
 		return ZP__VIOLATION;
 	bool is_share = frame->kind == ZP__REDUCE_SCATTER;
 	if (frame->chunk != (is_share ? attempt->layout.rank : rank_of(attempt, neighbour)))
 		return ZP__VIOLATION;
-	c->rx.slot = slot;
-	return (is_share ? share_admit : result_admit)(attempt, c, slot, neighbour);
+	rx->slot = slot;
+	return (is_share ? share_admit : result_admit)(attempt, rx, slot, neighbour);
 }
 
-static int direct_make_room(zp__connection *c)
+static int direct_make_room(zp__receive *rx)
 {
-	zp__attempt *attempt = c->rx.attempt;
-	if (c->rx.frame.kind != ZP__ALL_GATHER || attempt->mode != ZP__IN_PLACE_RESTORE || attempt->quantised)
+	zp__attempt *attempt = rx->attempt;
+	if (rx->frame.kind != ZP__ALL_GATHER || attempt->mode != ZP__IN_PLACE_RESTORE || attempt->quantised)
 		return 0;
-	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, c->rx.slot));
-	save(attempt, c->rx.slot, &span);
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, rx->slot));
+	save(attempt, rx->slot, &span);
 	return 0;
 }
 
@@ -262,10 +262,10 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 	pthread_mutex_unlock(&attempt->engine->mutex);
 }
 
-static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot)
+static void result_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot)
 {
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, &span, c->rx.body) : c->rx.crc;
+	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, &span, rx->body) : rx->crc;
 	pthread_mutex_lock(&attempt->engine->mutex);
 	slot->flags |= ZP__SLOT_RESULT;
 	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
@@ -276,12 +276,12 @@ static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slo
 	pthread_mutex_unlock(&attempt->engine->mutex);
 }
 
-static void direct_landed(zp__connection *c)
+static void direct_landed(zp__receive *rx)
 {
-	if (c->rx.frame.kind == ZP__REDUCE_SCATTER)
-		share_landed(c->rx.attempt, c->rx.slot);
+	if (rx->frame.kind == ZP__REDUCE_SCATTER)
+		share_landed(rx->attempt, rx->slot);
 	else
-		result_landed(c, c->rx.attempt, c->rx.slot);
+		result_landed(rx, rx->attempt, rx->slot);
 }
 
 /* Makes the body of a share: the thread that is about to send it quantises and checksums it. */
@@ -339,16 +339,16 @@ static void direct_unsent(zp__attempt *attempt, zp__slot *slot)
 	slot->flags &= (uint8_t)~ZP__SLOT_SENT;
 }
 
-static void direct_cut(zp__connection *c)
+static void direct_cut(zp__receive *rx)
 {
-	zp__attempt *attempt = c->rx.attempt;
-	zp__slot *slot = c->rx.slot;
-	if (c->rx.frame.kind == ZP__ALL_GATHER) {
+	zp__attempt *attempt = rx->attempt;
+	zp__slot *slot = rx->slot;
+	if (rx->frame.kind == ZP__ALL_GATHER) {
 		slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
 		return;
 	}
 	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
-	copy_of(attempt, number, neighbour_at(attempt, c->link))->flags &= (uint8_t)~ZP__SLOT_ARRIVING;
+	copy_of(attempt, number, neighbour_at(attempt, rx->link))->flags &= (uint8_t)~ZP__SLOT_ARRIVING;
 }
 
 const zp__algorithm zp__direct = {.allocate = direct_allocate,

@@ -32,35 +32,35 @@ static void exchange_start(zp__attempt *attempt)
 	}
 }
 
-static enum zp__verdict exchange_admit(zp__attempt *attempt, zp__connection *c)
+static enum zp__verdict exchange_admit(zp__attempt *attempt, zp__receive *rx)
 {
-	uint32_t own = attempt->layout.rank, neighbour = neighbour_at(attempt, c->link);
-	const zp__slot *named = slot_of(attempt, &c->rx.frame);
+	uint32_t own = attempt->layout.rank, neighbour = neighbour_at(attempt, rx->link);
+	const zp__slot *named = slot_of(attempt, &rx->frame);
 	if (neighbour == attempt->neighbour_count || !named)
 		return ZP__VIOLATION;
-	if (c->rx.frame.kind != ZP__ALL_GATHER || c->rx.frame.chunk != own)
+	if (rx->frame.kind != ZP__ALL_GATHER || rx->frame.chunk != own)
 		return ZP__VIOLATION;
 	zp__slot *slot = row_at(attempt, rank_of(attempt, neighbour)) + (named - row_at(attempt, own));
 	if (slot->flags & ZP__SLOT_LANDING)
 		return ZP__VIOLATION;
 	slot->flags |= ZP__SLOT_LANDING;
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	c->rx.slot = slot;
-	c->rx.body = output_at(attempt, &span);
+	rx->slot = slot;
+	rx->body = output_at(attempt, &span);
 	return ZP__ADMIT;
 }
 
-static int exchange_make_room(zp__connection *c)
+static int exchange_make_room(zp__receive *rx)
 {
-	(void)c;
+	(void)rx;
 	return 0;
 }
 
-static void exchange_landed(zp__connection *c)
+static void exchange_landed(zp__receive *rx)
 {
-	zp__attempt *attempt = c->rx.attempt;
+	zp__attempt *attempt = rx->attempt;
 	pthread_mutex_lock(&attempt->engine->mutex);
-	c->rx.slot->flags |= ZP__SLOT_RESULT;
+	rx->slot->flags |= ZP__SLOT_RESULT;
 	attempt->rx_remaining--;
 	zp__attempt_progress(attempt);
 	pthread_mutex_unlock(&attempt->engine->mutex);
@@ -95,9 +95,9 @@ static void exchange_unsent(zp__attempt *attempt, zp__slot *slot)
 	attempt->tx_remaining++;
 }
 
-static void exchange_cut(zp__connection *c)
+static void exchange_cut(zp__receive *rx)
 {
-	c->rx.slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
+	rx->slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
 }
 
 const zp__algorithm zp__exchange = {.allocate = exchange_allocate,

@@ -91,7 +91,7 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	zp__flow_open(&link->messages, link, NULL);
 	for (uint32_t i = 0; i < count; i++) {
 		zp__connection *c = &link->connections[i];
-		c->link = link;
+		c->link = c->rx.link = link;
 		c->index = i;
 		c->fd = fds[i];
 		zp__retransmit_init(c);
@@ -425,9 +425,7 @@ void zp__connection_close(zp__connection *connection)
 	zp__record_layer_close(connection->records);
 	connection->records = NULL;
 	free(connection->tx.aside);
-	zp__memory_unmap(connection->landing, connection->landing_bytes);
-	connection->landing = NULL;
-	connection->landing_bytes = 0;
+	zp__memory_unmap(connection->rx.landing, connection->rx.landing_bytes);
 	if (link->open)
 		zp__retransmit_closed(connection);
 	else if (connection->tx.message)
@@ -435,7 +433,7 @@ void zp__connection_close(zp__connection *connection)
 	if (connection->rx.message)
 		zp__message_forget(link->engine, connection->rx.message);
 	connection->tx = (zp__transmit){0};
-	connection->rx = (zp__receive){0};
+	connection->rx = (zp__receive){.link = link};
 	if (link->open && !zp__list_empty(&link->flows))
 		zp__link_wake_idle(link); /* Another connection may now be among the senders. */
 	zp__link_release(link);

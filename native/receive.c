@@ -87,7 +87,7 @@ static int admit_step(zp__connection *c)
 	if (verdict == ZP__PARK)
 		return c->hung_up ? -ECONNRESET : NOTHING_MORE;
 	if (verdict == ZP__ADMIT && attempt) {
-		int rc = attempt->algorithm->make_room(c);
+		int rc = attempt->algorithm->make_room(rx);
 		pthread_mutex_lock(&engine->mutex);
 		zp__attempt_unpin(engine, attempt);
 		pthread_mutex_unlock(&engine->mutex);
@@ -170,7 +170,7 @@ static int body_receive(zp__connection *c)
 	if (!c->records && rx->crc != rx->frame.crc)
 		return -EBADMSG;
 	if (rx->attempt)
-		rx->attempt->algorithm->landed(c);
+		rx->attempt->algorithm->landed(rx);
 	return FRAME_DONE;
 }
 

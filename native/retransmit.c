@@ -246,7 +246,7 @@ void zp__retransmit_closed(zp__connection *c)
 	if (c->tx.active)
 		keep(c, s->tx_frames + 1); /* A part of it may have been sent. */
 	if (c->rx.attempt)
-		c->rx.attempt->algorithm->cut(c);
+		c->rx.attempt->algorithm->cut(&c->rx);
 	while (!zp__list_empty(&s->carried)) {
 		zp__control *final_ack = ZP__ELEMENT(s->carried.next, zp__control, node);
 		zp__list_remove(&final_ack->node);

@@ -115,10 +115,10 @@ static uint8_t *landing_of(const zp__attempt *attempt, const zp__slot *slot, uin
 	return attempt->mode == ZP__SCATTER ? partial_at(attempt, &span) : NULL;
 }
 
-static enum zp__verdict ring_admit(zp__attempt *attempt, zp__connection *c)
+static enum zp__verdict ring_admit(zp__attempt *attempt, zp__receive *rx)
 {
-	const zp__frame *frame = &c->rx.frame;
-	if (c->link != attempt->previous)
+	const zp__frame *frame = &rx->frame;
+	if (rx->link != attempt->previous)
 		return ZP__VIOLATION;
 	zp__slot *slot = slot_of(attempt, frame);
 	if (!slot)
@@ -126,32 +126,32 @@ static enum zp__verdict ring_admit(zp__attempt *attempt, zp__connection *c)
 	enum zp__verdict verdict = slot_admit(attempt, slot, frame);
 	if (verdict != ZP__ADMIT)
 		return verdict;
-	c->rx.slot = slot;
-	c->rx.body = landing_of(attempt, slot, frame->kind);
+	rx->slot = slot;
+	rx->body = landing_of(attempt, slot, frame->kind);
 	return ZP__ADMIT;
 }
 
 /* Provides a buffer for an admitted frame that needs one, and saves the old bytes that its body overwrites. -ENOMEM. */
-static int ring_make_room(zp__connection *c)
+static int ring_make_room(zp__receive *rx)
 {
-	zp__attempt *attempt = c->rx.attempt;
-	if (c->rx.body) {
+	zp__attempt *attempt = rx->attempt;
+	if (rx->body) {
 		if (!attempt->layout.reduces && attempt->mode == ZP__IN_PLACE_RESTORE) {
-			zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, c->rx.slot));
-			save(attempt, c->rx.slot, &span);
+			zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, rx->slot));
+			save(attempt, rx->slot, &span);
 		}
 		return 0;
 	}
-	if (c->landing_bytes < c->rx.frame.length) {
-		zp__memory_unmap(c->landing, c->landing_bytes);
-		c->landing_bytes = attempt->layout.wire_stride;
-		c->landing = zp__memory_map(c->landing_bytes);
-		if (!c->landing) {
-			c->landing_bytes = 0;
+	if (rx->landing_bytes < rx->frame.length) {
+		zp__memory_unmap(rx->landing, rx->landing_bytes);
+		rx->landing_bytes = attempt->layout.wire_stride;
+		rx->landing = zp__memory_map(rx->landing_bytes);
+		if (!rx->landing) {
+			rx->landing_bytes = 0;
 			return -ENOMEM;
 		}
 	}
-	c->rx.body = c->landing;
+	rx->body = rx->landing;
 	return 0;
 }
 
@@ -185,20 +185,20 @@ static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *
 	return crc;
 }
 
-static void share_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
+static void share_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
 	bool owned = owns(attempt, span->chunk), forwards = !owned || attempt->layout.gathers;
 	uint32_t crc, result_crc; /* crc: of the frame to send on; not needed if the link is encrypted */
 	if (attempt->quantised) {
 		zp__quantiser how = quantiser_of(&attempt->plan);
 		uint32_t divisor = owned && attempt->plan.op == ZP_AVG ? attempt->plan.world_size : 1;
-		zp__quantise_fold(zp__isa_best(), &how, c->rx.body, input_at(attempt, span), span->elements, divisor);
-		crc = attempt->next->encrypted ? 0 : zp__crc32c(0, c->rx.body, c->rx.frame.length);
-		result_crc = owned ? result_dequantise(attempt, slot, span, c->rx.body) : 0;
+		zp__quantise_fold(zp__isa_best(), &how, rx->body, input_at(attempt, span), span->elements, divisor);
+		crc = attempt->next->encrypted ? 0 : zp__crc32c(0, rx->body, rx->frame.length);
+		result_crc = owned ? result_dequantise(attempt, slot, span, rx->body) : 0;
 	} else {
-		crc = result_crc = share_add(attempt, slot, span, c->rx.body, owned);
+		crc = result_crc = share_add(attempt, slot, span, rx->body, owned);
 	}
-	zp_engine *engine = c->link->engine;
+	zp_engine *engine = attempt->engine;
 	pthread_mutex_lock(&engine->mutex);
 	slot->crc = crc;
 	slot->kind = owned ? ZP__ALL_GATHER : ZP__REDUCE_SCATTER;
@@ -212,12 +212,12 @@ static void share_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
+static void result_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, span, c->rx.body) : c->rx.crc;
-	zp_engine *engine = c->link->engine;
+	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, span, rx->body) : rx->crc;
+	zp_engine *engine = attempt->engine;
 	pthread_mutex_lock(&engine->mutex);
-	slot->crc = c->rx.crc;
+	slot->crc = rx->crc;
 	slot->kind = ZP__ALL_GATHER;
 	slot->flags |= ZP__SLOT_RESULT;
 	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
@@ -228,15 +228,15 @@ static void result_landed(zp__connection *c, zp__attempt *attempt, zp__slot *slo
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-static void ring_landed(zp__connection *c)
+static void ring_landed(zp__receive *rx)
 {
-	zp__attempt *attempt = c->rx.attempt;
-	zp__slot *slot = c->rx.slot;
+	zp__attempt *attempt = rx->attempt;
+	zp__slot *slot = rx->slot;
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	if (c->rx.frame.kind == ZP__REDUCE_SCATTER)
-		share_landed(c, attempt, slot, &span);
+	if (rx->frame.kind == ZP__REDUCE_SCATTER)
+		share_landed(rx, attempt, slot, &span);
 	else
-		result_landed(c, attempt, slot, &span);
+		result_landed(rx, attempt, slot, &span);
 }
 
 static const uint8_t *body_of(const zp__attempt *attempt, const zp__slot *slot, const zp__span *span)
@@ -332,9 +332,9 @@ static void ring_unsent(zp__attempt *attempt, zp__slot *slot)
 }
 
 /* The other end will retransmit the frame that was cut off. */
-static void ring_cut(zp__connection *c)
+static void ring_cut(zp__receive *rx)
 {
-	c->rx.slot->flags &= (uint8_t)~(c->rx.frame.kind == ZP__REDUCE_SCATTER ? ZP__SLOT_ARRIVING : ZP__SLOT_LANDING);
+	rx->slot->flags &= (uint8_t)~(rx->frame.kind == ZP__REDUCE_SCATTER ? ZP__SLOT_ARRIVING : ZP__SLOT_LANDING);
 }
 
 static int ring_allocate(zp__attempt *attempt)

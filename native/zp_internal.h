@@ -218,11 +218,15 @@ enum zp__rx_stage {
 	ZP__RX_DRAIN   /* reading the body and dropping it */
 };
 
+/* A frame that is being received, on a connection or (attempt.c) from where it was kept. */
 typedef struct {
+	zp__link *link; /* constant */
 	zp__frame_parser parser;
 	zp__frame frame;
 	enum zp__rx_stage stage;
 	uint8_t *body;
+	uint8_t *landing; /* receives frames that cannot go straight to the tensor; allocated with the first one */
+	size_t landing_bytes;
 	uint32_t have; /* bytes of the body received so far */
 	uint32_t crc;
 	zp__attempt *attempt;
@@ -283,8 +287,6 @@ struct zp__connection {
 	bool readable, writable, hung_up;
 	zp__receive rx;
 	zp__transmit tx;
-	uint8_t *landing; /* receives frames that cannot go straight to the tensor; allocated with the first one */
-	size_t landing_bytes;
 	/* Under the lock. */
 	zp__list attention_node; /* in thread->attention: its thread must handle it */
 	zp__list idle_node;	 /* in link->idle: writable, and no frame to send */
@@ -449,13 +451,13 @@ struct zp__algorithm {
 	int (*allocate)(zp__attempt *attempt); /* its own memory; the attempt is not in the table yet. -ENOMEM */
 	void (*start)(zp__attempt *attempt);   /* lock held; counts the frames and queues the first ones */
 	/* Lock held. ZP__ADMIT: sets rx.slot and rx.body; if it leaves rx.body NULL, make_room() sets it. */
-	enum zp__verdict (*admit)(zp__attempt *attempt, zp__connection *connection);
-	int (*make_room)(zp__connection *connection);	    /* pinned; before an admitted body is received. -ENOMEM */
-	void (*landed)(zp__connection *connection);	    /* pinned; a frame is complete and its CRC is right */
+	enum zp__verdict (*admit)(zp__attempt *attempt, zp__receive *rx);
+	int (*make_room)(zp__receive *rx);		    /* pinned; before an admitted body is received. -ENOMEM */
+	void (*landed)(zp__receive *rx);		    /* pinned; a frame is complete and its CRC is right */
 	void (*prepare)(zp__connection *connection);	    /* pinned; makes header and body of the frame in c->tx */
 	void (*sent)(zp__attempt *attempt, zp__slot *slot); /* lock held; the frame was sent completely */
 	void (*unsent)(zp__attempt *attempt, zp__slot *slot); /* lock held; the frame is to be retransmitted */
-	void (*cut)(zp__connection *connection); /* lock held; the connection was lost inside an admitted frame */
+	void (*cut)(zp__receive *rx); /* lock held; the connection was lost inside an admitted frame */
 };
 
 static inline uint64_t zp__stall_timeout_ns(const zp_engine *engine)
