@@ -266,6 +266,14 @@ static void links_moved(const zp__attempt *attempt, uint64_t *bytes, uint64_t *f
 	}
 }
 
+/* Tells those who send us frames of the attempt that it has begun. */
+static void begun_announce(zp__attempt *attempt)
+{
+	uint32_t first = attempt->previous ? 1 : 0; /* In a ring, `previous` alone does. */
+	for (uint32_t i = first; !zp__is_eager(attempt) && i < attempt->neighbour_count; i++)
+		zp__begun_offer(attempt->neighbours[i].link);
+}
+
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 {
 	zp__attempt *attempt = NULL;
@@ -283,11 +291,15 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
 		attempt->algorithm->start(attempt);
+		begun_announce(attempt);
 		zp__thread_wake(&engine->threads[0]); /* It checks attempts for stalls. */
 	}
 	if (rc != -EINVAL)
 		zp__id_note(engine, plan->attempt);
+	bool early = rc == 0 && !zp__list_empty(&engine->early);
 	pthread_mutex_unlock(&engine->mutex);
+	if (early)
+		zp__early_replay(engine, plan->attempt);
 	if (rc < 0 && attempt)
 		attempt_free(attempt);
 	return rc;
@@ -313,19 +325,15 @@ static void report(zp__attempt *attempt, int status, const uint8_t *fault)
 	zp__event_push(&attempt->engine->queue, &attempt->event);
 }
 
-/* Finds the attempt of the frame in c->rx and where its body goes. */
-enum zp__verdict zp__attempt_admit(zp__connection *c)
+/* Finds the attempt of a frame, whose id is known, and where its body goes. */
+enum zp__verdict zp__attempt_admit(zp__receive *rx)
 {
-	zp_engine *engine = c->link->engine;
-	const zp__frame *frame = &c->rx.frame;
-	zp__attempt *attempt = zp__attempt_find(engine, frame->id);
-	if (!attempt && !zp__id_is_known(engine, frame->id))
-		return ZP__PARK;
+	zp__attempt *attempt = zp__attempt_find(rx->link->engine, rx->frame.id);
 	if (!attempt || attempt->status < 0 || attempt->ending)
 		return ZP__DROP;
-	enum zp__verdict verdict = attempt->algorithm->admit(attempt, &c->rx);
+	enum zp__verdict verdict = attempt->algorithm->admit(attempt, rx);
 	if (verdict == ZP__ADMIT) {
-		c->rx.attempt = attempt;
+		rx->attempt = attempt;
 		attempt->pins++;
 	}
 	return verdict;
@@ -385,9 +393,12 @@ static bool takes_nothing(const zp__attempt *attempt, const zp__neighbour *neigh
 
 static bool stopped_in_a_frame(const zp__attempt *attempt, const zp__neighbour *neighbour)
 {
-	for (uint32_t i = 0; i < neighbour->link->connection_count; i++)
-		if (neighbour->link->connections[i].rx.attempt == attempt)
+	for (uint32_t i = 0; i < neighbour->link->connection_count; i++) {
+		const zp__receive *rx = &neighbour->link->connections[i].rx;
+		bool is_early = rx->message && rx->frame.kind != ZP__MESSAGE;
+		if (rx->attempt == attempt || (is_early && rx->frame.id == attempt->plan.attempt))
 			return true;
+	}
 	return false;
 }
 
@@ -534,8 +545,10 @@ static void attempt_end(zp_engine *engine, zp__attempt *attempt, bool restore)
 		attempt_restore(attempt);
 
 	pthread_mutex_lock(&engine->mutex);
-	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
 		zp__flow_close(&attempt->neighbours[i].flow);
+		zp__flow_begun(attempt->neighbours[i].link, &attempt->neighbours[i].flow);
+	}
 	zp__list_remove(&attempt->node);
 	engine->attempt_count--;
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++)

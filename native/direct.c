@@ -25,7 +25,7 @@
  * Why it cannot deadlock. No frame on a connection waits for another frame, of its own or of another attempt: by the
  * rule above there is a free buffer for each share that arrives, and for each result, because our share of its slot was
  * sent. (The sending thread may not have recorded that yet; then the frame waits some microseconds for that thread,
- * which waits for nothing. Frames of an attempt that is not started here wait until it is, as always.) So every queued
+ * which waits for nothing. Frames of an attempt that is not begun here are kept or not sent yet: early.c.) So every queued
  * frame reaches its receiver. Shares of slots below `window` are queued at the start, and the share of slot s when the
  * result of slot s - window has arrived: by induction all of them arrive.
  *

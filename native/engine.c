@@ -96,6 +96,7 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	zp__list_init(&engine->links);
 	zp__list_init(&engine->channels);
 	zp__list_init(&engine->parked);
+	zp__list_init(&engine->early);
 	zp__list_init(&engine->queue.events);
 	zp__list_init(&engine->queue.messages);
 	zp__list_init(&engine->messages);
@@ -262,6 +263,7 @@ void zp__id_note(zp_engine *engine, uint64_t id)
 {
 	if (!zp__id_is_known(engine, id))
 		engine->id_known_max = id;
+	zp__early_drop(engine, NULL);
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);

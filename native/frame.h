@@ -15,7 +15,8 @@ enum zp__frame_kind {
 	/* Acknowledge frames of any connection of the same link. `chunk` is the index of that connection, `id` its
 	 * generation, `offset` the number of complete frames received on it. No body. */
 	ZP__FINAL_ACK = 4, /* the receiver has closed the connection: the number is final */
-	ZP__ACK = 5	   /* so far */
+	ZP__ACK = 5,	   /* so far */
+	ZP__BEGUN = 6	   /* `id` is the greatest id that the sender knows. No body */
 };
 
 typedef struct {

@@ -146,6 +146,8 @@ static void link_adopt(zp__link *link)
 	zp__thread_wake(&engine->threads[0]); /* It checks links for broken paths. */
 	for (uint32_t i = 0; i < link->connection_count; i++)
 		connection_adopt(&link->connections[i]);
+	if (engine->id_known_max)
+		zp__begun_offer(link);
 }
 
 static int link_encrypt(zp__link *link, const zp_aead *aeads)
@@ -287,6 +289,7 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 	zp__attempts_fail(link, status);
 	zp__retransmit_discard(link);
 	zp__message_flow_clear(link);
+	zp__early_drop(link->engine, link);
 	if (tell) {
 		link->event.event = (zp_event){.kind = ZP_EVENT_LINK_LOST, .status = status, .id = link->id};
 		memcpy(link->event.event.peer, link->peer, ZP_PEER_ID_BYTES);
@@ -338,7 +341,7 @@ void zp__link_wake_idle(zp__link *link)
 		zp__connection_attend(c);
 		return;
 	}
-	if (!zp__list_empty(&link->control) && !zp__list_empty(&link->idle))
+	if ((!zp__list_empty(&link->control) || link->begun_queued) && !zp__list_empty(&link->idle))
 		zp__connection_attend(ZP__ELEMENT(link->idle.next, zp__connection, idle_node));
 }
 

@@ -108,6 +108,8 @@ int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 	if (rc == 0) {
 		zp__list_append(&engine->channels, &channel->node);
 		zp__id_note(engine, id);
+		ZP__EACH(node, &engine->links)
+		zp__begun_offer(ZP__ELEMENT(node, zp__link, node));
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
@@ -159,16 +161,11 @@ static bool has_room(const zp__link *link, uint64_t bytes)
 	       link->received_bytes + bytes <= bound / engine->link_count;
 }
 
-enum zp__verdict zp__message_admit(zp__connection *c)
+/* Allocates memory for the body of the frame in c->rx and charges for it. */
+static enum zp__verdict message_begin(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
 	const zp__frame *frame = &c->rx.frame;
-	if (frame->lane || frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
-		return ZP__VIOLATION;
-	if (!c->link->open)
-		return ZP__DROP;
-	if (!channel_find(engine, frame->id))
-		return zp__id_is_known(engine, frame->id) ? ZP__DROP : ZP__PARK;
 	uint64_t bytes = sizeof(zp__message_in) + frame->length;
 	if (!has_room(c->link, bytes))
 		return ZP__PARK;
@@ -190,6 +187,27 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	return ZP__ADMIT;
 }
 
+enum zp__verdict zp__message_admit(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	const zp__frame *frame = &c->rx.frame;
+	if (frame->lane || frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
+		return ZP__VIOLATION;
+	if (!c->link->open)
+		return ZP__DROP;
+	if (!channel_find(engine, frame->id))
+		return zp__id_is_known(engine, frame->id) ? ZP__DROP : ZP__PARK;
+	return message_begin(c);
+}
+
+/* A frame of an attempt that is not begun is received like a message. */
+enum zp__verdict zp__early_admit(zp__connection *c)
+{
+	if (!c->link->open)
+		return ZP__DROP;
+	return c->rx.frame.length <= c->link->engine->config.message_bytes_max ? message_begin(c) : ZP__PARK;
+}
+
 /* Frees a message that was received in part or completely, and unparks connections that waited for its bytes. */
 void zp__message_forget(zp_engine *engine, zp__message_in *message)
 {
@@ -203,7 +221,7 @@ void zp__message_forget(zp_engine *engine, zp__message_in *message)
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
-		if (c->rx.frame.kind == ZP__MESSAGE && zp__id_is_known(engine, c->rx.frame.id))
+		if (c->rx.frame.kind != ZP__MESSAGE || zp__id_is_known(engine, c->rx.frame.id))
 			zp__unpark(c);
 	}
 }
@@ -213,8 +231,15 @@ void zp__message_landed(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	zp__message_in *message = c->rx.message;
 	c->rx.message = NULL;
-	zp__channel *channel = channel_find(engine, c->rx.frame.id);
-	if (!channel) { /* Closed during reception. */
+	if (c->rx.frame.kind != ZP__MESSAGE && c->link->open) {
+		message->frame = c->rx.frame;
+		message->frame.crc = c->rx.crc; /* The one on the wire is 0 on an encrypted connection. */
+		zp__list_append(&engine->early, &message->event.node);
+		return;
+	}
+	bool is_message = c->rx.frame.kind == ZP__MESSAGE;
+	zp__channel *channel = is_message ? channel_find(engine, c->rx.frame.id) : NULL;
+	if (!channel) { /* Closed during reception, or its link was lost. */
 		zp__message_forget(engine, message);
 		return;
 	}

@@ -3,7 +3,7 @@
  *            header complete           admitted                    body complete
  *   HEADER ------------------> ADMIT --------------> BODY --------------------------> HEADER
  *                             |  ^ |  stale, or its attempt failed                      ^
- *                    not yet  v  | +----------------> DRAIN ----------------------------+
+ *                    no room  v  | +----------------> DRAIN ----------------------------+
  *                            parked                     ^ its attempt ended
  *                                              BODY ----+
  *
@@ -63,15 +63,28 @@ static int header_step(zp__connection *c)
 	return rc < 0 ? rc : GO_ON;
 }
 
+static enum zp__verdict admit(zp__connection *c)
+{
+	switch (c->rx.frame.kind) {
+	case ZP__MESSAGE:
+		return zp__message_admit(c);
+	case ZP__BEGUN:
+		return zp__begun_admit(c);
+	case ZP__FINAL_ACK:
+	case ZP__ACK:
+		return zp__retransmit_admit(c);
+	default:
+		return zp__id_is_known(c->link->engine, c->rx.frame.id) ? zp__attempt_admit(&c->rx) : zp__early_admit(c);
+	}
+}
+
 static int admit_step(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
 	zp__receive *rx = &c->rx;
 	pthread_mutex_lock(&engine->mutex);
 	rx->have = rx->crc = 0;
-	enum zp__verdict verdict = rx->frame.kind == ZP__MESSAGE  ? zp__message_admit(c)
-				   : rx->frame.kind > ZP__MESSAGE ? zp__retransmit_admit(c)
-								  : zp__attempt_admit(c);
+	enum zp__verdict verdict = admit(c);
 	zp__attempt *attempt = rx->attempt;
 	if (verdict == ZP__ADMIT)
 		rx->stage = ZP__RX_BODY;
@@ -184,7 +197,7 @@ static int body_step(zp__connection *c)
 		rx->attempt = attempt = NULL;
 		rx->stage = ZP__RX_DRAIN;
 	}
-	bool detached = rx->stage == ZP__RX_DRAIN;
+	bool detached = rx->stage == ZP__RX_DRAIN, early = !attempt && rx->frame.kind != ZP__MESSAGE;
 	if (attempt)
 		attempt->pins++;
 	pthread_mutex_unlock(&engine->mutex);
@@ -208,6 +221,8 @@ static int body_step(zp__connection *c)
 	if (attempt)
 		zp__attempt_unpin(engine, attempt);
 	pthread_mutex_unlock(&engine->mutex);
+	if (early)
+		zp__early_replay(engine, rx->frame.id); /* It may have begun meanwhile. */
 	return rc;
 }
 

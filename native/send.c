@@ -11,11 +11,11 @@
 static bool frame_take(zp__connection *c)
 {
 	zp__link *link = c->link;
-	if (zp__retransmit_take(c))
+	if (zp__retransmit_take(c) || zp__begun_take(c))
 		return true;
-	if (zp__list_empty(&link->flows) || !zp__connection_may_send(c))
+	zp__flow *flow = zp__connection_may_send(c) ? zp__flow_next(link) : NULL;
+	if (!flow)
 		return false;
-	zp__flow *flow = ZP__ELEMENT(link->flows.next, zp__flow, node);
 	zp__list *frame = flow->frames.next;
 	zp__list_remove(frame);
 	zp__list_remove(&flow->node);

@@ -12,10 +12,11 @@
  *
  * Ids. Attempts and channels share one space of 64-bit ids that only grows. The engine learns ids from
  * zp_reduce_start(), zp_reduce_end(), zp_channel_open() and zp_channel_close(). A frame whose id is greater than every
- * id learnt so far parks its connection until the caller starts that attempt. A frame whose id is not greater, and not
+ * id learnt so far is kept until the caller starts that attempt; the sender limits what it sends before it has learnt
+ * that this is done, and sends no messages until the channel is open (early.c). A frame whose id is not greater, and not
  * active, is read and dropped. So the caller must pass ids in ascending order: if id 7 is passed after id 9, frames of
  * 7 may have been dropped already, and its attempt stalls. Channels from ZP_FREE_CHANNEL on may be opened in any order,
- * and no connection is parked for them.
+ * and messages to them are not held back: what comes before one is open is dropped.
  */
 #ifndef ZP_API_H
 #define ZP_API_H

@@ -46,6 +46,8 @@ struct iovec;
 #define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
 #define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
 #define ZP__RATE_MIN (16u << 10)  /* bytes per second that attempts must move on average while no frame is complete */
+#define ZP__EAGER_BYTES (4u << 20) /* of larger tensors that a link sends before it is known that they have begun (early.c) */
+#define ZP__EAGER_TENSOR_BYTES (256u << 10) /* up to this, a tensor is sent without waiting for that */
 #define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */
 #define ZP__POOL_REGIONS_MAX 16u
 #define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* fits a message with one block of state */
@@ -109,6 +111,7 @@ typedef struct {
 	zp__list node;	/* in engine->messages from admission to release */
 	zp__link *link; /* from which it comes; a reference */
 	uint64_t bytes; /* of body */
+	zp__frame frame; /* of an attempt that is not begun: its header; event.node is in engine->early */
 	uint8_t body[];
 } zp__message_in;
 
@@ -137,6 +140,7 @@ typedef struct {
 	zp__list open_node;   /* in link->open_flows from zp__flow_open() to zp__flow_close() */
 	zp__list frames;      /* of zp__slot.node or zp__message_out.node */
 	zp__attempt *attempt; /* NULL: messages */
+	uint64_t eager_bytes; /* sent before it is known that the attempt has begun */
 	/* By connection: frames that it has sent, in order, and that may have to be retransmitted (retransmit.c). */
 	zp__list sent[ZP_LINK_CONNECTIONS_MAX];
 } zp__flow;
@@ -311,6 +315,10 @@ struct zp__link {
 	zp__list flows;	     /* flows with frames to send; the first one is next */
 	zp__list idle;	     /* connections that wait for a frame, longest first */
 	zp__flow messages;
+	uint64_t begun_id;	 /* the greatest id that the other end is known to know */
+	uint64_t eager_bytes;	 /* of all flows */
+	bool announces;		 /* this end has announced ids */
+	bool begun_queued;	 /* an announcement is to be sent */
 	uint64_t moved_bytes;	 /* of attempts, sent and received */
 	uint64_t moved_frames;	 /* of attempts, sent and received completely */
 	uint64_t moved_ns;	 /* when the last of them was complete */
@@ -349,6 +357,7 @@ struct zp_engine {
 	uint64_t link_id_last;
 	uint64_t links_check_ns; /* time of the next zp__links_check() */
 	zp__list links, channels, parked, messages;
+	zp__list early; /* of `messages`: frames of attempts that are not begun */
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
 	zp__list buffers;
@@ -426,7 +435,18 @@ enum zp__verdict zp__retransmit_admit(zp__connection *connection); /* never ZP__
 void zp__retransmit_closed(zp__connection *connection);
 void zp__retransmit_discard(zp__link *link);
 
+/* early.c. All but zp__early_replay(): lock held. */
+bool zp__is_eager(const zp__attempt *attempt);
+zp__flow *zp__flow_next(zp__link *link); /* that may send; NULL: none */
+void zp__flow_begun(zp__link *link, zp__flow *flow); /* at the other end, or it is closed */
+void zp__begun_offer(zp__link *link);
+bool zp__begun_take(zp__connection *connection);
+enum zp__verdict zp__begun_admit(zp__connection *connection);
+void zp__early_drop(zp_engine *engine, const zp__link *link); /* those of the link, and those that are not waited for */
+void zp__early_replay(zp_engine *engine, uint64_t id);
+
 /* message.c */
+enum zp__verdict zp__early_admit(zp__connection *connection);	     /* lock held */
 enum zp__verdict zp__message_admit(zp__connection *connection);	     /* lock held */
 void zp__message_landed(zp__connection *connection);		     /* lock held */
 void zp__message_sent(zp__link *link, zp__message_out *message);     /* lock held */
@@ -439,7 +459,7 @@ void zp__buffers_discard(zp_engine *engine);
 zp__attempt *zp__attempt_find(zp_engine *engine, uint64_t id);		       /* lock held */
 void zp__attempt_fail(zp__attempt *attempt, int status, const uint8_t *fault); /* lock held */
 void zp__attempt_progress(zp__attempt *attempt);			       /* lock held */
-enum zp__verdict zp__attempt_admit(zp__connection *connection);		       /* lock held; ZP__ADMIT: pinned */
+enum zp__verdict zp__attempt_admit(zp__receive *rx);			       /* lock held; ZP__ADMIT: pinned */
 void zp__attempt_unpin(zp_engine *engine, zp__attempt *attempt);	       /* lock held */
 void zp__attempt_moved(zp__attempt *attempt, zp__link *link);			       /* lock held */
 void zp__attempts_fail(zp__link *link, int status);			       /* lock held */

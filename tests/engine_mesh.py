@@ -350,8 +350,20 @@ class Frame:
 class HandMadePeer:
     """An engine at rank 0 of a ring of two, and plain sockets in the place of rank 1."""
 
-    def __init__(self, *, connections: int = 1, buffer_bytes: int = 0, stall_timeout_ms: int = 10_000) -> None:
-        self.engine = Engine(stall_timeout_ms=stall_timeout_ms, local_senders_max=0)
+    def __init__(
+        self,
+        *,
+        connections: int = 1,
+        buffer_bytes: int = 0,
+        stall_timeout_ms: int = 10_000,
+        messages_queued_bytes_max: int = limits.DATA_MESSAGES_QUEUED_BYTES_MAX,
+    ) -> None:
+        self.engine = Engine(
+            stall_timeout_ms=stall_timeout_ms,
+            local_senders_max=0,
+            message_bytes_max=min(messages_queued_bytes_max, limits.DATA_MESSAGE_BYTES_MAX),
+            messages_queued_bytes_max=messages_queued_bytes_max,
+        )
         pairs = [socket_pair(buffer_bytes) for _ in range(connections)]
         self.sockets = [far for _, far in pairs]
         for far in self.sockets:

@@ -470,7 +470,7 @@ def test_the_last_lost_connection_loses_the_link() -> None:
 def test_a_lost_peer_is_noticed_while_its_frames_wait() -> None:
     """The connection is parked, so nobody reads it; its end must be seen all the same."""
     peer = HandMadePeer()
-    peer.send(Frame(REDUCE_SCATTER, 9, 1, 0, bytes(400)))
+    peer.send(Frame(MESSAGE, 9, 0, 0, bytes(400)))
     until(lambda: peer.received_bytes() == 40)
     peer.socket.close()
     (lost,) = wait_events(peer.engine, 1)
@@ -516,11 +516,23 @@ def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
 def test_a_peer_that_stops_in_the_middle_of_a_frame_is_at_fault_for_the_stall() -> None:
     peer = HandMadePeer(stall_timeout_ms=200)
     data = np.ones(8192, np.float32)
-    peer.socket.sendall(GOOD.encode()[:500])
-    until(lambda: peer.received_bytes() == 40)  # It waits for its attempt.
     peer.start(Case(), 1, data, np.empty_like(data))
+    peer.socket.sendall(GOOD.encode()[:500])
     done = wait_done(peer.engine)
     assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+    peer.close()
+
+
+def test_a_peer_that_stops_in_the_middle_of_an_early_frame_is_at_fault_for_the_stall() -> None:
+    """The frame takes memory that no attempt has yet, so its link is lost, too."""
+    peer = HandMadePeer(stall_timeout_ms=200)
+    data = np.ones(8192, np.float32)
+    peer.socket.sendall(GOOD.encode()[:500])
+    until(lambda: peer.received_bytes() == 500)
+    peer.start(Case(), 1, data, np.empty_like(data))
+    done, lost = wait_failure(peer.engine)
+    assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+    assert (lost.status, lost.peer) == (-errno.ETIMEDOUT, peer_id(1))
     peer.close()
 
 
@@ -585,8 +597,9 @@ def test_messages_wait_for_their_channel_and_are_dropped_after_it() -> None:
     (event,) = wait_events(b, 1)
     assert isinstance(event, MessageReceived) and (event.peer, event.channel_id) == (peer_id(0), 3)
     assert event.body.read() == b"early"
+    before = sum(b.link_stats(peer_id(0))[1])
     send(a, peer_id(1), 3, b"unread")
-    until(lambda: sum(b.link_stats(peer_id(0))[1]) == 2 * 40 + 11)
+    until(lambda: sum(b.link_stats(peer_id(0))[1]) == before + 40 + len(b"unread"))
     b.close_channel(3)
     assert b.poll() == []
     b.open_channel(4)

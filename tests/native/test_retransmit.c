@@ -620,7 +620,7 @@ static void test_lies(void)
 	}
 }
 
-/* A message without an acknowledgement is sent again; a FINAL_ACK for a connection that was never added here is answered. */
+/* A message without an acknowledgement and the latest announcement are sent again; a FINAL_ACK for a connection that was never added here is answered. */
 static void test_by_hand(void)
 {
 	hand h;
@@ -634,12 +634,16 @@ static void test_by_hand(void)
 	for (int i = 0; i < HAND_CONNECTIONS; i++)
 		fds[i] = (struct pollfd){.fd = h.fds[i], .events = POLLIN};
 	CHECK(poll(fds, HAND_CONNECTIONS, WAIT_MS) == 1);
+	uint32_t first = fds[0].revents ? 0 : fds[1].revents ? 1 : 2;
+	CHECK(hand_hear(h.fds[first]).kind == ZP__BEGUN);
+	hand_say(h.fds[first], ZP__BEGUN, 0, CHANNEL, 0); /* Now the message may be sent. */
+	CHECK(poll(fds, HAND_CONNECTIONS, WAIT_MS) == 1);
 	uint32_t place = fds[0].revents ? 0 : fds[1].revents ? 1 : 2, other = (place + 1) % HAND_CONNECTIONS;
 	CHECK(hand_hear(h.fds[place]).kind == ZP__MESSAGE);
 	close(h.fds[place]); /* With the body unread. */
 	hand_say(h.fds[other], ZP__FINAL_ACK, place, 0, 0);
-	bool answered = false, again = false;
-	while (!answered || !again) {
+	bool answered = false, again = false, announced = false;
+	while (!answered || !again || !announced) {
 		CHECK(poll(fds, HAND_CONNECTIONS, WAIT_MS) >= 1);
 		for (uint32_t i = 0; i < HAND_CONNECTIONS; i++) {
 			fds[i].fd = i == place ? -1 : h.fds[i];
@@ -650,8 +654,12 @@ static void test_by_hand(void)
 				CHECK(frame.length == sizeof body && !again);
 				CHECK(recv(h.fds[i], body, sizeof body, MSG_WAITALL) == sizeof body && body[0] == 5);
 				again = true;
+			} else if (frame.kind == ZP__BEGUN) {
+				CHECK(frame.id == CHANNEL && !announced);
+				announced = true;
 			} else {
-				CHECK(frame.kind == ZP__FINAL_ACK && frame.chunk == place && frame.offset == 0 && !answered);
+				CHECK(frame.kind == ZP__FINAL_ACK && frame.chunk == place && !answered);
+				CHECK(frame.offset == (place == first));
 				answered = true;
 			}
 		}

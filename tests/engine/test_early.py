@@ -1,0 +1,160 @@
+"""Frames that come before their attempt is begun (native/early.c): B2, nothing of one attempt waits for another."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import closing
+
+import numpy as np
+import pytest
+from engine_mesh import (
+    REDUCE_SCATTER,
+    Case,
+    Frame,
+    HandMadePeer,
+    make_plan,
+    peer_id,
+    socket_pair,
+    until,
+    wait_events,
+    wait_failure,
+)
+
+from zpccl.engine.ciphers import CipherKeys, available
+from zpccl.engine.engine import ConnectionLost, Engine, ReduceDone
+from zpccl.types import Algorithm, QuantizationAlgorithm
+
+COMMON, LATE = 1, 2
+LARGE = np.arange(4 << 20, dtype=np.float32) % 1000
+"""Half of it, which goes to the other end, is more than what is sent before it is known that it has begun."""
+
+
+class Pair:
+    """Two engines; the second begins its attempts when a test says so."""
+
+    def __init__(self, case: Case, connections: int, encrypted: bool = False) -> None:
+        self.case = case
+        self.engines = [Engine(stall_timeout_ms=60_000, local_senders_max=0) for _ in range(2)]
+        pairs = [socket_pair() for _ in range(connections)]
+        self.copies = [pair[0].dup() for pair in pairs]
+        cipher = next(iter(available()))
+        keys = [bytes([side]) * available()[cipher].key_bytes for side in range(2)]
+        for rank, engine in enumerate(self.engines):
+            own = [CipherKeys(cipher, keys[rank], keys[1 - rank])] * connections if encrypted else None
+            engine.open_link(peer_id(1 - rank), [pair[rank].detach() for pair in pairs], own)
+        self.results: dict[tuple[int, int], np.ndarray] = {}
+
+    def start(self, rank: int, attempt_id: int, data: np.ndarray) -> None:
+        self.results[rank, attempt_id] = target = data.copy() if self.case.in_place else np.empty_like(data)
+        source = target if self.case.in_place else data
+        self.engines[rank].start_reduce(make_plan(self.case, attempt_id, rank, 2, source, target))
+
+    def check(self, attempt_id: int, data: np.ndarray) -> None:
+        """Waits for the end of an attempt at both."""
+        ends = [next(e for e in wait_events(engine, 1) if isinstance(e, ReduceDone)) for engine in self.engines]
+        assert {(end.attempt_id, end.status) for end in ends} == {(attempt_id, 0)}
+        assert ends[0].digest == ends[1].digest
+        for rank, engine in enumerate(self.engines):
+            engine.end_reduce(attempt_id, commit=True)
+            np.testing.assert_array_equal(self.results[rank, attempt_id], 2 * data)
+
+    def arrived(self) -> int:
+        return sum(self.engines[1].link_stats(peer_id(0))[1])
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+        for copy in self.copies:
+            copy.close()
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+def test_attempts_do_not_wait_for_one_that_its_receiver_has_not_begun(
+    algorithm: Algorithm, encrypted: bool, connections: int
+) -> None:
+    case = Case(algorithm=algorithm, frame_bytes=1 << 18, in_place=connections == 3)
+    with closing(Pair(case, connections, encrypted)) as pair:
+        for attempt_id in (COMMON, LATE):
+            pair.start(0, attempt_id, LARGE)
+        pair.start(1, COMMON, LARGE)
+        pair.check(COMMON, LARGE)
+        pair.start(1, LATE, LARGE)
+        pair.check(LATE, LARGE)
+
+
+def test_small_attempts_are_sent_and_kept_without_an_announcement() -> None:
+    data = np.ones(10_000, np.float32)
+    with closing(Pair(Case(frame_bytes=1 << 13), 2)) as pair:
+        for attempt_id in range(1, 101):
+            pair.start(0, attempt_id, data)
+        until(lambda: pair.arrived() >= 100 * data.nbytes // 2)
+        for attempt_id in range(1, 101):
+            pair.start(1, attempt_id, data)
+            pair.check(attempt_id, data)
+
+
+def test_what_was_kept_survives_its_connection() -> None:
+    """Frames that were kept are not sent again, and those that were lost on the way are."""
+    case = Case(frame_bytes=1 << 16)
+    with closing(Pair(case, 3)) as pair:
+        pair.start(0, LATE, LARGE)
+        until(lambda: pair.arrived() >= 1 << 20)
+        for index in (0, 2):
+            pair.copies[index].shutdown(socket.SHUT_RDWR)
+            for engine in pair.engines:
+                assert isinstance(wait_events(engine, 1)[0], ConnectionLost)
+        pair.start(1, LATE, LARGE)
+        pair.check(LATE, LARGE)
+
+
+def test_quantised_frames_are_kept_too() -> None:
+    case = Case(quantization=QuantizationAlgorithm.MIN_MAX, algorithm=Algorithm.DIRECT, frame_bytes=1 << 14)
+    data = np.ones(1 << 20, np.float32)
+    with closing(Pair(case, 1)) as pair:
+        pair.start(0, LATE, data)
+        until(lambda: pair.arrived() > data.nbytes // 8)
+        pair.start(1, LATE, data)
+        pair.check(LATE, data)
+
+
+def test_frames_of_attempts_that_never_begin_are_dropped() -> None:
+    """Their memory is free again once a later attempt begins: more than the bound comes in all, and nothing parks."""
+    peer = HandMadePeer(messages_queued_bytes_max=1 << 20)
+    data, output = np.ones(1000, np.float32), np.empty(1000, np.float32)
+    body, sent = bytes(100_000), 0
+    for never, begins in ((1, 2), (3, 4), (5, 6)):
+        for offset in range(9):
+            peer.send(Frame(REDUCE_SCATTER, never, 1, offset * 25_000, body))
+        sent += 9 * (40 + len(body))
+        until(lambda: peer.received_bytes() == sent)
+        peer.start(Case(), begins, data, output)
+        peer.engine.end_reduce(begins, commit=False)
+    peer.close()
+
+
+def test_frames_beyond_the_bound_wait_for_their_attempt() -> None:
+    """A peer that sends more than it should takes no more memory than messages may."""
+    peer = HandMadePeer(messages_queued_bytes_max=1 << 20)
+    body = bytes(100_000)
+    for offset in range(12):
+        peer.send(Frame(REDUCE_SCATTER, LATE, 1, offset * 25_000, body))
+    until(lambda: peer.received_bytes() == 10 * (40 + len(body)) + 40)
+    data = np.ones(600_000, np.float32)
+    peer.start(Case(frame_bytes=100_000), LATE, data, np.empty_like(data))
+    until(lambda: peer.received_bytes() == 12 * (40 + len(body)))
+    peer.close()
+
+
+def test_an_early_frame_twice_is_a_violation() -> None:
+    peer = HandMadePeer()
+    for _ in range(2):
+        peer.send(Frame(REDUCE_SCATTER, LATE, 1, 0, bytes(2000)))
+    until(lambda: peer.received_bytes() == 2 * 2040)
+    data = np.ones(1000, np.float32)
+    peer.start(Case(), LATE, data, np.empty_like(data))
+    done, lost = wait_failure(peer.engine)
+    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(1), peer_id(1))
+    peer.close()
