@@ -129,7 +129,7 @@ def test_frames_of_attempts_that_never_begin_are_dropped() -> None:
         for offset in range(9):
             peer.send(Frame(REDUCE_SCATTER, never, 1, offset * 25_000, body))
         sent += 9 * (40 + len(body))
-        until(lambda: peer.received_bytes() == sent)
+        until(lambda sent=sent: peer.received_bytes() == sent)  # type: ignore[misc]
         peer.start(Case(), begins, data, output)
         peer.engine.end_reduce(begins, commit=False)
     peer.close()
