@@ -117,6 +117,9 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 {
 	*l = (zp__layout){.world_size = p->world_size, .rank = p->rank, .itemsize = zp__itemsize[p->dtype]};
 	layout_cut(p, l);
+	/* For a mean of integers the partial sums of a ring travel in a wider type. Between two peers no sum travels. */
+	if (p->algorithm == ZP_RING && l->reduces && p->op == ZP_AVG && p->dtype < ZP_UINT64 && p->world_size > 2)
+		l->sum_itemsize = zp__wide_itemsize[p->dtype];
 	uint64_t longest = l->chunk_elements + (l->long_chunks > 0);
 	uint32_t frame_bytes = p->frame_bytes;
 	if (p->algorithm == ZP_DIRECT) {
@@ -124,7 +127,7 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 		uint32_t fair = ZP__DIRECT_WINDOW_BYTES / ZP__DIRECT_WINDOW_SLOTS / (2 * p->world_size);
 		frame_bytes = frame_bytes < fair ? frame_bytes : fair;
 	}
-	l->frame_elements = frame_bytes / l->itemsize;
+	l->frame_elements = frame_bytes / (l->sum_itemsize ? l->sum_itemsize : l->itemsize);
 	if (l->frame_elements > longest)
 		l->frame_elements = longest;
 	if (p->quantization != ZP_QUANTIZE_NONE) {
@@ -136,7 +139,7 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 		if (l->frame_elements == 0)
 			l->frame_elements = l->block_elements;
 	}
-	l->wire_stride = zp__wire_bytes(l, l->frame_elements);
+	l->wire_stride = frame_length(l, ZP__REDUCE_SCATTER, l->frame_elements);
 	l->long_slots = (l->chunk_elements + 1 + l->frame_elements - 1) / l->frame_elements;
 	l->short_slots = (l->chunk_elements + l->frame_elements - 1) / l->frame_elements;
 	l->slot_count = l->long_chunks * l->long_slots + (l->chunks - l->long_chunks) * l->short_slots;
@@ -169,7 +172,7 @@ static int attempt_allocate(zp__attempt *attempt)
 		zp__list_init(&attempt->slots[i].node);
 	bool aside = attempt->mode == ZP__IN_PLACE_RESTORE;
 	if (attempt->mode == ZP__SCATTER)
-		aside = l->world_size > 2; /* Two peers forward nothing. */
+		aside = l->world_size > 2 && !l->sum_itemsize; /* Two peers forward nothing. */
 	int rc = zp__region_take(attempt->engine, aside ? attempt->plan.count * l->itemsize : 0, &attempt->workspace);
 	return rc < 0 ? rc : attempt->algorithm->allocate(attempt);
 }

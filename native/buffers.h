@@ -60,6 +60,12 @@ static inline zp__quantiser quantiser_of(const zp_reduce_plan *plan)
 			       .block_elements = plan->block_elements};
 }
 
+/* Length of a frame. */
+static inline size_t frame_length(const zp__layout *l, uint8_t kind, uint64_t elements)
+{
+	return kind == ZP__REDUCE_SCATTER && l->sum_itemsize ? elements * l->sum_itemsize : zp__wire_bytes(l, elements);
+}
+
 /* The slot of a frame. NULL: the frame does not fit the plan (chunk, offset or length is wrong). */
 static inline zp__slot *slot_of(const zp__attempt *attempt, const zp__frame *frame)
 {
@@ -71,7 +77,7 @@ static inline zp__slot *slot_of(const zp__attempt *attempt, const zp__frame *fra
 	uint64_t index = zp__chunk_first_slot(l, frame->chunk) + frame->offset / l->frame_elements;
 	zp__span span = zp__slot_span(l, index);
 	assert(span.chunk == frame->chunk && span.offset == frame->offset);
-	return frame->length == zp__wire_bytes(l, span.elements) ? &attempt->slots[index] : NULL;
+	return frame->length == frame_length(l, frame->kind, span.elements) ? &attempt->slots[index] : NULL;
 }
 
 static inline void mark(zp__attempt *attempt, zp__slot *slot, uint8_t flags)
@@ -106,7 +112,7 @@ static inline uint32_t result_dequantise(zp__attempt *attempt, zp__slot *slot, c
 /* Pinned. Fills in the header, length and body of `tx`; its slot has kind and CRC already. */
 static inline void frame_fill(zp__transmit *tx, const zp__span *span, const uint8_t *body)
 {
-	tx->length = (uint32_t)zp__wire_bytes(&tx->attempt->layout, span->elements);
+	tx->length = (uint32_t)frame_length(&tx->attempt->layout, tx->slot->kind, span->elements);
 	zp__frame frame = {.kind = tx->slot->kind,
 			   .id = tx->attempt->plan.attempt,
 			   .chunk = span->chunk,

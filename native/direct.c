@@ -1,4 +1,4 @@
-/* The direct exchange of one attempt: two hops and two roundings, for any number of peers.
+/* The direct exchange of one attempt: two hops, for any number of peers, and two roundings where the tensor is quantised.
  *
  * Rank j owns chunk j. All other ranks send it their shares of that chunk (reduce-scatter frames). It reduces them and
  * its own share in order of rank, so that the result does not depend on the order of arrival, and sends the result to
@@ -183,6 +183,29 @@ static int direct_make_room(zp__receive *rx)
 	return 0;
 }
 
+/* NULL: nothing is gained by making elements wide. The sum of two is rounded once all the same. */
+static const zp__wide_kernels *wide_kernels_of(const zp_reduce_plan *plan)
+{
+	const zp__wide_kernels *wide = &zp__reduce_kernels_of(zp__isa_best())->wide[plan->dtype];
+	return wide->fold[plan->op] && (plan->world_size > 2 || plan->op == ZP_AVG) ? wide : NULL;
+}
+
+/* As piece_join, with elements made wide: rounded once, when the result is stored. */
+static void piece_join_wide(const zp__attempt *attempt, uint8_t *result, const uint8_t *own, uint8_t *shares, size_t at,
+			    size_t count)
+{
+	uint32_t sums[ZP__WIDE_PIECE_BYTES]; /* 4 bytes of sum for each of element, at most */
+	const zp_reduce_plan *plan = &attempt->plan;
+	const zp__wide_kernels *wide = wide_kernels_of(plan);
+	uint32_t rank = attempt->layout.rank, world_size = attempt->layout.world_size;
+	for (uint32_t r = 0; r < world_size; r++) {
+		const uint8_t *share =
+			r == rank ? own : shares + neighbour_of(attempt, r) * attempt->layout.wire_stride;
+		(r == 0 ? wide->widen : wide->fold[plan->op])(sums, share + at, count);
+	}
+	wide->narrow(result + at, sums, count, plan->op == ZP_AVG ? world_size : 1);
+}
+
 /* Reduces `count` elements of all shares, `at` bytes from their start, in order of rank. `own` may equal `result`: each
  * element is read before it is written. */
 static void piece_join(const zp__attempt *attempt, uint8_t *result, const uint8_t *own, uint8_t *shares, size_t at,
@@ -225,10 +248,13 @@ static uint32_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number,
 		save(attempt, slot, &span);
 	uint8_t *result = output_at(attempt, &span);
 	size_t bytes = span.elements * l->itemsize;
+	bool wide = wide_kernels_of(&attempt->plan) != NULL;
+	size_t piece_bytes = wide ? ZP__WIDE_PIECE_BYTES : ZP__PIECE_BYTES;
 	*result_crc = 0;
-	for (size_t at = 0; at < bytes; at += ZP__PIECE_BYTES) {
-		size_t n = bytes - at < ZP__PIECE_BYTES ? bytes - at : ZP__PIECE_BYTES;
-		piece_join(attempt, result, input_at(attempt, &span), share_at(attempt, number, 0), at, n / l->itemsize);
+	for (size_t at = 0; at < bytes; at += piece_bytes) {
+		size_t n = bytes - at < piece_bytes ? bytes - at : piece_bytes;
+		(wide ? piece_join_wide : piece_join)(attempt, result, input_at(attempt, &span),
+						      share_at(attempt, number, 0), at, n / l->itemsize);
 		*result_crc = zp__crc32c(*result_crc, result + at, n);
 	}
 	return *result_crc;

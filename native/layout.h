@@ -23,7 +23,8 @@ typedef struct {
 	uint32_t block_elements;  /* 0: not quantised */
 	uint32_t parameter_bytes; /* per block */
 	uint32_t code_bits;	  /* per element, quantised */
-	size_t wire_stride;	  /* bytes of a full slot on the wire */
+	uint32_t sum_itemsize;	  /* in a reduce-scatter frame, if it has wide sums (ring.c); else 0 */
+	size_t wire_stride;	  /* bytes of a full slot on the wire, at most */
 } zp__layout;
 
 typedef struct {

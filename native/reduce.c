@@ -8,6 +8,7 @@
 #include <string.h>
 
 const uint8_t zp__itemsize[ZP__DTYPES] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+const uint8_t zp__wide_itemsize[ZP__DTYPES] = {4, 4, 4, 4, 8, 8, 0, 0, 4, 4, 0, 0};
 
 #define ZP__NAME(name) name##_baseline
 #define ZP__ISA_NAME "baseline"

@@ -11,18 +11,26 @@
  *                     |                                             |                | dequantised to the output
  *   scatter           | the workspace, or the output if we own the  | there          | -
  *                     | chunk; the input is added                   |                |
+ *   wide sums         | the wire buffer; our share is folded in     | there          | the output
  *
  * An all-reduce has both phases. A reduce-scatter has the first only: the owner keeps the result. An all-gather and a
  * broadcast have the second only: a chunk starts as its owner's input, copied to the output just before it is sent. In
  * these three the plan names the owners, so that rows and parts do not depend on the order of the ring.
  *
+ * AVG. The sum of all shares may overflow its type where their mean does not. What travels is therefore
+ *   float, double, 64-bit integers     the sum, which the owner divides
+ *   16-bit floats                      the mean of the shares so far
+ *   narrower integers, two peers       nothing: the owner has both shares
+ *   narrower integers, more peers      the sum in a wider type (layout.sum_itemsize): it is exact, and the owner divides it
+ *
  * In place with restore, the old bytes of the output are saved to the workspace before they are overwritten, at a time
  * when they are in the cache anyway: for our own chunk when it is sent, for others when our share is added. Quantised:
- * when the result is dequantised. Broadcast: before a frame is received.
+ * when the result is dequantised. Broadcast, and wide sums: before a result is received or made.
  *
  * Memory beyond the caller's. In place: one frame per connection and, with restore, the size of the tensor. Quantised:
  * the wire size of the whole tensor, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE, and, in place with
- * restore, the workspace. Scatter: the chunks that pass through, (N-2)/N of the tensor.
+ * restore, the workspace. Scatter: the chunks that pass through, (N-2)/N of the tensor. Wide sums: two or four times the
+ * tensor.
  *
  * The second frame (all-gather) of a slot overwrites the first (reduce-scatter) only after that was sent, since the data
  * travels around the ring in between. A frame that comes earlier waits; only a faulty peer or a scheduling race of some
@@ -51,6 +59,12 @@ static uint8_t *partial_at(const zp__attempt *attempt, const zp__span *span)
 static uint8_t *wire_at(const zp__attempt *attempt, const zp__slot *slot)
 {
 	return attempt->wire.memory + slot_index(attempt, slot) * attempt->layout.wire_stride;
+}
+
+/* True if the body of a frame is received in the wire buffer, and sent from there. */
+static bool in_wire(const zp__attempt *attempt, uint8_t kind)
+{
+	return attempt->quantised || (attempt->layout.sum_itemsize && kind == ZP__REDUCE_SCATTER);
 }
 
 /* The rank before the owner is the last to receive the result and does not send it on. */
@@ -108,7 +122,7 @@ static enum zp__verdict slot_admit(const zp__attempt *attempt, zp__slot *slot, c
 static uint8_t *landing_of(const zp__attempt *attempt, const zp__slot *slot, uint8_t kind)
 {
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	if (attempt->quantised)
+	if (in_wire(attempt, kind))
 		return wire_at(attempt, slot);
 	if (kind == ZP__ALL_GATHER || attempt->mode == ZP__OUT_OF_PLACE)
 		return output_at(attempt, &span);
@@ -136,7 +150,8 @@ static int ring_make_room(zp__receive *rx)
 {
 	zp__attempt *attempt = rx->attempt;
 	if (rx->body) {
-		if (!attempt->layout.reduces && attempt->mode == ZP__IN_PLACE_RESTORE) {
+		bool overwrites = rx->frame.kind == ZP__ALL_GATHER && !attempt->quantised;
+		if (overwrites && attempt->mode == ZP__IN_PLACE_RESTORE) {
 			zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, rx->slot));
 			save(attempt, rx->slot, &span);
 		}
@@ -155,13 +170,22 @@ static int ring_make_room(zp__receive *rx)
 	return 0;
 }
 
-/* Adds our share to a received frame, in pieces that stay in the cache: saves the old bytes, computes the sum, divides it
- * if we own the chunk, and computes its CRC. Returns the CRC of the frame to send on, or 0 if it is not needed. */
+/* Number of the shares in a frame of this chunk once ours is added. */
+static uint32_t shares_so_far(const zp__layout *l, uint32_t chunk)
+{
+	return (l->rank + l->world_size - zp__chunk_start(l, chunk)) % l->world_size + 1;
+}
+
+/* Adds our share to a received frame, in pieces that stay in the cache: saves the old bytes, computes the sum or mean, and
+ * its CRC. Returns the CRC of the frame to send on, or 0 if it is not needed. */
 static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *span, const uint8_t *landed,
 			  bool owned)
 {
 	const zp_reduce_plan *plan = &attempt->plan;
 	const zp__reduce_kernels *kernels = zp__reduce_kernels_of(zp__isa_best());
+	const zp__wide_kernels *wide = &kernels->wide[plan->dtype];
+	uint32_t shares = shares_so_far(&attempt->layout, span->chunk);
+	bool averages = plan->op == ZP_AVG, means = averages && wide->mean;
 	size_t bytes = span->elements * attempt->layout.itemsize, n;
 	bool saves = attempt->mode == ZP__IN_PLACE_RESTORE;
 	bool checks = owned ? attempt->layout.gathers : !attempt->next->encrypted;
@@ -172,8 +196,12 @@ static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *
 		uint8_t *sum = partial_at(attempt, span) + done;
 		if (saves)
 			zp__copy_past_cache(workspace_at(attempt, span) + done, sum, n);
-		kernels->reduce[plan->dtype][plan->op](sum, landed + done, input_at(attempt, span) + done, elements);
-		if (owned && plan->op == ZP_AVG)
+		const uint8_t *own = input_at(attempt, span) + done;
+		if (means)
+			wide->mean(sum, landed + done, own, elements, shares);
+		else
+			kernels->reduce[plan->dtype][plan->op](sum, landed + done, own, elements);
+		if (owned && averages && !means)
 			kernels->divide[plan->dtype](sum, elements, plan->world_size);
 		if (checks)
 			crc = zp__crc32c(crc, sum, n);
@@ -183,6 +211,21 @@ static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *
 		mark(attempt, slot, ZP__SLOT_SAVED);
 	}
 	return crc;
+}
+
+/* Adds our share to a received wide sum. If we own the chunk, makes the mean in the output. Returns the CRC of the frame to
+ * send on, or 0 if it is not needed. */
+static uint32_t share_fold(zp__attempt *attempt, zp__slot *slot, const zp__span *span, uint8_t *sum, bool owned)
+{
+	const zp_reduce_plan *plan = &attempt->plan;
+	const zp__wide_kernels *wide = &zp__reduce_kernels_of(zp__isa_best())->wide[plan->dtype];
+	wide->fold[plan->op](sum, input_at(attempt, span), span->elements);
+	if (!owned)
+		return attempt->next->encrypted ? 0 : zp__crc32c(0, sum, span->elements * attempt->layout.sum_itemsize);
+	if (attempt->mode == ZP__IN_PLACE_RESTORE)
+		save(attempt, slot, span);
+	wide->narrow(output_at(attempt, span), sum, span->elements, plan->world_size);
+	return zp__crc32c(0, output_at(attempt, span), span->elements * attempt->layout.itemsize);
 }
 
 static void share_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
@@ -195,6 +238,8 @@ static void share_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot, 
 		zp__quantise_fold(zp__isa_best(), &how, rx->body, input_at(attempt, span), span->elements, divisor);
 		crc = attempt->next->encrypted ? 0 : zp__crc32c(0, rx->body, rx->frame.length);
 		result_crc = owned ? result_dequantise(attempt, slot, span, rx->body) : 0;
+	} else if (attempt->layout.sum_itemsize) {
+		crc = result_crc = share_fold(attempt, slot, span, rx->body, owned);
 	} else {
 		crc = result_crc = share_add(attempt, slot, span, rx->body, owned);
 	}
@@ -241,7 +286,7 @@ static void ring_landed(zp__receive *rx)
 
 static const uint8_t *body_of(const zp__attempt *attempt, const zp__slot *slot, const zp__span *span)
 {
-	if (attempt->quantised)
+	if (in_wire(attempt, slot->kind))
 		return wire_at(attempt, slot);
 	if (slot->kind == ZP__ALL_GATHER)
 		return output_at(attempt, span);
@@ -289,8 +334,22 @@ static void own_result_make(zp__attempt *attempt, zp__slot *slot, const zp__span
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-/* Makes the header and body of the frame in c->tx. Frames of our own chunk are quantised and checksummed here, just
- * before they are sent. */
+/* Quantises or widens our input. */
+static void own_share_make(zp__attempt *attempt, zp__slot *slot, const zp__span *span)
+{
+	const zp_reduce_plan *plan = &attempt->plan;
+	uint8_t *wire = wire_at(attempt, slot);
+	if (attempt->quantised) {
+		zp__quantiser how = quantiser_of(plan);
+		zp__quantise(zp__isa_best(), &how, wire, input_at(attempt, span), span->elements);
+	} else {
+		const zp__reduce_kernels *kernels = zp__reduce_kernels_of(zp__isa_best());
+		kernels->wide[plan->dtype].widen(wire, input_at(attempt, span), span->elements);
+	}
+}
+
+/* Makes the header and body of the frame in c->tx. Frames of our own chunk are quantised, widened and checksummed here,
+ * just before they are sent. */
 static void ring_prepare(zp__connection *c)
 {
 	zp__transmit *tx = &c->tx;
@@ -302,11 +361,9 @@ static void ring_prepare(zp__connection *c)
 	if (!l->reduces && owns(attempt, span.chunk))
 		own_result_make(attempt, slot, &span);
 	if (slot->kind == ZP__REDUCE_SCATTER && zp__chunk_start(l, span.chunk) == l->rank) {
-		if (attempt->quantised) {
-			zp__quantiser how = quantiser_of(&attempt->plan);
-			zp__quantise(zp__isa_best(), &how, wire_at(attempt, slot), input_at(attempt, &span),
-				     span.elements);
-			slot->crc = c->records ? 0 : zp__crc32c(0, body, zp__wire_bytes(l, span.elements));
+		if (in_wire(attempt, slot->kind)) {
+			own_share_make(attempt, slot, &span);
+			slot->crc = c->records ? 0 : zp__crc32c(0, body, frame_length(l, slot->kind, span.elements));
 		} else {
 			slot->crc = own_check(attempt, slot, &span);
 		}
@@ -340,7 +397,8 @@ static void ring_cut(zp__receive *rx)
 static int ring_allocate(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
-	return zp__region_take(attempt->engine, attempt->quantised ? l->slot_count * l->wire_stride : 0, &attempt->wire);
+	bool wired = in_wire(attempt, ZP__REDUCE_SCATTER);
+	return zp__region_take(attempt->engine, wired ? l->slot_count * l->wire_stride : 0, &attempt->wire);
 }
 
 const zp__algorithm zp__ring = {.allocate = ring_allocate,

@@ -45,6 +45,7 @@ enum zp_dtype {
 	ZP_DOUBLE = 11
 };
 
+/* Integers wrap. AVG of those narrower than 64 bits does not: it divides the exact sum, toward zero. */
 enum zp_op { ZP_SUM = 0, ZP_AVG = 1, ZP_PROD = 2, ZP_MAX = 3, ZP_MIN = 4 };
 
 enum zp_quantization { ZP_QUANTIZE_NONE = 0, ZP_QUANTIZE_MIN_MAX = 1, ZP_QUANTIZE_ZERO_POINT_SCALE = 2 };
@@ -54,7 +55,7 @@ enum zp_quantized { ZP_QUANTIZED_UINT8 = 0, ZP_QUANTIZED_INT8 = 1, ZP_QUANTIZED_
 
 enum zp_algorithm {
 	ZP_RING = 1,  /* cut-through ring: 2 (N - 1) hops; needs links between neighbours only */
-	ZP_DIRECT = 2 /* to the owner of each chunk and back: two hops, two roundings; needs links between all peers */
+	ZP_DIRECT = 2 /* to the owner of each chunk and back: two hops, two quantisations; needs links between all peers */
 };
 
 /* The collective. All but the broadcast cut the tensor into N chunks; each peer owns one of them, or gets it. */

@@ -45,6 +45,7 @@ struct iovec;
 #define ZP__SCRATCH_BYTES (64u << 10)
 #define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
 #define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
+#define ZP__WIDE_PIECE_BYTES (4u << 10) /* of elements that are made wide, up to four times as large */
 #define ZP__RATE_MIN (16u << 10)  /* bytes per second that attempts must move on average while no frame is complete */
 #define ZP__EAGER_BYTES (4u << 20) /* of larger tensors that a link sends before it is known that they have begun (early.c) */
 #define ZP__EAGER_TENSOR_BYTES (256u << 10) /* up to this, a tensor is sent without waiting for that */
@@ -199,7 +200,7 @@ struct zp__attempt {
 	zp__slot *copies;  /* direct: one per slot of our own chunk and neighbour, for its share and its result. ring: NULL */
 	uint64_t window;   /* direct: slots of a chunk that are in flight at the same time */
 	zp__region shares; /* direct: shares of our own chunk, `window` slots for each neighbour */
-	zp__region wire;   /* quantised: layout.wire_stride bytes per slot (direct: per slot of the window) */
+	zp__region wire; /* quantised, or wide sums: layout.wire_stride bytes per slot (direct: per slot of the window) */
 	uint64_t rx_remaining, tx_remaining; /* frames */
 	uint64_t resent_frames;
 	uint64_t digest;

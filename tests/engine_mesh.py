@@ -230,11 +230,12 @@ def _integer_reference(case: Case, inputs: Sequence[np.ndarray]) -> np.ndarray:
     if case.op is ReduceOp.MIN:
         return stacked.min(axis=0)
     function = np.multiply if case.op is ReduceOp.PROD else np.add
-    total = function.reduce(stacked, axis=0, dtype=stacked.dtype)
     if case.op is not ReduceOp.AVG:
-        return total
-    size = stacked.dtype.type(len(inputs))
-    return (total - np.fmod(total, size)) // size  # fmod has the sign of the dividend, so this truncates
+        return function.reduce(stacked, axis=0, dtype=stacked.dtype)
+    wide = stacked.dtype if stacked.dtype.itemsize == 8 else np.dtype(np.int64)  # Only sums of 64 bits wrap.
+    total, size = np.add.reduce(stacked, axis=0, dtype=wide), wide.type(len(inputs))
+    mean = (total - np.fmod(total, size)) // size  # fmod has the sign of the dividend, so this truncates
+    return mean.astype(stacked.dtype)
 
 
 def _real_reference(op: ReduceOp, values: np.ndarray) -> np.ndarray:
@@ -256,7 +257,7 @@ def _unit(datatype: DataType) -> float:
 
 def _rounding_bound(case: Case, values: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Each of the N-1 hops rounds a partial result once. For sums that is at most the sum of magnitudes, grown by the
-    roundings so far. AVG rounds once more. The reference itself is in double."""
+    roundings so far. AVG rounds once more (at most: 16-bit types do not). The reference itself is in double."""
     if case.op in (ReduceOp.MAX, ReduceOp.MIN):
         return np.zeros_like(expected)
     hops, unit = len(values) - 1, _unit(case.datatype)

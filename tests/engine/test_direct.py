@@ -1,4 +1,4 @@
-"""The direct exchange of the C engine: order of rank, window, two roundings, hostile and lost peers.
+"""The direct exchange of the C engine: order of rank, window, roundings, hostile and lost peers.
 
 What it has in common with the ring is tested by test_engine.py.
 """
@@ -21,14 +21,21 @@ from engine_mesh import (
     Mesh,
     check_result,
     make_plan,
+    open_until_the_end,
     peer_id,
     random_inputs,
     run,
     socket_pair,
+    storage,
+    to_bfloat16,
+    to_float64,
     until,
     wait_done,
     wait_events,
 )
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from zpccl.engine.engine import Engine, EngineError, LinkLost, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
@@ -38,10 +45,14 @@ WINDOW_BYTES = 24 << 20
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    made = Mesh(5, threads=2)
-    yield made
-    made.close()
+def meshes() -> Iterator[dict[int, Mesh]]:
+    with open_until_the_end({size: Mesh(size, threads=2) for size in (2, 3, 5, 8)}) as made:
+        yield made
+
+
+@pytest.fixture
+def mesh(meshes: dict[int, Mesh]) -> Mesh:
+    return meshes[5]
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -57,6 +68,40 @@ def test_shares_are_combined_in_order_of_rank(mesh: Mesh, in_place: bool) -> Non
     for x in inputs[1:]:
         expected = expected + x
     assert run(mesh, case, inputs)[0].tobytes() == expected.tobytes()
+
+
+def test_bfloat16_is_rounded_once(meshes: dict[int, Mesh]) -> None:
+    """Rounded after each share, 256 + 1 is 256 again."""
+    inputs = [to_bfloat16(np.full(100, 256 if rank == 0 else 1, np.float32)) for rank in range(8)]
+    case = Case(DataType.BFLOAT16, algorithm=Algorithm.DIRECT)
+    assert (to_float64(run(meshes[8], case, inputs)[0], DataType.BFLOAT16) == 264).all()
+
+
+@hypothesis_settings(max_examples=60)
+@given(
+    size=st.sampled_from([2, 3, 5, 8]),
+    count=st.integers(1, 9000),
+    datatype=st.sampled_from([DataType.FLOAT16, DataType.BFLOAT16]),
+    op=st.sampled_from([ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PROD]),
+    in_place=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_16_bit_types_are_folded_in_float(
+    meshes: dict[int, Mesh], size: int, count: int, datatype: DataType, op: ReduceOp, in_place: bool, seed: int
+) -> None:
+    """Any bits: what comes out is the fold in float32 in order of rank, rounded once."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.integers(0, 1 << 16, count, np.uint16).view(storage(datatype)) for _ in range(size)]
+    case = Case(datatype, op, in_place=in_place, frame_bytes=6000, algorithm=Algorithm.DIRECT)
+    with np.errstate(all="ignore"):
+        wide = [to_float64(x, datatype).astype(np.float32) for x in inputs]
+        total = (np.multiply if op is ReduceOp.PROD else np.add).reduce(wide)
+        mean = total / np.float32(size) if op is ReduceOp.AVG else total
+        expected = to_bfloat16(mean) if datatype is DataType.BFLOAT16 else mean.astype(np.float16)
+    is_number = ~np.isnan(mean)
+    result = run(meshes[size], case, inputs)[0]
+    assert result[is_number].tobytes() == expected[is_number].tobytes()
+    assert np.isnan(to_float64(result, datatype)[~is_number]).all()
 
 
 @pytest.mark.slow

@@ -37,6 +37,8 @@ from engine_mesh import (
     run,
     send,
     socket_pair,
+    to_bfloat16,
+    to_float64,
     until,
     wait_done,
     wait_events,
@@ -142,7 +144,8 @@ def test_quantised_parity(
 @given(
     size=st.sampled_from(WORLD_SIZES),
     count=st.integers(1, 5000),
-    datatype=st.sampled_from([DataType.UINT8, DataType.INT64, DataType.FLOAT16, DataType.DOUBLE]),
+    datatype=st.sampled_from([DataType.UINT8, DataType.INT32, DataType.INT64, DataType.FLOAT16, DataType.DOUBLE]),
+    op=st.sampled_from([ReduceOp.SUM, ReduceOp.AVG]),
     quantised=st.sampled_from([None, *QuantizedDataType]),
     block_elements=st.integers(1, 300),
     frame_bytes=st.integers(64, 9000),
@@ -155,6 +158,7 @@ def test_any_shape(
     size: int,
     count: int,
     datatype: DataType,
+    op: ReduceOp,
     quantised: QuantizedDataType | None,
     block_elements: int,
     frame_bytes: int,
@@ -164,7 +168,7 @@ def test_any_shape(
 ) -> None:
     is_quantised = quantised is not None and datatype in FLOATING
     quantization = QuantizationAlgorithm.MIN_MAX if is_quantised else QuantizationAlgorithm.NONE
-    case = Case(datatype, ReduceOp.SUM, quantization, block_elements, frame_bytes, in_place, restore, algorithm)
+    case = Case(datatype, op, quantization, block_elements, frame_bytes, in_place, restore, algorithm)
     case = replace(case, quantized=quantised) if quantised is not None else case
     inputs = random_inputs(np.random.default_rng(count), case, count, size)
     check_result(case, inputs, run(meshes[size], case, inputs)[0])
@@ -254,15 +258,41 @@ def test_a_blocked_connection_holds_up_only_its_own_frame() -> None:
     peer.close()
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("datatype", [t for t in DataType if t.itemsize < 4 or t in (DataType.UINT32, DataType.INT32)])
+def test_a_mean_lies_between_its_inputs(meshes: dict[int, Mesh], datatype: DataType, algorithm: Algorithm) -> None:
+    """Also where their sum is beyond what the type holds."""
+    rng = np.random.default_rng(datatype)
+    case = Case(datatype, ReduceOp.AVG, frame_bytes=1000, algorithm=algorithm)
+    for size in WORLD_SIZES:
+        if datatype in FLOATING:
+            limit = 60000.0 if datatype is DataType.FLOAT16 else 1e37
+            values = [rng.uniform(0.5, 1, 4099).astype(np.float32) * np.float32(limit) for _ in range(size)]
+            inputs = [to_bfloat16(v) if datatype is DataType.BFLOAT16 else v.astype(np.float16) for v in values]
+        else:
+            inputs = random_inputs(rng, case, 4099, size)
+        mean = to_float64(run(meshes[size], case, inputs)[0], datatype)
+        wide = [to_float64(x, datatype) for x in inputs]
+        assert (np.minimum.reduce(wide) <= mean).all() and (mean <= np.maximum.reduce(wide)).all()
+
+
 # --- Cancelling (S2, S4) ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX])
-def test_cancel_restores_an_in_place_buffer(quantization: QuantizationAlgorithm, algorithm: Algorithm) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(quantization=QuantizationAlgorithm.MIN_MAX),
+        Case(DataType.INT8, ReduceOp.AVG),
+    ],
+    ids=["as it is", "quantised", "wide sums"],
+)
+def test_cancel_restores_an_in_place_buffer(case: Case, algorithm: Algorithm) -> None:
     """S2: results have already landed on all peers; cancelling puts every bit back."""
     mesh, rng = Mesh(3), np.random.default_rng(3)
-    case = Case(quantization=quantization, in_place=True, frame_bytes=16 * 1024, algorithm=algorithm)
+    case = replace(case, in_place=True, frame_bytes=16 * 1024, algorithm=algorithm)
     inputs = random_inputs(rng, case, 300_000, 3)
     buffers = [x.copy() for x in inputs]
     for rank, engine in enumerate(mesh.engines):

@@ -17,7 +17,7 @@ typedef struct {
 static peer_state peers[SIZES_MAX];
 static uint8_t ids[SIZES_MAX * ZP_PEER_ID_BYTES]; /* in order of rank */
 static uint32_t owners[SIZES_MAX];
-static uint32_t size, root;
+static uint32_t size, root, op;
 static uint64_t last_id, seed = 1;
 
 static int32_t value_of(uint32_t rank, uint64_t i)
@@ -43,7 +43,7 @@ static void start(uint32_t rank, uint32_t kind, uint64_t id, uint64_t count)
 	zp_reduce_plan plan = {.attempt = id,
 			       .kind = kind,
 			       .dtype = ZP_INT32,
-			       .op = ZP_SUM,
+			       .op = op,
 			       .algorithm = kind == ZP_ALL_TO_ALL ? ZP_DIRECT : ZP_RING,
 			       .world_size = size,
 			       .peers = ids,
@@ -77,12 +77,12 @@ static void wait_all(uint64_t first)
 	}
 }
 
-static uint32_t sum_of(uint64_t i)
+static int32_t result_of(uint64_t i)
 {
-	uint32_t sum = 0;
+	int64_t sum = 0;
 	for (uint32_t rank = 0; rank < size; rank++)
-		sum += (uint32_t)value_of(rank, i);
-	return sum;
+		sum += value_of(rank, i);
+	return op == ZP_AVG ? (int32_t)(sum / size) : (int32_t)(uint32_t)sum;
 }
 
 static void results_check(uint64_t count)
@@ -91,13 +91,13 @@ static void results_check(uint64_t count)
 	for (uint32_t part = 0; part < size; part++) {
 		uint64_t length = count / size + (part < count % size);
 		for (uint64_t i = 0; i < length; i++)
-			CHECK((uint32_t)peers[owners[part]].sums[i] == sum_of(start_of_part + i));
+			CHECK(peers[owners[part]].sums[i] == result_of(start_of_part + i));
 		start_of_part += length;
 	}
 	CHECK(start_of_part == count);
 	for (uint32_t rank = 0; rank < size; rank++) {
 		for (uint64_t i = 0; i < count; i++) {
-			CHECK((uint32_t)peers[rank].output[i] == sum_of(i));
+			CHECK(peers[rank].output[i] == result_of(i));
 			CHECK(peers[rank].tensor[i] == value_of(root, i));
 			for (uint32_t row = 0; row < size; row++)
 				CHECK(peers[rank].rows[row * count + i] == value_of(owners[row], i));
@@ -170,7 +170,7 @@ static void size_run(uint32_t world_size, uint32_t thread_count)
 		for (uint32_t b = a + 1; b < size; b++)
 			engines_link((zp_engine *[]){peers[a].engine, peers[b].engine}, (uint32_t[]){a, b},
 				     CONNECTIONS);
-	for (int round = 0; round < 2; round++)
+	for (op = ZP_SUM; op <= ZP_AVG; op++)
 		for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
 			round_run(counts[i], 0);
 			round_run(counts[i], 1);

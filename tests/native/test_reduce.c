@@ -157,6 +157,8 @@ static void test_divide(const zp__reduce_kernels *kernels)
 	static const uint32_t divisors[] = {2, 3, 7, 16, 1024};
 	for (uint32_t dtype = 0; dtype < ZP__DTYPES; dtype++)
 		for (size_t i = 0; i < sizeof divisors / sizeof *divisors; i++) {
+			if (!kernels->divide[dtype])
+				continue;
 			uint32_t by = divisors[i];
 			fill(dtype, bytes_of_a + 1, &seed);
 			memcpy(result + 1, bytes_of_a + 1, COUNT * 8);
@@ -173,6 +175,136 @@ static void test_divide(const zp__reduce_kernels *kernels)
 					CHECK(isnan(expected) ? isnan(got.real) : got.real == expected);
 				}
 			}
+		}
+}
+
+/* --- Wide ------------------------------------------------------------------------------------------------------- */
+
+enum { SHARES = 9 };
+
+static uint8_t inputs[SHARES][COUNT * 8 + 1], wide_sums[COUNT * 8 + 1];
+
+static void join(const zp__reduce_kernels *kernels, uint32_t dtype, uint32_t op, uint8_t *to, size_t n, uint32_t divisor)
+{
+	const zp__wide_kernels *wide = &kernels->wide[dtype];
+	size_t sums_bytes = n * zp__wide_itemsize[dtype];
+	memset(wide_sums, 0x5a, sizeof wide_sums);
+	wide->widen(wide_sums + 1, inputs[0], n); /* Odd addresses are legal. */
+	for (uint32_t k = 1; k < SHARES; k++)
+		wide->fold[op](wide_sums + 1, inputs[k] + k % 2, n);
+	for (size_t past = sums_bytes + 1; past < sizeof wide_sums; past++)
+		CHECK(wide_sums[past] == 0x5a);
+	wide->narrow(to, wide_sums + 1, n, divisor);
+}
+
+static int same(uint32_t dtype, element got, element expected)
+{
+	return is_float(dtype) && isnan(expected.real) ? isnan(got.real) : got.bits == expected.bits;
+}
+
+/* Folded in float, or exactly, in order of the shares; divided; rounded once. */
+static element joined(uint32_t dtype, uint32_t op, size_t i, uint32_t divisor)
+{
+	volatile float real = 0;
+	int64_t whole = 0;
+	for (uint32_t k = 0; k < SHARES; k++) {
+		element e = get(dtype, inputs[k] + k % 2, i);
+		real = k == 0 ? (float)e.real : op == ZP_PROD ? real * (float)e.real : real + (float)e.real;
+		whole += is_signed(dtype) ? extended(dtype, e.bits) : (int64_t)e.bits;
+	}
+	if (is_float(dtype)) {
+		real /= (float)divisor;
+		uint16_t bits = dtype == ZP_FLOAT16 ? half_of_float_here(real) : brain_of_float_here(real);
+		return get(dtype, &bits, 0);
+	}
+	whole /= (int64_t)divisor;
+	return get(dtype, &whole, 0);
+}
+
+static void test_wide(const zp__reduce_kernels *kernels)
+{
+	uint64_t seed = 6;
+	for (uint32_t dtype = 0; dtype < ZP__DTYPES; dtype++)
+		for (uint32_t op = 0; op < ZP__OPS; op++) {
+			if (!kernels->wide[dtype].fold[op])
+				continue;
+			size_t n = COUNT - op;
+			uint32_t divisor = op == ZP_AVG ? SHARES : 1;
+			for (uint32_t k = 0; k < SHARES; k++)
+				fill(dtype, inputs[k] + k % 2, &seed);
+			memset(result, 0x5a, sizeof result);
+			join(kernels, dtype, op, result, n, divisor);
+			for (size_t i = 0; i < n; i++)
+				CHECK(same(dtype, get(dtype, result, i), joined(dtype, op, i, divisor)));
+			for (size_t past = n * zp__itemsize[dtype]; past < sizeof result; past++)
+				CHECK(result[past] == 0x5a);
+		}
+}
+
+/* Where a type is wide enough there is nothing to make wide; of the others every mean is. */
+static void test_wide_where_it_helps(const zp__reduce_kernels *kernels)
+{
+	for (uint32_t dtype = 0; dtype < ZP__DTYPES; dtype++) {
+		const zp__wide_kernels *wide = &kernels->wide[dtype];
+		int narrow = zp__wide_itemsize[dtype] > 0;
+		CHECK(narrow == (zp__itemsize[dtype] < 4 || dtype == ZP_UINT32 || dtype == ZP_INT32));
+		CHECK((kernels->divide[dtype] == NULL) == narrow);
+		CHECK(!wide->widen == !narrow && !wide->narrow == !narrow && !wide->mean == !narrow);
+		CHECK(!wide->fold[ZP_AVG] == !narrow && !wide->fold[ZP_MAX] && !wide->fold[ZP_MIN]);
+		CHECK(!wide->fold[ZP_SUM] == !(narrow && is_float(dtype)) && !wide->fold[ZP_PROD] == !wide->fold[ZP_SUM]);
+	}
+}
+
+/* As many peers as there may be, with the integers that are farthest from 0. */
+static void test_wide_holds_all_peers(const zp__reduce_kernels *kernels)
+{
+	for (uint32_t dtype = 0; dtype < ZP_UINT64; dtype++)
+		for (int low = 0; low < 2; low++) {
+			const zp__wide_kernels *wide = &kernels->wide[dtype];
+			uint64_t sign = (uint64_t)1 << (8u * zp__itemsize[dtype] - 1);
+			uint64_t value = !is_signed(dtype) ? (low ? 0 : UINT64_MAX) : low ? sign : sign - 1, sum, back = 0;
+			wide->widen(&sum, &value, 1);
+			for (int k = 1; k < 2048; k++)
+				wide->fold[ZP_AVG](&sum, &value, 1);
+			wide->narrow(&back, &sum, 1, 2048);
+			CHECK(memcmp(&back, &value, zp__itemsize[dtype]) == 0);
+		}
+}
+
+/* What the mean of some shares becomes with one more: of two, what their join gives. */
+static void test_mean(const zp__reduce_kernels *kernels)
+{
+	uint64_t seed = 7;
+	static const uint32_t shares[] = {2, 3, 8, 2048};
+	for (uint32_t dtype = 0; dtype < ZP__DTYPES; dtype++)
+		for (size_t k = 0; kernels->wide[dtype].mean && k < (is_float(dtype) ? 4 : 1); k++) {
+			uint8_t *a = inputs[0], *b = inputs[1] + 1;
+			fill(dtype, a, &seed);
+			fill(dtype, b, &seed);
+			memset(result, 0x5a, sizeof result);
+			kernels->wide[dtype].mean(result, a, b, COUNT - 1, shares[k]);
+			for (size_t i = 0; i < COUNT - 1; i++) {
+				element x = get(dtype, a, i), y = get(dtype, b, i), expected;
+				if (is_float(dtype)) {
+					volatile float sum = (float)x.real * (float)(shares[k] - 1);
+					sum += (float)y.real;
+					sum /= (float)shares[k];
+					uint16_t bits = dtype == ZP_FLOAT16 ? half_of_float_here(sum)
+									    : brain_of_float_here(sum);
+					expected = get(dtype, &bits, 0);
+				} else {
+					int64_t sum = is_signed(dtype) ? extended(dtype, x.bits) + extended(dtype, y.bits)
+								       : (int64_t)(x.bits + y.bits);
+					sum /= 2;
+					expected = get(dtype, &sum, 0);
+				}
+				CHECK(same(dtype, get(dtype, result, i), expected));
+			}
+			CHECK(result[(COUNT - 1) * zp__itemsize[dtype]] == 0x5a);
+			memcpy(inplace, a, (COUNT - 1) * (size_t)zp__itemsize[dtype]);
+			kernels->wide[dtype].mean(inplace, inplace, b, COUNT - 1, shares[k]);
+			for (size_t i = 0; i < COUNT - 1; i++)
+				CHECK(same(dtype, get(dtype, inplace, i), get(dtype, result, i)));
 		}
 }
 
@@ -253,6 +385,10 @@ int main(void)
 			continue;
 		test_reduce(kernels);
 		test_divide(kernels);
+		test_wide(kernels);
+		test_wide_where_it_helps(kernels);
+		test_wide_holds_all_peers(kernels);
+		test_mean(kernels);
 		tested++;
 	}
 	CHECK(tested >= 1);

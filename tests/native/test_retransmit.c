@@ -339,6 +339,19 @@ static uint32_t owner_of(uint32_t chunk, uint64_t attempt)
 	return (uint32_t)((chunk + attempt) % (uint64_t)peer_count);
 }
 
+static uint32_t op_of(uint64_t attempt)
+{
+	return attempt / AT_A_TIME / 2 % 2 ? ZP_AVG : ZP_SUM;
+}
+
+static int32_t reduced(uint64_t attempt, size_t i)
+{
+	int64_t sum = 0;
+	for (int k = 0; k < peer_count; k++)
+		sum += value_of(k, attempt, i);
+	return op_of(attempt) == ZP_AVG ? (int32_t)(sum / peer_count) : (int32_t)(uint32_t)sum;
+}
+
 static void reduce_start(int rank, uint64_t attempt, int kind)
 {
 	static const uint32_t kinds[AT_A_TIME] = {
@@ -355,7 +368,7 @@ static void reduce_start(int rank, uint64_t attempt, int kind)
 			       .kind = kinds[kind],
 			       .owners = kind < BROADCAST || kind == ALL_TO_ALL ? NULL : owners,
 			       .dtype = is_quantised(kind) ? ZP_FLOAT : ZP_INT32,
-			       .op = ZP_SUM,
+			       .op = op_of(attempt),
 			       .quantization = is_quantised(kind) ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,
 			       .block_elements = 64,
 			       .algorithm = direct ? ZP_DIRECT : ZP_RING,
@@ -393,12 +406,8 @@ static void kind_check(int rank, uint64_t attempt, int kind)
 			CHECK(output[chunk * (count / n) + i] == value_of((int)chunk, attempt, (size_t)rank * (count / n) + i));
 		for (size_t i = 0; kind == BROADCAST && chunk == 0 && i < count; i++)
 			CHECK(output[i] == value_of(owner, attempt, i));
-		for (size_t i = 0; kind == REDUCE_SCATTER && owner == rank && i < part; i++) {
-			uint32_t sum = 0;
-			for (int k = 0; k < peer_count; k++)
-				sum += (uint32_t)value_of(k, attempt, position + i);
-			CHECK((uint32_t)output[i] == sum);
-		}
+		for (size_t i = 0; kind == REDUCE_SCATTER && owner == rank && i < part; i++)
+			CHECK(output[i] == reduced(attempt, position + i));
 		position += part;
 	}
 	CHECK(peers[rank].digests[kind] == peers[0].digests[kind]);
@@ -411,12 +420,8 @@ static void result_check(int rank, uint64_t attempt, int kind)
 		return;
 	}
 	const int32_t *output = buffers[rank][kind][kind % 3 == 0];
-	for (size_t i = 0; i < COUNT; i++) {
-		uint32_t sum = 0;
-		for (int k = 0; k < peer_count; k++)
-			sum += (uint32_t)value_of(k, attempt, i);
-		CHECK(kind >= 3 || (uint32_t)output[i] == sum);
-	}
+	for (size_t i = 0; kind < FIRST_QUANTISED && i < COUNT; i++)
+		CHECK(output[i] == reduced(attempt, i));
 	CHECK(memcmp(output, buffers[0][kind][kind % 3 == 0], sizeof buffers[0][0][0]) == 0);
 	CHECK(peers[rank].digests[kind] == peers[0].digests[kind]);
 }
