@@ -11,7 +11,7 @@ from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, StartReduce
 from zpccl.protocol.messages import Decision, Linked, Plan, Reducing, Refusal, Refused, Report
-from zpccl.types import Algorithm
+from zpccl.types import Algorithm, DataType, ReduceOp
 
 from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, reducing, running_attempt, spec
 from .takeover import TakeOver
@@ -60,6 +60,30 @@ def test_two_peers_use_a_ring_unless_told_otherwise() -> None:
 @pytest.mark.parametrize("count", [8, 2**32])
 def test_one_can_be_forced(algorithm: Algorithm, count: int) -> None:
     assert planned(bench_of(), algorithm=algorithm, count=count) is algorithm
+
+
+NARROW = DataType.INT32, ReduceOp.AVG
+
+
+@pytest.mark.parametrize("datatype, op", [NARROW, (DataType.INT64, ReduceOp.AVG), (DataType.INT32, ReduceOp.SUM)])
+def test_means_of_narrow_integers_are_exchanged_directly_where_links_allow(datatype: DataType, op: ReduceOp) -> None:
+    """Around a ring their sums travel in a wider type."""
+    is_narrow = (datatype, op) == NARROW
+    tensor: dict[str, Any] = {"count": 2**32, "datatype": datatype, "op": op}
+    assert planned(bench_of(), **tensor) is (Algorithm.DIRECT if is_narrow else Algorithm.RING)
+    assert planned(bench_of(), algorithm=Algorithm.RING, **tensor) is Algorithm.RING
+    assert planned(bench_of("ab"), **tensor) is Algorithm.RING
+    bench = bench_of()
+    bench.say("a", Linked(pids("bd")))
+    assert planned(bench, **tensor) is Algorithm.RING
+
+
+def test_means_of_integers_teach_nothing() -> None:
+    """They may send more than the tensor."""
+    bench = bench_of()
+    assert planned(bench, 1, Algorithm.RING, count=LARGE, datatype=DataType.UINT8, op=ReduceOp.AVG) is Algorithm.RING
+    finish(bench, 1, duration_us=1_000_000_000)
+    assert bench.machine.collectives.speeds == {}
 
 
 def test_voters_must_agree_on_it() -> None:

@@ -256,7 +256,7 @@ class Collectives(Kind[Reduction]):
             return Algorithm.RING
         if not self._paths.is_mesh(order, now_ns):
             return Algorithm.RING
-        if spec.algorithm == Algorithm.DIRECT:
+        if spec.algorithm == Algorithm.DIRECT or (len(order) > 2 and _is_integer_mean(spec)):
             return Algorithm.DIRECT
         is_quantised = spec.quantization != QuantizationAlgorithm.NONE
         return choose(len(order), _wire_bytes(spec), is_quantised, self._speeds_of(order))
@@ -267,7 +267,7 @@ class Collectives(Kind[Reduction]):
 
     def _learn(self, attempt: Reduction) -> None:
         """Learns from the duration of a committed attempt, which counts from when the last participant started."""
-        if attempt.spec.kind != CollectiveKind.ALL_REDUCE:
+        if attempt.spec.kind != CollectiveKind.ALL_REDUCE or _is_integer_mean(attempt.spec):
             return
         durations_us = [report.duration_us for report in attempt.reports.values() if report.duration_us]
         if len(durations_us) < len(attempt.order):
@@ -449,6 +449,11 @@ def _wire_bytes(spec: CollectiveSpec) -> int:
         known = spec.quantized_datatype in set(QuantizedDataType)
         return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8
     return spec.count * (DataType(spec.datatype).itemsize if spec.datatype in set(DataType) else 1)
+
+
+def _is_integer_mean(spec: CollectiveSpec) -> bool:
+    """True if around a ring of three or more its sums travel in a wider type than the tensor's."""
+    return spec.op == ReduceOp.AVG and spec.datatype < DataType.UINT64
 
 
 def _describe(name: str, value: int) -> str:
