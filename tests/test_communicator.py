@@ -289,6 +289,32 @@ def test_a_collective_of_no_elements_is_one_like_any_other(trio: Run, kind: str)
     assert all((result == 3).all() for result in trio.all(lambda comm: comm.all_reduce(ones())))
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct"])
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 40000), ("uint8", 200), ("int8", -100), ("uint32", 2**31)])
+def test_a_mean_does_not_overflow_where_the_sum_does(trio: Run, dtype: str, value: int, algorithm: str) -> None:
+    """Neither in an all-reduce, by whatever algorithm, nor in a reduce-scatter."""
+    send = np.full(100, value, dtype)
+
+    def mean(comm: zpccl.Communicator) -> list[Any]:
+        part = comm.reduce_scatter(send, op=ReduceOp.AVG).tensor
+        return [part, comm.all_reduce(send, op=ReduceOp.AVG, algorithm=algorithm)]
+
+    for results in trio.all(mean):
+        assert all((result == value).all() for result in results)
+
+
+def test_a_direct_exchange_rounds_bfloat16_once(trio: Run) -> None:
+    """256 + 1 is 256 in bfloat16."""
+    descriptor = zpccl.ReduceOperandDescriptor(DataType.BFLOAT16)
+
+    def reduce(comm: zpccl.Communicator) -> Any:
+        raw = (np.full(9, 1 if comm.rank else 256, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return comm.all_reduce(raw, op=ReduceOp.SUM, operand_descriptor=descriptor, algorithm="direct")
+
+    for result in trio.all(reduce):
+        assert ((result.astype(np.uint32) << 16).view(np.float32) == 258).all()
+
+
 def test_bfloat16_as_uint16_with_a_descriptor(trio: Run) -> None:
     raw = (np.ones(9, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     descriptor = zpccl.ReduceOperandDescriptor(DataType.BFLOAT16)

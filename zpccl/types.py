@@ -17,8 +17,9 @@ from zpccl.limits import QUANTIZATION_BLOCK_ELEMENTS
 class ReduceOp(enum.IntEnum):
     """How elements are reduced.
 
-    Integers wrap around. AVG of integers is SUM divided by the number of peers, rounded toward zero. MAX and MIN give
-    NaN where any input is NaN.
+    Integers wrap around in SUM and PROD; those of 64 bits in AVG too, which is SUM divided by the number of peers. AVG
+    of narrower integers and of 16-bit floats does not overflow where only the sum would. AVG of integers is rounded
+    toward zero. MAX and MIN give NaN where any input is NaN. Where floats are rounded: docs/algorithms.md.
     """
 
     SUM = 0
@@ -210,7 +211,8 @@ class Algorithm(enum.IntEnum):
     tensor."""
     DIRECT = 2
     """A direct exchange: each peer sends every other peer the chunk which that one owns, and receives the reduced
-    chunk. Two hops and two roundings for any number of peers. Needs a working path between all pairs."""
+    chunk. Two hops, and two roundings of a quantised tensor, for any number of peers. Needs a working path between all
+    pairs."""
 
     @classmethod
     def parse(cls, name: str) -> Algorithm:
