@@ -98,18 +98,18 @@ static inline void save(zp__attempt *attempt, zp__slot *slot, const zp__span *sp
 	mark(attempt, slot, ZP__SLOT_SAVED);
 }
 
-/* Pinned. Dequantises the result at `wire` to the output. Returns the CRC of the output's bytes. */
-static inline uint32_t result_dequantise(zp__attempt *attempt, zp__slot *slot, const zp__span *span,
+/* Pinned. Dequantises the result at `wire` to the output. Returns the checksum of the output's bytes. */
+static inline uint64_t result_dequantise(zp__attempt *attempt, zp__slot *slot, const zp__span *span,
 					 const uint8_t *wire)
 {
 	zp__quantiser how = quantiser_of(&attempt->plan);
 	if (attempt->mode == ZP__IN_PLACE_RESTORE)
 		save(attempt, slot, span);
 	zp__dequantise(zp__isa_best(), &how, output_at(attempt, span), wire, span->elements);
-	return zp__crc32c(0, output_at(attempt, span), span->elements * attempt->layout.itemsize);
+	return zp__checksum_of(output_at(attempt, span), span->elements * attempt->layout.itemsize);
 }
 
-/* Pinned. Fills in the header, length and body of `tx`; its slot has kind and CRC already. */
+/* Pinned. Fills in the header, length and body of `tx`; its slot has kind and checksum already. */
 static inline void frame_fill(zp__transmit *tx, const zp__span *span, const uint8_t *body)
 {
 	tx->length = (uint32_t)frame_length(&tx->attempt->layout, tx->slot->kind, span->elements);
@@ -118,7 +118,7 @@ static inline void frame_fill(zp__transmit *tx, const zp__span *span, const uint
 			   .chunk = span->chunk,
 			   .offset = span->offset,
 			   .length = tx->length,
-			   .crc = tx->slot->crc};
+			   .checksum = tx->slot->checksum};
 	zp__frame_encode(tx->header, &frame);
 	tx->body = body;
 }

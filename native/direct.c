@@ -227,9 +227,9 @@ static void piece_join(const zp__attempt *attempt, uint8_t *result, const uint8_
 		kernels->divide[plan->dtype](result + at, count, plan->world_size);
 }
 
-/* Reduces a slot of our chunk whose shares have all arrived. Returns the CRC of the frames that carry the result; sets
- * `result_crc` to the CRC of its bytes in the output. */
-static uint32_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number, uint32_t *result_crc)
+/* Reduces a slot of our chunk whose shares have all arrived. Returns the checksum of the frames that carry the result;
+ * sets `result_checksum` to that of its bytes in the output. */
+static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number, uint64_t *result_checksum)
 {
 	const zp__layout *l = &attempt->layout;
 	zp__span span = zp__slot_span(l, slot_index(attempt, slot));
@@ -241,8 +241,8 @@ static uint32_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number,
 		uint8_t *wire = wire_at(attempt, number, attempt->neighbour_count);
 		zp__quantise_join(zp__isa_best(), &how, wire, shares, l->world_size, l->rank, input_at(attempt, &span),
 				  span.elements, attempt->plan.op == ZP_AVG ? l->world_size : 1);
-		*result_crc = result_dequantise(attempt, slot, &span, wire);
-		return zp__crc32c(0, wire, zp__wire_bytes(l, span.elements));
+		*result_checksum = result_dequantise(attempt, slot, &span, wire);
+		return zp__checksum_of(wire, zp__wire_bytes(l, span.elements));
 	}
 	if (attempt->mode == ZP__IN_PLACE_RESTORE)
 		save(attempt, slot, &span);
@@ -250,14 +250,15 @@ static uint32_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number,
 	size_t bytes = span.elements * l->itemsize;
 	bool wide = wide_kernels_of(&attempt->plan) != NULL;
 	size_t piece_bytes = wide ? ZP__WIDE_PIECE_BYTES : ZP__PIECE_BYTES;
-	*result_crc = 0;
+	zp__checksum so_far = {.bytes = 0};
 	for (size_t at = 0; at < bytes; at += piece_bytes) {
 		size_t n = bytes - at < piece_bytes ? bytes - at : piece_bytes;
 		(wide ? piece_join_wide : piece_join)(attempt, result, input_at(attempt, &span),
 						      share_at(attempt, number, 0), at, n / l->itemsize);
-		*result_crc = zp__crc32c(*result_crc, result + at, n);
+		zp__checksum_advance(&so_far, result, at + n);
 	}
-	return *result_crc;
+	*result_checksum = zp__checksum_finish(&so_far, result, bytes);
+	return *result_checksum;
 }
 
 static void share_landed(zp__attempt *attempt, zp__slot *slot)
@@ -269,11 +270,11 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 	pthread_mutex_unlock(&attempt->engine->mutex);
 	if (!last)
 		return;
-	uint32_t result_crc, crc = slot_join(attempt, slot, number, &result_crc);
+	uint64_t result_checksum, checksum = slot_join(attempt, slot, number, &result_checksum);
 	pthread_mutex_lock(&attempt->engine->mutex);
-	slot->crc = crc;
+	slot->checksum = (uint32_t)checksum;
 	slot->flags |= ZP__SLOT_RESULT;
-	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
+	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_checksum);
 	attempt->rx_remaining--;
 	bool goes_on = attempt->status == 0 && !attempt->ending;
 	for (uint32_t k = 0; goes_on && k < attempt->neighbour_count; k++) {
@@ -291,10 +292,10 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 static void result_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot)
 {
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, &span, rx->body) : rx->crc;
+	uint64_t checksum = attempt->quantised ? result_dequantise(attempt, slot, &span, rx->body) : rx->checksum;
 	pthread_mutex_lock(&attempt->engine->mutex);
 	slot->flags |= ZP__SLOT_RESULT;
-	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
+	attempt->digest += zp__digest_share(slot_index(attempt, slot), checksum);
 	attempt->rx_remaining--;
 	if (attempt->status == 0 && !attempt->ending)
 		share_offer(attempt, span.chunk, slot_number(attempt, slot, span.chunk) + attempt->window);
@@ -321,7 +322,7 @@ static const uint8_t *share_prepare(zp__attempt *attempt, zp__slot *slot, const 
 		zp__quantise(zp__isa_best(), &how, wire, body, span->elements);
 		body = wire;
 	}
-	slot->crc = encrypted ? 0 : zp__crc32c(0, body, zp__wire_bytes(&attempt->layout, span->elements));
+	slot->checksum = encrypted ? 0 : (uint32_t)zp__checksum_of(body, zp__wire_bytes(&attempt->layout, span->elements));
 	return body;
 }
 
@@ -335,7 +336,7 @@ static void direct_prepare(zp__connection *c)
 	zp__span span;
 	if (is_copy(attempt, slot)) {
 		uint64_t number = (uint64_t)(slot - attempt->copies) / attempt->neighbour_count;
-		slot->crc = own_slot(attempt, number)->crc;
+		slot->checksum = own_slot(attempt, number)->checksum;
 		span = zp__slot_span(l, slot_index(attempt, own_slot(attempt, number)));
 		body = attempt->quantised ? wire_at(attempt, number, attempt->neighbour_count)
 					  : output_at(attempt, &span);

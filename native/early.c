@@ -136,7 +136,7 @@ static zp__message_in *early_admit(zp_engine *engine, uint64_t id, zp__receive *
 {
 	zp__message_in *early;
 	while (zp__id_is_known(engine, id) && (early = early_find(engine, id))) {
-		*rx = (zp__receive){.link = early->link, .frame = early->frame, .crc = early->frame.crc};
+		*rx = (zp__receive){.link = early->link, .frame = early->frame, .checksum = early->checksum};
 		enum zp__verdict verdict = zp__attempt_admit(rx);
 		if (verdict == ZP__ADMIT) {
 			zp__list_remove(&early->event.node);

@@ -2,7 +2,7 @@
  * to row j of the output. Nothing is reduced or forwarded, and input and output are separate: a frame waits for no other
  * frame, and there are no buffers.
  *
- * A slot of row j stands for two frames: the one that we send to rank j (`node`, `sequence`, `crc`, `kind`) and the one
+ * A slot of row j stands for two frames: the one that we send to rank j (`node`, `sequence`, `checksum`, `kind`) and one
  * that we receive from it (flags LANDING and RESULT). On the wire a frame names the row of its receiver. Our own row is
  * copied beside the row of the next rank, slot by slot. */
 #include "buffers.h"
@@ -78,7 +78,7 @@ static void exchange_prepare(zp__connection *c)
 		memcpy(output_at(attempt, &own), input_at(attempt, &own), own.elements * l->itemsize);
 	}
 	const uint8_t *body = input_at(attempt, &span);
-	tx->slot->crc = c->records ? 0 : zp__crc32c(0, body, zp__wire_bytes(l, span.elements));
+	tx->slot->checksum = c->records ? 0 : (uint32_t)zp__checksum_of(body, zp__wire_bytes(l, span.elements));
 	frame_fill(tx, &span, body);
 }
 

@@ -1,23 +1,23 @@
 /* The wire format of frame headers and record prefixes; no other file reads or writes it. Pure functions, no shared state.
  *
- *   0  magic "ZPF1"         4  kind, lane, 2 zero bytes    8  attempt or channel
+ *   0  magic "ZPF2"         4  kind, lane, 2 zero bytes    8  attempt or channel
  *  16  chunk               20  length of the body         24  offset
- *  32  CRC32C of the body  36  CRC32C of bytes 0 to 35
+ *  32  checksum of body    36  checksum of bytes 0 to 35
  *
- * Integers are big-endian. */
+ * Integers are big-endian; of checksums the header has the lower half. */
 #include "frame.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
 
-#include "digest.h"
+#include "checksum.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "tensor bodies travel in little-endian byte order; this host is not"
 #endif
 
-#define MAGIC 0x5a504631u
+#define MAGIC 0x5a504632u
 
 static void put32(uint8_t *p, uint32_t value)
 {
@@ -55,15 +55,15 @@ void zp__frame_encode(uint8_t header[ZP__HEADER_BYTES], const zp__frame *frame)
 	put32(header + 16, frame->chunk);
 	put32(header + 20, frame->length);
 	put64(header + 24, frame->offset);
-	put32(header + 32, frame->crc);
-	put32(header + 36, zp__crc32c(0, header, 36));
+	put32(header + 32, frame->checksum);
+	put32(header + 36, (uint32_t)zp__checksum_of(header, 36));
 }
 
 int zp__frame_decode(const uint8_t header[ZP__HEADER_BYTES], zp__frame *frame)
 {
 	if (get32(header) != MAGIC)
 		return -EPROTO;
-	if (get32(header + 36) != zp__crc32c(0, header, 36))
+	if (get32(header + 36) != (uint32_t)zp__checksum_of(header, 36))
 		return -EBADMSG;
 	if (header[4] < ZP__REDUCE_SCATTER || header[4] > ZP__BEGUN || header[6] || header[7])
 		return -EPROTO;
@@ -73,7 +73,7 @@ int zp__frame_decode(const uint8_t header[ZP__HEADER_BYTES], zp__frame *frame)
 	frame->chunk = get32(header + 16);
 	frame->length = get32(header + 20);
 	frame->offset = get64(header + 24);
-	frame->crc = get32(header + 32);
+	frame->checksum = get32(header + 32);
 	return 0;
 }
 

@@ -26,7 +26,7 @@ typedef struct {
 	uint32_t chunk;	 /* 0 for messages */
 	uint64_t offset; /* elements from the start of the chunk; 0 for messages */
 	uint32_t length; /* bytes of the body */
-	uint32_t crc;	 /* CRC32C of the body */
+	uint32_t checksum; /* of the body: the lower half */
 } zp__frame;
 
 /* The prefix of a record of an encrypted connection: the size of its plaintext in bytes. */

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "digest.h"
 #include "zp_internal.h"
 
 static bool is_pooled(uint64_t bytes)
@@ -233,7 +232,7 @@ void zp__message_landed(zp__connection *c)
 	c->rx.message = NULL;
 	if (c->rx.frame.kind != ZP__MESSAGE && c->link->open) {
 		message->frame = c->rx.frame;
-		message->frame.crc = c->rx.crc; /* The one on the wire is 0 on an encrypted connection. */
+		message->checksum = c->rx.checksum;
 		zp__list_append(&engine->early, &message->event.node);
 		return;
 	}
@@ -357,7 +356,7 @@ int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, c
 		memcpy(message->body, head, head_bytes);
 	if (body_bytes)
 		memcpy(message->body + head_bytes, body, body_bytes);
-	message->crc = zp__crc32c(0, message->body, bytes);
+	message->checksum = (uint32_t)zp__checksum_of(message->body, bytes);
 
 	pthread_mutex_lock(&engine->mutex); /* and after it, because other threads may have filled the queue. */
 	rc = link_writable(engine, peer, channel, bytes, bytes_max, &link);

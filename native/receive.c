@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <sys/uio.h>
 
-#include "digest.h"
 #include "zp_internal.h"
 
 enum step { NOTHING_MORE = 0, GO_ON = 1, FRAME_DONE = 2 };
@@ -83,7 +82,8 @@ static int admit_step(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	zp__receive *rx = &c->rx;
 	pthread_mutex_lock(&engine->mutex);
-	rx->have = rx->crc = 0;
+	rx->have = 0;
+	rx->so_far = (zp__checksum){.bytes = 0};
 	enum zp__verdict verdict = admit(c);
 	zp__attempt *attempt = rx->attempt;
 	if (verdict == ZP__ADMIT)
@@ -152,13 +152,13 @@ static void body_account(zp__connection *c, size_t n, size_t taken)
 	}
 }
 
-/* Encryption verifies the bytes, so the CRC is computed only if it may go into the digest of a result. */
-static bool needs_crc(const zp__connection *c)
+/* Encryption verifies the bytes, so the checksum is computed only if it may go into the digest of a result. */
+static bool needs_checksum(const zp__connection *c)
 {
 	return !c->records || (c->rx.frame.kind != ZP__MESSAGE && c->rx.frame.kind != ZP__REDUCE_SCATTER);
 }
 
-/* Receives more of a body, without the lock; its attempt is pinned. Computes the CRC while the bytes are in the cache. */
+/* Receives more of a body, without the lock; its attempt is pinned. The checksum takes bytes while they are in the cache. */
 static int body_receive(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
@@ -172,15 +172,17 @@ static int body_receive(zp__connection *c)
 		if (n <= 0)
 			return (int)n;
 		taken = (size_t)n < wanted ? (size_t)n : wanted;
-		if (needs_crc(c))
-			rx->crc = zp__crc32c(rx->crc, to, taken);
+		if (needs_checksum(c))
+			zp__checksum_advance(&rx->so_far, rx->body, rx->have + taken);
 		pthread_mutex_lock(&engine->mutex);
 		body_account(c, (size_t)n, taken);
 		pthread_mutex_unlock(&engine->mutex);
 	}
 	if (taken < rest)
 		return GO_ON;
-	if (!c->records && rx->crc != rx->frame.crc)
+	if (needs_checksum(c))
+		rx->checksum = zp__checksum_finish(&rx->so_far, rx->body, rx->frame.length);
+	if (!c->records && (uint32_t)rx->checksum != rx->frame.checksum)
 		return -EBADMSG;
 	if (rx->attempt)
 		rx->attempt->algorithm->landed(rx);

@@ -177,8 +177,8 @@ static uint32_t shares_so_far(const zp__layout *l, uint32_t chunk)
 }
 
 /* Adds our share to a received frame, in pieces that stay in the cache: saves the old bytes, computes the sum or mean, and
- * its CRC. Returns the CRC of the frame to send on, or 0 if it is not needed. */
-static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *span, const uint8_t *landed,
+ * its checksum, which it returns: 0 if it is not needed. */
+static uint64_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *span, const uint8_t *landed,
 			  bool owned)
 {
 	const zp_reduce_plan *plan = &attempt->plan;
@@ -189,11 +189,12 @@ static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *
 	size_t bytes = span->elements * attempt->layout.itemsize, n;
 	bool saves = attempt->mode == ZP__IN_PLACE_RESTORE;
 	bool checks = owned ? attempt->layout.gathers : !attempt->next->encrypted;
-	uint32_t crc = 0;
+	uint8_t *to = partial_at(attempt, span);
+	zp__checksum so_far = {.bytes = 0};
 	for (size_t done = 0; done < bytes; done += n) {
 		n = bytes - done < ZP__PIECE_BYTES ? bytes - done : ZP__PIECE_BYTES;
 		uint64_t elements = n / attempt->layout.itemsize;
-		uint8_t *sum = partial_at(attempt, span) + done;
+		uint8_t *sum = to + done;
 		if (saves)
 			zp__copy_past_cache(workspace_at(attempt, span) + done, sum, n);
 		const uint8_t *own = input_at(attempt, span) + done;
@@ -204,52 +205,52 @@ static uint32_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *
 		if (owned && averages && !means)
 			kernels->divide[plan->dtype](sum, elements, plan->world_size);
 		if (checks)
-			crc = zp__crc32c(crc, sum, n);
+			zp__checksum_advance(&so_far, to, done + n);
 	}
 	if (saves) {
 		zp__copy_past_cache_done();
 		mark(attempt, slot, ZP__SLOT_SAVED);
 	}
-	return crc;
+	return checks ? zp__checksum_finish(&so_far, to, bytes) : 0;
 }
 
-/* Adds our share to a received wide sum. If we own the chunk, makes the mean in the output. Returns the CRC of the frame to
- * send on, or 0 if it is not needed. */
-static uint32_t share_fold(zp__attempt *attempt, zp__slot *slot, const zp__span *span, uint8_t *sum, bool owned)
+/* Adds our share to a received wide sum. If we own the chunk, makes the mean in the output. Returns the checksum of the
+ * frame to send on, or 0 if it is not needed. */
+static uint64_t share_fold(zp__attempt *attempt, zp__slot *slot, const zp__span *span, uint8_t *sum, bool owned)
 {
 	const zp_reduce_plan *plan = &attempt->plan;
 	const zp__wide_kernels *wide = &zp__reduce_kernels_of(zp__isa_best())->wide[plan->dtype];
 	wide->fold[plan->op](sum, input_at(attempt, span), span->elements);
 	if (!owned)
-		return attempt->next->encrypted ? 0 : zp__crc32c(0, sum, span->elements * attempt->layout.sum_itemsize);
+		return attempt->next->encrypted ? 0 : zp__checksum_of(sum, span->elements * attempt->layout.sum_itemsize);
 	if (attempt->mode == ZP__IN_PLACE_RESTORE)
 		save(attempt, slot, span);
 	wide->narrow(output_at(attempt, span), sum, span->elements, plan->world_size);
-	return zp__crc32c(0, output_at(attempt, span), span->elements * attempt->layout.itemsize);
+	return zp__checksum_of(output_at(attempt, span), span->elements * attempt->layout.itemsize);
 }
 
 static void share_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
 	bool owned = owns(attempt, span->chunk), forwards = !owned || attempt->layout.gathers;
-	uint32_t crc, result_crc; /* crc: of the frame to send on; not needed if the link is encrypted */
+	uint64_t checksum, result_checksum; /* the first: of the frame to send on; not needed if the link is encrypted */
 	if (attempt->quantised) {
 		zp__quantiser how = quantiser_of(&attempt->plan);
 		uint32_t divisor = owned && attempt->plan.op == ZP_AVG ? attempt->plan.world_size : 1;
 		zp__quantise_fold(zp__isa_best(), &how, rx->body, input_at(attempt, span), span->elements, divisor);
-		crc = attempt->next->encrypted ? 0 : zp__crc32c(0, rx->body, rx->frame.length);
-		result_crc = owned ? result_dequantise(attempt, slot, span, rx->body) : 0;
+		checksum = attempt->next->encrypted ? 0 : zp__checksum_of(rx->body, rx->frame.length);
+		result_checksum = owned ? result_dequantise(attempt, slot, span, rx->body) : 0;
 	} else if (attempt->layout.sum_itemsize) {
-		crc = result_crc = share_fold(attempt, slot, span, rx->body, owned);
+		checksum = result_checksum = share_fold(attempt, slot, span, rx->body, owned);
 	} else {
-		crc = result_crc = share_add(attempt, slot, span, rx->body, owned);
+		checksum = result_checksum = share_add(attempt, slot, span, rx->body, owned);
 	}
 	zp_engine *engine = attempt->engine;
 	pthread_mutex_lock(&engine->mutex);
-	slot->crc = crc;
+	slot->checksum = (uint32_t)checksum;
 	slot->kind = owned ? ZP__ALL_GATHER : ZP__REDUCE_SCATTER;
 	slot->flags |= ZP__SLOT_REDUCED | (owned ? ZP__SLOT_LANDING | ZP__SLOT_RESULT : 0);
 	if (owned && forwards)
-		attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
+		attempt->digest += zp__digest_share(slot_index(attempt, slot), result_checksum);
 	attempt->rx_remaining--;
 	if (attempt->status == 0 && !attempt->ending && forwards)
 		zp__link_offer(attempt->next, attempt->flow, &slot->node);
@@ -259,13 +260,13 @@ static void share_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot, 
 
 static void result_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	uint32_t result_crc = attempt->quantised ? result_dequantise(attempt, slot, span, rx->body) : rx->crc;
+	uint64_t checksum = attempt->quantised ? result_dequantise(attempt, slot, span, rx->body) : rx->checksum;
 	zp_engine *engine = attempt->engine;
 	pthread_mutex_lock(&engine->mutex);
-	slot->crc = rx->crc;
+	slot->checksum = (uint32_t)rx->checksum;
 	slot->kind = ZP__ALL_GATHER;
 	slot->flags |= ZP__SLOT_RESULT;
-	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_crc);
+	attempt->digest += zp__digest_share(slot_index(attempt, slot), checksum);
 	attempt->rx_remaining--;
 	if (attempt->status == 0 && !attempt->ending && forwards_result(&attempt->layout, span->chunk))
 		zp__link_offer(attempt->next, attempt->flow, &slot->node);
@@ -294,25 +295,25 @@ static const uint8_t *body_of(const zp__attempt *attempt, const zp__slot *slot, 
 	return starts ? input_at(attempt, span) : partial_at(attempt, span);
 }
 
-/* Returns the CRC of a frame of our own chunk, or 0 if the link is encrypted. Also saves the old bytes of the output,
- * while they are in the cache. */
-static uint32_t own_check(zp__attempt *attempt, zp__slot *slot, const zp__span *span)
+/* Returns the checksum of a frame of our own chunk, or 0 if the link is encrypted. Also saves the old bytes of the
+ * output, while they are in the cache. */
+static uint64_t own_check(zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
 	const uint8_t *body = input_at(attempt, span);
 	size_t bytes = span->elements * attempt->layout.itemsize, n;
 	bool checks = !attempt->next->encrypted;
 	if (attempt->mode != ZP__IN_PLACE_RESTORE)
-		return checks ? zp__crc32c(0, body, bytes) : 0;
-	uint32_t crc = 0;
+		return checks ? zp__checksum_of(body, bytes) : 0;
+	zp__checksum so_far = {.bytes = 0};
 	for (size_t done = 0; done < bytes; done += n) {
 		n = bytes - done < ZP__PIECE_BYTES ? bytes - done : ZP__PIECE_BYTES;
 		if (checks)
-			crc = zp__crc32c(crc, body + done, n);
+			zp__checksum_advance(&so_far, body, done + n);
 		zp__copy_past_cache(workspace_at(attempt, span) + done, body + done, n);
 	}
 	zp__copy_past_cache_done();
 	mark(attempt, slot, ZP__SLOT_SAVED);
-	return crc;
+	return checks ? zp__checksum_finish(&so_far, body, bytes) : 0;
 }
 
 /* Without a reduction (all-gather, broadcast): copies our input to the output. The digest counts it once, also if the
@@ -324,12 +325,12 @@ static void own_result_make(zp__attempt *attempt, zp__slot *slot, const zp__span
 	const uint8_t *from = (const uint8_t *)attempt->plan.input + span->offset * attempt->layout.itemsize;
 	if (to != from)
 		memcpy(to, from, bytes);
-	uint32_t crc = zp__crc32c(0, to, bytes);
+	uint64_t checksum = zp__checksum_of(to, bytes);
 	zp_engine *engine = attempt->engine;
 	pthread_mutex_lock(&engine->mutex);
-	slot->crc = crc;
+	slot->checksum = (uint32_t)checksum;
 	if (!(slot->flags & ZP__SLOT_RESULT))
-		attempt->digest += zp__digest_share(slot_index(attempt, slot), crc);
+		attempt->digest += zp__digest_share(slot_index(attempt, slot), checksum);
 	slot->flags |= ZP__SLOT_RESULT;
 	pthread_mutex_unlock(&engine->mutex);
 }
@@ -363,9 +364,10 @@ static void ring_prepare(zp__connection *c)
 	if (slot->kind == ZP__REDUCE_SCATTER && zp__chunk_start(l, span.chunk) == l->rank) {
 		if (in_wire(attempt, slot->kind)) {
 			own_share_make(attempt, slot, &span);
-			slot->crc = c->records ? 0 : zp__crc32c(0, body, frame_length(l, slot->kind, span.elements));
+			uint64_t bytes = frame_length(l, slot->kind, span.elements);
+			slot->checksum = c->records ? 0 : (uint32_t)zp__checksum_of(body, bytes);
 		} else {
-			slot->crc = own_check(attempt, slot, &span);
+			slot->checksum = (uint32_t)own_check(attempt, slot, &span);
 		}
 	}
 	frame_fill(tx, &span, body);

@@ -33,7 +33,7 @@ static void message_prepare(zp__transmit *tx)
 {
 	const zp__message_out *message = tx->message;
 	zp__frame frame = {
-		.kind = ZP__MESSAGE, .id = message->channel, .length = message->bytes, .crc = message->crc};
+		.kind = ZP__MESSAGE, .id = message->channel, .length = message->bytes, .checksum = message->checksum};
 	zp__frame_encode(tx->header, &frame);
 	tx->length = message->bytes;
 	tx->body = message->body;

@@ -188,7 +188,7 @@ int zp_engine_fd(zp_engine *engine);
 int zp_engine_poll(zp_engine *engine, zp_event *event);
 
 /* Gives the engine `count` connected stream sockets to `peer`; it makes them non-blocking. `aeads` has one element per
- * socket. If it is NULL nothing is encrypted; CRCs then detect damage but not forgery. Sets `*link` to the id of the
+ * socket. If it is NULL nothing is encrypted; checksums then detect damage but not forgery. Sets `*link` to the id of the
  * link. On failure the caller still owns all fds. -EEXIST: there is a link to this peer, which must be closed first, or
  * the engine already owns one of the sockets. */
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_aead *aeads, uint32_t count,

@@ -1,7 +1,7 @@
 /* What the files of the engine share: structures and the functions between them. Everything here is `zp__`.
  *
  * Locking. There is one mutex, engine->mutex ("the lock"). It protects every field of every structure below that is not
- * marked as constant or as owned by one thread. It is held for bookkeeping only: recv, send, CRC, reduce, quantise
+ * marked as constant or as owned by one thread. It is held for bookkeeping only: recv, send, checksums, reduce, quantise
  * and restore run without it. Before an I/O thread touches the memory of an attempt without the lock, it pins the
  * attempt (attempt->pins, under the lock); afterwards it unpins it. The thread that ends an attempt marks it as ending,
  * waits for pins == 0 and then detaches it from the connections. No other lock is taken while the lock is held.
@@ -27,6 +27,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "checksum.h"
 #include "frame.h"
 #include "layout.h"
 #include "list.h"
@@ -113,6 +114,7 @@ typedef struct {
 	zp__link *link; /* from which it comes; a reference */
 	uint64_t bytes; /* of body */
 	zp__frame frame; /* of an attempt that is not begun: its header; event.node is in engine->early */
+	uint64_t checksum; /* of that */
 	uint8_t body[];
 } zp__message_in;
 
@@ -122,7 +124,7 @@ typedef struct {
 	uint32_t resent;   /* number of retransmissions */
 	uint64_t channel;
 	uint32_t bytes;
-	uint32_t crc;
+	uint32_t checksum;
 	uint8_t body[];
 } zp__message_out;
 
@@ -168,7 +170,7 @@ typedef struct {
 typedef struct {
 	zp__list node;	   /* in the flow while it is queued, or sent and not known to have arrived; else in no list */
 	uint64_t sequence; /* once sent: number of the frame on its connection, from 1 */
-	uint32_t crc;	   /* of the body to send */
+	uint32_t checksum; /* of the body to send: the lower half */
 	uint8_t flags;
 	uint8_t kind;	  /* to send: enum zp__frame_kind */
 	uint16_t missing; /* direct, our own chunk: shares that are still to be received */
@@ -233,7 +235,8 @@ typedef struct {
 	uint8_t *landing; /* receives frames that cannot go straight to the tensor; allocated with the first one */
 	size_t landing_bytes;
 	uint32_t have; /* bytes of the body received so far */
-	uint32_t crc;
+	zp__checksum so_far; /* of the body */
+	uint64_t checksum;   /* of the body, once it is complete */
 	zp__attempt *attempt;
 	zp__slot *slot;
 	zp__message_in *message; /* written under the lock */
@@ -474,7 +477,7 @@ struct zp__algorithm {
 	/* Lock held. ZP__ADMIT: sets rx.slot and rx.body; if it leaves rx.body NULL, make_room() sets it. */
 	enum zp__verdict (*admit)(zp__attempt *attempt, zp__receive *rx);
 	int (*make_room)(zp__receive *rx);		    /* pinned; before an admitted body is received. -ENOMEM */
-	void (*landed)(zp__receive *rx);		    /* pinned; a frame is complete and its CRC is right */
+	void (*landed)(zp__receive *rx);		    /* pinned; a frame is complete and its checksum is right */
 	void (*prepare)(zp__connection *connection);	    /* pinned; makes header and body of the frame in c->tx */
 	void (*sent)(zp__attempt *attempt, zp__slot *slot); /* lock held; the frame was sent completely */
 	void (*unsent)(zp__attempt *attempt, zp__slot *slot); /* lock held; the frame is to be retransmitted */

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 import select
 import socket
 import struct
@@ -305,23 +307,46 @@ HEADER = struct.Struct(">4sBBHQIIQI")
 REDUCE_SCATTER, ALL_GATHER, MESSAGE = 1, 2, 3
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
+def _mix(x: int) -> int:
+    """The output function of SplitMix64."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
 
 
-_CRC_TABLE = _crc_table()
+_GENERATED = [_mix((i + 1) * 0x9E3779B97F4A7C15 % 2**64) for i in range(128 + 512)]
+_KEYS, _FACTORS = np.array(_GENERATED[:128], np.uint64), _GENERATED[128:]
 
 
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
+def _reduce(polynomial: int) -> int:
+    """Modulo x^64 + x^4 + x^3 + x + 1."""
+    while polynomial >> 64:
+        polynomial ^= (2**64 + 0x1B) << polynomial.bit_length() - 65
+    return polynomial
+
+
+def _products(a: np.ndarray, b: np.ndarray) -> int:
+    """The sum of the carry-less products of elements of `a` and of `b`."""
+    bits = b[:, None] >> np.arange(64, dtype=np.uint64) & np.uint64(1)
+    columns = np.bitwise_xor.reduce(a[:, None] * bits, axis=0)
+    return functools.reduce(operator.xor, (int(column) << bit for bit, column in enumerate(columns)))
+
+
+def checksum(data: bytes) -> int:
+    """As native/checksum.c defines it, in another way."""
+    total = 0
+    for block, start in enumerate(range(0, len(data), 1024)):
+        part = data[start : start + 1024]
+        words = np.frombuffer(part + bytes(-len(part) % 16), np.uint64)
+        words = words ^ _KEYS[: words.size]
+        factor = np.array([_FACTORS[block % 512]], np.uint64)
+        total = _reduce(_products(np.array([total], np.uint64), factor) ^ _products(words[::2], words[1::2]))
+    return _mix(total ^ len(data))
+
+
+def wire_checksum(data: bytes) -> int:
+    """The half of it that headers carry."""
+    return checksum(data) % 2**32
 
 
 @dataclass(frozen=True)
@@ -335,17 +360,17 @@ class Frame:
     body: bytes
     lane: int = 0
     length: int | None = None
-    body_crc: int | None = None
-    header_crc: int | None = None
-    magic: bytes = b"ZPF1"
+    body_checksum: int | None = None
+    header_checksum: int | None = None
+    magic: bytes = b"ZPF2"
 
     def encode(self) -> bytes:
         length = len(self.body) if self.length is None else self.length
-        body_crc = crc32c(self.body) if self.body_crc is None else self.body_crc
-        fields = (self.magic, self.kind, self.lane, 0, self.id, self.chunk, length, self.offset, body_crc)
+        body_checksum = wire_checksum(self.body) if self.body_checksum is None else self.body_checksum
+        fields = (self.magic, self.kind, self.lane, 0, self.id, self.chunk, length, self.offset, body_checksum)
         header = HEADER.pack(*fields)
-        header_crc = crc32c(header) if self.header_crc is None else self.header_crc
-        return header + struct.pack(">I", header_crc) + self.body
+        header_checksum = wire_checksum(header) if self.header_checksum is None else self.header_checksum
+        return header + struct.pack(">I", header_checksum) + self.body
 
 
 class HandMadePeer:
@@ -394,11 +419,11 @@ class HandMadePeer:
     def receive(self) -> Frame:
         """The next frame, both of its checksums verified."""
         header = self.read_exactly(HEADER.size + 4)
-        magic, kind, lane, reserved, id_, chunk, length, offset, body_crc = HEADER.unpack(header[:-4])
-        assert (magic, reserved) == (b"ZPF1", 0)
-        assert struct.unpack(">I", header[-4:])[0] == crc32c(header[:-4])
+        magic, kind, lane, reserved, id_, chunk, length, offset, body_checksum = HEADER.unpack(header[:-4])
+        assert (magic, reserved) == (b"ZPF2", 0)
+        assert struct.unpack(">I", header[-4:])[0] == wire_checksum(header[:-4])
         body = self.read_exactly(length)
-        assert crc32c(body) == body_crc
+        assert wire_checksum(body) == body_checksum
         return Frame(kind, id_, chunk, offset, body, lane=lane)
 
     def received_bytes(self) -> int:

@@ -343,7 +343,7 @@ def test_a_half_written_frame_is_finished_from_a_copy() -> None:
     peer.engine.end_reduce(1, commit=False)
     assert peer.sent_bytes() < case.frame_bytes
     buffer[:] = -1
-    frame = peer.receive()  # checks the CRC
+    frame = peer.receive()  # checks the checksums
     assert frame.body == original[: len(frame.body) // 4].tobytes()
     mine, theirs = np.ones(100, np.float32), np.arange(100, dtype=np.float32)
     assert (peer.reduce(case, 2, mine, theirs) == mine + theirs).all()
@@ -411,9 +411,9 @@ GOOD = Frame(REDUCE_SCATTER, 1, 1, 0, bytes(4096))
 
 HOSTILE = {
     "garbage": (b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n", errno.EPROTO),
-    "other version": (replace(GOOD, magic=b"ZPF2").encode(), errno.EPROTO),
-    "damaged header": (replace(GOOD, header_crc=1).encode(), errno.EBADMSG),
-    "damaged body": (replace(GOOD, body_crc=1).encode(), errno.EBADMSG),
+    "other version": (replace(GOOD, magic=b"ZPF1").encode(), errno.EPROTO),
+    "damaged header": (replace(GOOD, header_checksum=1).encode(), errno.EBADMSG),
+    "damaged body": (replace(GOOD, body_checksum=1).encode(), errno.EBADMSG),
     "unknown kind": (replace(GOOD, kind=9).encode(), errno.EPROTO),
     "lane": (replace(GOOD, lane=1).encode(), errno.EPROTO),
     "no such chunk": (replace(GOOD, chunk=2).encode(), errno.EPROTO),

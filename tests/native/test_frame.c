@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "digest.h"
+#include "checksum.h"
 #include "frame.h"
 #include "layout.h"
 
@@ -12,17 +12,17 @@ static const zp__frame sample = {.kind = ZP__ALL_GATHER,
 				 .chunk = 0xfedcba98u,
 				 .offset = 0x1122334455667788u,
 				 .length = 0x99aabbccu,
-				 .crc = 0xdeadbeefu};
+				 .checksum = 0xdeadbeefu};
 
 static int same(const zp__frame *a, const zp__frame *b)
 {
 	return a->kind == b->kind && a->lane == b->lane && a->id == b->id && a->chunk == b->chunk &&
-	       a->offset == b->offset && a->length == b->length && a->crc == b->crc;
+	       a->offset == b->offset && a->length == b->length && a->checksum == b->checksum;
 }
 
 static void test_bytes_on_the_wire(void)
 {
-	static const uint8_t expected[36] = {'Z',  'P',	 'F',  '1',  2,	   0,	 0,    0,    0x01, 0x23, 0x45, 0x67,
+	static const uint8_t expected[36] = {'Z',  'P',	 'F',  '2',  2,	   0,	 0,    0,    0x01, 0x23, 0x45, 0x67,
 					     0x89, 0xab, 0xcd, 0xef, 0xfe, 0xdc, 0xba, 0x98, 0x99, 0xaa, 0xbb, 0xcc,
 					     0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0xde, 0xad, 0xbe, 0xef};
 	uint8_t header[ZP__HEADER_BYTES];
@@ -71,21 +71,21 @@ static void test_every_flipped_bit_is_seen(void)
 	}
 }
 
-static void crc_set(uint8_t header[ZP__HEADER_BYTES])
+static void checksum_set(uint8_t header[ZP__HEADER_BYTES])
 {
-	uint32_t crc = zp__crc32c(0, header, 36);
+	uint64_t checksum = zp__checksum_of(header, 36);
 	for (int i = 0; i < 4; i++)
-		header[36 + i] = (uint8_t)(crc >> (24 - 8 * i));
+		header[36 + i] = (uint8_t)(checksum >> (24 - 8 * i));
 }
 
-static void test_nonsense_with_a_right_crc_is_refused(void)
+static void test_nonsense_with_a_right_checksum_is_refused(void)
 {
 	for (int kind = 0; kind < 256; kind++) {
 		uint8_t header[ZP__HEADER_BYTES];
 		zp__frame frame;
 		zp__frame_encode(header, &sample);
 		header[4] = (uint8_t)kind;
-		crc_set(header);
+		checksum_set(header);
 		CHECK(zp__frame_decode(header, &frame) == (kind >= 1 && kind <= ZP__BEGUN ? 0 : -EPROTO));
 	}
 	for (int reserved = 6; reserved < 8; reserved++) {
@@ -93,7 +93,7 @@ static void test_nonsense_with_a_right_crc_is_refused(void)
 		zp__frame frame;
 		zp__frame_encode(header, &sample);
 		header[reserved] = 1;
-		crc_set(header);
+		checksum_set(header);
 		CHECK(zp__frame_decode(header, &frame) == -EPROTO);
 	}
 }
@@ -127,7 +127,7 @@ int main(void)
 	test_bytes_on_the_wire();
 	test_pieces();
 	test_every_flipped_bit_is_seen();
-	test_nonsense_with_a_right_crc_is_refused();
+	test_nonsense_with_a_right_checksum_is_refused();
 	test_layout();
 	return 0;
 }

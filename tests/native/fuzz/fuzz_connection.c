@@ -18,7 +18,7 @@
 #include "../cipher.h"
 #include "../support/faults.h"
 #include "../support/pair.h"
-#include "digest.h"
+#include "checksum.h"
 #include "frame.h"
 #include "fuzz.h"
 
@@ -174,7 +174,7 @@ static void operation_frame(state *s)
 		frame.offset += (uint64_t)argument(s) << argument(s) % 64;
 	size_t body = frame.length < BODY_BYTES_MAX ? frame.length : BODY_BYTES_MAX;
 	memset(bytes + ZP__HEADER_BYTES, slot, body);
-	frame.crc = zp__crc32c(0, bytes + ZP__HEADER_BYTES, body) + (odd == 7);
+	frame.checksum = (uint32_t)zp__checksum_of(bytes + ZP__HEADER_BYTES, body) + (odd == 7);
 	zp__frame_encode(bytes, &frame);
 	if (odd == 8)
 		body = body * argument(s) / 256; /* The rest may follow as raw bytes, or never. */

@@ -6,17 +6,17 @@
 #include <string.h>
 
 #include "../check.h"
-#include "digest.h"
+#include "checksum.h"
 #include "frame.h"
 #include "fuzz.h"
 
 enum { HEADERS_MAX = 16 };
 
-static void crc_set(uint8_t header[ZP__HEADER_BYTES])
+static void checksum_set(uint8_t header[ZP__HEADER_BYTES])
 {
-	uint32_t crc = zp__crc32c(0, header, ZP__HEADER_BYTES - 4);
+	uint64_t checksum = zp__checksum_of(header, ZP__HEADER_BYTES - 4);
 	for (unsigned i = 0; i < 4; i++)
-		header[ZP__HEADER_BYTES - 4 + i] = (uint8_t)(crc >> (24 - 8 * i));
+		header[ZP__HEADER_BYTES - 4 + i] = (uint8_t)(checksum >> (24 - 8 * i));
 }
 
 /* Parses one header in pieces. */
@@ -43,12 +43,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	if (bytes < 1)
 		return 0;
 	size_t piece = data[0] % ZP__HEADER_BYTES + 1;
-	bool right_crc = data[0] & 0x80;
+	bool right_checksum = data[0] & 0x80;
 	for (size_t at = 1; at + ZP__HEADER_BYTES <= bytes && at < HEADERS_MAX * ZP__HEADER_BYTES; at += ZP__HEADER_BYTES) {
 		uint8_t header[ZP__HEADER_BYTES], again[ZP__HEADER_BYTES];
 		memcpy(header, data + at, sizeof header);
-		if (right_crc)
-			crc_set(header);
+		if (right_checksum)
+			checksum_set(header);
 		zp__frame whole, pieces;
 		memset(&whole, 0xaa, sizeof whole);
 		memset(&pieces, 0xaa, sizeof pieces);
