@@ -77,34 +77,10 @@ static zp__code code_of(const zp__quantiser *how)
 	return code;
 }
 
-#define ZP__NAME(name) name##_baseline
-#include "quantise_kernels.h"
+#define ZP__KERNELS "quantise_kernels.h"
+#include "each_isa.h"
 
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2")
-#define ZP__NAME(name) name##_avx2
-#include "quantise_kernels.h"
-#pragma GCC pop_options
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
-#define ZP__NAME(name) name##_avx512
-#include "quantise_kernels.h"
-#pragma GCC pop_options
-#endif
-
-static const zp__quantise_kernels *kernels_of(enum zp__isa isa)
-{
-#if defined(__x86_64__)
-	if (isa == ZP__AVX2)
-		return &kernels_avx2;
-	if (isa == ZP__AVX512)
-		return &kernels_avx512;
-#endif
-	(void)isa;
-	return &kernels_baseline;
-}
+static const zp__quantise_kernels *const kernels[ZP__ISA_COUNT] = ZP__OF_EACH_ISA(kernels);
 
 uint32_t zp__quantise_code_bits(const zp__quantiser *how)
 {
@@ -134,24 +110,24 @@ int zp__quantise_check(const zp__quantiser *how)
 
 void zp__quantise(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const void *elements, size_t count)
 {
-	kernels_of(isa)->quantise[how->dtype == ZP_DOUBLE](how, wire, elements, count);
+	kernels[isa]->quantise[how->dtype == ZP_DOUBLE](how, wire, elements, count);
 }
 
 void zp__quantise_fold(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const void *local, size_t count,
 		       uint32_t divisor)
 {
-	kernels_of(isa)->fold[how->dtype == ZP_DOUBLE](how, wire, local, count, divisor);
+	kernels[isa]->fold[how->dtype == ZP_DOUBLE](how, wire, local, count, divisor);
 }
 
 void zp__quantise_join(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const uint8_t *const shares[],
 		       uint32_t peers, uint32_t rank, const void *local, size_t count, uint32_t divisor)
 {
-	kernels_of(isa)->join[how->dtype == ZP_DOUBLE](how, wire, shares, peers, rank, local, count, divisor);
+	kernels[isa]->join[how->dtype == ZP_DOUBLE](how, wire, shares, peers, rank, local, count, divisor);
 }
 
 void zp__dequantise(enum zp__isa isa, const zp__quantiser *how, void *elements, const uint8_t *wire, size_t count)
 {
-	kernels_of(isa)->dequantise[how->dtype == ZP_DOUBLE](how, elements, wire, count);
+	kernels[isa]->dequantise[how->dtype == ZP_DOUBLE](how, elements, wire, count);
 }
 
 /* --- Without an engine ------------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* The quantisation kernels of one instruction set: FLOAT and the 16-bit types computed in float, DOUBLE in double.
- * quantise.c includes this file once for each set, with ZP__NAME(name). */
+ * See each_isa.h. */
 
 #include "half.h"
 
@@ -88,5 +88,3 @@ static const zp__quantise_kernels ZP__NAME(kernels) = {
 	{ZP__NAME(join_f), ZP__NAME(join_d)},
 	{ZP__NAME(dequantise_f), ZP__NAME(dequantise_d)},
 };
-
-#undef ZP__NAME

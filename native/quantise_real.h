@@ -239,9 +239,9 @@ static ZP__RNAME(range) ZP__RNAME(combine)(uint32_t op, ZP__RNAME(number) *restr
 	if (op == ZP_PROD)
 		COMBINE_LOOP(a * b)
 	else if (op == ZP_MAX)
-		COMBINE_LOOP((a > b) | (a != a) ? a : b)
+		COMBINE_LOOP(((a > b) | (a != a)) ? a : b)
 	else if (op == ZP_MIN)
-		COMBINE_LOOP((a < b) | (a != a) ? a : b)
+		COMBINE_LOOP(((a < b) | (a != a)) ? a : b)
 	else if (divisor == 1)
 		COMBINE_LOOP(a + b)
 	else

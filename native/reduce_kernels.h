@@ -1,7 +1,7 @@
-/* The kernels of one instruction set. reduce.c includes this file once for each, with ZP__NAME(name) giving the names
- * and ZP__ISA_NAME that of the set. No alignment is assumed; plain loops that the compiler vectorises ("ivdep":
- * `to` may be `a` or `b`, never shifted against them). Integers are added and multiplied unsigned, so they wrap. MAX
- * and MIN give a NaN where either side is one. */
+/* The kernels of one instruction set: see each_isa.h. No alignment is assumed; plain loops that the compiler vectorises
+ * (`to` may be `a` or `b`, never shifted against them). Integers are added and multiplied unsigned, so they wrap. MAX
+ * and MIN give a NaN where either side is one. Where both sides are NaN, or neither is, the CPU
+ * chooses the bits of a NaN. */
 
 #include "half.h"
 
@@ -23,8 +23,8 @@ typedef double ZP__NAME(f64) ZP__UNALIGNED;
 	{                                                                                                              \
 		ZP__NAME(TYPE) *t = to;                                                                                \
 		const ZP__NAME(TYPE) *p = a, *q = b;                                                                   \
-		_Pragma("GCC ivdep") for (size_t i = 0; i < count; i++)                                                \
-		{                                                                                                      \
+		ZP__INDEPENDENT                                                                                        \
+		for (size_t i = 0; i < count; i++) {                                                                   \
 			WIDE x = LOAD(p[i]), y = LOAD(q[i]);                                                           \
 			t[i] = STORE(RESULT);                                                                          \
 		}                                                                                                      \
@@ -39,8 +39,8 @@ typedef double ZP__NAME(f64) ZP__UNALIGNED;
 #define FLOAT_KERNELS(NAME, TYPE, WIDE, LOAD, STORE)                                                                   \
 	KERNEL(sum_##NAME, TYPE, WIDE, LOAD, STORE, x + y)                                                             \
 	KERNEL(prod_##NAME, TYPE, WIDE, LOAD, STORE, x *y)                                                             \
-	KERNEL(max_##NAME, TYPE, WIDE, LOAD, STORE, (x > y) | (x != x) ? x : y)                                        \
-	KERNEL(min_##NAME, TYPE, WIDE, LOAD, STORE, (x < y) | (x != x) ? x : y)
+	KERNEL(max_##NAME, TYPE, WIDE, LOAD, STORE, ((x > y) | (x != x)) ? x : y)                                      \
+	KERNEL(min_##NAME, TYPE, WIDE, LOAD, STORE, ((x < y) | (x != x)) ? x : y)
 
 #define DIVIDE_KERNEL(TYPE, WIDE)                                                                                      \
 	static void ZP__NAME(divide_##TYPE)(void *data, size_t count, uint32_t divisor)                                \
@@ -58,7 +58,7 @@ typedef double ZP__NAME(f64) ZP__UNALIGNED;
 	{                                                                                                              \
 		ZP__NAME(SUM) *w = wide;                                                                               \
 		const ZP__NAME(TYPE) *f = from;                                                                        \
-		_Pragma("GCC ivdep") for (size_t i = 0; i < count; i++) w[i] OP LOAD(f[i]);                            \
+		ZP__INDEPENDENT for (size_t i = 0; i < count; i++) w[i] OP LOAD(f[i]);                            \
 	}
 
 #define WIDE_KERNELS(NAME, TYPE, SUM, SIGNED, REAL, LOAD, STORE)                                                       \
@@ -70,10 +70,10 @@ typedef double ZP__NAME(f64) ZP__UNALIGNED;
 		const ZP__NAME(SUM) *w = wide;                                                                         \
 		REAL by = (REAL)divisor;                                                                               \
 		if (divisor == 1) {                                                                                    \
-			_Pragma("GCC ivdep") for (size_t i = 0; i < count; i++) t[i] = STORE((SIGNED)w[i]);            \
+			ZP__INDEPENDENT for (size_t i = 0; i < count; i++) t[i] = STORE((SIGNED)w[i]);            \
 			return;                                                                                        \
 		}                                                                                                      \
-		_Pragma("GCC ivdep") for (size_t i = 0; i < count; i++)                                                \
+		ZP__INDEPENDENT for (size_t i = 0; i < count; i++)                                                \
 			t[i] = STORE((SIGNED)((REAL)(SIGNED)w[i] / by));                                               \
 	}                                                                                                              \
 	static void ZP__NAME(mean_##NAME)(void *to, const void *a, const void *b, size_t count, uint32_t shares)       \
@@ -82,7 +82,7 @@ typedef double ZP__NAME(f64) ZP__UNALIGNED;
 		const ZP__NAME(TYPE) *p = a, *q = b;                                                                   \
 		ZP__NAME(SUM) weight = (ZP__NAME(SUM))(shares - 1);                                                    \
 		REAL by = (REAL)shares;                                                                                \
-		_Pragma("GCC ivdep") for (size_t i = 0; i < count; i++)                                                \
+		ZP__INDEPENDENT for (size_t i = 0; i < count; i++)                                                \
 		{                                                                                                      \
 			ZP__NAME(SUM) sum = LOAD(p[i]) * weight + LOAD(q[i]);                                          \
 			t[i] = STORE((SIGNED)((REAL)(SIGNED)sum / by));                                                \
@@ -153,5 +153,3 @@ static const zp__reduce_kernels ZP__NAME(kernels) = {
 #undef WIDE_OF
 #undef WIDE_INTEGER
 #undef WIDE_FLOAT
-#undef ZP__NAME
-#undef ZP__ISA_NAME

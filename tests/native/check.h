@@ -2,6 +2,7 @@
 #ifndef CHECK_H
 #define CHECK_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,15 @@ static inline uint64_t random_next(uint64_t *state)
 	*state ^= *state << 25;
 	*state ^= *state >> 27;
 	return *state * 0x2545f4914f6cdd1du;
+}
+
+/* FNV-1a (64 bits), continued from `digest`: for results that a test has on record. */
+static inline uint64_t digest_add(uint64_t digest, const void *data, size_t bytes)
+{
+	const uint8_t *p = data;
+	while (bytes--)
+		digest = (digest ^ *p++) * 0x100000001b3u;
+	return digest;
 }
 
 #endif
