@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
@@ -105,6 +105,12 @@ fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 
 native-test: ## tests of the C code
 	$(MAKE_NATIVE) test
 
+native-clang: ## the same, compiled by clang, where there is one
+	$(MAKE_NATIVE) clang
+
+native-arm64: ## the same, compiled for 64-bit ARM and emulated: needs gcc-aarch64-linux-gnu and qemu-user
+	$(MAKE_NATIVE) arm64
+
 asan: deps ## tests in C, and of the data plane from Python, under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(MAKE_NATIVE) asan
 	$(PY) tools/run_sanitized.py address -q -m "not torch" --numprocesses $(JOBS) --dist worksteal $(ASAN_TESTS) $(ARGS)
@@ -145,5 +151,5 @@ clean: ## remove what was built, but not .venv
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 
-.PHONY: help deps venv demo sim mutants model bench test test-all test-torch fuzz fuzz-native native-test asan tsan lint format types \
-	native-strict wheel clean
+.PHONY: help deps venv demo sim mutants model bench test test-all test-torch fuzz fuzz-native native-test native-clang native-arm64 asan tsan lint format \
+	types native-strict wheel clean

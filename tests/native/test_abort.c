@@ -20,7 +20,7 @@ enum { OUTPUT_BYTES = 2 * BYTES /* of an all-gather; the others have less */ };
 enum { ROUNDS_PER_CHECK = 100, ROUNDS_PER_LINK = 50, ROUNDS_PER_ENGINE = 250 };
 enum { RESIDENT_GROWTH_BYTES_MAX = 16 << 20, IDLE_BYTES_MAX = 4 << 20 }; /* What engines keep mapped for later. */
 
-#ifdef __SANITIZE_THREAD__
+#if defined(__SANITIZE_THREAD__) || defined(EMULATED) /* They are slow. */
 #define ABORTS 2000
 #define ENCRYPTED_ABORTS 500
 #else
@@ -266,7 +266,7 @@ static void held_check(const held *before, int64_t idle_bytes_max)
 	held now = held_now();
 	CHECK(now.mapped_bytes - before->mapped_bytes <= idle_bytes_max && now.fds == before->fds);
 	threads_await(before->threads);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(EMULATED)
 	CHECK(now.resident_bytes - before->resident_bytes < RESIDENT_GROWTH_BYTES_MAX);
 #endif
 }

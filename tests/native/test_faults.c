@@ -19,8 +19,8 @@ enum { CONNECTIONS = 2, COUNT = 701, MESSAGES = 3 };
 static const uint32_t message_bytes[MESSAGES] = {0, 5000, 100000};
 
 /* Of all but two threads and connections that are not encrypted, one run in so many. */
-#ifdef __SANITIZE_THREAD__
-#define SPARSE 4 /* It is slow. */
+#if defined(__SANITIZE_THREAD__) || defined(EMULATED)
+#define SPARSE 4 /* They are slow. */
 #else
 #define SPARSE 1
 #endif

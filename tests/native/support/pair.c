@@ -169,7 +169,8 @@ uint8_t *guarded_new(size_t bytes)
 	uint8_t *memory = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(memory != MAP_FAILED);
 	memory += whole - PAGE_BYTES - bytes;
-	guarded_unlock(memory, bytes);
+	if (bytes) /* The mprotect() of qemu fails for none. */
+		guarded_unlock(memory, bytes);
 	return memory;
 }
 
