@@ -108,6 +108,9 @@ native-test: ## tests of the C code
 native-clang: ## the same, compiled by clang, where there is one
 	$(MAKE_NATIVE) clang
 
+native-poll: ## the same, with poll() and pipes in place of epoll: docs/portability.md
+	$(MAKE_NATIVE) poll
+
 native-arm64: ## the same, compiled for 64-bit ARM and emulated: needs gcc-aarch64-linux-gnu and qemu-user
 	$(MAKE_NATIVE) arm64
 
@@ -151,5 +154,5 @@ clean: ## remove what was built, but not .venv
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean
 
-.PHONY: help deps venv demo sim mutants model bench test test-all test-torch fuzz fuzz-native native-test native-clang native-arm64 asan tsan lint format \
-	types native-strict wheel clean
+.PHONY: help deps venv demo sim mutants model bench test test-all test-torch fuzz fuzz-native native-test native-clang native-poll \
+	native-arm64 asan tsan lint format types native-strict wheel clean

@@ -3,7 +3,7 @@
  * each other. Afterwards ZP__OF_EACH_ISA(name) initialises an array of pointers to the copies, by enum zp__isa.
  *
  * The copies differ in nothing but the instructions that the compiler may use, without contraction to fused
- * multiply-add, so all give the same bits. Machines other than x86-64 have the baseline only: on 64-bit ARM that is NEON.
+ * multiply-add, so all give the same bits. Other machines have the baseline only; on 64-bit ARM it is NEON.
  * The sets are chosen by pragmas, because setuptools has no compiler flags for one file; and not by target_clones, so
  * that tests can call each set and no ifunc resolver runs before the sanitizers are initialised. */
 #define ZP__PRAGMA(text) _Pragma(#text)

@@ -44,17 +44,15 @@ static void fork_child(void)
 				if (link->connections[i].fd >= 0)
 					close(link->connections[i].fd);
 		}
-		for (uint32_t i = 0; i < engine->thread_count; i++) {
-			close(engine->threads[i].epoll_fd);
-			close(engine->threads[i].wake_fd);
-		}
+		for (uint32_t i = 0; i < engine->thread_count; i++)
+			zp__waiter_close(&engine->threads[i].waiter);
 		ZP__EACH(channel_node, &engine->channels)
 		{
 			const zp__channel *channel = ZP__ELEMENT(channel_node, zp__channel, node);
 			if (channel->own.fd >= 0)
 				close(channel->own.fd);
 		}
-		close(engine->queue.fd);
+		zp__wakeup_close(&engine->wakeup);
 		zp__list_remove(&engine->registry_node);
 		pthread_mutex_unlock(&engine->mutex);
 	}
@@ -91,8 +89,6 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	if (!engine)
 		return -ENOMEM;
 	engine->config = *config;
-	for (uint32_t i = 0; i < config->thread_count; i++)
-		engine->threads[i].epoll_fd = engine->threads[i].wake_fd = -1;
 	zp__list_init(&engine->links);
 	zp__list_init(&engine->channels);
 	zp__list_init(&engine->parked);
@@ -106,9 +102,10 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 		zp__list_init(&engine->attempts[i]);
 	pthread_mutex_init(&engine->mutex, NULL);
 	pthread_cond_init(&engine->unpinned, NULL);
-	engine->queue.fd = zp__eventfd_open();
+	int rc = zp__wakeup_open(&engine->wakeup);
+	engine->queue.fd = engine->wakeup.write_fd;
 	*result = engine;
-	return engine->queue.fd < 0 ? engine->queue.fd : 0;
+	return rc;
 }
 
 int zp_engine_open(const zp_engine_config *config, zp_engine **result)
@@ -184,13 +181,9 @@ static void engine_free(zp_engine *engine)
 	zp__buffers_discard(engine);
 	for (uint32_t i = 0; i < engine->thread_count; i++) {
 		free(engine->threads[i].scratch);
-		if (engine->threads[i].epoll_fd >= 0)
-			close(engine->threads[i].epoll_fd);
-		if (engine->threads[i].wake_fd >= 0)
-			close(engine->threads[i].wake_fd);
+		zp__waiter_close(&engine->threads[i].waiter);
 	}
-	if (engine->queue.fd >= 0)
-		close(engine->queue.fd);
+	zp__wakeup_close(&engine->wakeup);
 	pthread_cond_destroy(&engine->unpinned);
 	pthread_mutex_destroy(&engine->mutex);
 	free(engine);
@@ -212,7 +205,7 @@ void zp_engine_close(zp_engine *engine)
 
 int zp_engine_fd(zp_engine *engine)
 {
-	return engine->queue.fd;
+	return engine->wakeup.read_fd;
 }
 
 /* The event that is to be polled next, or NULL. */
@@ -225,7 +218,7 @@ zp__event *zp__event_next(const zp__queue *queue)
 void zp__event_push(zp__queue *queue, zp__event *event)
 {
 	if (!zp__event_next(queue))
-		zp__eventfd_signal(queue->fd);
+		zp__wakeup_signal(queue->fd);
 	zp__list_append(event->event.kind == ZP_EVENT_MESSAGE ? &queue->messages : &queue->events, &event->node);
 }
 
@@ -235,7 +228,7 @@ void zp__event_withdraw(zp_engine *engine, zp__event *event)
 		return;
 	zp__list_remove(&event->node);
 	if (!zp__event_next(&engine->queue))
-		zp__eventfd_drain(engine->queue.fd);
+		zp__wakeup_drain(engine->wakeup.read_fd);
 }
 
 int zp_engine_poll(zp_engine *engine, zp_event *result)

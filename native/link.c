@@ -15,7 +15,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -121,7 +120,7 @@ static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
 	return false;
 }
 
-/* Lock held. Assigns a connection to a thread. The thread registers it with epoll itself: done here, a failure halfway
+/* Lock held. Assigns a connection to a thread. The thread begins to watch it itself: done here, a failure halfway
  * would have to take back connections that their threads may already be using. The connections of a link are spread
  * over the threads; so are the first connections of all links, which may be the only ones that send frames. */
 static void connection_adopt(zp__connection *c)
@@ -421,8 +420,8 @@ void zp__connection_close(zp__connection *connection)
 	zp__list_remove(&connection->attention_node);
 	zp__list_remove(&connection->idle_node);
 	zp__list_remove(&connection->parked_node);
-	if (connection->watched) /* close() does not unregister it while a child process has the socket open. */
-		epoll_ctl(connection->thread->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
+	if (connection->watched)
+		zp__waiter_remove(&connection->thread->waiter, connection);
 	close(connection->fd);
 	connection->fd = -1;
 	zp__record_layer_close(connection->records);

@@ -1,8 +1,8 @@
-/* The I/O threads. Each waits in epoll for its own connections and for its eventfd, by which other threads ask it to
- * take its attention list (connections to wake, unpark or close). The first thread also checks for stalled attempts and
- * broken paths, and trims idle memory.
+/* The I/O threads. Each waits (wait.c) for its own connections and to be woken: so other threads ask it to take its
+ * attention list (connections to wake, unpark or close). The first thread also checks for stalled attempts and broken
+ * paths, and trims idle memory.
  *
- * Sockets are edge-triggered: connection->readable and ->writable hold the last report of epoll until a system call
+ * Reports are edges: connection->readable and ->writable hold what the waiter reported last, until a system call
  * contradicts it. Connections with something to do are in thread->run and take turns; one turn receives and sends at
  * most one frame. */
 #define _GNU_SOURCE
@@ -11,12 +11,8 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
-#include <unistd.h>
 
 #include "zp_internal.h"
-
-#define EVENTS_PER_WAIT 64
 
 static _Thread_local zp__thread *current;
 
@@ -25,7 +21,7 @@ void zp__thread_wake(zp__thread *thread)
 	if (thread == current || thread->woken)
 		return; /* It takes the attention list before it waits. */
 	thread->woken = true;
-	zp__eventfd_signal(thread->wake_fd);
+	zp__wakeup_signal(thread->waiter.wakeup.write_fd);
 }
 
 void zp__connection_attend(zp__connection *c)
@@ -44,13 +40,21 @@ static void run_soon(zp__thread *thread, zp__connection *c)
 		zp__list_append(&thread->run, &c->run_node);
 }
 
-/* Lock held. Registers a new connection with the thread's epoll, which at once reports the socket as writable. */
+void zp__connection_ready(zp__connection *c, bool readable, bool writable, bool hung_up)
+{
+	c->hung_up |= hung_up;
+	c->readable |= readable || hung_up;
+	c->writable |= writable;
+	run_soon(c->thread, c);
+}
+
+/* Lock held. */
 static void watch(zp__thread *thread, zp__connection *c)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
-	c->watched = epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0;
-	if (!c->watched)
-		zp__connection_lose(c, -errno);
+	int rc = zp__waiter_add(&thread->waiter, c);
+	c->watched = rc == 0;
+	if (rc < 0)
+		zp__connection_lose(c, rc);
 }
 
 /* Handles the attention list. False: the thread must end. */
@@ -80,30 +84,6 @@ static int timeout_ms(uint64_t deadline_ns, uint64_t now_ns)
 		return -1;
 	uint64_t ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
 	return ms > INT_MAX ? INT_MAX : (int)ms;
-}
-
-/* Returns true when the eventfd was among the events. */
-static bool wait_for_events(zp__thread *thread, int timeout)
-{
-	struct epoll_event events[EVENTS_PER_WAIT];
-	bool woken = false;
-	int n = epoll_wait(thread->epoll_fd, events, EVENTS_PER_WAIT, timeout);
-	for (int i = 0; i < n; i++) {
-		zp__connection *c = events[i].data.ptr;
-		if (!c) {
-			zp__eventfd_drain(thread->wake_fd);
-			woken = true;
-			continue;
-		}
-		if (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-			c->hung_up = true;
-		if (events[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-			c->readable = true;
-		if (events[i].events & EPOLLOUT)
-			c->writable = true;
-		run_soon(thread, c);
-	}
-	return woken;
 }
 
 /* One turn of one connection; it stays in the run list while there may be more to do. */
@@ -170,7 +150,7 @@ static void *thread_main(void *argument)
 			}
 		}
 		bool busy = !zp__list_empty(&thread->run);
-		check |= wait_for_events(thread, busy ? 0 : timeout_ms(deadline_ns, now_ns));
+		check |= zp__waiter_wait(&thread->waiter, busy ? 0 : timeout_ms(deadline_ns, now_ns));
 		run_all(thread);
 	}
 	return NULL;
@@ -183,22 +163,16 @@ int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index)
 	thread->index = index;
 	zp__list_init(&thread->run);
 	zp__list_init(&thread->attention);
+	int rc = zp__waiter_open(&thread->waiter);
+	if (rc < 0)
+		return rc;
 	thread->scratch = malloc(ZP__SCRATCH_BYTES);
 	if (!thread->scratch)
 		return -ENOMEM;
-	thread->wake_fd = zp__eventfd_open();
-	if (thread->wake_fd < 0)
-		return thread->wake_fd;
-	thread->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	if (thread->epoll_fd < 0)
-		return -errno;
-	struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-	if (epoll_ctl(thread->epoll_fd, EPOLL_CTL_ADD, thread->wake_fd, &event) < 0)
-		return -errno;
 	sigset_t all, before;
 	sigfillset(&all); /* The program's own threads handle signals. */
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int rc = -pthread_create(&thread->pthread, NULL, thread_main, thread);
+	rc = -pthread_create(&thread->pthread, NULL, thread_main, thread);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	thread->started = rc == 0;
 	return rc;

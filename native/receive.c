@@ -38,7 +38,7 @@ static ssize_t receive(zp__connection *c, void *to, size_t wanted, bool ahead)
 		c->readable = false;
 		return 0;
 	}
-	/* After a short count the socket is empty, and new bytes trigger a new edge. After EPOLLRDHUP there is no new edge. */
+	/* After a short count the socket is empty, and new bytes trigger a new edge. After a hang-up there is none. */
 	if (n > 0 && (size_t)n < wanted && !c->hung_up)
 		c->readable = false;
 	return n;

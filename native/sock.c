@@ -8,7 +8,6 @@
 #include <netinet/tcp.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -121,26 +120,6 @@ uint64_t zp__sock_silence_ms(int fd)
 	    (info.tcpi_unacked == 0 && info.tcpi_probes < 2))
 		return 0;
 	return info.tcpi_last_ack_recv;
-}
-
-int zp__eventfd_open(void)
-{
-	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return fd < 0 ? -errno : fd;
-}
-
-void zp__eventfd_signal(int fd)
-{
-	uint64_t one = 1;
-	while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
-		;
-}
-
-void zp__eventfd_drain(int fd)
-{
-	uint64_t count;
-	while (read(fd, &count, sizeof count) < 0 && errno == EINTR)
-		;
 }
 
 uint64_t zp__now_ns(void)

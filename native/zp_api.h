@@ -4,8 +4,8 @@
  * Ownership and threads
  * - The caller dials, accepts and authenticates TCP connections and hands the connected fds over with zp_link_open().
  *   From then on the engine owns them.
- * - The engine runs a few epoll threads. Each connection belongs to one of them for its whole life.
- * - There are no callbacks. Events go to a queue. zp_engine_fd() is an eventfd that is readable while the queue is not
+ * - The engine runs a few I/O threads. Each connection belongs to one of them for its whole life.
+ * - There are no callbacks. Events go to a queue. zp_engine_fd() is readable while the queue is not
  *   empty; zp_engine_poll() takes one event. A channel may have a queue of its own, for the thread that its messages
  *   are for. Only one thread at a time may poll each queue; every other function may be called from any thread.
  * - Every function returns 0 (or a count) or -errno.
@@ -180,10 +180,10 @@ int zp_engine_open(const zp_engine_config *config, zp_engine **engine);
  * No other call may be in progress. NULL is legal. */
 void zp_engine_close(zp_engine *engine);
 
-/* Returns the eventfd that is readable while events wait. The engine owns it. */
+/* Returns the descriptor that is readable while events wait. The engine owns it. */
 int zp_engine_fd(zp_engine *engine);
 
-/* Takes the next event, messages after all others. Returns 1, or 0 when there is none; in that case the eventfd is
+/* Takes the next event, messages after all others. Returns 1, or 0 when there is none; in that case the descriptor is
  * drained. */
 int zp_engine_poll(zp_engine *engine, zp_event *event);
 
@@ -225,9 +225,9 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
  * Does not wait for the network: a half-written frame is finished from a copy. */
 int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
 
-/* Messages on this id are delivered between open and close, and dropped after close. If `fd` is not -1, it is an eventfd,
- * which the engine duplicates: then the channel has an event queue of its own, and the eventfd is written when that
- * queue stops being empty. */
+/* Messages on this id are delivered between open and close, and dropped after close. If `fd` is not -1 the
+ * channel has an event queue of its own, and 8 bytes are written to `fd` when that queue stops being empty. It is an
+ * eventfd or the writing end of a pipe, non-blocking; the engine duplicates it. */
 int zp_channel_open(zp_engine *engine, uint64_t channel, int fd);
 int zp_channel_close(zp_engine *engine, uint64_t channel);
 

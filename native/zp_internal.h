@@ -34,7 +34,12 @@
 #include "record.h"
 #include "zp_api.h"
 
+#ifndef __linux__
+#define ZP_POLL
+#endif
+
 struct iovec;
+struct pollfd;
 
 #define ZP__THREADS_MAX 16u
 #define ZP__FRAME_BYTES_MIN 64u
@@ -96,6 +101,23 @@ typedef struct {
 	uint64_t idle_ns;
 } zp__buffer;
 
+/* Makes a descriptor readable. -1: none. */
+typedef struct {
+	int read_fd, write_fd; /* the ends of a pipe, or twice an eventfd */
+} zp__wakeup;
+
+/* See wait.c. */
+typedef struct {
+	zp__wakeup wakeup;
+#ifdef ZP_POLL
+	zp__connection **connections;
+	struct pollfd *fds; /* of the wakeup and the connections */
+	uint32_t count, capacity;
+#else
+	int epoll_fd;
+#endif
+} zp__waiter;
+
 /* An event that waits to be polled. It is embedded in its subject, so that queueing it allocates nothing. */
 typedef struct {
 	zp__list node; /* in a queue, or in no list */
@@ -105,7 +127,7 @@ typedef struct {
 typedef struct {
 	zp__list events;   /* other than messages; they are polled first, so no peer can delay them with messages */
 	zp__list messages; /* MESSAGE events */
-	int fd;		   /* an eventfd that is written when the first event comes */
+	int fd;		   /* a wakeup's write_fd, which is signalled when the first event comes */
 } zp__queue;
 
 typedef struct {
@@ -291,7 +313,7 @@ struct zp__connection {
 	zp__record_layer *records; /* NULL: not encrypted. Its contents are owned by the thread */
 	/* Owned by its thread. */
 	zp__list run_node;
-	bool watched; /* registered with the thread's epoll */
+	bool watched; /* by the thread's waiter */
 	bool readable, writable, hung_up;
 	zp__receive rx;
 	zp__transmit tx;
@@ -343,16 +365,17 @@ struct zp__thread {
 	pthread_t pthread;
 	uint32_t index;
 	bool started;
-	int epoll_fd, wake_fd;
+	zp__waiter waiter;
 	zp__list run;	    /* connections with something to do; owned by the thread */
 	zp__list attention; /* under the lock */
-	bool woken;	    /* wake_fd was written since the thread last took the attention list; under the lock */
+	bool woken;	    /* the wakeup was signalled since the thread last took the attention list; under the lock */
 	uint8_t *scratch;   /* ZP__SCRATCH_BYTES, for bodies that are dropped; owned by the thread */
 };
 
 struct zp_engine {
 	zp_engine_config config; /* constant */
 	zp__queue queue;
+	zp__wakeup wakeup; /* of `queue` */
 	uint32_t thread_count;
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
@@ -380,10 +403,19 @@ uint64_t zp__sock_silence_ms(int fd);
 ssize_t zp__sock_send(int fd, struct iovec *iov, int count);
 ssize_t zp__sock_receive(int fd, struct iovec *iov, int count);
 bool zp__sock_has_unsent(int fd);
-int zp__eventfd_open(void);
-void zp__eventfd_signal(int fd);
-void zp__eventfd_drain(int fd);
 uint64_t zp__now_ns(void);
+
+/* wait.c. Where opening fails, the caller closes what was opened. */
+int zp__wakeup_open(zp__wakeup *wakeup);
+void zp__wakeup_close(zp__wakeup *wakeup);
+void zp__wakeup_signal(int write_fd);
+void zp__wakeup_drain(int read_fd);
+int zp__waiter_open(zp__waiter *waiter);
+void zp__waiter_close(zp__waiter *waiter);
+int zp__waiter_add(zp__waiter *waiter, zp__connection *connection);
+void zp__waiter_remove(zp__waiter *waiter, const zp__connection *connection);
+/* Calls zp__connection_ready() for each connection on which something happened. Returns true if it was woken. */
+bool zp__waiter_wait(zp__waiter *waiter, int timeout_ms);
 
 /* memory.c */
 void *zp__memory_map(size_t bytes);
@@ -406,6 +438,7 @@ bool zp__id_is_known(const zp_engine *engine, uint64_t id); /* lock held */
 int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index);
 void zp__thread_wake(zp__thread *thread);			/* lock held */
 void zp__connection_attend(zp__connection *connection);		/* lock held */
+void zp__connection_ready(zp__connection *connection, bool readable, bool writable, bool hung_up);
 
 /* link.c */
 void zp__link_release(zp__link *link);					/* lock held */

@@ -337,7 +337,7 @@ class Engine:
             self.close()
 
     def fileno(self) -> int:
-        """The eventfd that is readable while events wait. It belongs to the engine."""
+        """The descriptor that is readable while events wait. It belongs to the engine."""
         return self._fd
 
     def poll(self, events_max: int = 64, channel_id: int | None = None) -> list[EngineEvent]:

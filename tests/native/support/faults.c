@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -32,6 +33,8 @@ const faults_fault faults_all[] = {
 	{"epoll_create1: EMFILE", FAULTS_EPOLL_CREATE, FAULTS_FAIL, EMFILE, FAULTS_MUST_END},
 	{"epoll_ctl: ENOSPC", FAULTS_EPOLL_CTL, FAULTS_FAIL, ENOSPC, FAULTS_MAY_END},
 	{"epoll_wait: EINTR", FAULTS_EPOLL_WAIT, FAULTS_FAIL, EINTR, FAULTS_HARMLESS},
+	{"pipe: EMFILE", FAULTS_PIPE, FAULTS_FAIL, EMFILE, FAULTS_MUST_END},
+	{"poll: EINTR", FAULTS_POLL, FAULTS_FAIL, EINTR, FAULTS_HARMLESS},
 	{"pthread_create: EAGAIN", FAULTS_PTHREAD_CREATE, FAULTS_FAIL, EAGAIN, FAULTS_MUST_END},
 	{"fcntl: EBADF", FAULTS_FCNTL, FAULTS_FAIL, EBADF, FAULTS_MUST_END},
 	{"ioctl: ENOTTY", FAULTS_IOCTL, FAULTS_FAIL, ENOTTY, FAULTS_HARMLESS},
@@ -249,6 +252,29 @@ int __wrap_epoll_wait(int epoll_fd, struct epoll_event *events, int count, int t
 	waiter = gettid();
 	waiting = timeout != 0;
 	int result = __real_epoll_wait(epoll_fd, events, count, timeout);
+	waiting = false;
+	return result;
+}
+
+int __real_pipe(int ends[2]);
+int __wrap_pipe(int ends[2]);
+int __wrap_pipe(int ends[2])
+{
+	FAIL_IF_STRUCK(FAULTS_PIPE, -1);
+	return __real_pipe(ends);
+}
+
+/* The engine's threads wait with it, if they do not with epoll; so do tests. */
+int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
+{
+	if (gettid() == getpid())
+		return __real_poll(fds, count, timeout);
+	FAIL_IF_STRUCK(FAULTS_POLL, -1);
+	waiter = gettid();
+	waiting = timeout != 0;
+	int result = __real_poll(fds, count, timeout);
 	waiting = false;
 	return result;
 }

@@ -1,9 +1,9 @@
 /* A shim between the engine and the C library, put there by the linker (--wrap): it counts the calls that can fail, makes
  * chosen ones fail as the kernel might, and keeps account of memory that was taken and not given back.
  *
- * It works on the calls of the whole program but for those of the C library itself; tests take their own memory before
- * they arm it. Where a fault tells the engine that a socket is empty or full although it is not, the edge that the
- * kernel would report later is made at once, by telling epoll of the socket again. */
+ * It works on the calls of the whole program but for those of the C library itself, and for poll() in the first thread;
+ * tests take their own memory before they arm it. Where a fault tells the engine that a socket is empty or full although
+ * it is not, the edge that the kernel would report later is made at once, by telling epoll of the socket again. */
 #ifndef FAULTS_H
 #define FAULTS_H
 
@@ -19,6 +19,8 @@ enum faults_call {
 	FAULTS_EPOLL_CREATE,
 	FAULTS_EPOLL_CTL,
 	FAULTS_EPOLL_WAIT,
+	FAULTS_PIPE,
+	FAULTS_POLL,
 	FAULTS_PTHREAD_CREATE,
 	FAULTS_PTHREAD_ATFORK,
 	FAULTS_FCNTL,
