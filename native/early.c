@@ -27,32 +27,43 @@ bool zp__is_eager(const zp__attempt *attempt)
 	return plan->count * attempt->layout.itemsize <= ZP__EAGER_TENSOR_BYTES / rows;
 }
 
-static uint64_t id_of(const zp__flow *flow)
+static bool is_begun(const zp__link *link, uint64_t id)
 {
-	return flow->attempt ? flow->attempt->plan.attempt
-			     : ZP__ELEMENT(flow->frames.next, zp__message_out, node)->channel;
+	return id <= link->begun_id || id >= ZP_FREE_CHANNEL;
 }
 
-static bool may_send(const zp__link *link, const zp__flow *flow)
+/* The first frame of a flow that may be sent. NULL: none. Messages to one channel do not wait for those to another. */
+static zp__list *frame_of(const zp__link *link, const zp__flow *flow)
 {
-	uint64_t id = id_of(flow);
-	if (id <= link->begun_id || id >= ZP_FREE_CHANNEL)
-		return true;
-	return flow->attempt && (zp__is_eager(flow->attempt) || link->eager_bytes < ZP__EAGER_BYTES);
+	const zp__attempt *attempt = flow->attempt;
+	if (attempt) {
+		bool may = is_begun(link, attempt->plan.attempt) || zp__is_eager(attempt) ||
+			   link->eager_bytes < ZP__EAGER_BYTES;
+		return may ? flow->frames.next : NULL;
+	}
+	ZP__EACH(node, &flow->frames)
+	{
+		if (is_begun(link, ZP__ELEMENT(node, zp__message_out, node)->channel))
+			return node;
+	}
+	return NULL;
 }
 
-zp__flow *zp__flow_next(zp__link *link)
+zp__list *zp__frame_next(zp__link *link, zp__flow **result)
 {
 	ZP__EACH(node, &link->flows)
 	{
 		zp__flow *flow = ZP__ELEMENT(node, zp__flow, node);
-		if (!may_send(link, flow))
+		const zp__attempt *attempt = flow->attempt;
+		zp__list *frame = frame_of(link, flow);
+		if (!frame)
 			continue;
-		if (flow->attempt && id_of(flow) > link->begun_id && !zp__is_eager(flow->attempt)) {
-			flow->eager_bytes += flow->attempt->layout.wire_stride;
-			link->eager_bytes += flow->attempt->layout.wire_stride;
+		if (attempt && !is_begun(link, attempt->plan.attempt) && !zp__is_eager(attempt)) {
+			flow->eager_bytes += attempt->layout.wire_stride;
+			link->eager_bytes += attempt->layout.wire_stride;
 		}
-		return flow;
+		*result = flow;
+		return frame;
 	}
 	return NULL;
 }
@@ -97,7 +108,7 @@ enum zp__verdict zp__begun_admit(zp__connection *c)
 	ZP__EACH(node, &link->open_flows)
 	{
 		zp__flow *flow = ZP__ELEMENT(node, zp__flow, open_node);
-		if (!flow->attempt || flow->eager_bytes)
+		if (flow->attempt ? flow->eager_bytes : !zp__list_empty(&flow->frames))
 			zp__flow_begun(link, flow);
 	}
 	return ZP__DROP;

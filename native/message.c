@@ -107,6 +107,8 @@ int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 	if (rc == 0) {
 		zp__list_append(&engine->channels, &channel->node);
 		zp__id_note(engine, id);
+	}
+	if (rc == 0 && id < ZP_FREE_CHANNEL) {
 		ZP__EACH(node, &engine->links)
 		zp__begun_offer(ZP__ELEMENT(node, zp__link, node));
 	}

@@ -13,10 +13,10 @@ static bool frame_take(zp__connection *c)
 	zp__link *link = c->link;
 	if (zp__retransmit_take(c) || zp__begun_take(c))
 		return true;
-	zp__flow *flow = zp__connection_may_send(c) ? zp__flow_next(link) : NULL;
-	if (!flow)
+	zp__flow *flow;
+	zp__list *frame = zp__connection_may_send(c) ? zp__frame_next(link, &flow) : NULL;
+	if (!frame)
 		return false;
-	zp__list *frame = flow->frames.next;
 	zp__list_remove(frame);
 	zp__list_remove(&flow->node);
 	if (!zp__list_empty(&flow->frames))

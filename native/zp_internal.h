@@ -474,7 +474,7 @@ void zp__retransmit_discard(zp__link *link);
 
 /* early.c. All but zp__early_replay(): lock held. */
 bool zp__is_eager(const zp__attempt *attempt);
-zp__flow *zp__flow_next(zp__link *link); /* that may send; NULL: none */
+zp__list *zp__frame_next(zp__link *link, zp__flow **flow); /* that may be sent, and its flow; NULL: none */
 void zp__flow_begun(zp__link *link, zp__flow *flow); /* at the other end, or it is closed */
 void zp__begun_offer(zp__link *link);
 bool zp__begun_take(zp__connection *connection);
