@@ -423,11 +423,13 @@ static const uint8_t *stall_fault(const zp__attempt *attempt)
 	return NULL;
 }
 
-/* A frame of the attempt was sent or received completely on this link. */
+/* A frame of the attempt, or if NULL of one that has ended, was sent or received completely on this link. */
 void zp__attempt_moved(zp__attempt *attempt, zp__link *link)
 {
 	link->moved_frames++;
-	link->moved_ns = attempt->moved_ns = zp__now_ns();
+	link->moved_ns = zp__now_ns();
+	if (attempt)
+		attempt->moved_ns = link->moved_ns;
 }
 
 /* An attempt has stalled when no frame of it was complete for a stall_timeout; what has moved of one that is not complete

@@ -69,17 +69,17 @@ static bool frame_account(zp__connection *c, uint64_t n)
 	zp__transmit *tx = &c->tx;
 	tx->sent += n;
 	c->tx_bytes += n;
-	if (tx->attempt) {
+	if (tx->attempt)
 		tx->attempt->tx_bytes += n;
+	if (tx->attempt || tx->aside)
 		c->link->moved_bytes += n;
-	}
 	if (tx->sent < ZP__HEADER_BYTES + (uint64_t)tx->length)
 		return false;
 	zp__retransmit_sent(c);
-	if (tx->attempt) {
+	if (tx->attempt || tx->aside)
 		zp__attempt_moved(tx->attempt, c->link);
+	if (tx->attempt)
 		tx->attempt->algorithm->sent(tx->attempt, tx->slot);
-	}
 	free(tx->aside);
 	*tx = (zp__transmit){0};
 	return true;

@@ -304,7 +304,7 @@ def _quantised_bound(case: Case, values: np.ndarray) -> float:
 # --- A peer made by hand ----------------------------------------------------------------------------------------------
 
 HEADER = struct.Struct(">4sBBHQIIQI")
-REDUCE_SCATTER, ALL_GATHER, MESSAGE = 1, 2, 3
+REDUCE_SCATTER, ALL_GATHER, MESSAGE, BEGUN = 1, 2, 3, 6
 
 
 def _mix(x: int) -> int:
@@ -417,7 +417,11 @@ class HandMadePeer:
         return data
 
     def receive(self) -> Frame:
-        """The next frame, both of its checksums verified."""
+        """The next frame that is no announcement, both of its checksums verified."""
+        frame = self._receive()
+        return self.receive() if frame.kind == BEGUN else frame
+
+    def _receive(self) -> Frame:
         header = self.read_exactly(HEADER.size + 4)
         magic, kind, lane, reserved, id_, chunk, length, offset, body_checksum = HEADER.unpack(header[:-4])
         assert (magic, reserved) == (b"ZPF2", 0)

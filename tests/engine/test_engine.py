@@ -614,6 +614,21 @@ def test_attempts_that_take_turns_on_a_slow_link_do_not_stall() -> None:
     assert all((result == 2).all() for of_rank in results for result in of_rank.values())
 
 
+def test_an_attempt_behind_the_rest_of_an_ended_one_does_not_stall() -> None:
+    """L1: a frame that was half sent when its attempt ended is sent to its end, and moves the link."""
+    peer = HandMadePeer(buffer_bytes=4096, stall_timeout_ms=300)
+    case = Case(frame_bytes=4 * 1024 * 1024)
+    large, data = np.ones(2 * 1024 * 1024, np.float32), np.ones(100, np.float32)
+    peer.start(case, 1, large, np.empty_like(large))
+    until(lambda: peer.sent_bytes() > 2 * 40)
+    peer.engine.end_reduce(1, commit=False)
+    peer.start(case, 2, data, np.empty_like(data))
+    for _ in range(32):
+        peer.read_exactly(case.frame_bytes // 33)
+        assert not select.select([peer.engine.fileno()], [], [], 0.05)[0], peer.engine.poll()
+    peer.close()
+
+
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
