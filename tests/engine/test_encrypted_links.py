@@ -116,6 +116,8 @@ OTHERS = {
 @pytest.mark.parametrize("what", OTHERS)
 def test_ends_that_do_not_match_move_nothing(what: str) -> None:
     """S2, S7: buffers are as they were."""
+    if what == "another cipher" and len(available()) == 1:
+        pytest.skip("without instructions for AES there is one cipher")
     pair, cipher_keys = socket_pair(), (ends(max(available()))[0], OTHERS[what])
     statuses: list[int] = []
     with Engine() as one, Engine() as other:
