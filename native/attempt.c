@@ -12,10 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attempt.h"
 #include "buffers.h"
+#include "early.h"
+#include "engine.h"
 #include "quantise.h"
 #include "reduce.h"
-#include "zp_internal.h"
+#include "sock.h"
 
 zp__attempt *zp__attempt_find(zp_engine *engine, uint64_t id)
 {
@@ -293,8 +296,8 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 		links_moved(attempt, &attempt->seen_link_bytes, &attempt->seen_link_frames);
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
+		begun_announce(attempt); /* First: the connection that it wakes takes a frame of the attempt, too. */
 		attempt->algorithm->start(attempt);
-		begun_announce(attempt);
 		zp__thread_wake(&engine->threads[0]); /* It checks attempts for stalls. */
 	}
 	if (rc != -EINVAL)
@@ -550,10 +553,8 @@ static void attempt_end(zp_engine *engine, zp__attempt *attempt, bool restore)
 		attempt_restore(attempt);
 
 	pthread_mutex_lock(&engine->mutex);
-	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
-		zp__flow_close(&attempt->neighbours[i].flow);
-		zp__flow_begun(attempt->neighbours[i].link, &attempt->neighbours[i].flow);
-	}
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		zp__flow_close(attempt->neighbours[i].link, &attempt->neighbours[i].flow);
 	zp__list_remove(&attempt->node);
 	engine->attempt_count--;
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++)

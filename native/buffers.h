@@ -1,15 +1,18 @@
 /* Where the bytes of a slot are, and what the algorithms share: operations on slots, and the numbers of neighbours where
- * all are linked to all. "Pinned" as in zp_internal.h. */
+ * all are linked to all. "Pinned" as in attempt.h. */
 #ifndef ZP_BUFFERS_H
 #define ZP_BUFFERS_H
 
 #include <assert.h>
 #include <string.h>
 
+#include "attempt.h"
+#include "checksum.h"
 #include "digest.h"
+#include "engine.h"
+#include "memory.h"
 #include "quantise.h"
 #include "reduce.h"
-#include "zp_internal.h"
 
 static inline uint32_t rank_of(const zp__attempt *attempt, uint32_t neighbour)
 {

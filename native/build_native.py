@@ -32,6 +32,8 @@ COMPILE_ARGS = [
     "-Wextra",
     "-Wshadow",
 ]
+# Not -I: the C library has a link.h and a memory.h too.
+INCLUDE_ARGS = ["-iquote", os.path.relpath(NATIVE)]
 
 
 def declarations() -> str:
@@ -50,8 +52,7 @@ def make_builder() -> FFI:
         '#include "zp_api.h"\n',
         sources=SOURCES,
         depends=HEADERS,
-        include_dirs=[os.path.relpath(NATIVE)],
-        extra_compile_args=COMPILE_ARGS + extra,
+        extra_compile_args=[*COMPILE_ARGS, *INCLUDE_ARGS, *extra],
         extra_link_args=["-pthread", *extra],
         libraries=["m"],
         py_limited_api=True,

@@ -18,7 +18,10 @@
 #include <errno.h>
 #include <string.h>
 
-#include "zp_internal.h"
+#include "attempt.h"
+#include "early.h"
+#include "engine.h"
+#include "message.h"
 
 bool zp__is_eager(const zp__attempt *attempt)
 {
@@ -65,22 +68,39 @@ zp__list *zp__frame_next(zp__link *link, zp__flow **result)
 		*result = flow;
 		return frame;
 	}
+	link->withholds = !zp__list_empty(&link->flows);
 	return NULL;
 }
 
-void zp__flow_begun(zp__link *link, zp__flow *flow)
+/* Lets the connections look again for frames, of which more may be sent now. */
+static void look_again(zp__link *link)
 {
-	bool waited = link->eager_bytes >= ZP__EAGER_BYTES || !flow->attempt;
+	if (!link->withholds || !link->open)
+		return;
+	link->withholds = false;
+	for (uint32_t i = 0; i < link->connection_count; i++)
+		zp__connection_attend(&link->connections[i]);
+}
+
+static void credit_return(zp__link *link, zp__flow *flow)
+{
 	link->eager_bytes -= flow->eager_bytes;
 	flow->eager_bytes = 0;
-	for (uint32_t i = 0; waited && link->open && i < link->connection_count; i++)
-		zp__connection_attend(&link->connections[i]);
+}
+
+void zp__eager_release(zp__link *link, zp__flow *flow)
+{
+	credit_return(link, flow);
+	look_again(link);
 }
 
 void zp__begun_offer(zp__link *link)
 {
-	link->announces = link->begun_queued = true;
-	zp__link_wake_idle(link);
+	link->announces = true;
+	if (link->begun_queued)
+		return;
+	link->begun_queued = true;
+	zp__link_wake_any(link);
 }
 
 /* Puts an announcement into c->tx. False: there is none to send. */
@@ -108,9 +128,10 @@ enum zp__verdict zp__begun_admit(zp__connection *c)
 	ZP__EACH(node, &link->open_flows)
 	{
 		zp__flow *flow = ZP__ELEMENT(node, zp__flow, open_node);
-		if (flow->attempt ? flow->eager_bytes : !zp__list_empty(&flow->frames))
-			zp__flow_begun(link, flow);
+		if (flow->attempt && is_begun(link, flow->attempt->plan.attempt))
+			credit_return(link, flow);
 	}
+	look_again(link);
 	return ZP__DROP;
 }
 

@@ -9,9 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "attempt.h"
 #include "digest.h"
+#include "early.h"
+#include "engine.h"
+#include "message.h"
 #include "reduce.h"
-#include "zp_internal.h"
 
 /* Every engine of the process. registry_mutex is taken before engine->mutex, never after. */
 static pthread_mutex_t registry_mutex = PTHREAD_MUTEX_INITIALIZER;

@@ -29,6 +29,10 @@ typedef struct {
 	uint32_t checksum; /* of the body: the lower half */
 } zp__frame;
 
+/* What becomes of a frame that comes: its body is received; it is not received yet; it is read and dropped; its link, or
+ * its connection, is lost. */
+enum zp__verdict { ZP__ADMIT, ZP__PARK, ZP__DROP, ZP__VIOLATION, ZP__NO_MEMORY };
+
 /* The prefix of a record of an encrypted connection: the size of its plaintext in bytes. */
 #define ZP__RECORD_PREFIX_BYTES 4u
 void zp__record_encode(uint8_t prefix[ZP__RECORD_PREFIX_BYTES], uint32_t bytes);

@@ -8,9 +8,9 @@
  *
  * Within a host one connection is as fast as the CPUs, and the buffers of more connections would evict each other from
  * the cache. So only the first local_senders_max open connections take frames there; the others stand by and send
- * nothing but acknowledgements (retransmit.c).
+ * nothing but acknowledgements (retransmit.c) and announcements (early.c).
  *
- * Everything here runs under the lock; see zp_internal.h. */
+ * Everything here runs under the lock; see engine.h. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +19,13 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "zp_internal.h"
+#include "attempt.h"
+#include "early.h"
+#include "engine.h"
+#include "link.h"
+#include "memory.h"
+#include "message.h"
+#include "sock.h"
 
 #define LOOKS_PER_TIMEOUT 12
 
@@ -65,10 +71,11 @@ void zp__flow_open(zp__flow *flow, zp__link *link, zp__attempt *attempt)
 }
 
 /* Removes the flow and all its frames, queued and sent, from its link. */
-void zp__flow_close(zp__flow *flow)
+void zp__flow_close(zp__link *link, zp__flow *flow)
 {
 	zp__link_retract(flow);
 	zp__list_remove(&flow->open_node);
+	zp__eager_release(link, flow);
 }
 
 static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fds, uint32_t count)
@@ -328,9 +335,8 @@ bool zp__connection_may_send(const zp__connection *connection)
 	return before < link->senders_max;
 }
 
-/* Wakes the connection that has been idle longest among those that may take a frame. Acknowledgements may go over any
- * connection: they must not wait for one that is blocked, since the other end may unblock it only after it has them. */
-void zp__link_wake_idle(zp__link *link)
+/* Wakes the connection that has been idle longest among those that may take a frame. False: there is none. */
+bool zp__link_wake_idle(zp__link *link)
 {
 	ZP__EACH(node, &link->idle)
 	{
@@ -338,9 +344,16 @@ void zp__link_wake_idle(zp__link *link)
 		if (!zp__connection_may_send(c))
 			continue;
 		zp__connection_attend(c);
-		return;
+		return true;
 	}
-	if ((!zp__list_empty(&link->control) || link->begun_queued) && !zp__list_empty(&link->idle))
+	return false;
+}
+
+/* Wakes a connection for an acknowledgement or announcement, which may go over any: it must not wait for one that is
+ * blocked, since the other end may unblock it only after it has that frame. */
+void zp__link_wake_any(zp__link *link)
+{
+	if (!zp__link_wake_idle(link) && !zp__list_empty(&link->idle))
 		zp__connection_attend(ZP__ELEMENT(link->idle.next, zp__connection, idle_node));
 }
 

@@ -12,7 +12,11 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#include "zp_internal.h"
+#include "attempt.h"
+#include "engine.h"
+#include "link.h"
+#include "message.h"
+#include "sock.h"
 
 static _Thread_local zp__thread *current;
 

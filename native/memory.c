@@ -14,7 +14,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "zp_internal.h"
+#include "engine.h"
+#include "memory.h"
+#include "sock.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>

@@ -12,7 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "zp_internal.h"
+#include "checksum.h"
+#include "early.h"
+#include "engine.h"
+#include "message.h"
+#include "sock.h"
 
 static bool is_pooled(uint64_t bytes)
 {

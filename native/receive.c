@@ -14,7 +14,12 @@
 #include <errno.h>
 #include <sys/uio.h>
 
-#include "zp_internal.h"
+#include "attempt.h"
+#include "early.h"
+#include "engine.h"
+#include "link.h"
+#include "message.h"
+#include "sock.h"
 
 enum step { NOTHING_MORE = 0, GO_ON = 1, FRAME_DONE = 2 };
 

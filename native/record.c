@@ -26,7 +26,9 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "zp_internal.h"
+#include "bounds.h"
+#include "link.h"
+#include "sock.h"
 
 #define NONCE_BYTES_MAX 32u
 #define NONCE_BYTES_MIN 8u

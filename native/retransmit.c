@@ -29,7 +29,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "zp_internal.h"
+#include "attempt.h"
+#include "early.h"
+#include "engine.h"
+#include "link.h"
+#include "message.h"
+#include "retransmit.h"
 
 static void control_init(zp__control *control, zp__connection *connection, uint8_t kind)
 {
@@ -63,7 +68,7 @@ static void control_offer(zp__control *control)
 	zp__link *link = control->connection->link;
 	control->queued = true;
 	zp__list_append(&link->control, &control->node);
-	zp__link_wake_idle(link);
+	zp__link_wake_any(link);
 }
 
 static void final_ack_offer(zp__connection *c, uint32_t generation, uint64_t frames)

@@ -5,7 +5,12 @@
 #include <stdlib.h>
 #include <sys/uio.h>
 
-#include "zp_internal.h"
+#include "attempt.h"
+#include "early.h"
+#include "engine.h"
+#include "link.h"
+#include "message.h"
+#include "sock.h"
 
 /* Lock held. Takes the next frame of the link; its flow goes to the end of link->flows. False: there is none. */
 static bool frame_take(zp__connection *c)

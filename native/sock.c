@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "zp_internal.h"
+#include "sock.h"
 
 /* Bound on unsent bytes in the kernel (TCP_NOTSENT_LOWAT): a slow connection delays little more than its own frame. */
 #define UNSENT_BYTES_MAX (512 << 10)

@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "zp_internal.h"
+#include "engine.h"
+#include "link.h"
+#include "wait.h"
 
 #ifdef ZP_POLL
 #include <fcntl.h>

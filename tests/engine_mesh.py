@@ -24,7 +24,7 @@ from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDat
 KeyT = TypeVar("KeyT", bound=Hashable)
 MeshT = TypeVar("MeshT", bound="Mesh")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """No wait of these tests takes long; what takes this long has failed."""
 
 FLOATING = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)

@@ -69,6 +69,6 @@ def test_calls_in_flight_and_members_together(members: int) -> None:
 
 
 def test_the_data_plane_takes_as_many_peers_as_a_run_may_have() -> None:
-    header = Path(__file__).resolve().parent.parent / "native" / "zp_internal.h"
+    header = Path(__file__).resolve().parent.parent / "native" / "bounds.h"
     found = re.search(r"#define ZP__WORLD_SIZE_MAX (\d+)u", header.read_text(encoding="ascii"))
     assert found is not None and int(found[1]) == limits.PEERS_MAX

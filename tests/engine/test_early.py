@@ -79,8 +79,11 @@ def test_attempts_do_not_wait_for_one_that_its_receiver_has_not_begun(
     with closing(Pair(case, connections, encrypted)) as pair:
         for attempt_id in (COMMON, LATE):
             pair.start(0, attempt_id, LARGE)
+        until(lambda: pair.arrived() >= 4 << 20)
         pair.start(1, COMMON, LARGE)
         pair.check(COMMON, LARGE)
+        # Of the other one come 4 MiB and a frame before it has begun; half a MiB is for headers and records.
+        assert pair.arrived() < LARGE.nbytes + (4 << 20) + case.frame_bytes + (1 << 19)
         pair.start(1, LATE, LARGE)
         pair.check(LATE, LARGE)
 

@@ -212,7 +212,8 @@ def test_one_reduce_uses_all_connections() -> None:
 
 @pytest.mark.parametrize("senders", [1, 2])
 def test_within_a_host_some_connections_stand_by(senders: int) -> None:
-    """Reduces and messages all go over the first connections of the link."""
+    """Reduces and messages all go over the first connections of the link; the others may carry headers without a body:
+    acknowledgements and announcements, while the first ones are busy."""
     mesh = Mesh(2, connections=4, local_senders_max=senders)
     case = Case(frame_bytes=16 * 1024)
     channel_id = mesh.next_id()
@@ -226,8 +227,10 @@ def test_within_a_host_some_connections_stand_by(senders: int) -> None:
         (event,) = wait_events(engine, 1)
         assert isinstance(event, MessageReceived) and event.body.read() == b"in turn"
         sent, received = engine.link_stats(peer_id(1 - rank))
-        assert min(sent[:senders]) > case.frame_bytes and not any(sent[senders:]), sent
-        assert min(received[:senders]) > case.frame_bytes and not any(received[senders:]), received
+        for carried in (sent, received):
+            assert min(carried[:senders]) > case.frame_bytes, carried
+            assert not any(count % 40 for count in carried[senders:]), carried
+            assert max(carried[senders:]) < case.frame_bytes, carried
     mesh.close()
 
 
@@ -584,7 +587,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_stalls() -> None:
 
 
 def copy_slowly(source: socket.socket, sink: socket.socket, bytes_per_second: float) -> None:
-    with contextlib.suppress(OSError):  # Until one of them is closed.
+    with contextlib.suppress(OSError):  # Until the other end of one of them is closed.
         while piece := source.recv(1 << 14):
             time.sleep(len(piece) / bytes_per_second)  # This is the rate of the link; there is nothing to wait for.
             sink.sendall(piece)
@@ -595,8 +598,9 @@ def test_attempts_that_take_turns_on_a_slow_link_do_not_stall() -> None:
     engines = [Engine(stall_timeout_ms=1000) for _ in range(2)]
     pairs = [socket_pair(1 << 16) for _ in engines]
     (_, left), (_, right) = pairs
-    for ends in ((left, right), (right, left)):
-        threading.Thread(target=copy_slowly, args=(*ends, 5e6), daemon=True).start()
+    copying = [threading.Thread(target=copy_slowly, args=(*ends, 5e6)) for ends in ((left, right), (right, left))]
+    for thread in copying:
+        thread.start()
     for rank, (engine, (near, _)) in enumerate(zip(engines, pairs, strict=True)):
         engine.open_link(peer_id(1 - rank), [near.detach()])
     case, attempts = Case(frame_bytes=1 << 19), range(1, 17)
@@ -608,6 +612,8 @@ def test_attempts_that_take_turns_on_a_slow_link_do_not_stall() -> None:
     ended = [event for engine in engines for event in wait_events(engine, len(attempts))]
     for engine in engines:
         engine.close()
+    for thread in copying:
+        thread.join(WAIT_S)
     left.close()
     right.close()
     assert {event.status for event in ended if isinstance(event, ReduceDone)} == {0}

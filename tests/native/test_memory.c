@@ -3,7 +3,9 @@
 #include <string.h>
 
 #include "check.h"
-#include "zp_internal.h"
+#include "engine.h"
+#include "memory.h"
+#include "sock.h"
 
 #define MIB ((size_t)1 << 20)
 

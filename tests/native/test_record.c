@@ -7,9 +7,11 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "bounds.h"
 #include "check.h"
 #include "cipher.h"
-#include "zp_internal.h"
+#include "link.h"
+#include "record.h"
 
 enum { CAPTURE_BYTES_MAX = 8192, TEXT_BYTES = 600, RECORDS = 4, UNTOUCHED = 0xa5 };
 

@@ -1,8 +1,9 @@
 /* Which thread of an engine works on which connection. */
 #include <sys/socket.h>
 
+#include "engine.h"
+#include "link.h"
 #include "mesh.h"
-#include "zp_internal.h"
 
 enum { THREADS = 3, LINKS = 4, CONNECTIONS = 5 };
 

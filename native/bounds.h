@@ -1,0 +1,39 @@
+/* Bounds and sizes of the engine. Those that its user sets are in zp_engine_config. */
+#ifndef ZP_BOUNDS_H
+#define ZP_BOUNDS_H
+
+#include <stdint.h>
+
+#define ZP__THREADS_MAX 16u
+#define ZP__FRAME_BYTES_MIN 64u
+#define ZP__FRAME_BYTES_MAX (16u << 20)
+#define ZP__SLOTS_MAX (1u << 24)
+#define ZP__WORLD_SIZE_MAX 2048u /* PEERS_MAX in limits.py */
+#define ZP__ELEMENTS_MAX ((uint64_t)1 << 40)
+#define ZP__ATTEMPT_BUCKETS 64u
+#define ZP__SCRATCH_BYTES (64u << 10)
+#define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
+#define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
+#define ZP__WIDE_PIECE_BYTES (4u << 10) /* of elements that are made wide, up to four times as large */
+#define ZP__RATE_MIN (16u << 10)  /* bytes per second that attempts must move on average while no frame is complete */
+#define ZP__EAGER_BYTES (4u << 20) /* of larger tensors that a link sends before it is known that they have begun (early.c) */
+#define ZP__EAGER_TENSOR_BYTES (256u << 10) /* up to this, a tensor is sent without waiting for that */
+#define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */
+#define ZP__POOL_REGIONS_MAX 16u
+#define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* fits a message with one block of state */
+#define ZP__BUFFER_BYTES_MIN (256u << 10)	     /* smaller messages come from the heap */
+#define ZP__BUFFERS_SPARE_MAX 48u
+#define ZP__POOL_IDLE_NS ((uint64_t)5000000000)	  /* after this, idle memory is offered to the kernel (MADV_FREE) */
+#define ZP__POOL_KEEP_NS ((uint64_t)600000000000) /* after this, idle memory is unmapped */
+#define ZP__DIRECT_WINDOW_BYTES (24u << 20)
+#define ZP__DIRECT_WINDOW_SLOTS 8u /* minimum, except where a quantisation block is larger than the frame allows */
+#define ZP__RECORD_PLAINTEXT_BYTES (32u << 10) /* maximum of one record of an encrypted connection */
+#define ZP__RECORDS_BUFFERED 4u /* records that an encrypted connection buffers in each direction */
+/* Bounds on retransmission: of an attempt, RESENDS_MIN frames plus RESENDS_PER_SLOT_MAX for each slot, then it fails; of
+ * a message MESSAGE_RESENDS_MAX times, then its link is lost. Otherwise a peer that closes one connection after another
+ * would keep the engine busy for ever. */
+#define ZP__RESENDS_PER_SLOT_MAX 16u
+#define ZP__RESENDS_MIN 256u
+#define ZP__MESSAGE_RESENDS_MAX 64u
+
+#endif

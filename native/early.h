@@ -1,0 +1,21 @@
+/* Frames that come before their attempt has begun, and what is sent before that; see early.c. */
+#ifndef ZP_EARLY_H
+#define ZP_EARLY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "link.h"
+#include "list.h"
+
+/* early.c. All but zp__early_replay(): lock held. */
+bool zp__is_eager(const zp__attempt *attempt);
+zp__list *zp__frame_next(zp__link *link, zp__flow **flow); /* that may be sent, and its flow; NULL: none */
+void zp__eager_release(zp__link *link, zp__flow *flow); /* it is closed */
+void zp__begun_offer(zp__link *link);
+bool zp__begun_take(zp__connection *connection);
+enum zp__verdict zp__begun_admit(zp__connection *connection);
+void zp__early_drop(zp_engine *engine, const zp__link *link); /* those of the link, and those that are not waited for */
+void zp__early_replay(zp_engine *engine, uint64_t id);
+
+#endif
