@@ -111,9 +111,6 @@ native-clang: ## the same, compiled by clang, where there is one
 native-poll: ## the same, with poll() and pipes in place of epoll: docs/portability.md
 	$(MAKE_NATIVE) poll
 
-native-arm64: ## the same, compiled for 64-bit ARM and emulated: needs gcc-aarch64-linux-gnu and qemu-user
-	$(MAKE_NATIVE) arm64
-
 asan: deps ## tests in C, and of the data plane from Python, under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(MAKE_NATIVE) asan
 	$(PY) tools/run_sanitized.py address -q -m "not torch" --numprocesses $(JOBS) --dist worksteal $(ASAN_TESTS) $(ARGS)
@@ -121,6 +118,10 @@ asan: deps ## tests in C, and of the data plane from Python, under AddressSaniti
 tsan: deps ## the same under ThreadSanitizer, fewer of them
 	$(MAKE_NATIVE) tsan
 	$(PY) tools/run_sanitized.py thread -q -m "not torch" --numprocesses $(JOBS) --dist worksteal $(TSAN_TESTS) $(ARGS)
+
+arm64: deps ## tests in C, and of the engine from Python, on 64-bit ARM: needs gcc-aarch64-linux-gnu and qemu-user
+	$(MAKE_NATIVE) arm64
+	$(PY) tools/run_emulated.py -q tests/engine $(ARGS)
 
 fuzz-native: ## frame parser and connections under libFuzzer, which needs clang; SECONDS=60 for each
 	$(MAKE_NATIVE) fuzz SECONDS=$(SECONDS)
@@ -155,4 +156,4 @@ clean: ## remove what was built, but not .venv
 	$(MAKE) -C native clean
 
 .PHONY: help deps venv demo sim mutants model bench test test-all test-torch fuzz fuzz-native native-test native-clang native-poll \
-	native-arm64 asan tsan lint format types native-strict wheel clean
+	asan tsan arm64 lint format types native-strict wheel clean
