@@ -118,6 +118,7 @@ CASES = (
         "self.registry.remove(peer)",
         "joiners",
         "S6",
+        steps=3000,
     ),
     planted(
         "peer-that-came-back-removed",

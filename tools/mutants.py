@@ -64,7 +64,7 @@ all-to-all-in-order-of-admission: protocol.kinds.collective:Collectives._plan (u
   + order = list(order)
 all-to-all-waits-for-ever: protocol.kinds.collective:Collectives._plan (unit tests)
   L1: an all-to-all waits for ever where two members do not reach each other
-  - broken and now_ns - operation.agreed_ns >= self._link_wait_ns
+  - broken and now_ns - operation.agreed_ns >= self.wait_ns
   + False
 barrier-forgets-who-was-there: protocol.kinds.collective:Collectives._open_barrier (simulator)
   L3: a new master does not release participants that missed the decision of a barrier
@@ -96,6 +96,10 @@ withdrawal-commits: protocol.operation:Operations._withdraw (simulator)
   S1: if a peer withdraws a running call the others are told that it succeeded
   - Verdict(Result.RANK_CONNECTION_LOST, f'{peer.name} withdrew from it', (peer,))
   + Verdict()
+votes-compared-before-all-that-waits-is-taken: protocol.kinds.collective:Collectives.on_voted (unit tests)
+  L1: calls that timed out while the master stood still are compared with the next ones of others, and refused
+  - self._voted[operation.key] = None
+  + self._evaluate(operation, operation.voted_ns)
 votes-that-were-taken-count-again: protocol.operation:Operations.forget (unit tests)
   L3: after a take-over, a vote counts both in the attempt that it began and in the next one
   - self._remove(operation, peer)
@@ -604,6 +608,14 @@ rounds-of-another-run: protocol.peer:PeerMachine._register (unit tests)
   S6: a peer reports the rounds of the run that yielded, and members are removed for having missed them
   - self._memory = Memory()
   + self._memory = self._memory
+who-refuses-is-asked-again: protocol.master:MasterMachine._on_early_hello (unit tests)
+  B1: a newcomer that refuses a promise is asked for it again at once, as long as the master waits for others
+  - not self._raise_above(candidate, hello) and hello.is_member
+  + not self._raise_above(candidate, hello)
+returning-peer-promises-nothing: protocol.peer:PeerMachine._promise (unit tests)
+  L1: a peer whose run has yielded, and that was admitted without knowing, is asked for ever and never a member
+  - self.state is State.RETURNING and self.epoch > 0
+  + self.state is State.RETURNING
 calls-kept-while-returning: protocol.peer:PeerMachine._on_yielded (unit tests)
   L1: a peer is admitted in the middle of a call that the members do not make
   - self._answer_alone(call)

@@ -117,7 +117,8 @@ def wait(future: Future[int], timeout: float | None) -> bool:
         left = interval if deadline is None else min(interval, deadline - time.monotonic())
         if left <= 0:
             return False
-        futures.wait([future], left)
+        with contextlib.suppress(futures.TimeoutError):
+            future.exception(left)  # `futures.wait` would make an event for each call.
     return True
 
 

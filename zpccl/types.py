@@ -7,6 +7,7 @@ importing this module is cheap.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,8 +124,9 @@ class DataType(enum.IntEnum):
         import numpy as np
 
         dtype = np.dtype(dtype)
-        if dtype.isnative and dtype.name in _FROM_NAME:
-            return _FROM_NAME[dtype.name]
+        found = _of_numpy(dtype)
+        if found is not None:
+            return found
         raise InvalidArgument(f"dtype {dtype} is not supported; supported are {', '.join(_FROM_NAME)} in native order")
 
     @classmethod
@@ -147,6 +149,12 @@ _NAMES = (
 )
 _ITEM_BYTES = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
 _FROM_NAME = {name: DataType(value) for value, name in enumerate(_NAMES)}
+
+
+@functools.lru_cache(maxsize=2 * len(_NAMES))
+def _of_numpy(dtype: Any) -> DataType | None:
+    """The type of a numpy dtype, or None. Cached, since numpy makes up the name anew each time, which is slow."""
+    return _FROM_NAME.get(dtype.name) if dtype.isnative else None
 
 
 class DeviceType(enum.IntEnum):

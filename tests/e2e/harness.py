@@ -115,7 +115,7 @@ def is_over(handle: zpccl.AsyncReduceHandle) -> bool:
 
 def is_waited_for(handle: zpccl.AsyncReduceHandle) -> bool:
     """True while a thread is in `wait`."""
-    return bool(handle._call.future._waiters)
+    return bool(handle._call.future._condition._waiters)  # type: ignore[attr-defined]
 
 
 def link_facts(comm: zpccl.Communicator, ask: Callable[[Engine, bytes], T]) -> list[T]:

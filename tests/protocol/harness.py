@@ -5,7 +5,8 @@ Peers have one-letter names; `pid("a")` is the id of peer a. Nothing here knows 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import contextlib
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -151,13 +152,25 @@ class MasterBench:
         self.plans: dict[int, Any] = {}
         self.verdicts: dict[tuple[Hashable, int], Decision] = {}
         self.logged: list[Log] = []
+        self.waiting: list[events.MasterEvent] | None = None
 
-    def handle(self, event: events.MasterEvent) -> list[Any]:
-        """One event, with everything that holds of any step checked."""
-        effects = self.machine.handle(event, self.now_ns)
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """What comes while the block runs waits, and is taken at once after it."""
+        self.waiting = []
+        yield
+        batch, self.waiting = self.waiting, None
+        self.handle(*batch)
+
+    def handle(self, *batch: events.MasterEvent) -> list[Any]:
+        """Events, with everything that holds of any step checked."""
+        if self.waiting is not None:
+            self.waiting += batch
+            return []
+        effects = self.machine.handle_all(batch, self.now_ns)
         self.machine.validate()
         deadline_ns = self.machine.deadline_ns()
-        if isinstance(event, events.Tick):
+        if isinstance(batch[-1], events.Tick):
             assert deadline_ns is None or deadline_ns > self.now_ns, "a deadline that a Tick does not move: a busy loop"
         self.logged += logs(effects)
         for connection, message in sent(effects):

@@ -708,9 +708,22 @@ def test_withdraw_while_links_are_waited_for() -> None:
     for name in "ab":
         bench.begin(name, 1)
     bench.withdraw("b", 1)
-    assert bench.machine.collectives.deadline_ns() is None
+    assert bench.machine.operations.deadline_ns() is None
     bench.say("a", Linked(pids("b")))
     assert bench.plans == {}
+
+
+def test_withdrawals_that_wait_are_heeded() -> None:
+    """L1: a call that timed out while the master stood still does not meet the next one of another peer."""
+    bench = bench_of("a", "b")
+    with bench.standing_still():
+        for name in "ab":
+            bench.begin(name, 1)
+            bench.withdraw(name, 1)
+            bench.begin(name, 2, spec(count=77))
+    withdrawn = Decision(1, LOST, reason="withdrawn")
+    assert bench.verdicts == {("a", 1): withdrawn, ("b", 1): withdrawn}
+    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
 
 
 @pytest.mark.parametrize("reported", [False, True])

@@ -157,6 +157,24 @@ def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
     assert bench.names() == "n"
 
 
+def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
+    """B1: a newcomer, a member without knowing it, answers with its Hello that it promises nothing."""
+    bench.connections["n"] = "n1"
+    hello = replace(hello_of("n"), is_member=False)
+    assert bench.say("n", hello) == []
+    assert [(c, message.refusal) for c, message in bench.report("a", "abn", 6)] == [("n1", Refusal.REPORT)]
+    assert bench.say("n", hello) == []
+
+
+def test_who_is_pending_and_says_that_it_is_a_member_is_asked_for_a_report(bench: TakeOver) -> None:
+    """S1: another master has admitted it meanwhile, and what it knows of that run must not be lost."""
+    for name in "ab":
+        bench.report(name, "ab")
+    bench.hello("n")
+    known = replace(hello_of("n", connection=2), promised=bench.machine.term - 1, leader=b"another leader..")
+    assert [(c, message.refusal) for c, message in bench.say("n", known)] == [("n1", Refusal.REPORT)]
+
+
 def test_an_idle_master_admits_at_once(bench: TakeOver) -> None:
     bench.now_ns += limits.RECOVERY_GRACE_NS
     bench.hello("n")
@@ -412,6 +430,38 @@ def test_a_round_that_one_has_heard_of_is_complete(bench: TakeOver) -> None:
     bench.report("b", round=3)
     assert bench.say("b", topology_vote(1, 1, PENDING, 3)) == [("b1", Decision(1, Result.SUCCESS, 1))]
     assert bench.say("b", topology_vote(2, 2, UPDATE, 4)) == []
+
+
+@pytest.mark.parametrize("late", ["the rest", "the removed"])
+def test_who_missed_more_than_one_round_is_removed(bench: TakeOver, late: str) -> None:
+    """L1: the former master had removed c, and the others went on from are_peers_pending to update_topology and beyond.
+
+    c would take the value of the last round for that of its own and call something else than they do: a correct program
+    would be told that its peers wait for each other in different calls.
+    """
+    if late == "the rest":  # The list that c knows is revived, and it votes before the others come.
+        bench.report("c", "abc", 5, round=6)
+        bench.tick(limits.RECOVERY_GRACE_NS)
+        bench.tick(limits.MINORITY_WAIT_NS)
+        assert bench.names() == "abc"
+        bench.say("c", topology_vote(0, 50, PENDING, 6))
+        for name in "ab":
+            bench.report(name, "ab", 9, round=8, round_value=1)
+    else:
+        for name in "ab":
+            bench.report(name, "abc", 5, round=8, round_value=1)
+        bench.report("c", "abc", 5, round=6)
+    assert bench.names() == "ab"
+    assert ("c1", 50) not in bench.verdicts and ("c", 50) not in bench.verdicts
+
+
+def test_who_missed_the_last_round_is_told_of_it(bench: TakeOver) -> None:
+    for name in "ab":
+        bench.report(name, "abc", 5, round=8, round_value=1)
+    bench.report("c", "abc", 5, round=7)
+    assert bench.names() == "abc"
+    told = bench.say("c", topology_vote(0, 50, PENDING, 7))
+    assert told == [("c1", Decision(50, Result.SUCCESS, 1))]
 
 
 def test_a_running_sync_goes_on(bench: TakeOver) -> None:

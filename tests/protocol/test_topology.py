@@ -152,13 +152,13 @@ def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
     bench.register("j")
     for name in "ab":
         bench.vote(name, UPDATE, 1)
-    assert bench.machine.rounds.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
+    assert bench.machine.operations.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
     bench.withdraw("b", 1)
-    assert bench.machine.rounds.deadline_ns() is None
+    assert bench.machine.operations.deadline_ns() is None
     bench.tick(limits.ADMISSION_WAIT_NS)
     assert bench.verdict("a", 1) is None
     bench.vote("b", UPDATE, 2)
-    assert bench.machine.rounds.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
+    assert bench.machine.operations.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
 
 
 def test_only_one_call_at_a_time(bench: MasterBench) -> None:

@@ -109,6 +109,25 @@ def test_a_lone_newcomer_yields_however_often_the_master_died(restarts: int) -> 
     check_all_go_on(world, [*peers, newcomer], run_id)
 
 
+def test_a_peer_whose_run_has_yielded_is_admitted_without_knowing() -> None:
+    """S6, B1: the members know it when the master dies. The next one asks it too, and it promises like the others."""
+    world, peers = one_master("pqr")
+    run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
+    world.join(peers, "m")
+    world.until(lambda: newcomer.machine.run_id == run_id, what="the old run")
+    world.run(0.5)
+    waiting = newcomer.topology()
+    world.drop_to_peers.update(newcomer.name)
+    world.settle([peer.topology() for peer in peers])
+    assert newcomer.state is State.RETURNING and all(len(peer.machine.members) == 4 for peer in peers)
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    master = world.start_master("m", 700)
+    world.until(lambda: not master.machine.is_recovering, what="the take-over")
+    world.settle([waiting])
+    check_all_go_on(world, [*peers, newcomer], run_id)
+
+
 def test_members_of_two_runs_that_come_at_the_same_time() -> None:
     """S6: of two runs that a new master finds, that of more members goes on; the other one, which has decided nothing,
     joins it."""

@@ -253,6 +253,21 @@ def test_a_source_that_sends_wrong_bytes_is_dropped_and_the_place_asked_of_anoth
     assert place in swarm.ask(2)[B]
 
 
+def test_a_block_that_is_being_checked_is_not_asked_for_again() -> None:
+    """Not because another source that was to send it, too, is lost; it is once the check has failed."""
+    swarm = make([A, B, C], count=3)
+    asks = swarm.ask(0)
+    (place,) = asks[A]
+    for other in (B, C):
+        assert deliver(swarm, other, asks[other][0], 1 * MS)
+    assert swarm.ask(5 * SECOND) == {B: [place]}
+    assert swarm.on_arrived(A, place, 5 * SECOND)
+    swarm.drop(B, "gone")
+    assert swarm.ask(5 * SECOND) == {}
+    swarm.on_checked(A, place, "wrong")
+    assert swarm.ask(5 * SECOND) == {C: [place]}
+
+
 def test_the_fetch_fails_with_its_last_source() -> None:
     swarm = make([A, B], count=8)
     swarm.ask(0)

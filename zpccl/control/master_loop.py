@@ -25,7 +25,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import zmq
@@ -35,7 +35,7 @@ from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
 from zpccl.control.inflow import Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
-from zpccl.control.waiter import Waiter
+from zpccl.control.waiter import Waiter, is_readable
 from zpccl.control.zap import BoundedLog, HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.observe.snapshot import Snapshot, Traffic, take_snapshot
@@ -160,9 +160,10 @@ class MasterLoop:
                 now_ns = time.monotonic_ns()
                 self._show(now_ns)
                 while not self._is_stopping:
-                    waiter.wait(poll_timeout_ms(self._deadline_ns(), now_ns))
+                    tick_ns = self.machine.deadline_ns()
+                    waiter.wait(poll_timeout_ms(self._deadline_ns(tick_ns), now_ns))
                     woken_ns = time.monotonic_ns()
-                    self._run_once(woken_ns)
+                    self._run_once(woken_ns, tick_ns)
                     self.inflow.look(woken_ns)
                     now_ns = time.monotonic_ns()
                     self._traffic.busy_ns += now_ns - woken_ns
@@ -171,9 +172,9 @@ class MasterLoop:
         finally:
             self._close()
 
-    def _deadline_ns(self) -> int | None:
-        """Time of the next timer, without any input; None: there is none."""
-        deadlines = [self.machine.deadline_ns(), self.inflow.deadline_ns()]
+    def _deadline_ns(self, tick_ns: int | None) -> int | None:
+        """Time of the next timer, without any input; None: there is none. `tick_ns`: when the machine wants a Tick."""
+        deadlines = [tick_ns, self.inflow.deadline_ns()]
         if self._publish is not None and not self._is_published and self._published_ns is not None:
             deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -205,7 +206,7 @@ class MasterLoop:
                 with contextlib.suppress(BlockingIOError):  # The pipe is full: the loop wakes up anyway.
                     os.write(self.wakeup_descriptor, b"\0")
 
-    def _run_once(self, now_ns: int) -> None:
+    def _run_once(self, now_ns: int, tick_ns: int | None) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup, limits.POLL_EVENTS_MAX)
         if self._is_reloading:
@@ -224,16 +225,14 @@ class MasterLoop:
             self.inflow.look(time.monotonic_ns())  # Draining the rest may take many turns.
         if self._is_drained:
             self.inflow.drained()
-        for event in batch:
-            self._handle(event, now_ns)
-        for routing_id in closed:
-            self._handle(ConnectionClosed(routing_id), now_ns)
-        deadline_ns = self.machine.deadline_ns()
-        if deadline_ns is not None and now_ns >= deadline_ns:
-            self._handle(Tick(), now_ns)
+        batch += map(ConnectionClosed, closed)
+        if tick_ns is not None and now_ns >= tick_ns:
+            batch.append(Tick())
+        if batch:
+            self._handle(batch, now_ns)
         while self._unreachable:
             routing_id = next(iter(self._unreachable))
-            self._handle(ConnectionClosed(routing_id), now_ns)
+            self._handle((ConnectionClosed(routing_id),), now_ns)
             del self._unreachable[routing_id]
 
     def _reload(self, now_ns: int) -> None:
@@ -247,10 +246,10 @@ class MasterLoop:
         self._zap.allowed = allowed
         names = ", ".join(revoked.values()) or "none"
         logger.info("%d keys are allowed now; no longer: %s", len(allowed), names)
-        self._handle(KeysRevoked(revoked), now_ns)
+        self._handle((KeysRevoked(revoked),), now_ns)
 
-    def _handle(self, event: MasterEvent, now_ns: int) -> None:
-        self._perform(self.machine.handle(event, now_ns), now_ns)
+    def _handle(self, batch: Sequence[MasterEvent], now_ns: int) -> None:
+        self._perform(self.machine.handle_all(batch, now_ns), now_ns)
 
     def _take_messages(self) -> list[MasterEvent]:
         batch: list[MasterEvent] = []
@@ -303,11 +302,8 @@ class MasterLoop:
     def _drain_monitor(self, now_ns: int) -> list[bytes]:
         """Handles the monitor's events; returns the routing ids of closed connections that had sent something."""
         closed_descriptors: list[tuple[int, int]] = []
-        while True:
-            try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                break
+        while is_readable(self._monitor):
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             if self._watch is not None:
                 self._watch.take(event["event"], event["value"], now_ns)
             descriptor = event["value"]

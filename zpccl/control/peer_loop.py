@@ -5,9 +5,10 @@ Two machines decide: the session about the DEALER socket, of which there is one 
 Ownership. The thread owns the DEALER socket, its monitor, the machines, the table of calls, and the data plane's event
 queue, but not those of transfers; it alone opens and closes links and starts and ends attempts. Users' threads put
 calls into the inbox under the lock and wait on the `Future` of each; the broker's thread puts links and failures there
-too. An eventfd wakes the thread. The buffers of a call belong to the data plane from StartReduce to EndReduce, else to
-the user. The thread touches no page of them, for it answers other calls meanwhile: old contents of large ones are put
-back by a worker, and a new tensor for a result is only allocated here (1 GiB in 30 us).
+too. An eventfd wakes the thread, which alone takes from the inbox. The buffers of a call belong to the data plane from
+StartReduce to EndReduce, else to the user. The thread touches no page of them, for it answers other calls meanwhile:
+old contents of large ones are put back by a worker, and a new tensor for a result is only allocated here (1 GiB in 30
+us).
 
 The thread ends when the machine is closed: then every call has its answer, every buffer is the user's again, and all
 sockets are closed.
@@ -40,12 +41,12 @@ from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
-from zpccl.control.waiter import Waiter
+from zpccl.control.waiter import Waiter, is_readable
 from zpccl.engine.ciphers import Cipher
 from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkLost, MessageReceived, ReduceDone
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import Member, Vote, encode
+from zpccl.protocol.messages import Member, PeerMessage, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Phase, Session, SessionEvent
 from zpccl.state.offers import Offers
@@ -287,10 +288,8 @@ class PeerLoop:
     def _run_once(self, ready: set[Any], now_ns: int) -> None:
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-            with self._lock:
-                inbox, self._inbox = self._inbox, deque()
-            for item in inbox:
-                self._take(item, now_ns)
+            for _ in range(len(self._inbox)):  # Without the lock, which who has just woken this thread still holds.
+                self._take(self._inbox.popleft(), now_ns)
         if self._monitor in ready:  # After the inbox: connect() comes before the connection it makes.
             self._take_monitor_events(now_ns)
         if self._socket in ready:
@@ -332,11 +331,8 @@ class PeerLoop:
 
     def _take_monitor_events(self, now_ns: int) -> None:
         """What has become of the socket. What came before its end is handed over before that."""
-        while True:
-            try:
-                message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                return
+        while is_readable(self._monitor):
+            message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             event = _SOCKET_EVENTS[message["event"]]
             if isinstance(event, events.TcpConnected):
                 self._connection = closed_in_children(Descriptor(message["value"]))
@@ -407,9 +403,7 @@ class PeerLoop:
     def _perform(self, todo: list[effects.PeerEffect], now_ns: int) -> None:
         for effect in todo:
             if isinstance(effect, effects.Send):
-                if self._session.phase is Phase.UP:  # Else all is said on the next connection.
-                    with contextlib.suppress(zmq.Again):  # The master has hung, and libzmq is about to find out.
-                        self._socket.send(encode(effect.message), zmq.NOBLOCK)
+                self._send(effect.message)
             elif isinstance(effect, effects.UseMaster):
                 self._on_session(effect, now_ns)
             elif isinstance(effect, effects.StartReduce):
@@ -432,6 +426,14 @@ class PeerLoop:
                 logger.log(effect.level, "%s: %s", self.options.name, effect.text)
             else:
                 self._answer(effect)
+
+    def _send(self, message: PeerMessage) -> None:
+        if self._session.phase is not Phase.UP:
+            return  # All is said on the next connection.
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            logger.debug("the master has hung: its queue is full, and libzmq is about to find out")
 
     def _answer(self, effect: effects.Resolve | effects.Reject) -> None:
         call = self._calls.pop(effect.call_id)

@@ -23,6 +23,11 @@ Source: TypeAlias = "zmq.Socket[bytes] | int"
 _POLLIN = int(zmq.POLLIN)  # An int: arithmetic with pyzmq's enum takes longer than querying the socket.
 
 
+def is_readable(socket: zmq.Socket[bytes]) -> bool:
+    """True if a message waits. Cheaper than the exception of a `recv` that finds none."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+
+
 class Waiter:
     """The set of sources that a loop waits for. It does not own them; close it before them."""
 
@@ -54,7 +59,7 @@ class Waiter:
         Returns:
             The sources that may be readable: all readable ones, and ZeroMQ sockets whose state has changed.
         """
-        ready: set[Any] = {socket for socket in self._sockets if int(socket.getsockopt(zmq.EVENTS)) & _POLLIN}
+        ready: set[Any] = {socket for socket in self._sockets if is_readable(socket)}
         timeout_s = 0.0 if ready else None if timeout_ms is None else timeout_ms * limits.MS / limits.SECOND
         ready.update(self._sources[descriptor] for descriptor, _ in self._epoll.poll(timeout_s))
         return ready

@@ -19,6 +19,7 @@ import zmq
 from zpccl import limits
 from zpccl.control.addresses import format_address
 from zpccl.control.keys import MasterKeys, public_text
+from zpccl.control.waiter import is_readable
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"zpccl"
@@ -89,10 +90,9 @@ class ZapHandler:
     def serve(self, now_ns: int) -> None:
         """Answers pending requests, at most POLL_EVENTS_MAX per call: strangers must not keep the master busy."""
         for _ in range(limits.POLL_EVENTS_MAX):
-            try:
-                request = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not is_readable(self.socket):
                 return
+            request = self.socket.recv_multipart(zmq.NOBLOCK)
             self.socket.send_multipart(self._answer(request, now_ns))
 
     def _answer(self, request: list[bytes], now_ns: int) -> list[bytes]:

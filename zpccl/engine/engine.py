@@ -198,7 +198,7 @@ class Body:
         Raises:
             EngineError: ESHUTDOWN, the engine is closed.
         """
-        with self._engine._call():
+        with self._engine._handle:
             view = memoryview(ffi.buffer(self._native, self._size)).toreadonly()
             try:
                 yield view
@@ -209,7 +209,7 @@ class Body:
         """Gives the memory back, once. The bytes must not be open."""
         native, self._native = self._native, ffi.NULL
         if native:
-            with contextlib.suppress(EngineError), self._engine._call() as engine:  # Else it was freed with the engine.
+            with contextlib.suppress(EngineError), self._engine._handle as engine:  # Else it was freed with the engine.
                 lib.zp_message_release(engine, native)
 
     def read(self) -> bytes:
@@ -243,6 +243,42 @@ class Writable:
 EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | Writable
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class _Handle:
+    """The C engine, freed once it is closed and no `with` block uses it. It belongs to the process that opened it."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._pid = engine, os.getpid()
+        self._lock = threading.RLock()  # Reentrant: a Body may be collected, and so released, while it is held.
+        self._idle = threading.Condition(self._lock)
+        self._users = 0
+        self._is_closed = False
+
+    def __enter__(self) -> Any:
+        if os.getpid() != self._pid:
+            raise EngineError(errno.ECHILD, "the engine belongs to the parent process; make a new one after fork")
+        with self._lock:
+            if self._is_closed:
+                raise EngineError(errno.ESHUTDOWN, "the engine is closed")
+            self._users += 1
+        return self._engine
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._is_closed:
+                self._idle.notify_all()
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._idle.wait_for(lambda: self._users == 0)
+        lib.zp_engine_close(self._engine)
 
 
 class Engine:
@@ -285,31 +321,10 @@ class Engine:
             },
         )
         result = ffi.new("zp_engine **")
-        self._idle = threading.Condition()
-        self._calls = 0
-        self._closed = True
-        self._pid = os.getpid()
         check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
-        self._engine = result[0]
-        self._fd: int = lib.zp_engine_fd(self._engine)
-        self._closed = False
+        self._handle = _Handle(result[0])
+        self._fd: int = lib.zp_engine_fd(result[0])
         _open_engines.add(self)
-
-    @contextmanager
-    def _call(self) -> Iterator[Any]:
-        """The engine, which is not freed while the block runs."""
-        if os.getpid() != self._pid:
-            raise EngineError(errno.ECHILD, "the engine belongs to the parent process; make a new one after fork")
-        with self._idle:
-            if self._closed:
-                raise EngineError(errno.ESHUTDOWN, "the engine is closed")
-            self._calls += 1
-        try:
-            yield self._engine
-        finally:
-            with self._idle:
-                self._calls -= 1
-                self._idle.notify_all()
 
     def close(self) -> None:
         """Ends all attempts as `end_reduce(commit=False)` does, closes all links and frees the engine.
@@ -317,14 +332,7 @@ class Engine:
         Waits for calls in progress on other threads, which return soon. Closing twice is legal; in a forked child it
         does nothing, for the engine is the parent's.
         """
-        if os.getpid() != self._pid:
-            return
-        with self._idle:
-            if self._closed:
-                return
-            self._closed = True
-            self._idle.wait_for(lambda: self._calls == 0)
-        lib.zp_engine_close(self._engine)
+        self._handle.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -333,7 +341,7 @@ class Engine:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_engine"):
+        if hasattr(self, "_handle"):
             self.close()
 
     def fileno(self) -> int:
@@ -350,7 +358,7 @@ class Engine:
         events: list[EngineEvent] = []
         event = ffi.new("zp_event *")
         poll, queue = (lib.zp_engine_poll, ()) if channel_id is None else (lib.zp_channel_poll, (channel_id,))
-        with self._call() as engine:
+        with self._handle as engine:
             while len(events) < events_max and check_rc(poll(engine, *queue, event), "zp_engine_poll"):
                 events.append(self._take(event))
         return events
@@ -391,7 +399,7 @@ class Engine:
         native = ffi.NULL if cipher_keys is None else _cipher_keys(cipher_keys)
         if cipher_keys is not None and len(cipher_keys) != len(fds):
             raise ValueError(f"{len(fds)} sockets and {len(cipher_keys)} cipher keys")
-        with self._call() as engine:
+        with self._handle as engine:
             check_rc(lib.zp_link_open(engine, _peer(peer), list(fds), native, len(fds), link_id), "zp_link_open")
         return int(link_id[0])
 
@@ -422,13 +430,13 @@ class Engine:
                 generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
         """
         native = ffi.NULL if keys is None else _cipher_keys([keys])
-        with self._call() as engine:
+        with self._handle as engine:
             rc = lib.zp_link_add(engine, _peer(peer), link_id, index, generation, fd, native, first, len(first))
             check_rc(rc, "zp_link_add")
 
     def close_link(self, peer: bytes) -> bool:
         """Closes the link to `peer`; attempts that use it fail. False if there was none."""
-        with self._call() as engine:
+        with self._handle as engine:
             rc = lib.zp_link_close(engine, _peer(peer))
         return rc != -errno.ENOTCONN and check_rc(rc, "zp_link_close") == 0
 
@@ -448,7 +456,7 @@ class Engine:
             EngineError: ENOTCONN, there is no link.
         """
         stats = ffi.new("zp_link_stats *")
-        with self._call() as engine:
+        with self._handle as engine:
             check_rc(lib.zp_link_get_stats(engine, _peer(peer), stats), "zp_link_get_stats")
         count = stats.connection_count
         return LinkStats(
@@ -465,7 +473,7 @@ class Engine:
     def is_local(self, peer: bytes) -> bool:
         """True if `peer` is on this host, by the addresses of the link to it; False without a link."""
         stats = ffi.new("zp_link_stats *")
-        with contextlib.suppress(EngineError), self._call() as engine:
+        with contextlib.suppress(EngineError), self._handle as engine:
             lib.zp_link_get_stats(engine, _peer(peer), stats)
         return bool(stats.local)
 
@@ -502,7 +510,7 @@ class Engine:
                 "restore": plan.restore,
             },
         )
-        with self._call() as engine:
+        with self._handle as engine:
             check_rc(lib.zp_reduce_start(engine, native), "zp_reduce_start")
 
     def end_reduce(self, attempt_id: int, *, commit: bool) -> None:
@@ -516,7 +524,7 @@ class Engine:
         Raises:
             EngineError: EINVAL, there is no result to commit.
         """
-        with self._call() as engine:
+        with self._handle as engine:
             check_rc(lib.zp_reduce_end(engine, attempt_id, commit), "zp_reduce_end")
 
     # --- Messages -----------------------------------------------------------------------------------------------------
@@ -531,12 +539,12 @@ class Engine:
         Raises:
             EngineError: EEXIST, it is open.
         """
-        with self._call() as engine:
+        with self._handle as engine:
             check_rc(lib.zp_channel_open(engine, channel_id, fileno), "zp_channel_open")
 
     def close_channel(self, channel_id: int) -> None:
         """From now on messages on `channel_id` are dropped, those that wait included."""
-        with self._call() as engine:
+        with self._handle as engine:
             check_rc(lib.zp_channel_close(engine, channel_id), "zp_channel_close")
 
     def post_message(
@@ -564,7 +572,7 @@ class Engine:
                 ENOMEM.
         """
         first, rest = ffi.from_buffer(head), ffi.from_buffer(body)
-        with self._call() as engine:
+        with self._handle as engine:
             rc = lib.zp_message_post(
                 engine, _peer(peer), channel_id, first, len(first), rest, len(rest), queue_bytes_max
             )

@@ -10,8 +10,8 @@
     [2] If no member of a run connects. [3] While nothing is decided in its own run, by this master or another; else
         refuses it. With the first decision it leaves Yielding and refuses the members of the other run.
 
-The master holds no tensors and does no I/O. `handle(event, now_ns)` returns effects; `deadline_ns()` is the time of the
-next Tick. Its parts share a registry of peers and an outbox:
+The master holds no tensors and does no I/O. `handle_all(events, now_ns)` returns effects; `deadline_ns()` is the time
+of the next Tick. Its parts share a registry of peers and an outbox:
 
     MasterMachine      registration, loss of peers, dispatch
       Registry         who takes part, epochs, links        (membership.py)
@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from zpccl import limits
@@ -222,7 +222,20 @@ class MasterMachine:
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
         """Takes one event and returns what to do, in order."""
+        return self.handle_all((event,), now_ns)
+
+    def handle_all(self, events: Sequence[MasterEvent], now_ns: int) -> list[MasterEffect]:
+        """Takes the events that wait and returns what to do, in order.
+
+        Calls are compared once all events are taken: a vote does not count if its withdrawal waits behind it.
+        """
         self._outbox.now_ns = now_ns
+        for event in events:
+            self._take(event, now_ns)
+        self._settle(now_ns)
+        return self._outbox.take()
+
+    def _take(self, event: MasterEvent, now_ns: int) -> None:
         if isinstance(event, PeerMessageReceived):
             if self._is_of_its_key(event):
                 self._on_message(event, now_ns)
@@ -236,8 +249,6 @@ class MasterMachine:
             self._on_keys_revoked(event, now_ns)
         else:
             self._on_tick(now_ns)
-        self._settle(now_ns)
-        return self._outbox.take()
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
@@ -754,7 +765,7 @@ class MasterMachine:
                 return  # It has reported; it is welcomed with the others.
             if hello.is_member:
                 candidate.on_greeted(connection, now_ns)
-            if not self._raise_above(candidate, hello):
+            if not self._raise_above(candidate, hello) and hello.is_member:  # Another one refuses by its Hello.
                 self._ask_for_report(connection, candidate.promise)
         elif self._has_other_masters(connection, hello):
             return

@@ -103,6 +103,8 @@ class Attempt:
     """The participants in the order of the plan, lost ones included, with the call of each."""
     begun_ns: int | None = None
     """When this master planned it; None for an attempt of a former master."""
+    agreed_ns: int | None = None
+    """Set while its plan waits for links: when all votes had come."""
     has_plan_everywhere: ClassVar[bool] = True
     """False if a peer may get the decision without having had the plan: then the decision lists the participants."""
 
@@ -116,7 +118,13 @@ AttemptT = TypeVar("AttemptT", bound=Attempt)
 
 
 class Kind(Generic[AttemptT]):
-    """What differs between operations. A kind without attempts only determines when its votes suffice."""
+    """What differs between operations. A kind without attempts only determines when its votes suffice.
+
+    Attributes:
+        wait_ns: how long an operation waits for links or joiners once all have voted.
+    """
+
+    wait_ns: int
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
         """The refusal of an invalid call, None for a valid one. `running`: the running attempt at its operation."""
@@ -140,10 +148,6 @@ class Kind(Generic[AttemptT]):
 
     def tick(self, now_ns: int) -> None:
         """The deadline has passed."""
-
-    def deadline_ns(self) -> int | None:
-        """When tick() or unreachable() has something to do."""
-        return None
 
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
         """Members to remove because plans have waited too long for their links, with reasons."""
@@ -463,14 +467,17 @@ class Operations:
 
     def evaluate(self, now_ns: int) -> None:
         """Plans or answers operations whose votes suffice. Called after every event."""
+        if not self.pending:
+            return
         self._refuse_conflicts()
         for kind in self.kinds:
             kind.evaluate(now_ns)
 
     def deadline_ns(self) -> int | None:
-        """When tick() or evaluate() has something to do."""
-        deadlines = [kind.deadline_ns() for kind in self.kinds]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        """When an operation has waited long enough for links or joiners: tick() and evaluate() end that."""
+        operations: list[Operation | Attempt] = [*self.pending.values(), *self.running.values()]
+        waiting = [(each.agreed_ns, each.key) for each in operations if each.agreed_ns is not None]
+        return min((agreed_ns + self._kinds[key.function].wait_ns for agreed_ns, key in waiting), default=None)
 
     # --- Attempts ---------------------------------------------------------------------------------------------------
 

@@ -228,16 +228,10 @@ class PeerMachine:
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
-        retries = [link.retry_ns for link in self._links.values() if link.retry_ns is not None]
-        return min(retries + [d for d in self._deadlines() if d is not None], default=None)
-
-    def _deadlines(self) -> tuple[int | None, ...]:
-        return (
-            self._deadline_ns,
-            self._masters.stay_ns,
-            self._masters.switch_ns,
-            next(iter(self._release_ns.values()), None),
-        )
+        deadlines = [self._deadline_ns, self._masters.stay_ns, self._masters.switch_ns]
+        deadlines += [link.retry_ns for link in self._links.values()]
+        deadlines += [next(iter(self._release_ns.values()), None)]  # In the order in which they are due.
+        return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def validate(self) -> None:
         """Asserts what always holds between events."""
@@ -462,7 +456,8 @@ class PeerMachine:
         Open messages are repeated once that master leads.
         """
         asked = Promise(message.term, message.leader)
-        if self.state in (State.CONNECTING, State.RETURNING) or not self._acceptor.promise(asked):
+        is_unregistered = self.state is State.RETURNING and self.epoch > 0  # Still that of the run that has yielded.
+        if self.state is State.CONNECTING or is_unregistered or not self._acceptor.promise(asked):
             return self._send(self._hello())
         self._miss_master(now_ns)
         self._masters.stay(now_ns)

@@ -504,13 +504,13 @@ class Lineage(Checker):
 
     The messages do not name the predecessor of a master's first list. The checker infers it: a list that a reporting
     peer had, with the same members, or, if the master admits peers at once, with a prefix of them, or with none that is
-    still there. Epoch numbers are not used.
+    still there. Of epoch numbers only the term is used, to tell the leaderships of a master apart.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._lists: dict[RunKey, _List] = {}
-        self._newest: dict[tuple[tuple[int, int, int], bytes], RunKey] = {}  # By lifetime and run.
+        self._newest: dict[tuple[int, int, bytes, int], RunKey] = {}  # By process, run and term.
         self._reported: dict[tuple[int, int, int], dict[RunKey, None]] = {}  # By lifetime.
         self._committed: dict[bytes, RunKey] = {}  # The last one, by run.
         self._seen: set[RunKey] = set()  # Those that have been committed.
@@ -540,13 +540,14 @@ class Lineage(Checker):
             self._commit(master, key)
 
     def _enter(self, master: SimulatedMaster, key: RunKey, members: tuple[bytes, ...]) -> None:
-        newest = self._newest.get((master.lifetime, key[0]))
+        index, crashes, generation = master.lifetime
+        leadership = index, crashes, key[0], key[1] >> limits.EPOCH_BITS  # It may have stepped down in the same step.
+        newest = self._newest.get(leadership)
         if newest == key:
             return
-        self._newest[master.lifetime, key[0]] = key
+        self._newest[leadership] = key
         if key in self._lists:
             return
-        index, crashes, generation = master.lifetime
         # A master that yields to another run has had its reports while it still led its own.
         reported = self._reported.get((index, crashes, generation - 1), {}) | self._reported.get(master.lifetime, {})
         known = [(k, self._lists[k].members) for k in reported if k[0] == key[0] and k in self._lists]

@@ -72,6 +72,8 @@ class Faults:
     """Partitions are short, and mostly hit the leading master."""
     revocations: float = 0.0
     """The key of a peer is revoked: at one master now, at each other master seconds later."""
+    master_pauses: float = 0.0
+    """A master stands still for a while, then takes all that has come at once."""
     ambush_chance: float = 0.0
     """A master dies or loses connections exactly when its state changes: see nemesis.py."""
     first_chance: float = 0.0
@@ -160,7 +162,15 @@ JOINERS = Faults(
     flap_chance=0.1,
 )
 """Faults hit joiners only: S6."""
-IMPATIENT = Faults("impatient", joins=0.3, crashes=0.05, withdraw_chance=0.15, mismatch_chance=0.02, slow_chance=0.3)
+IMPATIENT = Faults(
+    "impatient",
+    joins=0.3,
+    crashes=0.05,
+    master_pauses=0.3,
+    withdraw_chance=0.15,
+    mismatch_chance=0.02,
+    slow_chance=0.3,
+)
 """Users give calls up after short timeouts."""
 MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
 """Single peers make calls that the others do not make."""
@@ -179,6 +189,7 @@ HOSTILE = Faults(
 CHAOS = Faults(
     "chaos",
     joins=0.7,
+    master_pauses=0.1,
     crashes=0.3,
     leaves=0.1,
     connection_breaks=0.6,
@@ -200,6 +211,7 @@ CHAOS = Faults(
 HEADLESS = Faults(
     "headless",
     joins=0.5,
+    master_pauses=0.1,
     master_crashes=0.5,
     master_absence_ns_max=2 * SECOND,
     fails_nothing=True,
@@ -210,6 +222,7 @@ HEADLESS = Faults(
 REGICIDE = Faults(
     "regicide",
     joins=0.5,
+    master_pauses=0.1,
     crashes=0.3,
     leaves=0.1,
     connection_breaks=0.5,
@@ -233,6 +246,7 @@ ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, m
 STANDBY = Faults(
     "standby",
     joins=0.5,
+    master_pauses=0.1,
     master_crashes=0.5,
     masters=2,
     fails_nothing=True,
@@ -244,6 +258,7 @@ STANDBY = Faults(
 SPLIT = Faults(
     "split",
     joins=0.4,
+    master_pauses=0.1,
     crashes=0.1,
     leaves=0.1,
     connection_breaks=0.3,
@@ -269,6 +284,7 @@ DUEL = Faults(
     steps=3000,
     peers=(2, 4),
     joins=0.6,
+    master_pauses=0.1,
     crashes=0.02,
     leaves=0.02,
     connection_breaks=0.1,
@@ -290,6 +306,7 @@ DUEL = Faults(
 PATHS = Faults(
     "paths",
     joins=0.2,
+    master_pauses=0.05,
     crashes=0.03,
     cuts=0.2,
     black_holes=0.2,
@@ -524,6 +541,13 @@ class Injector:
         absence_ns = rng.randrange(cluster.faults.master_absence_ns_max)
         if master.is_alive and self.strikes("master_crashes"):
             cluster.crash_master(master, absence_ns)
+
+    def _strike_master_pauses(self, rng: random.Random) -> None:
+        master, duration_ns = rng.choice(self._cluster.masters), int(10 ** rng.uniform(-1, 0.7) * SECOND)
+        if master.is_alive and self.strikes("master_pauses"):
+            self._cluster.trace("fault", "**", f"{master.name} stands still for {duration_ns / SECOND:.3f} s")
+            self._cluster.prolong(duration_ns)
+            master.pause(duration_ns)
 
     def _strike_stalls(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if node.connection is not None]

@@ -48,7 +48,11 @@ class Nemesis:
         return master.machine.is_recovering, registry.epoch, registry.is_committed
 
     def ambush(
-        self, master: SimulatedMaster, before: Moment, event: MasterEvent, todo: Sequence[effects.MasterEffect]
+        self,
+        master: SimulatedMaster,
+        before: Moment,
+        batch: Sequence[MasterEvent],
+        todo: Sequence[effects.MasterEffect],
     ) -> tuple[int, Callable[[], None]]:
         """The number of sends of this step after which it strikes (-1: it does not), and the strike."""
         chance = self._cluster.faults.ambush_chance
@@ -56,7 +60,7 @@ class Nemesis:
             return NOT_NOW
         sent = [(c, e.message) for e in todo if isinstance(e, effects.Broadcast) for c in e.connections]
         asks = any(isinstance(m, Refused) and m.refusal is Refusal.REPORT for _, m in sent)
-        promises = isinstance(event, PeerMessageReceived) and isinstance(event.message, RunReport)
+        promises = any(isinstance(e, PeerMessageReceived) and isinstance(e.message, RunReport) for e in batch)
         now = self.look(master)
         was_left = self._left is not None and self._cluster.clock.now_ns < self._left_ns + RETURN_NS
         is_return = was_left and master is not self._left and not now[0] and now[2] and before != now

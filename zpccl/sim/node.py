@@ -6,7 +6,8 @@ comes from the clock, so a machine is never re-entered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -63,6 +64,7 @@ class SimulatedMaster:
         self.is_foreign = False
         """While it is down, a server of another protocol version answers at its address."""
         self._crash_count = 0
+        self._waiting: list[events.MasterEvent] | None = None  # What has come while it stands still.
         self._timer: Timer | None = None
         self.restart(machine, clock)
 
@@ -80,6 +82,7 @@ class SimulatedMaster:
     def crash(self) -> None:
         """Kills the process; its memory is lost."""
         self.is_alive = False
+        self._waiting = None
         self._crash_count += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -102,22 +105,47 @@ class SimulatedMaster:
         self._timer = self._cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
     def handle(self, event: events.MasterEvent) -> None:
-        """Passes an event to the machine and performs the effects. Does nothing in a dead process."""
+        """Takes an event, later if it stands still. Does nothing in a dead process."""
         if not self.is_alive:
             return
+        if self._waiting is None:
+            self._handle((event,))
+        elif not isinstance(event, events.Tick):
+            self._waiting.append(event)
+
+    def pause(self, duration_ns: int) -> None:
+        """Makes the process stand still. Then it takes all that has come meanwhile at once."""
+        if self.is_alive and self._waiting is None:
+            self._waiting = []
+            self._cluster.clock.after(duration_ns, functools.partial(self._go_on, self._crash_count))
+
+    def _go_on(self, crash_count: int) -> None:
+        if crash_count != self._crash_count or self._waiting is None:
+            return  # It has died since.
+        waiting, self._waiting = self._waiting, None
+        waiting.sort(key=lambda event: isinstance(event, events.ConnectionClosed))  # The loop takes messages first.
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
+        if deadline_ns is not None and deadline_ns <= self._cluster.clock.now_ns:
+            waiting.append(events.Tick())
+        if waiting:
+            self._handle(waiting)
+
+    def _handle(self, batch: Sequence[events.MasterEvent]) -> None:
+        """Passes events to the machine and performs the effects."""
         cluster = self._cluster
-        cluster.trace(self.name, "<-", event)
-        if cluster.coverage is not None:
-            cluster.coverage.on_master_event(self.machine, event)
+        for event in batch:
+            cluster.trace(self.name, "<-", event)
+            if cluster.coverage is not None:
+                cluster.coverage.on_master_event(self.machine, event)
         before, moment = (self.machine.generation, self.machine.is_alone), cluster.nemesis.look(self)
-        done = self.machine.handle(event, self.clock.now_ns())
+        done = self.machine.handle_all(batch, self.clock.now_ns())
         if before != (
             self.machine.generation,
             self.machine.is_alone,
         ):  # Recent faults are noticed later than usual.
             cluster.prolong(cluster.takeover_ns)
         self.machine.validate()
-        sends_left, strike = cluster.nemesis.ambush(self, moment, event, done)
+        sends_left, strike = cluster.nemesis.ambush(self, moment, batch, done)
         for effect in done:
             cluster.trace(self.name, "->", effect)
             if not isinstance(effect, effects.Broadcast):
@@ -135,7 +163,7 @@ class SimulatedMaster:
             strike()
             if self.has_died():
                 return
-        cluster.check_deadline(self.name, event, self.clock.world_ns(self.machine.deadline_ns()))
+        cluster.check_deadline(self.name, batch[-1], self.clock.world_ns(self.machine.deadline_ns()))
         self._arm()
 
 

@@ -105,7 +105,8 @@ class Collectives(Kind[Reduction]):
         self._outbox = outbox
         self._operations = operations
         operations.add_kind(self, COLLECTIVE)
-        self._link_wait_ns = link_wait_ns
+        self.wait_ns = link_wait_ns
+        self._voted: dict[Key, None] = {}  # Operations that have got votes since they were evaluated last.
         self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
         self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
@@ -119,7 +120,15 @@ class Collectives(Kind[Reduction]):
 
     def on_voted(self, operation: Operation, now_ns: int) -> None:
         """The operation may be complete."""
-        self._evaluate(operation, now_ns)
+        del now_ns
+        self._voted[operation.key] = None
+
+    def evaluate(self, now_ns: int) -> None:
+        """Plans or refuses the operations that have got votes, if they are complete."""
+        voted, self._voted = self._voted, {}
+        for key in voted:
+            if (operation := self._operations.pending.get(key)) is not None:
+                self._evaluate(operation, now_ns)
 
     def on_vote_again(self, attempt: Reduction, peer: Peer, vote: Vote) -> None:
         """The plan is sent again."""
@@ -163,7 +172,7 @@ class Collectives(Kind[Reduction]):
         groups = {
             operation.key.group: None
             for operation in self._operations.of(COLLECTIVE)
-            if operation.agreed_ns is not None and now_ns - operation.agreed_ns >= self._link_wait_ns
+            if operation.agreed_ns is not None and now_ns - operation.agreed_ns >= self.wait_ns
         }
         return [
             (peer, f"no working data connection to {names(others)}")
@@ -175,11 +184,6 @@ class Collectives(Kind[Reduction]):
         """The members from unreachable() must stay: restarts the wait of all plans that wait for links."""
         for operation in self._operations.of(COLLECTIVE):
             operation.agreed_ns = None if operation.agreed_ns is None else now_ns
-
-    def deadline_ns(self) -> int | None:
-        """When tick() has something to do."""
-        waiting = [each.agreed_ns for each in self._operations.of(COLLECTIVE) if each.agreed_ns is not None]
-        return min(waiting) + self._link_wait_ns if waiting else None
 
     def _evaluate(self, operation: Operation, now_ns: int) -> None:
         """Plans or refuses an operation if all have voted."""
@@ -219,7 +223,7 @@ class Collectives(Kind[Reduction]):
         if order is None or broken:
             if operation.agreed_ns is None:
                 operation.agreed_ns = now_ns
-            elif broken and now_ns - operation.agreed_ns >= self._link_wait_ns:
+            elif broken and now_ns - operation.agreed_ns >= self.wait_ns:
                 self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, _no_mesh(broken))
             return
         votes = self._operations.take(key)

@@ -60,8 +60,6 @@ class Transfer(Attempt):
     """By fetcher that has its plan from this master: the peers that had everything then, the best first."""
     partial_seeds: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
     """By fetcher: the peers that fetch the same."""
-    agreed_ns: int | None = None
-    """Set while peers have no source: when the election was held."""
 
     @property
     def group(self) -> int:
@@ -84,7 +82,7 @@ class StateSyncs(Kind[Transfer]):
         self._registry = registry
         self._outbox = outbox
         self._paths = paths
-        self._link_wait_ns = link_wait_ns
+        self.wait_ns = link_wait_ns
         self._operations = operations
         operations.add_kind(self, SYNC)
         self.last_revision: dict[int, int] = {}  # By group.
@@ -183,11 +181,6 @@ class StateSyncs(Kind[Transfer]):
             if transfer.agreed_ns is not None:
                 self._start(transfer, now_ns, has_waited=True)
 
-    def deadline_ns(self) -> int | None:
-        """When unreachable() has something to do."""
-        waiting = [transfer.agreed_ns for transfer in self.transfers() if transfer.agreed_ns is not None]
-        return min(waiting) + self._link_wait_ns if waiting else None
-
     def wait_again(self, now_ns: int) -> None:
         """The members from unreachable() must stay: restarts the wait of all syncs that wait for links."""
         for transfer in self.transfers():
@@ -197,7 +190,7 @@ class StateSyncs(Kind[Transfer]):
         """Members to remove because they have waited too long for a link to a source, with reasons."""
         found: list[tuple[Peer, str]] = []
         for transfer in self.transfers():
-            if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self._link_wait_ns:
+            if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self.wait_ns:
                 reason = f"no data connection to a peer that can send it the shared state of {names(transfer.holders)}"
                 found += [(peer, reason) for peer in self._find_sources(transfer, now_ns).without]
         return found

@@ -41,7 +41,7 @@ class Rounds(Kind[Attempt]):
         self._paths = paths
         self._operations = operations
         self._admit = admit
-        self._admission_wait_ns = admission_wait_ns
+        self.wait_ns = admission_wait_ns
         operations.add_kind(self, *TOPOLOGY.values())
 
     def on_voted(self, operation: Operation, now_ns: int) -> None:
@@ -75,16 +75,11 @@ class Rounds(Kind[Attempt]):
             else:
                 self._complete(operation)
 
-    def deadline_ns(self) -> int | None:
-        """When update_topology() stops waiting for joiners: evaluate() then continues without them."""
-        update = self._operations.pending.get(Key(UPDATE))
-        return None if update is None or update.agreed_ns is None else update.agreed_ns + self._admission_wait_ns
-
     def _update(self, operation: Operation, now_ns: int) -> None:
         if operation.agreed_ns is None:
             operation.agreed_ns = now_ns
         ready = self._linked_joiners()
-        waited = now_ns - operation.agreed_ns >= self._admission_wait_ns
+        waited = now_ns - operation.agreed_ns >= self.wait_ns
         if len(ready) < len(self._registry.joiners()) and not waited:
             return
         if waited:
