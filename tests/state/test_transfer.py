@@ -75,6 +75,8 @@ class Net:
         self.sent: dict[str, int] = dict.fromkeys(arrays, 0)
         self.bodies: list[weakref.ref[Message]] = []
         self.spoil: Callable[[str, bytes], bytes] = lambda sender, data: data
+        self.before_a: str | None = None  # Before blocks or spoiled bytes of this one have come, a sends nothing.
+        self.may_send_a = threading.Event()
         self.on_block: Callable[[str, str], None] = lambda sender, receiver: None
         self.lock = threading.Lock()
         self.transfers = {
@@ -99,12 +101,17 @@ class Net:
             if count and receiver in self.full:
                 self.refused.set()
                 return False
+            if name == "a" and self.before_a is not None:
+                assert self.may_send_a.wait(30)
             with self.lock:
                 self.sent[name] += count
             if count:
                 self.on_block(name, receiver)
+            spoiled = self.spoil(name, data)
             if receiver not in self.deaf:
-                self.put(name, receiver, self.spoil(name, data))
+                self.put(name, receiver, spoiled)
+            if name == self.before_a and (count or spoiled != data):
+                self.may_send_a.set()
             return True
 
         return post
@@ -131,6 +138,7 @@ class Net:
 
     def start(self, partial_seeds: str = "", **sources: str) -> None:
         """Each peer named in `sources` fetches what a holds from these, and from the other partial seeds."""
+        NETS.append(self)
         for name, each in self.transfers.items():
             fetch = {}
             if name in sources:
@@ -148,6 +156,7 @@ class Net:
             assert [error for error, _, _ in self.reports[name]] == [""]
 
     def end(self, commit: bool = True) -> None:
+        NETS.remove(self)
         for each in self.transfers.values():
             each.end(commit)
         for thread in self.threads:
@@ -165,6 +174,18 @@ class Net:
 
     def holds_all(self, name: str) -> bool:
         return all(np.array_equal(array, self.before["a"][key]) for key, array in self.arrays[name].items())
+
+
+NETS: list[Net] = []
+"""Those that run."""
+
+
+@pytest.fixture(autouse=True)
+def all_end() -> Iterator[None]:
+    """A test that fails leaves no threads to the next."""
+    yield
+    for net in list(NETS):
+        net.end(commit=False)
 
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -274,7 +295,7 @@ SPOILS: dict[str, Callable[[str, bytes], bytes]] = {
 def test_a_holder_that_damages_is_dropped_and_named_and_the_rest_comes_from_another(how: str) -> None:
     """S5"""
     net = Net(a=1, b=1, c=0)
-    net.spoil = SPOILS[how]
+    net.spoil, net.before_a = SPOILS[how], "b"
     net.start(c="ba")
     net.wait("c")
     ((_, _, dropped),) = net.reports["c"]
@@ -355,6 +376,7 @@ def test_what_strangers_say_is_ignored(data: bytes) -> None:
 
 def test_all_sources_are_asked() -> None:
     net = Net(a=1, b=1, c=0)
+    net.before_a = "b"
     net.start(c="ab")
     net.wait("c")
     net.end()
@@ -378,7 +400,7 @@ def test_the_death_of_a_holder_costs_only_what_it_owed() -> None:
         if sender == "b":
             net.cut("b", "c")
 
-    net.on_block = cut_after_the_first
+    net.on_block, net.before_a = cut_after_the_first, "b"
     net.start(c="ab")
     net.wait("c")
     net.end()
