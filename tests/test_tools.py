@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import workers
 from benches import rows_of, run
-from benchmarks import cut_paths, kill_peer, pattern, scenario
+from benchmarks import call, cut_paths, kill_peer, pattern, scenario
 from benchmarks.raw_tcp import RawTcp
 from benchmarks.systems import RESET_PEAK, resident_bytes
 
@@ -402,6 +402,32 @@ def test_quantise_measures_each_format() -> None:
     for row in rows:
         assert row["quantise"] > 0 and row["fold"] > 0 and row["dequantise"] > 0
         assert row["bits"] < 9 and (row["rms"] is None) == (row["dtype"] == "bfloat16")
+
+
+SUMMARY = """% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 60.00    0.000012          12       340         1 read
+100.00    0.000020          12       345{errors} total
+"""
+
+
+@pytest.mark.parametrize("errors", ["", "         2"])
+def test_the_total_of_a_summary_of_strace_is_found(errors: str) -> None:
+    assert call.total_of(SUMMARY.format(errors=errors)) == 345
+    with pytest.raises(common.WorkerFailed, match="not a summary"):
+        call.total_of("strace: attach: Operation not permitted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_call_counts_what_peers_and_master_do() -> None:
+    (row,) = rows_of("call", "--peers", "2", "--bytes", "4KiB", "--reps", "1", "--systems", "zpccl")
+    assert row["seconds_median"] > 0
+    for who in ("peer", "master"):
+        assert row[f"{who}_wake_ups"] > 1  # Nobody can take part without a message from somebody else.
+        assert 0 < row[f"{who}_cpu_seconds"] < 1
+        calls = row[f"{who}_system_calls"]
+        assert calls is None or calls > row[f"{who}_wake_ups"] / 2  # None without strace.
 
 
 @pytest.mark.slow
