@@ -628,6 +628,18 @@ cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed 
   L3: a master that was cut off has removed all its members when they reconnect
   - peer.is_member and not self._leader.needs_quorum and self._losses.on_disconnected(now_ns)
   + not peer.is_member and self._losses.on_disconnected(now_ns)
+lone-member-is-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
+  L3: a member that was lost takes the run back from those who came after it
+  - len(theirs) < 2
+  + not theirs
+held-members-not-waited-for: protocol.losses:Losses.loss_ns (unit tests)
+  L2: members are lost while a master holds them that does not know yet that it is cut off
+  - self._is_linked(peer)
+  + False
+cut-off-master-waits-as-long: protocol.master:MasterMachine._loss_ns (unit tests)
+  L2: a master that cannot lead any more keeps its peers until the next one has lost them
+  - is_new_here and self._may_lead()
+  + is_new_here
 
 # --- The control connection -------------------------------------------------------------------------------------------
 connects-no-more: protocol.session:Session._on_tick (simulator)

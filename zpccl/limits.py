@@ -144,6 +144,8 @@ each other for ever. Their sum over all masters is below QUORUM_WAIT."""
 MASTER_STAY_SPREAD_NS = 500 * MS
 QUORUM_WAIT_NS = 10 * SECOND
 """How long a new master waits for missing reports, if members may be connected to another master."""
+CUT_OFF_WAIT_NS = QUORUM_WAIT_NS + HEARTBEAT_TIMEOUT_NS
+"""The same for a member that others are linked to: its master may not know yet that it is cut off from the others."""
 RECOVERY_WAIT_NS = 4 * SECOND
 """How long a new master waits for missing reports."""
 RUN_MEMORY_NS = 30 * SECOND

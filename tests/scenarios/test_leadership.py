@@ -119,6 +119,28 @@ def test_hole1_split(cut_ms: int) -> None:
     check_agreement(calls)
 
 
+@pytest.mark.parametrize("cut_ms", CUTS_MS)
+@pytest.mark.parametrize("notice_ns", [0, limits.HEARTBEAT_TIMEOUT_NS])
+def test_nobody_is_lost_whom_a_cut_off_master_holds(
+    cut_ms: int, notice_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L2: the others have found the next master, and wait there until the one that cannot lead any more steps down.
+
+    It notices that it is cut off at once, or as late as a silent connection is noticed.
+    """
+    world = two_masters()
+    peers = world.begin_run("pqr", TWO)
+    fail_over(world)
+    world.run(cut_ms / 1000)
+    tell_master = world.tell_master
+    monkeypatch.setattr(world, "tell_master", lambda cut: world.after(notice_ns, lambda: tell_master(cut)))
+    world.cut(peers[1:], "a")
+    world.start_master("b", 500)
+    world.run(30)
+    assert [peer.address for peer in peers] == ["b"] * 3
+    check_members(world, peers)
+
+
 @pytest.mark.parametrize("delay_ms", [0, 20, 100, 400, 700, 2000])
 def test_hole2_revoked(delay_ms: int) -> None:
     """S3: whose key one master no longer allows is not counted as its follower there: the other may lead it still."""

@@ -128,6 +128,29 @@ def test_a_peer_whose_run_has_yielded_is_admitted_without_knowing() -> None:
     check_all_go_on(world, [*peers, newcomer], run_id)
 
 
+def test_a_lone_member_that_was_lost_does_not_come_before_who_came_after_it() -> None:
+    """L3, S6: it is all of the list that it knows, and yet the run has gone on with a newcomer since."""
+    world, (lost,) = one_master("p")
+    world.cut([lost], "m")
+    master = world.masters["m"]
+    world.until(lambda: not master.member_names, what="the run is empty")
+    newcomer = world.peer("n", ONE)
+    newcomer.connect()
+    world.until(lambda: newcomer.state is State.MEMBER, what="it goes on with a newcomer")
+    world.kill_master("m")
+    world.run(1)
+    world.join([lost], "m")
+    world.cut([newcomer], "m")
+    master = world.start_master("m", 500)
+    world.until(lambda: lost.connection is not None, what="the lost member comes first")
+    world.run(0.3)
+    world.join([newcomer], "m")
+    world.until(lambda: not master.machine.is_recovering, what="the run goes on")
+    world.run(1)
+    assert master.member_names == "n" and newcomer.state is State.MEMBER
+    assert lost.state is State.CLOSED and isinstance(lost.machine.error, Kicked)
+
+
 def test_members_of_two_runs_that_come_at_the_same_time() -> None:
     """S6: of two runs that a new master finds, that of more members goes on; the other one, which has decided nothing,
     joins it."""

@@ -460,8 +460,8 @@ class Candidate:
             return False  # Peers of several runs connect here: those of the right run may come later.
         newest = self._newest(self.chosen)
         theirs = [self.reports.get(peer_id) for peer_id in newest.members]
-        if not theirs or None in theirs:
-            return False
+        if len(theirs) < 2 or None in theirs:
+            return False  # A lone member may have been lost since, and the run have gone on with newcomers.
         # If all wait in update_topology, newcomers may have been admitted that alone know of it.
         return not all(found is not None and found[1].is_updating for found in theirs)
 

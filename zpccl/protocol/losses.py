@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 
 from zpccl import limits
-from zpccl.protocol.membership import Peer, Phase, Registry
+from zpccl.protocol.membership import Peer, Registry
 
 
 class Network(enum.Enum):
@@ -90,14 +90,19 @@ class Losses:
         if self.network is not Network.UP and all(peer.connection is not None for peer in self._registry.order):
             self.network = Network.UP
 
-    def loss_ns(self, peer: Peer, *, needs_quorum: bool) -> int | None:
-        """When a disconnected peer is lost; None while that is not known."""
+    def loss_ns(self, peer: Peer, *, may_be_elsewhere: bool) -> int | None:
+        """When a disconnected peer is lost; None while that is not known.
+
+        Args:
+            may_be_elsewhere: it may still be connected to the former master, and come when that one steps down.
+        """
         assert peer.disconnected_ns is not None
         recovery_wait_ns = max(self._recovery_wait_ns, self._longest_grace_ns)
         if self.network is not Network.UP and peer.is_member:
             return None if self.network is Network.DOWN else self._back_ns + recovery_wait_ns
-        if needs_quorum and peer.phase in (Phase.ABSENT, Phase.REPORTED):
-            return peer.disconnected_ns + max(recovery_wait_ns, limits.QUORUM_WAIT_NS)
+        if may_be_elsewhere:
+            wait_ns = limits.CUT_OFF_WAIT_NS if self._is_linked(peer) else limits.QUORUM_WAIT_NS
+            return peer.disconnected_ns + max(recovery_wait_ns, wait_ns)
         return peer.disconnected_ns + (self._grace_of(peer) if peer.has_reported else recovery_wait_ns)
 
     def is_given_up(self, peer: Peer) -> bool:
@@ -105,6 +110,9 @@ class Losses:
 
         One link to a far host may break together with its connection to the master; if a process dies, all break.
         """
-        is_near = self._grace_of(peer) <= self._grace_ns
+        return self._grace_of(peer) <= self._grace_ns or not self._is_linked(peer)
+
+    def _is_linked(self, peer: Peer) -> bool:
+        """True if another member has a link to this one."""
         others = (other for other in self._registry.members(peer.group) if other is not peer)
-        return is_near or not any(other.linked >> peer.slot & 1 for other in others)
+        return any(other.linked >> peer.slot & 1 for other in others)

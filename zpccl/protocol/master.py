@@ -553,7 +553,9 @@ class MasterMachine:
         return not peer.is_member or self._leader.may_change or not self._may_lose(peer)
 
     def _loss_ns(self, peer: Peer) -> int | None:
-        return self._losses.loss_ns(peer, needs_quorum=self._leader.needs_quorum)
+        # A master that cannot lead steps down soon: those whom it holds are waited for at the one that can.
+        is_new_here = self._leader.needs_quorum and peer.phase in (Phase.ABSENT, Phase.REPORTED)
+        return self._losses.loss_ns(peer, may_be_elsewhere=is_new_here and self._may_lead())
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
         """Removes a peer. False if the others cannot continue without it.
