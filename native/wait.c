@@ -61,12 +61,6 @@ int zp__wakeup_open(zp__wakeup *wakeup)
 	return rc < 0 ? -errno : 0;
 }
 
-int zp__waiter_open(zp__waiter *waiter)
-{
-	*waiter = (zp__waiter){.count = 0};
-	return zp__wakeup_open(&waiter->wakeup);
-}
-
 void zp__waiter_close(zp__waiter *waiter)
 {
 	zp__wakeup_close(&waiter->wakeup);
@@ -94,6 +88,13 @@ static int grow(zp__waiter *waiter)
 	return 0;
 }
 
+int zp__waiter_open(zp__waiter *waiter)
+{
+	*waiter = (zp__waiter){.count = 0};
+	int rc = zp__wakeup_open(&waiter->wakeup);
+	return rc < 0 ? rc : grow(waiter);
+}
+
 int zp__waiter_add(zp__waiter *waiter, zp__connection *connection)
 {
 	int rc = waiter->count == waiter->capacity ? grow(waiter) : 0;
@@ -112,7 +113,7 @@ void zp__waiter_remove(zp__waiter *waiter, const zp__connection *connection)
 
 bool zp__waiter_wait(zp__waiter *waiter, int timeout_ms)
 {
-	struct pollfd wakeup, *fds = waiter->fds ? waiter->fds : &wakeup;
+	struct pollfd *fds = waiter->fds;
 	fds[0] = (struct pollfd){.fd = waiter->wakeup.read_fd, .events = POLLIN};
 	for (uint32_t i = 0; i < waiter->count; i++) {
 		const zp__connection *c = waiter->connections[i];
