@@ -273,11 +273,11 @@ static void links_moved(const zp__attempt *attempt, uint64_t *bytes, uint64_t *f
 }
 
 /* Tells those who send us frames of the attempt that it has begun. */
-static void begun_announce(zp__attempt *attempt)
+static void started_announce(zp__attempt *attempt)
 {
 	uint32_t first = attempt->previous ? 1 : 0; /* In a ring, `previous` alone does. */
 	for (uint32_t i = first; !zp__is_eager(attempt) && i < attempt->neighbour_count; i++)
-		zp__begun_offer(attempt->neighbours[i].link);
+		zp__started_offer(attempt->neighbours[i].link, &attempt->neighbours[i].flow);
 }
 
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
@@ -296,12 +296,12 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 		links_moved(attempt, &attempt->seen_link_bytes, &attempt->seen_link_frames);
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
-		begun_announce(attempt); /* First: the connection that it wakes takes a frame of the attempt, too. */
+		started_announce(attempt); /* First: the connection that it wakes takes a frame of the attempt, too. */
 		attempt->algorithm->start(attempt);
 		zp__thread_wake(&engine->threads[0]); /* It checks attempts for stalls. */
 	}
 	if (rc != -EINVAL)
-		zp__id_note(engine, plan->attempt);
+		zp__attempt_learn(engine, plan->attempt);
 	bool early = rc == 0 && !zp__list_empty(&engine->early);
 	pthread_mutex_unlock(&engine->mutex);
 	if (early)
@@ -582,7 +582,7 @@ int zp_reduce_end(zp_engine *engine, uint64_t id, int commit)
 		pthread_mutex_lock(&engine->mutex);
 	}
 	if (rc == 0)
-		zp__id_note(engine, id);
+		zp__attempt_learn(engine, id);
 	pthread_mutex_unlock(&engine->mutex);
 	return rc;
 }

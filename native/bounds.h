@@ -16,6 +16,7 @@
 #define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
 #define ZP__WIDE_PIECE_BYTES (4u << 10) /* of elements that are made wide, up to four times as large */
 #define ZP__RATE_MIN (16u << 10)  /* bytes per second that attempts must move on average while no frame is complete */
+#define ZP__ID_WINDOW 65536u /* ids up to this much below the greatest one may still be learnt */
 #define ZP__EAGER_BYTES (4u << 20) /* of larger tensors that a link sends before it is known that they have begun (early.c) */
 #define ZP__EAGER_TENSOR_BYTES (256u << 10) /* up to this, a tensor is sent without waiting for that */
 #define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */

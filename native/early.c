@@ -1,18 +1,18 @@
 /* Frames that come before the receiver has begun their attempt, because its plan arrives later. They are kept, so that
  * frames of other attempts behind them go on, and what is kept has a bound, so the sender does not send more.
  *
- * The receiver announces with a BEGUN frame the greatest id that it knows (ids are learnt in ascending order, zp_api.h):
- * of attempts up to it, it has begun all that it will begin. An attempt of a small tensor, ZP__EAGER_TENSOR_BYTES, is
- * sent without waiting for that and is not announced, which saves the frame. Of all others together a link sends up to
- * ZP__EAGER_BYTES before it is known that they have begun, about what a long path holds until the announcement comes;
- * then their flows wait, and those of other attempts do not. A message waits until its channel is announced.
+ * An end that has begun an attempt announces it with a STARTED frame. An attempt of a small tensor, ZP__EAGER_TENSOR_BYTES,
+ * is sent without waiting for that and is not announced, which saves the frame. Of all others together a link sends up
+ * to ZP__EAGER_BYTES before it is known that they have begun, about what a long path holds until the announcement comes;
+ * then their flows wait, and those of other attempts do not. A message waits until its channel is announced: an OPENED
+ * frame names the greatest channel, since channels are opened in ascending order (zp_api.h).
  *
  * A frame that comes early is received like a message and charged like one (message.c). At the bound of messages its
  * connection parks, which only a peer that sends more than it should or very many small attempts can bring about. Kept
  * frames go through the functions of their algorithm once the attempt has started. Those of an attempt that never starts
- * are dropped when a greater id is learnt or their link is lost.
+ * are dropped when the caller ends it, after ZP__ID_WINDOW greater ids, or when their link is lost.
  *
- * An announcement is not acknowledged: when a connection of the link is lost, the latest is sent again.
+ * An announcement is not acknowledged: when a connection of the link is lost, it is sent again.
  *
  * Everything here expects the lock held, but zp__early_replay(). */
 #include <errno.h>
@@ -30,9 +30,9 @@ bool zp__is_eager(const zp__attempt *attempt)
 	return plan->count * attempt->layout.itemsize <= ZP__EAGER_TENSOR_BYTES / rows;
 }
 
-static bool is_begun(const zp__link *link, uint64_t id)
+static bool is_open(const zp__link *link, uint64_t channel)
 {
-	return id <= link->begun_id || id >= ZP_FREE_CHANNEL;
+	return channel <= link->channel_max || channel >= ZP_FREE_CHANNEL;
 }
 
 /* The first frame of a flow that may be sent. NULL: none. Messages to one channel do not wait for those to another. */
@@ -40,13 +40,12 @@ static zp__list *frame_of(const zp__link *link, const zp__flow *flow)
 {
 	const zp__attempt *attempt = flow->attempt;
 	if (attempt) {
-		bool may = is_begun(link, attempt->plan.attempt) || zp__is_eager(attempt) ||
-			   link->eager_bytes < ZP__EAGER_BYTES;
+		bool may = flow->begun || zp__is_eager(attempt) || link->eager_bytes < ZP__EAGER_BYTES;
 		return may ? flow->frames.next : NULL;
 	}
 	ZP__EACH(node, &flow->frames)
 	{
-		if (is_begun(link, ZP__ELEMENT(node, zp__message_out, node)->channel))
+		if (is_open(link, ZP__ELEMENT(node, zp__message_out, node)->channel))
 			return node;
 	}
 	return NULL;
@@ -61,7 +60,7 @@ zp__list *zp__frame_next(zp__link *link, zp__flow **result)
 		zp__list *frame = frame_of(link, flow);
 		if (!frame)
 			continue;
-		if (attempt && !is_begun(link, attempt->plan.attempt) && !zp__is_eager(attempt)) {
+		if (attempt && !flow->begun && !zp__is_eager(attempt)) {
 			flow->eager_bytes += attempt->layout.wire_stride;
 			link->eager_bytes += attempt->layout.wire_stride;
 		}
@@ -94,44 +93,96 @@ void zp__eager_release(zp__link *link, zp__flow *flow)
 	look_again(link);
 }
 
-void zp__begun_offer(zp__link *link)
+void zp__opened_offer(zp__link *link)
 {
-	link->announces = true;
-	if (link->begun_queued)
+	link->opened_offered = true;
+	if (link->opened_queued)
 		return;
-	link->begun_queued = true;
+	link->opened_queued = true;
 	zp__link_wake_any(link);
 }
 
-/* Puts an announcement into c->tx. False: there is none to send. */
-bool zp__begun_take(zp__connection *c)
+void zp__started_offer(zp__link *link, zp__flow *flow)
 {
-	if (!c->link->begun_queued)
+	flow->announces = true;
+	zp__list_remove(&flow->started_node);
+	zp__list_append(&link->started, &flow->started_node);
+	zp__link_wake_any(link);
+}
+
+void zp__announce_again(zp__link *link)
+{
+	if (link->opened_offered)
+		zp__opened_offer(link);
+	ZP__EACH(node, &link->open_flows)
+	{
+		zp__flow *flow = ZP__ELEMENT(node, zp__flow, open_node);
+		if (flow->announces)
+			zp__started_offer(link, flow);
+	}
+}
+
+/* Puts an announcement into c->tx. False: there is none to send. */
+bool zp__announcement_take(zp__connection *c)
+{
+	zp__link *link = c->link;
+	zp__frame frame;
+	if (link->opened_queued) {
+		link->opened_queued = false;
+		frame = (zp__frame){.kind = ZP__OPENED, .id = link->engine->channel_max};
+	} else if (!zp__list_empty(&link->started)) {
+		zp__flow *flow = ZP__ELEMENT(link->started.next, zp__flow, started_node);
+		zp__list_remove(&flow->started_node);
+		frame = (zp__frame){.kind = ZP__STARTED, .id = flow->attempt->plan.attempt};
+	} else {
 		return false;
-	c->link->begun_queued = false;
-	zp__frame frame = {.kind = ZP__BEGUN, .id = c->link->engine->id_known_max};
+	}
 	c->tx = (zp__transmit){.active = true};
 	zp__frame_encode(c->tx.header, &frame);
 	return true;
 }
 
-/* The frame in c->rx is a BEGUN. */
-enum zp__verdict zp__begun_admit(zp__connection *c)
+static bool is_announcement(const zp__frame *frame)
+{
+	return !frame->lane && !frame->chunk && !frame->offset && !frame->length && frame->id < ZP_FREE_CHANNEL;
+}
+
+enum zp__verdict zp__opened_admit(zp__connection *c)
 {
 	const zp__frame *frame = &c->rx.frame;
 	zp__link *link = c->link;
-	if (frame->lane || frame->chunk || frame->offset || frame->length || frame->id >= ZP_FREE_CHANNEL)
+	if (!is_announcement(frame))
 		return ZP__VIOLATION;
-	if (frame->id <= link->begun_id) /* A later announcement has overtaken it. */
+	if (frame->id <= link->channel_max) /* A later announcement has overtaken it. */
 		return ZP__DROP;
-	link->begun_id = frame->id;
-	ZP__EACH(node, &link->open_flows)
-	{
-		zp__flow *flow = ZP__ELEMENT(node, zp__flow, open_node);
-		if (flow->attempt && is_begun(link, flow->attempt->plan.attempt))
-			credit_return(link, flow);
+	link->channel_max = frame->id;
+	look_again(link);
+	return ZP__DROP;
+}
+
+/* The other end of a link has begun an attempt that runs here. */
+static void started_note(zp__attempt *attempt, zp__link *link)
+{
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
+		if (attempt->neighbours[i].link != link)
+			continue;
+		attempt->neighbours[i].flow.begun = true;
+		credit_return(link, &attempt->neighbours[i].flow);
 	}
 	look_again(link);
+}
+
+enum zp__verdict zp__started_admit(zp__connection *c)
+{
+	zp_engine *engine = c->link->engine;
+	const zp__frame *frame = &c->rx.frame;
+	if (!is_announcement(frame))
+		return ZP__VIOLATION;
+	if (!zp__attempt_is_known(engine, frame->id))
+		return zp__early_admit(c); /* It is kept like other frames of the attempt. */
+	zp__attempt *attempt = zp__attempt_find(engine, frame->id);
+	if (attempt)
+		started_note(attempt, c->link);
 	return ZP__DROP;
 }
 
@@ -147,7 +198,7 @@ void zp__early_drop(zp_engine *engine, const zp__link *link)
 	{
 		zp__message_in *early = ZP__ELEMENT(node, zp__message_in, event.node);
 		uint64_t id = early->frame.id;
-		if (early->link == link || (zp__id_is_known(engine, id) && !zp__attempt_find(engine, id)))
+		if (early->link == link || (zp__attempt_is_known(engine, id) && !zp__attempt_find(engine, id)))
 			early_forget(engine, early);
 	}
 }
@@ -167,9 +218,14 @@ static zp__message_in *early_find(zp_engine *engine, uint64_t id)
 static zp__message_in *early_admit(zp_engine *engine, uint64_t id, zp__receive *rx)
 {
 	zp__message_in *early;
-	while (zp__id_is_known(engine, id) && (early = early_find(engine, id))) {
+	zp__attempt *attempt;
+	while (zp__attempt_is_known(engine, id) && (early = early_find(engine, id))) {
 		*rx = (zp__receive){.link = early->link, .frame = early->frame, .checksum = early->checksum};
-		enum zp__verdict verdict = zp__attempt_admit(rx);
+		enum zp__verdict verdict = ZP__DROP;
+		if (early->frame.kind != ZP__STARTED)
+			verdict = zp__attempt_admit(rx);
+		else if ((attempt = zp__attempt_find(engine, id)))
+			started_note(attempt, early->link);
 		if (verdict == ZP__ADMIT) {
 			zp__list_remove(&early->event.node);
 			rx->attempt->rx_bytes += ZP__HEADER_BYTES + early->bytes;

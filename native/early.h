@@ -12,9 +12,12 @@
 bool zp__is_eager(const zp__attempt *attempt);
 zp__list *zp__frame_next(zp__link *link, zp__flow **flow); /* that may be sent, and its flow; NULL: none */
 void zp__eager_release(zp__link *link, zp__flow *flow); /* it is closed */
-void zp__begun_offer(zp__link *link);
-bool zp__begun_take(zp__connection *connection);
-enum zp__verdict zp__begun_admit(zp__connection *connection);
+void zp__opened_offer(zp__link *link);
+void zp__started_offer(zp__link *link, zp__flow *flow);
+void zp__announce_again(zp__link *link); /* a connection was lost */
+bool zp__announcement_take(zp__connection *connection);
+enum zp__verdict zp__opened_admit(zp__connection *connection);
+enum zp__verdict zp__started_admit(zp__connection *connection);
 void zp__early_drop(zp_engine *engine, const zp__link *link); /* those of the link, and those that are not waited for */
 void zp__early_replay(zp_engine *engine, uint64_t id);
 

@@ -250,22 +250,50 @@ int zp_engine_poll(zp_engine *engine, zp_event *result)
 	return event != NULL;
 }
 
-bool zp__id_is_known(const zp_engine *engine, uint64_t id)
+static uint64_t *word_of(zp_engine *engine, uint64_t id)
 {
-	return id <= engine->id_known_max || id >= ZP_FREE_CHANNEL;
+	return &engine->attempts_learnt[id % ZP__ID_WINDOW / 64];
 }
 
-void zp__id_note(zp_engine *engine, uint64_t id)
+bool zp__attempt_is_known(const zp_engine *engine, uint64_t id)
 {
-	if (!zp__id_is_known(engine, id))
-		engine->id_known_max = id;
-	zp__early_drop(engine, NULL);
+	if (id > engine->attempt_max)
+		return false;
+	uint64_t word = engine->attempts_learnt[id % ZP__ID_WINDOW / 64];
+	return engine->attempt_max - id >= ZP__ID_WINDOW || word >> id % 64 & 1;
+}
+
+static void unpark_all(zp_engine *engine)
+{
 	ZP__EACH(node, &engine->parked)
-	{
-		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
-		if (zp__id_is_known(engine, c->rx.frame.id))
-			zp__unpark(c);
-	}
+	zp__unpark(ZP__ELEMENT(node, zp__connection, parked_node));
+}
+
+void zp__attempt_learn(zp_engine *engine, uint64_t id)
+{
+	if (id > engine->attempt_max && id - engine->attempt_max >= ZP__ID_WINDOW)
+		memset(engine->attempts_learnt, 0, sizeof engine->attempts_learnt);
+	else
+		for (uint64_t between = engine->attempt_max + 1; between < id; between++)
+			*word_of(engine, between) &= ~((uint64_t)1 << between % 64);
+	if (id > engine->attempt_max)
+		engine->attempt_max = id;
+	if (engine->attempt_max - id < ZP__ID_WINDOW)
+		*word_of(engine, id) |= (uint64_t)1 << id % 64;
+	zp__early_drop(engine, NULL);
+	unpark_all(engine);
+}
+
+bool zp__channel_is_known(const zp_engine *engine, uint64_t id)
+{
+	return id <= engine->channel_max || id >= ZP_FREE_CHANNEL;
+}
+
+void zp__channel_learn(zp_engine *engine, uint64_t id)
+{
+	if (!zp__channel_is_known(engine, id))
+		engine->channel_max = id;
+	unpark_all(engine);
 }
 
 const char *zp_isa(void)

@@ -40,7 +40,8 @@ struct zp_engine {
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
 	bool stopping;		 /* threads must end */
-	uint64_t id_known_max;
+	uint64_t attempt_max, channel_max;		/* the greatest ids learnt; channels that are not free */
+	uint64_t attempts_learnt[ZP__ID_WINDOW / 64]; /* by id modulo ZP__ID_WINDOW: those within the window below attempt_max */
 	uint64_t link_id_last;
 	uint64_t links_check_ns; /* time of the next zp__links_check() */
 	zp__list links, channels, parked, messages;
@@ -57,8 +58,10 @@ struct zp_engine {
 };
 
 /* engine.c */
-void zp__id_note(zp_engine *engine, uint64_t id); /* lock held */
-bool zp__id_is_known(const zp_engine *engine, uint64_t id); /* lock held */
+void zp__attempt_learn(zp_engine *engine, uint64_t id);			  /* lock held */
+bool zp__attempt_is_known(const zp_engine *engine, uint64_t id);	  /* lock held */
+void zp__channel_learn(zp_engine *engine, uint64_t id);			  /* lock held */
+bool zp__channel_is_known(const zp_engine *engine, uint64_t id);	  /* lock held */
 
 /* loop.c */
 int zp__thread_start(zp__thread *thread, zp_engine *engine, uint32_t index);

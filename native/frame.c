@@ -65,7 +65,7 @@ int zp__frame_decode(const uint8_t header[ZP__HEADER_BYTES], zp__frame *frame)
 		return -EPROTO;
 	if (get32(header + 36) != (uint32_t)zp__checksum_of(header, 36))
 		return -EBADMSG;
-	if (header[4] < ZP__REDUCE_SCATTER || header[4] > ZP__BEGUN || header[6] || header[7])
+	if (header[4] < ZP__REDUCE_SCATTER || header[4] > ZP__STARTED || header[6] || header[7])
 		return -EPROTO;
 	frame->kind = header[4];
 	frame->lane = header[5];

@@ -16,7 +16,8 @@ enum zp__frame_kind {
 	 * generation, `offset` the number of complete frames received on it. No body. */
 	ZP__FINAL_ACK = 4, /* the receiver has closed the connection: the number is final */
 	ZP__ACK = 5,	   /* so far */
-	ZP__BEGUN = 6	   /* `id` is the greatest id that the sender knows. No body */
+	ZP__OPENED = 6,	   /* `id` is the greatest channel that the sender knows. No body */
+	ZP__STARTED = 7	   /* the sender has started the attempt `id`. No body */
 };
 
 typedef struct {

@@ -67,6 +67,7 @@ void zp__flow_open(zp__flow *flow, zp__link *link, zp__attempt *attempt)
 	for (uint32_t i = 0; i < link->connection_count; i++)
 		zp__list_init(&flow->sent[i]);
 	flow->attempt = attempt;
+	zp__list_init(&flow->started_node);
 	zp__list_append(&link->open_flows, &flow->open_node);
 }
 
@@ -75,6 +76,7 @@ void zp__flow_close(zp__link *link, zp__flow *flow)
 {
 	zp__link_retract(flow);
 	zp__list_remove(&flow->open_node);
+	zp__list_remove(&flow->started_node);
 	zp__eager_release(link, flow);
 }
 
@@ -91,6 +93,7 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 	zp__list_init(&link->control);
 	zp__list_init(&link->open_flows);
 	zp__list_init(&link->flows);
+	zp__list_init(&link->started);
 	zp__list_init(&link->idle);
 	zp__list_init(&link->event.node);
 	link->writable_bytes = UINT64_MAX;
@@ -152,8 +155,8 @@ static void link_adopt(zp__link *link)
 	zp__thread_wake(&engine->threads[0]); /* It checks links for broken paths. */
 	for (uint32_t i = 0; i < link->connection_count; i++)
 		connection_adopt(&link->connections[i]);
-	if (engine->id_known_max)
-		zp__begun_offer(link);
+	if (engine->channel_max)
+		zp__opened_offer(link);
 }
 
 static int link_encrypt(zp__link *link, const zp_aead *aeads)

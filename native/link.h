@@ -40,7 +40,10 @@ typedef struct {
 	zp__list open_node;   /* in link->open_flows from zp__flow_open() to zp__flow_close() */
 	zp__list frames;      /* of zp__slot.node or zp__message_out.node */
 	zp__attempt *attempt; /* NULL: messages */
-	uint64_t eager_bytes; /* sent before it is known that the attempt has begun */
+	zp__list started_node; /* in link->started: its STARTED is to be sent */
+	bool announces;	      /* its STARTED is to be sent, or has been */
+	bool begun;	      /* the other end has announced that it has begun the attempt */
+	uint64_t eager_bytes; /* sent before that */
 	/* By connection: frames that it has sent, in order, and that may have to be retransmitted (retransmit.c). */
 	zp__list sent[ZP_LINK_CONNECTIONS_MAX];
 } zp__flow;
@@ -120,10 +123,11 @@ struct zp__link {
 	zp__list flows;	     /* flows with frames to send; the first one is next */
 	zp__list idle;	     /* connections that wait for a frame, longest first */
 	zp__flow messages;
-	uint64_t begun_id;	 /* the greatest id that the other end is known to know */
+	zp__list started;	 /* flows of attempts whose STARTED is to be sent */
+	uint64_t channel_max;	 /* the greatest channel that the other end is known to know */
 	uint64_t eager_bytes;	 /* of all flows */
-	bool announces;		 /* this end has announced ids */
-	bool begun_queued;	 /* an announcement is to be sent */
+	bool opened_offered;	 /* OPENED is to be sent, or has been */
+	bool opened_queued;	 /* it is to be sent */
 	bool withholds;		 /* a connection found no frame that may be sent before the other end announces more */
 	uint64_t moved_bytes;	 /* of attempts, sent and received */
 	uint64_t moved_frames;	 /* of attempts, sent and received completely */

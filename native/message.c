@@ -110,11 +110,11 @@ int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 		rc = -EEXIST;
 	if (rc == 0) {
 		zp__list_append(&engine->channels, &channel->node);
-		zp__id_note(engine, id);
+		zp__channel_learn(engine, id);
 	}
 	if (rc == 0 && id < ZP_FREE_CHANNEL) {
 		ZP__EACH(node, &engine->links)
-		zp__begun_offer(ZP__ELEMENT(node, zp__link, node));
+		zp__opened_offer(ZP__ELEMENT(node, zp__link, node));
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	if (rc < 0)
@@ -138,7 +138,7 @@ int zp_channel_close(zp_engine *engine, uint64_t id)
 			zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
 		}
 	}
-	zp__id_note(engine, id);
+	zp__channel_learn(engine, id);
 	pthread_mutex_unlock(&engine->mutex);
 	channel_free(channel);
 	return 0;
@@ -201,7 +201,7 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	if (!c->link->open)
 		return ZP__DROP;
 	if (!channel_find(engine, frame->id))
-		return zp__id_is_known(engine, frame->id) ? ZP__DROP : ZP__PARK;
+		return zp__channel_is_known(engine, frame->id) ? ZP__DROP : ZP__PARK;
 	return message_begin(c);
 }
 
@@ -226,8 +226,7 @@ void zp__message_forget(zp_engine *engine, zp__message_in *message)
 	ZP__EACH(node, &engine->parked)
 	{
 		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
-		if (c->rx.frame.kind != ZP__MESSAGE || zp__id_is_known(engine, c->rx.frame.id))
-			zp__unpark(c);
+		zp__unpark(c);
 	}
 }
 

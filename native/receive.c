@@ -72,13 +72,15 @@ static enum zp__verdict admit(zp__connection *c)
 	switch (c->rx.frame.kind) {
 	case ZP__MESSAGE:
 		return zp__message_admit(c);
-	case ZP__BEGUN:
-		return zp__begun_admit(c);
+	case ZP__OPENED:
+		return zp__opened_admit(c);
+	case ZP__STARTED:
+		return zp__started_admit(c);
 	case ZP__FINAL_ACK:
 	case ZP__ACK:
 		return zp__retransmit_admit(c);
 	default:
-		return zp__id_is_known(c->link->engine, c->rx.frame.id) ? zp__attempt_admit(&c->rx) : zp__early_admit(c);
+		return zp__attempt_is_known(c->link->engine, c->rx.frame.id) ? zp__attempt_admit(&c->rx) : zp__early_admit(c);
 	}
 }
 

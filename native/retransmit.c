@@ -263,8 +263,7 @@ void zp__retransmit_closed(zp__connection *c)
 	for (uint32_t i = 0; i < link->connection_count; i++)
 		if (link->connections[i].retransmit.has_messages)
 			ack_offer(&link->connections[i]);
-	if (link->announces)
-		zp__begun_offer(link);
+	zp__announce_again(link);
 	if (s->final_ack_received)
 		retransmit(c);
 }

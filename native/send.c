@@ -16,7 +16,7 @@
 static bool frame_take(zp__connection *c)
 {
 	zp__link *link = c->link;
-	if (zp__retransmit_take(c) || zp__begun_take(c))
+	if (zp__retransmit_take(c) || zp__announcement_take(c))
 		return true;
 	zp__flow *flow;
 	zp__list *frame = zp__connection_may_send(c) ? zp__frame_next(link, &flow) : NULL;

@@ -10,13 +10,16 @@
  *   are for. Only one thread at a time may poll each queue; every other function may be called from any thread.
  * - Every function returns 0 (or a count) or -errno.
  *
- * Ids. Attempts and channels share one space of 64-bit ids that only grows. The engine learns ids from
- * zp_reduce_start(), zp_reduce_end(), zp_channel_open() and zp_channel_close(). A frame whose id is greater than every
- * id learnt so far is kept until the caller starts that attempt; the sender limits what it sends before it has learnt
- * that this is done, and sends no messages until the channel is open (early.c). A frame whose id is not greater, and not
- * active, is read and dropped. So the caller must pass ids in ascending order: if id 7 is passed after id 9, frames of
- * 7 may have been dropped already, and its attempt stalls. Channels from ZP_FREE_CHANNEL on may be opened in any order,
- * and messages to them are not held back: what comes before one is open is dropped.
+ * Ids of attempts have 63 bits and never repeat. The engine learns them from zp_reduce_start() and zp_reduce_end(), in any
+ * order within ZP__ID_WINDOW ids below the greatest one (bounds.h). A frame of an attempt whose id it has not learnt is
+ * kept until the caller starts that attempt; the sender limits what it sends before it has learnt that this is done
+ * (early.c). A frame of another attempt that is not active is read and dropped. The caller ends an attempt that it will
+ * not start: else frames of it, which others may have sent, are kept.
+ *
+ * Ids of channels are learnt from zp_channel_open() and zp_channel_close(), in ascending order: messages to one that is not
+ * greater than all learnt so far, and not open, are dropped. No messages are sent until the other end has opened their
+ * channel. Channels from ZP_FREE_CHANNEL on may be opened in any order, and messages to them are not held back: what
+ * comes before one is open is dropped.
  */
 #ifndef ZP_API_H
 #define ZP_API_H

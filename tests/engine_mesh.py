@@ -304,7 +304,7 @@ def _quantised_bound(case: Case, values: np.ndarray) -> float:
 # --- A peer made by hand ----------------------------------------------------------------------------------------------
 
 HEADER = struct.Struct(">4sBBHQIIQI")
-REDUCE_SCATTER, ALL_GATHER, MESSAGE, BEGUN = 1, 2, 3, 6
+REDUCE_SCATTER, ALL_GATHER, MESSAGE, OPENED, STARTED = 1, 2, 3, 6, 7
 
 
 def _mix(x: int) -> int:
@@ -419,7 +419,7 @@ class HandMadePeer:
     def receive(self) -> Frame:
         """The next frame that is no announcement, both of its checksums verified."""
         frame = self._receive()
-        return self.receive() if frame.kind == BEGUN else frame
+        return self.receive() if frame.kind in (OPENED, STARTED) else frame
 
     def _receive(self) -> Frame:
         header = self.read_exactly(HEADER.size + 4)

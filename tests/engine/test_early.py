@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import socket
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 from engine_mesh import (
+    OPENED,
     REDUCE_SCATTER,
+    STARTED,
     Case,
     Frame,
     HandMadePeer,
@@ -22,12 +25,15 @@ from engine_mesh import (
 )
 
 from zpccl.engine.ciphers import CipherKeys, available
-from zpccl.engine.engine import ConnectionLost, Engine, ReduceDone
+from zpccl.engine.engine import ConnectionLost, Engine, LinkLost, ReduceDone
 from zpccl.types import Algorithm, QuantizationAlgorithm
 
 COMMON, LATE = 1, 2
+ID_WINDOW = 65536
+"""ZP__ID_WINDOW of native/bounds.h."""
 LARGE = np.arange(4 << 20, dtype=np.float32) % 1000
 """Half of it, which goes to the other end, is more than what is sent before it is known that it has begun."""
+SMALL = LARGE[:5000]
 
 
 class Pair:
@@ -124,17 +130,61 @@ def test_quantised_frames_are_kept_too() -> None:
 
 
 def test_frames_of_attempts_that_never_begin_are_dropped() -> None:
-    """Their memory is free again once a later attempt begins: more than the bound comes in all, and nothing parks."""
+    """Their memory is free again once they are ended or far behind: more than the bound comes in all, nothing parks."""
     peer = HandMadePeer(messages_queued_bytes_max=1 << 20)
-    data, output = np.ones(1000, np.float32), np.empty(1000, np.float32)
     body, sent = bytes(100_000), 0
-    for never, begins in ((1, 2), (3, 4), (5, 6)):
+    for never, ended in ((1, 1), (9, 9), (5, 5), (12, 12 + ID_WINDOW), (13, 13 + 3 * ID_WINDOW)):
         for offset in range(9):
             peer.send(Frame(REDUCE_SCATTER, never, 1, offset * 25_000, body))
         sent += 9 * (40 + len(body))
         until(lambda sent=sent: peer.received_bytes() == sent)  # type: ignore[misc]
-        peer.start(Case(), begins, data, output)
-        peer.engine.end_reduce(begins, commit=False)
+        peer.engine.end_reduce(ended, commit=False)
+    peer.close()
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+def test_attempts_begin_in_any_order(algorithm: Algorithm, data: np.ndarray) -> None:
+    """Each end in another one; what one end has begun first, the other knows when it begins it, too."""
+    with closing(Pair(Case(algorithm=algorithm, frame_bytes=1 << 18), 2)) as pair:
+        base = 5 * ID_WINDOW
+        orders = (9, 3, 7, 8, 1), (3, 9, 1, 7, 8)
+        for offset in orders[0]:
+            pair.start(0, base + offset, data)
+        for offset in orders[1]:
+            pair.start(1, base + offset, data)
+            pair.check(base + offset, data)
+
+
+def test_an_announcement_that_comes_early_is_kept() -> None:
+    """Else the end that begins later would wait for it after 4 MiB."""
+    with closing(Pair(Case(frame_bytes=1 << 18), 1)) as pair:
+        pair.start(0, LATE, LARGE)
+        until(lambda: pair.arrived() >= 4 << 20)
+        pair.start(1, LATE, LARGE)
+        pair.check(LATE, LARGE)
+
+
+def test_an_announcement_survives_its_connection() -> None:
+    """STARTED is not acknowledged: it is sent again when a connection of its link is lost, read or not."""
+    with closing(Pair(Case(frame_bytes=1 << 18), 3)) as pair:
+        pair.start(1, LATE, LARGE)
+        for index in (0, 2):
+            pair.copies[index].shutdown(socket.SHUT_RDWR)
+            for engine in pair.engines:
+                assert isinstance(wait_events(engine, 1)[0], ConnectionLost)
+        pair.start(0, LATE, LARGE)
+        pair.check(LATE, LARGE)
+
+
+@pytest.mark.parametrize("kind", [OPENED, STARTED])
+@pytest.mark.parametrize("wrong", [{"body": b"x"}, {"chunk": 1}, {"offset": 1}, {"lane": 1}, {"id": 2**63}], ids=str)
+def test_an_announcement_with_more_in_it_is_a_violation(kind: int, wrong: dict[str, Any]) -> None:
+    peer = HandMadePeer()
+    fields: dict[str, Any] = {"id": LATE, "chunk": 0, "offset": 0, "body": b""} | wrong
+    peer.send(Frame(kind, **fields))
+    (lost,) = wait_events(peer.engine, 1)
+    assert isinstance(lost, LinkLost) and lost.status == -errno.EPROTO
     peer.close()
 
 

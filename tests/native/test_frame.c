@@ -86,7 +86,7 @@ static void test_nonsense_with_a_right_checksum_is_refused(void)
 		zp__frame_encode(header, &sample);
 		header[4] = (uint8_t)kind;
 		checksum_set(header);
-		CHECK(zp__frame_decode(header, &frame) == (kind >= 1 && kind <= ZP__BEGUN ? 0 : -EPROTO));
+		CHECK(zp__frame_decode(header, &frame) == (kind >= 1 && kind <= ZP__STARTED ? 0 : -EPROTO));
 	}
 	for (int reserved = 6; reserved < 8; reserved++) {
 		uint8_t header[ZP__HEADER_BYTES];

@@ -640,8 +640,8 @@ static void test_by_hand(void)
 		fds[i] = (struct pollfd){.fd = h.fds[i], .events = POLLIN};
 	CHECK(poll(fds, HAND_CONNECTIONS, WAIT_MS) == 1);
 	uint32_t first = fds[0].revents ? 0 : fds[1].revents ? 1 : 2;
-	CHECK(hand_hear(h.fds[first]).kind == ZP__BEGUN);
-	hand_say(h.fds[first], ZP__BEGUN, 0, CHANNEL, 0); /* Now the message may be sent. */
+	CHECK(hand_hear(h.fds[first]).kind == ZP__OPENED);
+	hand_say(h.fds[first], ZP__OPENED, 0, CHANNEL, 0); /* Now the message may be sent. */
 	CHECK(poll(fds, HAND_CONNECTIONS, WAIT_MS) == 1);
 	uint32_t place = fds[0].revents ? 0 : fds[1].revents ? 1 : 2, other = (place + 1) % HAND_CONNECTIONS;
 	CHECK(hand_hear(h.fds[place]).kind == ZP__MESSAGE);
@@ -659,7 +659,7 @@ static void test_by_hand(void)
 				CHECK(frame.length == sizeof body && !again);
 				CHECK(recv(h.fds[i], body, sizeof body, MSG_WAITALL) == sizeof body && body[0] == 5);
 				again = true;
-			} else if (frame.kind == ZP__BEGUN) {
+			} else if (frame.kind == ZP__OPENED) {
 				CHECK(frame.id == CHANNEL && !announced);
 				announced = true;
 			} else {

@@ -8,7 +8,7 @@
     no master answers the withdrawal       -          VOTING [3]     REPORTED   REPORTED, all three released
     Decision                               -          answered       answered   answered
 
-    [1] REPORTED, as failed, if the call was released or the plan came after a later one. [2] Of a sync, if the state
+    [1] REPORTED, as failed, if the call was released. [2] Of a sync, if the state
     that this peer offered has changed since. [3] Its vote counts until the master has the withdrawal.
 
 A call without an answer has standing messages, which the peer sends again on a new connection.

@@ -28,7 +28,8 @@
 On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
 the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
 promise: a member obeys only the leadership that it promised last (leadership.py). A pending peer obeys the master that
-registered it last. Call ids grow, and so do attempt ids, so the data plane can tell stale frames from early ones.
+registered it last. Attempt ids never repeat, and each one that this peer hears of is started or ended, so the data
+plane can tell stale frames from early ones.
 
 The master answers a call that the user has withdrawn. If it does not within WITHDRAW_TIMEOUT_NS, or at once if no
 master leads this peer and its part is not done, the call is released: the user gets an error, while the peer repeats
@@ -212,7 +213,6 @@ class PeerMachine:
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
-        self._seen_attempt_id = 0
         self._memory = Memory()
         self._effects: list[PeerEffect] = []
 
@@ -835,13 +835,8 @@ class PeerMachine:
         call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
         if call is not None and (not call.is_planned_by(plan) or call.phase is not Phase.VOTING):
             call = None  # It waits for another plan, or has one.
-        if plan.attempt_id <= self._seen_attempt_id:
-            if call is not None:
-                self._report_late(call, plan.attempt_id)
-            return None
-        if call is None and isinstance(plan.how, Fetching):
-            return None
-        self._seen_attempt_id = plan.attempt_id
+        if call is None and (isinstance(plan.how, Fetching) or self._call_of_attempt(plan.attempt_id) is not None):
+            return None  # Sent again.
         if call is None or call.is_released:
             self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Its frames are stale.
             if call is not None:
@@ -870,10 +865,6 @@ class PeerMachine:
             return  # Already reported.
         call.is_at_fault = event.fault == self.options.peer_id
         self._report(call, event.attempt_id, event.error, event.fault, dropped=event.dropped)
-
-    def _report_late(self, call: Call, attempt_id: int) -> None:
-        """Fails a plan that was lost and sent again after a later one: its frames may have been dropped as stale."""
-        self._report(call, attempt_id, "the plan came too late, after a broken connection")
 
     def _report(
         self,
@@ -907,8 +898,6 @@ class PeerMachine:
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
         self._settle(call)
         attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None
-        if attempt_id is not None:  # EndReduce or EndSync will name it.
-            self._seen_attempt_id = max(self._seen_attempt_id, attempt_id)
         if call.is_released:
             if call.attempt_id is None and attempt_id is not None:  # Its plan got lost; frames may wait for it.
                 self._effects.append(EndReduce(attempt_id, commit=False))

@@ -258,7 +258,6 @@ class SingleHistory(Checker):
         self._members: dict[RunKey, tuple[Member, ...]] = {}
         self._orders: dict[RunKey, tuple[bytes, ...]] = {}
         self._epochs: dict[tuple[int, int, int], int] = {}  # By lifetime of a master.
-        self._newest_attempt_ids: dict[tuple[int, int, int], int] = {}
         self._plans: dict[RunKey, object] = {}
         self._epoch_of_peer: dict[tuple[bytes, bytes], int] = {}  # By peer and run.
 
@@ -272,10 +271,6 @@ class SingleHistory(Checker):
             attempt_id, attempt = message.attempt_id, master.key(connection, message.attempt_id)
             how = message.how
             facts = how if isinstance(how, Reducing) else (how.revision, how.holders)
-            if attempt not in self._plans:
-                newest = self._newest_attempt_ids.get(master.lifetime, 0)
-                require(attempt_id > newest, "S3", f"attempt {attempt_id} is not the newest")
-                self._newest_attempt_ids[master.lifetime] = attempt_id
             require(self._plans.setdefault(attempt, facts) == facts, "S3", f"attempt {attempt_id} has two plans")
 
     def on_master_step(self, master: SimulatedMaster) -> None:
@@ -479,7 +474,9 @@ class Causes(Checker):
             connection = node.connection if node is not None and is_open else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
-            has_returned = is_here and len(self.cluster.masters) == 1
+            # One that stood still takes what came meanwhile in order: the loss of links first, then a later Hello.
+            has_gone_on = master.went_on_ns == since_ns
+            has_returned = is_here and len(self.cluster.masters) == 1 and not has_gone_on
             if connection is not None and since_ns < connection.stalled_until_ns + SLOW_GRACE_NS:
                 has_returned = False  # The master received its Hello, but its report may have come too late.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")

@@ -65,6 +65,8 @@ class SimulatedMaster:
         """While it is down, a server of another protocol version answers at its address."""
         self._crash_count = 0
         self._waiting: list[events.MasterEvent] | None = None  # What has come while it stands still.
+        self.went_on_ns: int | None = None
+        """When it last went on after it had stood still."""
         self._timer: Timer | None = None
         self.restart(machine, clock)
 
@@ -123,6 +125,7 @@ class SimulatedMaster:
         if crash_count != self._crash_count or self._waiting is None:
             return  # It has died since.
         waiting, self._waiting = self._waiting, None
+        self.went_on_ns = self._cluster.clock.now_ns
         waiting.sort(key=lambda event: isinstance(event, events.ConnectionClosed))  # The loop takes messages first.
         deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
         if deadline_ns is not None and deadline_ns <= self._cluster.clock.now_ns:
