@@ -366,10 +366,10 @@ older-member-list-taken: protocol.leadership:Acceptor.accepts (unit tests)
   S3: a peer accepts an older member list
   - return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= accepted_epoch
   + return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= 0
-stale-plan-started: protocol.peer:PeerMachine._on_plan (simulator)
-  S4: a plan that arrives after a later one is started, although its frames are dropped as stale
-  - plan.attempt_id <= self._seen_attempt_id
-  + plan.attempt_id < self._seen_attempt_id - 1
+plan-sent-again-ends-its-attempt: protocol.peer:PeerMachine._on_plan (unit tests)
+  L1: a plan that is sent again ends the attempt that runs, whose end is never reported
+  - self._call_of_attempt(plan.attempt_id) is not None
+  + False
 commit-without-the-result: protocol.peer:PeerMachine._on_decision (unit tests)
   S1: a peer without the result takes part in a commit
   - lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
@@ -578,8 +578,8 @@ run-given-to-the-first-newcomer: protocol.master:MasterMachine._may_yield_to (un
   + return is_of_other_run and has_history and not self._has_decided()
 minority-goes-on-at-once: protocol.leadership:Candidate._is_elected (unit tests)
   L3: removed members that return first take the run back to an old revision
-  - return has_one_address and due_ns is not None and now_ns >= due_ns
-  + return has_one_address and due_ns is not None
+  - return self._has_one_address() and due_ns is not None and now_ns >= due_ns
+  + return self._has_one_address() and due_ns is not None
 refusal-is-final-of-any-list: protocol.master:MasterMachine._refuse_session (unit tests)
   L3: a member is removed by a list that is never committed
   - is_final = not self.is_recovering and self.registry.is_committed
@@ -628,10 +628,10 @@ cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed 
   L3: a master that was cut off has removed all its members when they reconnect
   - peer.is_member and not self._leader.needs_quorum and self._losses.on_disconnected(now_ns)
   + not peer.is_member and self._losses.on_disconnected(now_ns)
-lone-member-is-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
-  L3: a member that was lost takes the run back from those who came after it
-  - len(theirs) < 2
-  + not theirs
+members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
+  L3: members that were lost take the run back from those who came after them
+  - self._has_one_address()
+  + False
 held-members-not-waited-for: protocol.losses:Losses.loss_ns (unit tests)
   L2: members are lost while a master holds them that does not know yet that it is cut off
   - self._is_linked(peer)

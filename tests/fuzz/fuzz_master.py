@@ -174,7 +174,6 @@ def _report(world: World, choices: Choices) -> m.RunReport:
         choices.one_of(CALLS),
         choices.one_of((0, 1, 2, 1 << 32, limits.EPOCH_MAX, 2**64 - 1)),
         members,
-        bool(choices.number(2)),
         choices.one_of((0, 1, 2, 3, limits.ROUND_MAX, 2**64 - 1)),
         choices.one_of((0, 1, 2, -1, 2**64 - 1)),
         last,

@@ -65,7 +65,7 @@ def seeds() -> list[bytes]:
         m.Report(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
         m.Withdraw(1),
         m.Leave(),
-        m.RunReport(HELLO, 1, 2, (member,), True, 3, 4, outcome, (outcome,), (running, sync), pids("a")),
+        m.RunReport(HELLO, 1, 2, (member,), 3, 4, outcome, (outcome,), (running, sync), pids("a")),
     ]
     masters: list[m.MasterMessage] = [
         m.Welcome(pid("r"), 1),

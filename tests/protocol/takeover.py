@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from zpccl import limits
 from zpccl.protocol.messages import (
     Hello,
     Refusal,
@@ -31,7 +32,7 @@ def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> R
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
     hello = replace(hello, term=facts.pop("term", hello.term))
     listed = member_list(epoch, members, **facts.pop("groups", {})).members
-    blank = RunReport(hello, 0, epoch if members else 0, listed, False, 0, 0, None, (), ())
+    blank = RunReport(hello, 0, epoch if members else 0, listed, 0, 0, None, (), ())
     return replace(blank, **facts)
 
 
@@ -41,10 +42,16 @@ class TakeOver(MasterBench):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.machine.recover(self.now_ns)
+        self.reports: dict[bytes, RunReport] = {}
 
-    def report(self, name: str, *arguments: Any, **facts: Any) -> list[Any]:
-        """A peer connects and reports; returns what is sent."""
+    def report(self, name: str, *arguments: Any, waits: bool = True, **facts: Any) -> list[Any]:
+        """A peer connects and reports; returns what is sent. After all of the newest list it waits for others."""
         self.connections[name] = f"{name}1"
-        report = report_of(name, *arguments, **facts)
+        report = self.reports[pid(name)] = report_of(name, *arguments, **facts)
         assert [m.refusal for _, m in self.say(name, report.hello)] in ([Refusal.REPORT], [])
-        return self.say(name, report)
+        told = self.say(name, report)
+        newest = max(self.reports.values(), key=lambda each: each.epoch)
+        are_all_here = all(member.peer_id in self.reports for member in newest.members)
+        if waits and newest.members and are_all_here and self.machine.is_recovering:
+            told += self.tick(limits.RECOVERY_GRACE_NS)
+        return told

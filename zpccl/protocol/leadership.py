@@ -431,9 +431,14 @@ class Candidate:
         promised = {report.hello.peer_id for report in reports}.union(self.left)
         if are_quorums(promised, self._newest(chosen)):
             return True
-        has_one_address = all(len(report.hello.masters) <= 1 for report in reports)
         due_ns = self._minority_due_ns()
-        return has_one_address and due_ns is not None and now_ns >= due_ns
+        return self._has_one_address() and due_ns is not None and now_ns >= due_ns
+
+    def _has_one_address(self) -> bool:
+        """True if the members of the run to adopt know no other master."""
+        chosen = self.chosen
+        of_run = [report for _, report in self.reports.values() if report.hello.run_id == chosen]
+        return all(len(report.hello.masters) <= 1 for report in of_run)
 
     @property
     def chosen(self) -> bytes | None:
@@ -454,16 +459,13 @@ class Candidate:
         return hello.begins == self._run_id
 
     def _are_all_here(self) -> bool:
-        if not all(self._greeted.values()):
-            return False
+        if not all(self._greeted.values()) or self._has_one_address():
+            return False  # With one address they may all have been lost since, and the run have gone on with others.
         if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
             return False  # Peers of several runs connect here: those of the right run may come later.
         newest = self._newest(self.chosen)
         theirs = [self.reports.get(peer_id) for peer_id in newest.members]
-        if len(theirs) < 2 or None in theirs:
-            return False  # A lone member may have been lost since, and the run have gone on with newcomers.
-        # If all wait in update_topology, newcomers may have been admitted that alone know of it.
-        return not all(found is not None and found[1].is_updating for found in theirs)
+        return bool(theirs) and None not in theirs
 
 
 def choose_run(reports: Iterable[RunReport]) -> bytes | None:

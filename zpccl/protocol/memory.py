@@ -27,8 +27,6 @@ from zpccl.protocol.messages import (
     Reducing,
     Running,
     RunReport,
-    TopologyKind,
-    TopologySpec,
     cut,
 )
 
@@ -114,9 +112,7 @@ class Memory:
     ) -> RunReport:
         """The run report: all that a new master must know."""
         running: list[Running] = []
-        is_updating = False
         for call in calls:
-            is_updating = is_updating or (isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.UPDATE)
             if call.phase is Phase.VOTING or call.plan is None:
                 continue
             if isinstance(call.plan.how, Reducing):
@@ -130,7 +126,6 @@ class Memory:
             oldest_call_id,
             epoch,
             members,
-            is_updating,
             self._round,
             self._round_value,
             self._last_sync,

@@ -246,8 +246,6 @@ class RunReport(_Message, tag="run_report", frozen=True):
     epoch: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)]
     members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
     """The member list of that epoch; empty from a pending peer."""
-    is_updating: bool
-    """The sender waits in update_topology: members that it does not know of may have been admitted."""
     round: Annotated[int, Meta(ge=0, le=limits.ROUND_MAX)]
     """The last round of topology votes that the sender knows to be complete, and its value."""
     round_value: int
