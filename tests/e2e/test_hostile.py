@@ -212,7 +212,7 @@ def test_claims_the_ids_of_members(hostile_run: HostileRun) -> None:
             Hello(other_id, b"?" * 16, True, 0, "hostile", ("127.0.0.1:1",), NUMBER),
             Hello(other_id, token[::-1], True, 0, "hostile", ("127.0.0.1:1",), NUMBER, b"r" * 16),
         ]
-        claims.append(RunReport(claims[1], 0, NUMBER, (), False, 0, 0, None, (), ()))  # type: ignore[arg-type]
+        claims.append(RunReport(claims[1], 0, NUMBER, (), 0, 0, None, (), ()))  # type: ignore[arg-type]
         for claim in claims:
             with hostile_run.dealer() as dealer:
                 dealer.send(encode(claim))
