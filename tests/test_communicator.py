@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.harness import HANG_SECONDS, until
+from e2e.harness import HANG_SECONDS, loop_of, until
 from e2e.local import Run, failure, finish, local_run
 
 import zpccl
@@ -67,6 +67,58 @@ def vote(run: Run, index: int, function: Callable[[zpccl.Communicator], Any]) ->
     future = run.start(function, run.comms[index])
     until(lambda: is_waiting(run.comms[index]) or future.done())
     return future
+
+
+# --- Plans ahead ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1000, 1 << 20], ids=["small", "large"])
+def test_a_call_that_has_started_ahead_gets_another_plan(
+    pair: Run, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1, S2: the attempt that one has started is ended, and its input put back, before the next one begins."""
+    tensors = [np.full(count, value, np.float32) for value in (1, 2)]
+    pair.all(lambda comm: comm.all_reduce(ones(count)))
+    early, late = map(loop_of, pair.comms)
+    put_back, submit = threading.Event(), early._restorer.submit
+
+    def put_back_later(job: Callable[[], None]) -> None:
+        submit(lambda: job() if put_back.wait(HANG_SECONDS) else None)
+
+    monkeypatch.setattr(early._restorer, "submit", put_back_later)
+    late._machine._ahead.clear()
+    first = pair.start(lambda comm: comm.all_reduce(tensors[0], tensors[0]), pair.comms[0])
+    until(lambda: any(call.ahead for call in list(early._machine.calls.values())))
+    second = pair.start(lambda comm: comm.all_reduce(tensors[1], tensors[1]), pair.comms[1])
+    if count > 1000:
+        until(lambda: any(call.start is not None for call in list(early._calls.values())))
+    put_back.set()
+    finish(first), finish(second)
+    assert all((tensor == 3).all() for tensor in tensors)
+    assert still_works(pair)
+
+
+def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2, S4: a second attempt at its call waits for that, and never begins."""
+    tensor = np.full(1 << 20, 7, np.float32)
+    pair.all(lambda comm: comm.all_reduce(ones(1 << 20)))
+    early, late = map(loop_of, pair.comms)
+    put_back, submit = threading.Event(), early._restorer.submit
+
+    def put_back_later(job: Callable[[], None]) -> None:
+        submit(lambda: job() if put_back.wait(HANG_SECONDS) else None)
+
+    monkeypatch.setattr(early._restorer, "submit", put_back_later)
+    late._machine._ahead.clear()
+    first = pair.start(lambda comm: comm.all_reduce(tensor, tensor, timeout=3), pair.comms[0])
+    until(lambda: any(call.ahead for call in list(early._machine.calls.values())))
+    second = pair.start(lambda comm: comm.all_reduce(ones(1 << 20)), pair.comms[1])
+    until(lambda: any(call.error is not None for call in early._restoring))
+    assert not first.done()
+    put_back.set()
+    assert isinstance(failure(first), zpccl.OperationTimeout)
+    assert isinstance(failure(second), zpccl.PeerLost)
+    assert (tensor == 7).all() and still_works(pair)
 
 
 # --- What PCCL promises ---------------------------------------------------------------------------------------------

@@ -54,14 +54,14 @@ two-roots: protocol.kinds.collective:find_difference (unit tests)
   S1: two peers are both root of a broadcast, and one gets the other's tensor
   - is_broadcast and sum(spec.is_root for spec in specs) != 1
   + is_broadcast and not any(spec.is_root for spec in specs)
-broadcast-from-the-first-member: protocol.kinds.collective:Collectives._plan (simulator)
+broadcast-from-the-first-member: protocol.kinds.collective:_in_order (simulator)
   S1: a broadcast sends what the first member holds, whoever is its root
-  - order = order[root:] + order[:root]
-  + order = order[:]
-all-to-all-in-order-of-admission: protocol.kinds.collective:Collectives._plan (unit tests)
+  - order[root:] + order[:root]
+  + order[:]
+all-to-all-in-order-of-admission: protocol.kinds.collective:_in_order (unit tests)
   S1: the rows of an all-to-all are not where its peers look for them
-  - order = sorted(order, key=lambda peer: peer.peer_id)
-  + order = list(order)
+  - sorted(order, key=lambda peer: peer.peer_id)
+  + list(order)
 all-to-all-waits-for-ever: protocol.kinds.collective:Collectives._plan (unit tests)
   L1: an all-to-all waits for ever where two members do not reach each other
   - broken and now_ns - operation.agreed_ns >= self.wait_ns
@@ -426,8 +426,8 @@ failed-sync-remembered-as-the-last: protocol.memory:Memory.on_decision (unit tes
   + call is not None and is_sync(call) and is_newer
 mismatch-remembered-without-its-values: protocol.memory:Memory.on_decision (unit tests)
   S1: after a take-over one peer gets CollectiveMismatch and another only InvalidUsage
-  - replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())
-  + replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), field='', values=())
+  - replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=0)
+  + replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=0, field='', values=())
 fewer-ends-remembered-than-calls-in-flight: protocol.memory:Memory._keep (unit tests)
   S1: a commit is forgotten that another member has not received
   - count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
@@ -640,6 +640,44 @@ cut-off-master-waits-as-long: protocol.master:MasterMachine._loss_ns (unit tests
   L2: a master that cannot lead any more keeps its peers until the next one has lost them
   - is_new_here and self._may_lead()
   + is_new_here
+
+# --- Plans ahead ------------------------------------------------------------------------------------------------------
+plan-ahead-runs-for-some: protocol.kinds.collective:Ahead.is_started_by (unit tests)
+  L1: an attempt runs that some of its participants have not started and get no plan for
+  - vote.ahead == self.attempt_id and vote.spec == spec
+  + vote.spec == spec
+plan-ahead-for-other-arguments: protocol.kinds.collective:Ahead.is_started_by (unit tests)
+  S1: two peers are root of a broadcast
+  - vote.ahead == self.attempt_id and vote.spec == spec
+  + vote.ahead == self.attempt_id
+failed-plan-ahead-runs: protocol.kinds.collective:Ahead.is_started_by (unit tests)
+  L1: a call fails because a peer that came early has waited for too long
+  - all(report.ok for report in self.reports.values())
+  + self.reports is not None
+early-report-lost: protocol.kinds.collective:Collectives.on_early_report (unit tests)
+  L1: an attempt waits for ever for a report that came before the last vote
+  - vote is not None and (vote.call_id, vote.ahead) == (report.call_id, report.attempt_id)
+  + vote is None
+calls-of-a-plan-ahead-untold: protocol.kinds.collective:Collectives._run_ahead (unit tests)
+  S1: a new master cannot tell for which call a decision is
+  - attempt.has_plan_everywhere = False
+  + attempt.has_plan_everywhere = True
+plan-ahead-kept-over-members: protocol.peer:PeerMachine._on_members (unit tests)
+  S1: a peer starts an attempt of members that are gone
+  - message.epoch != self.epoch
+  + message.epoch < self.epoch
+plan-ahead-for-another-call: protocol.peer:PeerMachine._start_ahead (unit tests)
+  S1: a peer starts an attempt of another size
+  - ahead.spec != call.spec
+  + ahead.spec.kind != call.spec.kind
+started-ahead-not-ended: protocol.peer:PeerMachine._recall (unit tests)
+  S4: two attempts at one call use its memory at the same time
+  - not call.is_released
+  + call.is_released
+started-ahead-unsaid: protocol.calls:Call._vote_and_report (unit tests)
+  L1: a new master never gets the vote of a call that has reported
+  - is_sync(self) or self.ahead
+  + is_sync(self)
 
 # --- The control connection -------------------------------------------------------------------------------------------
 connects-no-more: protocol.session:Session._on_tick (simulator)

@@ -153,6 +153,11 @@ RUN_MEMORY_NS = 30 * SECOND
 MINORITY_WAIT_NS = 30 * SECOND
 """How long a restarted master of a run with one address waits for a quorum before it goes on with the members that are
 connected. The other members may have removed these, and hold a later revision."""
+PLANS_AHEAD_MAX = 1024
+"""Plans ahead that a master has handed out, and that a peer keeps: the oldest are dropped."""
+PLAN_AHEAD_BYTES_MAX = 16 * MIB
+"""Larger tensors are not planned ahead: for them the way to the master is short beside the transfer; and where another
+plan comes after all, an early peer has to put its input back."""
 STRAGGLER_WARNING_NS = 10 * SECOND
 """A member whose vote others wait for is named in the log after this time, and again after twice, four times, ..."""
 STRAGGLER_LINES_MAX = 8

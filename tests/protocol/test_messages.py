@@ -165,7 +165,7 @@ def test_the_bytes_of_a_message() -> None:
     assert m.encode(m.Withdraw(5)) == b"zp\r\x92\xa8withdraw\x05"
     assert (
         m.encode(topology_vote(3, 4, m.TopologyKind.PENDING))
-        == b"zp\r\x93\xa5votes\x03\x91\x92\x04\x93\xa8topology\x02\x00"
+        == b"zp\r\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"
     )
     assert m.encode(HELLO).hex() == (
         "7a700d" "dc0011" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"

@@ -32,6 +32,7 @@ class PendingCall:
         peers: id and name of all who take part, in order of ids, once its plan has come.
         place: this peer's, among them.
         error: its answer, while what its memory held is put back.
+        start: the attempt that begins once that is done, in place of one that was planned ahead.
     """
 
     spec: Spec | None = None
@@ -47,6 +48,7 @@ class PendingCall:
     tx_bytes: int = field(default=0, init=False)
     rx_bytes: int = field(default=0, init=False)
     error: PCCLError | None = field(default=None, init=False)
+    start: StartReduce | None = field(default=None, init=False)
 
     def result(self) -> Any:
         """What the user gets of a call that has succeeded."""

@@ -318,8 +318,11 @@ class PeerLoop:
                 self._refuse([call], InvalidUsage("the call was interrupted"))
         elif isinstance(item, _Restored):
             self._restoring.remove(item.call)
+            start, item.call.start = item.call.start, None
             if item.call.error is not None:
                 self._refuse([item.call])
+            elif start is not None:
+                self._start_reduce(start)
         elif isinstance(item, NewLink):
             self._open_link(item, now_ns)
         elif isinstance(item, NewConnection):
@@ -450,6 +453,9 @@ class PeerLoop:
 
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
+        if call is not None and call.start is not None:  # It has not begun.
+            call.start = None
+            return self.engine.end_reduce(effect.attempt_id, commit=False)
         if effect.commit or call is None or call.send.nbytes < limits.SMALL_TENSOR_BYTES:
             is_empty = call is not None and not call.send.count  # The engine learns its id only.
             return self.engine.end_reduce(effect.attempt_id, commit=effect.commit and not is_empty)
@@ -464,9 +470,13 @@ class PeerLoop:
 
     def _start_reduce(self, effect: effects.StartReduce) -> None:
         self._attempts[effect.attempt_id] = effect.call_id
+        call = self._calls[effect.call_id]
+        if call in self._restoring:  # It replaces one that was planned ahead.
+            call.start = effect
+            return
         names = {member.peer_id: member.name for member in self._machine.members}
         try:
-            plan = self._calls[effect.call_id].plan(effect, self.options.peer_id, names)
+            plan = call.plan(effect, self.options.peer_id, names)
             if plan.count:
                 self.engine.start_reduce(plan)
             else:

@@ -2,7 +2,7 @@
 
     event                                  HELD       VOTING         RUNNING    REPORTED
     the call that it is held for is over   VOTING     -              -          -
-    Plan, of a collective or a sync        -          RUNNING [1]    -          -
+    Plan, of a collective or a sync        -          RUNNING [1]    - [4]      - [4]
     the data plane is done                 -          -              REPORTED   REPORTED [2]
     the user gives it up                   rejected   withdrawn, whatever its phase
     no master answers the withdrawal       -          VOTING [3]     REPORTED   REPORTED, all three released
@@ -10,6 +10,10 @@
 
     [1] REPORTED, as failed, if the call was released. [2] Of a sync, if the state
     that this peer offered has changed since. [3] Its vote counts until the master has the withdrawal.
+    [4] RUNNING, if it has started another attempt by a plan ahead.
+
+A collective may be planned ahead: if it is the same call as the last one at its tag, it is RUNNING at once, and its
+vote says so.
 
 A call without an answer has standing messages, which the peer sends again on a new connection.
 
@@ -87,6 +91,8 @@ class Call:
     """The error of a call that the user gave up, unless it succeeds all the same."""
     is_released: bool = False
     """The user has an error and the buffers; only the master's decision is missing."""
+    ahead: int = 0
+    """The attempt that it has started by a plan ahead; 0: it waits for a plan, or has its own."""
     is_at_fault: bool = False
     """In a sync: the state that this peer offered has changed since."""
 
@@ -98,7 +104,7 @@ class Call:
     @property
     def vote(self) -> Vote:
         """The vote for this call."""
-        return Vote(self.call_id, self.spec)
+        return Vote(self.call_id, self.spec, self.ahead)
 
     def is_planned_by(self, plan: Plan) -> bool:
         """True if a plan is of the kind that this call waits for."""
@@ -122,8 +128,9 @@ class Call:
         votes = Votes(oldest_call_id, (self.vote,))
         if self.report is None:
             return (votes,)
-        # Another master needs the votes of a sync to plan the fetches of members that never got the plan.
-        return (votes, self.report) if is_sync(self) else (self.report,)
+        # Another master needs the votes of a sync to plan the fetches of members that never got the plan. And of a plan
+        # ahead no master knows that this call has started it.
+        return (votes, self.report) if is_sync(self) or self.ahead else (self.report,)
 
 
 def is_collective(call: Call) -> bool:
@@ -150,6 +157,19 @@ def tag_of(call: Call) -> int:
     """The tag of a collective."""
     assert isinstance(call.spec, CollectiveSpec)
     return call.spec.tag
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A plan ahead: the attempt that a call may start at once, if it is the same one as the last at its tag.
+
+    Attributes:
+        spec: of that call.
+        plan: of the attempt. The calls of the others are not known.
+    """
+
+    spec: CollectiveSpec
+    plan: Plan
 
 
 class Released:

@@ -83,7 +83,7 @@ class Memory:
             pairs = [pair for pair in plan.participants.items() if pair[0] in member_ids]
             order, calls = tuple(peer_id for peer_id, _ in pairs), tuple(call_id for _, call_id in pairs)
         reason = cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX)
-        outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=())
+        outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=0)
         self._keep(outcome)
         is_newer = self._last_sync is None or outcome.attempt_id > self._last_sync.attempt_id
         if call is not None and is_sync(call) and outcome.committed and is_newer:
@@ -113,7 +113,7 @@ class Memory:
         """The run report: all that a new master must know."""
         running: list[Running] = []
         for call in calls:
-            if call.phase is Phase.VOTING or call.plan is None:
+            if call.phase is Phase.VOTING or call.plan is None or call.ahead:  # Of a plan ahead the vote tells.
                 continue
             if isinstance(call.plan.how, Reducing):
                 running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))

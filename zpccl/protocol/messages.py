@@ -172,6 +172,8 @@ class Vote(_Message, frozen=True):
 
     call_id: Natural
     spec: Spec
+    ahead: Natural = 0
+    """The attempt that the sender has started by a plan ahead (Decision.ahead); 0: it waits for a plan."""
 
 
 class Votes(_Message, tag="votes", frozen=True):
@@ -405,7 +407,7 @@ class Fetching(_Message, tag="fetch", frozen=True):
 
 
 class Plan(_Message, tag="plan", frozen=True):
-    """Starts an attempt."""
+    """Starts an attempt. A call that has started another one by a plan ahead ends that first."""
 
     attempt_id: Natural
     calls: CallIds
@@ -443,6 +445,9 @@ class Decision(_Message, tag="decision", frozen=True):
     calls: CallIds = ()
     peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
     """The names of the peers that an aborted attempt is attributed to."""
+    ahead: Natural = 0
+    """A plan ahead, with the commit of a collective: when the receiver makes the same call again, it may start this
+    attempt at once, in the same way as the committed one. 0: none."""
 
     @property
     def committed(self) -> bool:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -105,7 +105,7 @@ class Attempt:
     """When this master planned it; None for an attempt of a former master."""
     agreed_ns: int | None = None
     """Set while its plan waits for links: when all votes had come."""
-    has_plan_everywhere: ClassVar[bool] = True
+    has_plan_everywhere: bool = True
     """False if a peer may get the decision without having had the plan: then the decision lists the participants."""
 
     @property
@@ -165,6 +165,11 @@ class Kind(Generic[AttemptT]):
         """A peer has done its part of an attempt, or failed."""
         raise NotImplementedError
 
+    def on_early_report(self, peer: Peer, report: Report) -> bool:
+        """True for a report on an attempt that has been planned ahead, and waits for votes."""
+        del peer, report
+        return False
+
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """A peer reports on an attempt that has ended. The report may say why the attempt failed."""
 
@@ -174,6 +179,11 @@ class Kind(Generic[AttemptT]):
         `calls`: the participants in the order of the plan, lost ones included, with the call of each.
         """
         raise NotImplementedError
+
+    def plan_ahead(self, attempt: AttemptT) -> int:
+        """Plans the next attempt like a committed one. Returns its id, or 0 if none is planned."""
+        del attempt
+        return 0
 
     def value_of(self, attempt: AttemptT) -> int:
         """The value that the callers get."""
@@ -322,6 +332,8 @@ class Operations:
         attempt = self.running.get(report.attempt_id)
         if attempt is not None and attempt.calls.get(peer) == report.call_id:
             return self._kinds[attempt.key.function].on_report(attempt, peer, report)
+        if any(kind.on_early_report(peer, report) for kind in self.kinds):
+            return None
         for kind in self.kinds:
             kind.on_late_report(peer, report)
         if report.call_id in peer.answers:
@@ -552,7 +564,8 @@ class Operations:
         kind.on_ended(attempt, verdict, survivors)
         order, calls = tuple(peer.peer_id for peer in survivors), tuple(attempt.calls[peer] for peer in survivors)
         text, number = verdict.reason[: limits.TEXT_CHARS_MAX], attempt.attempt_id
-        brief = Decision(0, verdict.result, kind.value_of(attempt), text, attempt_id=number, peers=blamed)
+        ahead = kind.plan_ahead(attempt) if verdict.is_commit and len(survivors) == len(attempt.calls) else 0
+        brief = Decision(0, verdict.result, kind.value_of(attempt), text, attempt_id=number, peers=blamed, ahead=ahead)
         whole = replace(brief, order=order, calls=calls)
         for peer, call_id in zip(survivors, calls, strict=True):
             sent = brief if attempt.has_plan_everywhere else whole

@@ -69,6 +69,7 @@ from zpccl.errors import (
 )
 from zpccl.protocol import events
 from zpccl.protocol.calls import (
+    Ahead,
     Call,
     Phase,
     Released,
@@ -102,6 +103,7 @@ from zpccl.protocol.memory import Memory, has_decided
 from zpccl.protocol.messages import (
     NO_ID,
     Acknowledgement,
+    CollectiveSpec,
     Decision,
     Dropped,
     Fetching,
@@ -119,6 +121,7 @@ from zpccl.protocol.messages import (
     PeerMessage,
     Plan,
     Ready,
+    Reducing,
     Refusal,
     Refused,
     Report,
@@ -131,6 +134,7 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zpccl.types import Algorithm
 
 LEFT_BEHIND = "the others finished a collective without this peer"
 """Why a peer leaves if a collective is committed and it lacks the result."""
@@ -214,6 +218,7 @@ class PeerMachine:
         self._next_call_id = 0
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._memory = Memory()
+        self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
         self._effects: list[PeerEffect] = []
 
     # --- The view of the run ----------------------------------------------------------------------------------------
@@ -265,7 +270,7 @@ class PeerMachine:
         elif isinstance(event, events.FetchDone):
             self._on_fetch_done(event)
         elif isinstance(event, events.Called):
-            self._on_call(event.votes)
+            self._on_call(event.votes, now_ns)
         elif isinstance(event, events.CallWithdrawn):
             self._on_withdrawn(event, now_ns)
         elif isinstance(event, (events.LinkUp, events.LinkFailed)):
@@ -604,6 +609,8 @@ class PeerMachine:
         is_listed = any(member.peer_id == self.options.peer_id for member in message.members)
         if self.state is State.RETURNING and not is_listed:
             return
+        if message.epoch != self.epoch:
+            self._ahead.clear()
         self.epoch, self._parent = message.epoch, message.parent
         self.members, self._old_members = message.members, message.old_members
         if self._masters.has_others:
@@ -708,7 +715,7 @@ class PeerMachine:
 
     # --- Calls ------------------------------------------------------------------------------------------------------
 
-    def _on_call(self, votes: Sequence[Vote]) -> None:
+    def _on_call(self, votes: Sequence[Vote], now_ns: int) -> None:
         if not votes:
             return
         self._next_call_id = max(self._next_call_id, max(vote.call_id for vote in votes) + 1)
@@ -720,8 +727,10 @@ class PeerMachine:
         released = Released(self.calls.values())
         for call in calls:
             call.phase = Phase.HELD if released.block(call) else Phase.VOTING
+            if call.phase is Phase.VOTING and isinstance(call.spec, CollectiveSpec):
+                self._start_ahead(call, self._ahead.pop(call.spec.tag, None), now_ns)
         self.calls.update((call.call_id, call) for call in calls)
-        self._vote([call for call in calls if call.phase is Phase.VOTING])
+        self._vote([call for call in calls if call.phase is not Phase.HELD])
 
     def _after_last_round(self, spec: Spec) -> Spec:
         return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
@@ -832,23 +841,62 @@ class PeerMachine:
             self._vote(held)
 
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
-        call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
-        if call is not None and (not call.is_planned_by(plan) or call.phase is not Phase.VOTING):
-            call = None  # It waits for another plan, or has one.
-        if call is None and (isinstance(plan.how, Fetching) or self._call_of_attempt(plan.attempt_id) is not None):
+        if self._call_of_attempt(plan.attempt_id) is not None:
             return None  # Sent again.
+        call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
+        if call is not None and not call.is_planned_by(plan):
+            call = None
+        if call is not None and call.ahead:
+            self._recall(call)
+        if call is not None and call.phase is not Phase.VOTING:
+            call = None  # It has a plan.
+        if call is None and isinstance(plan.how, Fetching):
+            return None
         if call is None or call.is_released:
             self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Its frames are stale.
             if call is not None:
                 call.plan = plan
                 self._report(call, plan.attempt_id, _WITHDRAWN)
             return None
+        return self._start(call, plan, now_ns)
+
+    def _start(self, call: Call, plan: Plan, now_ns: int) -> None:
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
         lane = plan.how.lanes[0]
         start = StartReduce(call.call_id, plan.attempt_id, lane.order, plan.how.frame_bytes, lane.algorithm)
         return self._effects.append(start)
+
+    def _keep_ahead(self, call: Call, decision: Decision) -> None:
+        """The next call at this tag may start at once, if it is the same one."""
+        if decision.ahead and call.plan is not None and isinstance(call.spec, CollectiveSpec):
+            if len(self._ahead) >= limits.PLANS_AHEAD_MAX:
+                del self._ahead[next(iter(self._ahead))]
+            self._ahead[call.spec.tag] = Ahead(call.spec, Plan(decision.ahead, (), call.plan.how))
+
+    def _neighbours(self, plan: Plan) -> set[bytes]:
+        """The peers to which this one needs a link in a collective: those beside it in the ring, or all."""
+        order, place = plan.order, plan.order.index(self.options.peer_id)
+        is_direct = isinstance(plan.how, Reducing) and plan.how.lanes[0].algorithm == Algorithm.DIRECT
+        beside = order if is_direct else (order[place - 1], order[(place + 1) % len(order)])
+        return set(beside) - {self.options.peer_id}
+
+    def _start_ahead(self, call: Call, ahead: Ahead | None, now_ns: int) -> None:
+        """Starts a call by a plan ahead, if there is one for it, and all links that it needs are up."""
+        if ahead is None or ahead.spec != call.spec or self.state is not State.MEMBER:
+            return
+        if all(
+            (link := self._links.get(peer_id)) is not None and link.is_up for peer_id in self._neighbours(ahead.plan)
+        ):
+            call.ahead = ahead.plan.attempt_id
+            self._start(call, ahead.plan, now_ns)
+
+    def _recall(self, call: Call) -> None:
+        """The plan ahead that a call has started is void."""
+        if not call.is_released:
+            self._end(call, call.ahead, commit=False)
+        call.phase, call.ahead, call.attempt_id, call.plan, call.report = Phase.VOTING, 0, None, None, None
 
     def _on_reduce_done(self, event: events.ReduceDone, now_ns: int) -> None:
         call = self._call_of_attempt(event.attempt_id)
@@ -897,6 +945,7 @@ class PeerMachine:
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
         self._settle(call)
+        self._keep_ahead(call, decision)
         attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None
         if call.is_released:
             if call.attempt_id is None and attempt_id is not None:  # Its plan got lost; frames may wait for it.

@@ -84,12 +84,15 @@ class Agreement(Checker):
         super().__init__(cluster)
         self.decisions: dict[RunKey, dict[bool, set[tuple[int, int, int]]]] = {}  # Attempt -> committed? -> masters.
         self._ended: dict[RunKey, dict[bytes, bool]] = {}
+        self._planned: set[RunKey] = set()  # Not ahead.
         self._released: dict[bytes, set[tuple[int, RunKey]]] = {}  # Released calls whose attempts were undecided.
         self._have_released: set[bytes] = set()
         self._results: dict[RunKey, int] = {}
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """All decisions of one master on an attempt agree. Its successor may decide otherwise if no peer knows them."""
+        if isinstance(message, Plan):
+            self._planned.add(master.key(connection, message.attempt_id))
         if isinstance(message, Decision):
             attempt, committed, lifetime = (
                 master.key(connection, message.attempt_id),
@@ -114,6 +117,8 @@ class Agreement(Checker):
             return self.cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id} undecided")
         decided = {committed for committed, masters in self.decisions.get(attempt, {}).items() if masters}
         is_survivor = node.machine.state is State.MEMBER
+        if not commit and attempt not in self._planned:
+            decided.add(False)  # Planned ahead, and unknown to the master that has answered the call.
         self.cluster.require(
             commit in decided if is_survivor and decided else not commit,
             "S1",
@@ -183,6 +188,7 @@ class InputSafety(Checker):
         """Records the input of each peer."""
         if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
             attempt = node.key(effect.attempt_id)
+            self._orders.setdefault(attempt, effect.order)  # By a plan ahead, perhaps.
             inputs = self._inputs.setdefault(attempt, {})
             call = node.calls[effect.call_id]
             inputs[node.peer_id] = call.value_before
@@ -607,6 +613,9 @@ class Commits(Checker):
         """Records participants and calls of each attempt."""
         if isinstance(message, Plan):
             self._calls.setdefault(master.key(connection, message.attempt_id), message.participants)
+        elif isinstance(message, Decision) and message.committed and message.order:
+            calls = dict(zip(message.order, message.calls, strict=True))
+            self._calls.setdefault(master.key(connection, message.attempt_id), calls)
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Records the result of each peer. Some kinds give each peer another result; users write data."""

@@ -16,6 +16,11 @@ The ring is in order of admission, or in another order if that one needs a link 
 worst-connected member is removed, so that the others can continue. The ring of a broadcast begins with its root. A
 barrier has no plan: it is committed when all have voted.
 
+With its commit a collective is planned ahead: a peer that makes the same call again starts the next attempt at once,
+says so in its vote, and waits for nobody. If the votes agree, and all have started it, that attempt runs. Else the
+master plans another one, and with its plan those that have started the first end that. Reports that come before the
+votes of others are kept. A new master knows no plans ahead.
+
 A collective that is in voting stops waiting for a lost member. A running one is aborted by the loss of a participant,
 unless all survivors have finished: then it is committed if their results are equal.
 
@@ -49,6 +54,8 @@ class Reduction(Attempt):
 
     spec: CollectiveSpec
     how: Reducing
+    specs: dict[Peer, CollectiveSpec] = field(default_factory=dict)
+    """The arguments of each participant, in the order of the plan; empty after a take-over."""
     epoch: int = -1
     """An epoch in which all of `order` were members: while it lasts, none of them is lost."""
     reports: dict[Peer, Report] = field(default_factory=dict)
@@ -89,6 +96,25 @@ class Reduction(Attempt):
         return distance > 0 and (self.is_direct or distance in (1, len(self.order) - 1))
 
 
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """A plan, ahead of the votes: the attempt that begins when the same peers make the same call again."""
+
+    attempt_id: int
+    specs: dict[Peer, CollectiveSpec]
+    """The participants in the order of the plan, with the arguments of each."""
+    how: Reducing
+    reports: dict[Peer, Report] = field(default_factory=dict)
+    """Of participants that have voted."""
+
+    def is_started_by(self, votes: dict[Peer, Vote]) -> bool:
+        """True if these are the votes of all participants, for this plan, and none of them has failed."""
+        if votes.keys() != self.specs.keys() or not all(report.ok for report in self.reports.values()):
+            return False
+        pairs = ((vote, self.specs[peer]) for peer, vote in votes.items())
+        return all(vote.ahead == self.attempt_id and vote.spec == spec for vote, spec in pairs)
+
+
 class Collectives(Kind[Reduction]):
     """All collectives of the run."""
 
@@ -109,6 +135,7 @@ class Collectives(Kind[Reduction]):
         self._voted: dict[Key, None] = {}  # Operations that have got votes since they were evaluated last.
         self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
+        self._ahead: dict[Key, Ahead] = {}  # The newest last.
         self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
@@ -131,9 +158,21 @@ class Collectives(Kind[Reduction]):
                 self._evaluate(operation, now_ns)
 
     def on_vote_again(self, attempt: Reduction, peer: Peer, vote: Vote) -> None:
-        """The plan is sent again."""
-        del vote
-        self._send_plan(attempt, (peer,))
+        """The plan is sent again, unless the peer has started the attempt ahead of it."""
+        if vote.ahead != attempt.attempt_id:
+            self._send_plan(attempt, (peer,))
+
+    def on_early_report(self, peer: Peer, report: Report) -> bool:
+        """A participant of a plan ahead has done its part, or failed, before all have voted."""
+        for key, ahead in self._ahead.items():
+            if ahead.attempt_id != report.attempt_id:
+                continue
+            operation = self._operations.pending.get(key)
+            vote = operation.votes.get(peer) if operation is not None else None
+            if vote is not None and (vote.call_id, vote.ahead) == (report.call_id, report.attempt_id):
+                ahead.reports[peer] = report
+                return True
+        return False
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """A late report of a failed attempt may name the link at fault."""
@@ -199,6 +238,8 @@ class Collectives(Kind[Reduction]):
             self._operations.refuse(key, Result.INVALID_USAGE, reason, name, values)
         elif next(iter(_specs_of(votes).values())).kind == CollectiveKind.BARRIER:
             self._open_barrier(key)
+        elif (ahead := self._ahead.pop(key, None)) is not None and ahead.is_started_by(votes):
+            self._run_ahead(ahead, key, now_ns)
         else:
             self._plan(operation, now_ns)
 
@@ -227,28 +268,58 @@ class Collectives(Kind[Reduction]):
                 self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, _no_mesh(broken))
             return
         votes = self._operations.take(key)
-        if spec.kind == CollectiveKind.BROADCAST:
-            root = next(index for index, peer in enumerate(order) if specs[peer].is_root)
-            order = order[root:] + order[:root]
-        elif spec.kind == CollectiveKind.ALL_TO_ALL:
-            order = sorted(order, key=lambda peer: peer.peer_id)  # Its rows are in order of ranks.
-        algorithm = self._algorithm(spec, order, now_ns)
-        attempt = Reduction(
-            attempt_id=self._operations.next_attempt_id(),
-            key=key,
-            calls={peer: votes[peer].call_id for peer in order},
-            begun_ns=now_ns,
-            spec=spec,
-            how=Reducing(
-                (Lane(tuple(peer.peer_id for peer in order), algorithm),),
-                frame_bytes(algorithm, self._speeds_of(order)),
-            ),
-            epoch=self._registry.epoch,
+        order = _in_order(order, specs)
+        plan = Ahead(
+            self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}, self._how(spec, order, now_ns)
         )
+        self._send_plan(self._begin(plan, key, votes, now_ns), order)
+
+    def _begin(self, plan: Ahead, key: Key, votes: dict[Peer, Vote], now_ns: int) -> Reduction:
         assert self._operations.running_at(key) is None, "its participants cannot have voted"
+        attempt = Reduction(
+            attempt_id=plan.attempt_id,
+            key=key,
+            calls={peer: votes[peer].call_id for peer in plan.specs},
+            begun_ns=now_ns,
+            spec=next(iter(plan.specs.values())),
+            specs=plan.specs,
+            how=plan.how,
+            epoch=self._registry.epoch,
+            reports=plan.reports,
+        )
         self._operations.run(attempt)
         self._outbox.counts.plans += 1
-        self._send_plan(attempt, attempt.order)
+        return attempt
+
+    def _how(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Reducing:
+        algorithm = self._algorithm(spec, order, now_ns)
+        lane = Lane(tuple(peer.peer_id for peer in order), algorithm)
+        return Reducing((lane,), frame_bytes(algorithm, self._speeds_of(order)))
+
+    # --- Plans ahead ------------------------------------------------------------------------------------------------
+
+    def plan_ahead(self, attempt: Reduction) -> int:
+        """Plans the next attempt, if it would be like this one."""
+        now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
+        order = self._paths.order(members, now_ns) if attempt.specs.keys() == set(members) else None
+        if order is None or _wire_bytes(attempt.spec) > limits.PLAN_AHEAD_BYTES_MAX:
+            return 0
+        if attempt.how != self._how(attempt.spec, _in_order(order, attempt.specs), now_ns):
+            return 0
+        self._ahead.pop(attempt.key, None)
+        if len(self._ahead) >= limits.PLANS_AHEAD_MAX:
+            del self._ahead[next(iter(self._ahead))]
+        attempt_id = self._operations.next_attempt_id()
+        self._ahead[attempt.key] = Ahead(attempt_id, attempt.specs, attempt.how)
+        return attempt_id
+
+    def _run_ahead(self, ahead: Ahead, key: Key, now_ns: int) -> None:
+        """All participants have started a plan ahead: from now on it is an attempt like others."""
+        votes = self._operations.take(key)
+        self._doubt(next(iter(votes)).group, now_ns)
+        attempt = self._begin(ahead, key, votes, now_ns)
+        attempt.has_plan_everywhere = False  # Nobody knows the calls of the others.
+        self._operations.decide(attempt)
 
     def _algorithm(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Algorithm:
         """The algorithm that the voters ask for, or else the fastest, if the links allow it; otherwise the ring."""
@@ -420,6 +491,15 @@ def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, 
     if is_broadcast and sum(spec.is_root for spec in specs) != 1:
         return "is_root", _values(calls, "is_root")
     return None
+
+
+def _in_order(order: list[Peer], specs: dict[Peer, CollectiveSpec]) -> list[Peer]:
+    """The order of a plan, from that of the ring."""
+    kind = specs[order[0]].kind
+    if kind == CollectiveKind.BROADCAST:
+        root = next(index for index, peer in enumerate(order) if specs[peer].is_root)
+        return order[root:] + order[:root]
+    return sorted(order, key=lambda peer: peer.peer_id) if kind == CollectiveKind.ALL_TO_ALL else order
 
 
 def _no_mesh(broken: list[tuple[Peer, Peer]]) -> str:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -45,7 +44,7 @@ NOBODY_LEFT = "nobody is left to fetch from"
 class Transfer(Attempt):
     """A running attempt at a sync. `begun_ns` is when the plan was sent."""
 
-    has_plan_everywhere: ClassVar[bool] = False
+    has_plan_everywhere: bool = False
     revision: int
     holders: tuple[Peer, ...]
     fetch: dict[Peer, tuple[FetchEntry, ...]]

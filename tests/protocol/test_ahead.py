@@ -1,0 +1,338 @@
+"""Plans ahead: with the commit of a collective the next one like it is planned, and its callers wait for no plan.
+
+A peer that has started it votes for it. If all have, it is an attempt like others; else another plan takes its place,
+and nobody notices but by the time that it takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.errors import PeerLost, Result
+from zpccl.protocol import events
+from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
+from zpccl.protocol.messages import Decision, NeighboursChanged, Plan, Report, Vote, Votes, Welcome
+from zpccl.types import Algorithm, CollectiveKind
+
+from .harness import (
+    FIRST_ATTEMPT,
+    FRAME,
+    RUN_ID,
+    MasterBench,
+    PeerBench,
+    member_list,
+    pid,
+    pids,
+    plan_of,
+    reducing,
+    spec,
+)
+from .takeover import TakeOver
+
+AHEAD = FIRST_ATTEMPT + 1
+
+# --- The master -------------------------------------------------------------------------------------------------------
+
+
+class Bench(MasterBench):
+    """A master of a group in which one collective has been committed, and the next one is planned ahead."""
+
+    def __init__(self, names: str = "ab", specs: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.members(*names)
+        for name in names:
+            self.begin(name, 1, (specs or {}).get(name, spec()))
+        for name in names:
+            self.finish(name, 1)
+
+    def call(self, name: str, call_id: int = 2, ahead: int = AHEAD, **changes: Any) -> list[Any]:
+        """A peer makes a call that it has started already, or if `ahead` is 0, has not."""
+        return self.say(name, Votes(0, (Vote(call_id, spec(**changes), ahead),)))
+
+
+def test_a_call_that_all_have_started_needs_no_plan() -> None:
+    """S1: it is decided as others are; the decision lists the calls, which no plan has told anybody."""
+    bench = Bench()
+    assert bench.ahead == AHEAD
+    assert bench.call("a") == bench.call("b") == []
+    assert bench.finish("a", 2, AHEAD) == []
+    assert bench.finish("b", 2, AHEAD) == [(f"{name}1", Decision(2, 0, 2, attempt_id=AHEAD)) for name in "ab"]
+    kept = bench.peer("a").answers[2]
+    assert (kept.order, kept.calls) == (pids("ab"), (2, 2))
+    assert bench.ahead == AHEAD + 1 and bench.plans.keys() == {FIRST_ATTEMPT}
+
+
+def test_a_report_may_come_before_the_votes_of_others() -> None:
+    """L1: the vote of b is longer on its way than the data between the peers."""
+    bench = Bench()
+    bench.call("a")
+    assert bench.finish("a", 2, AHEAD) == []
+    assert bench.call("b") == []
+    assert bench.finish("b", 2, AHEAD) == [(f"{name}1", Decision(2, 0, 2, attempt_id=AHEAD)) for name in "ab"]
+
+
+@pytest.mark.parametrize("early", ["a", "b"])
+def test_what_not_all_have_started_is_planned_anew(early: str) -> None:
+    """S1: who has started it is told by the plan that takes its place."""
+    bench = Bench()
+    bench.call("a", ahead=AHEAD if early == "a" else 0)
+    told = bench.call("b", ahead=AHEAD if early == "b" else 0)
+    assert told == [(f"{name}1", plan_of(2, AHEAD + 1)) for name in "ab"]
+    assert bench.finish(early, 2, AHEAD) == []  # It is late.
+    for name in "ab":
+        bench.finish(name, 2, AHEAD + 1)
+    assert bench.verdict(early, 2) == Decision(2, 0, 2, attempt_id=AHEAD + 1)
+
+
+def test_a_plan_ahead_that_has_failed_is_planned_anew() -> None:
+    """L1: a has lost a link, or waited for longer than an attempt may stall."""
+    bench = Bench()
+    bench.call("a")
+    assert bench.finish("a", 2, AHEAD, ok=False, fault=pid("b")) == []
+    assert bench.call("b") == [(f"{name}1", plan_of(2, AHEAD + 1)) for name in "ab"]
+
+
+def test_a_failure_after_all_have_voted_fails_the_call() -> None:
+    bench = Bench()
+    bench.call("a")
+    bench.call("b")
+    told = bench.finish("a", 2, AHEAD, ok=False, fault=pid("b"))
+    assert [(c, type(m), m.result != 0) for c, m in told] == [(f"{name}1", Decision, True) for name in "ab"]
+    assert bench.call("a", 3, 0) == [] and bench.call("b", 3, 0) == [
+        (f"{name}1", plan_of(3, AHEAD + 1)) for name in "ab"
+    ], "of a failed attempt none is planned ahead"
+
+
+def test_other_calls_are_compared_as_ever() -> None:
+    """S1: who has started the wrong one is told of the mismatch like the others."""
+    bench = Bench()
+    bench.call("a")
+    told = bench.call("b", ahead=0, count=9)
+    assert [(c, m.field) for c, m in told] == [("a1", "count"), ("b1", "count")]
+
+
+def test_the_same_other_call_of_all_is_planned() -> None:
+    bench = Bench()
+    bench.call("a", ahead=0, count=9)
+    assert bench.call("b", ahead=0, count=9) == [(f"{name}1", plan_of(2, AHEAD + 1)) for name in "ab"]
+
+
+def test_who_withdraws_keeps_nobody() -> None:
+    """L1: b has started it and gives up; with its next call, both get a plan."""
+    bench = Bench()
+    bench.call("b")
+    bench.withdraw("b", 2)
+    bench.call("a")
+    told = bench.call("b", 3, 0)
+    assert [(c, m.attempt_id, m.calls) for c, m in told] == [(f"{name}1", AHEAD + 1, (2, 3)) for name in "ab"]
+
+
+def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
+    """S1, L2: c is lost; a and b go on without it, whatever they have started."""
+    bench = Bench("abc")
+    bench.call("a")
+    bench.call("b")
+    bench.lose("c")
+    assert plan_of(2, AHEAD + 1, "ab", calls=(2, 2)) in bench.said["a1"]
+
+
+def test_a_vote_again_for_a_plan_ahead_gets_no_plan() -> None:
+    """Of an attempt that all have started nobody needs one; who voted for another gets it."""
+    bench = Bench()
+    bench.call("a")
+    bench.call("b")
+    assert bench.call("a") == []
+    assert bench.call("a", ahead=AHEAD + 5) == [("a1", Plan(AHEAD, (2, 2), reducing()))]
+
+
+def test_the_root_of_a_broadcast_stays_the_root() -> None:
+    """S1: a plan ahead is for the same arguments of each peer."""
+    specs = {name: spec(kind=CollectiveKind.BROADCAST, is_root=name == "b") for name in "ab"}
+    bench = Bench(specs=specs)
+    for name, other in ("ab", "ba"):
+        told = bench.say(name, Votes(0, (Vote(2, specs[other], AHEAD),)))
+    assert told == [(f"{name}1", plan_of(2, AHEAD + 1, "ab")) for name in "ab"]
+
+
+@pytest.mark.parametrize("count", [limits.PLAN_AHEAD_BYTES_MAX // 4, limits.PLAN_AHEAD_BYTES_MAX // 4 + 1])
+def test_large_tensors_are_not_planned_ahead(count: int) -> None:
+    bench = Bench(specs=dict.fromkeys("ab", spec(count=count, datatype=10)))
+    assert bool(bench.ahead) == (4 * count <= limits.PLAN_AHEAD_BYTES_MAX)
+
+
+def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: the oldest goes, and its callers get a plan."""
+    monkeypatch.setattr(limits, "PLANS_AHEAD_MAX", 3)
+    bench = MasterBench()
+    bench.members("a", "b")
+    for tag in range(5):
+        for name in "ab":
+            bench.begin(name, tag, spec(tag))
+        for name in "ab":
+            bench.finish(name, tag, max(bench.plans))
+    assert [key.tag for key in bench.machine.collectives._ahead] == [2, 3, 4]
+
+
+def test_a_new_master_knows_no_plans_ahead() -> None:
+    """L3: it plans anew, and who had started ends that."""
+    bench = TakeOver()
+    bench.report("a")
+    bench.report("b")
+    bench.link("a", "b")
+    votes = Votes(0, (Vote(3, spec(), 77),))
+    bench.say("a", votes)
+    told = bench.say("b", votes)
+    assert [(c, type(m)) for c, m in told] == [("a1", Plan), ("b1", Plan)]
+
+
+# --- The peer ---------------------------------------------------------------------------------------------------------
+
+
+def start(call_id: int, attempt_id: int, names: str = "ab") -> StartReduce:
+    return StartReduce(call_id, attempt_id, pids(names), FRAME)
+
+
+def after_a_commit(names: str = "ab", plan: Plan | None = None) -> PeerBench:
+    """A peer that may start its next call at once."""
+    peer = PeerBench().member(names)
+    peer.reduce(10)
+    peer.hear(plan or plan_of(10, names=names))
+    peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7))
+    peer.hear(Decision(10, 0, 2, attempt_id=FIRST_ATTEMPT, ahead=AHEAD))
+    return peer
+
+
+def vote(call_id: int, ahead: int = AHEAD, **changes: Any) -> Send:
+    return Send(Votes(call_id, (Vote(call_id, spec(**changes), ahead),)))
+
+
+def test_the_same_call_starts_at_once() -> None:
+    """The data plane first: the vote is not waited for."""
+    peer = after_a_commit()
+    assert peer.reduce(11) == [start(11, AHEAD), vote(11)]
+    assert peer.handle(events.ReduceDone(AHEAD, 7)) == [Send(Report(11, AHEAD, True, digest=7))]
+    decision = Decision(11, 0, 2, attempt_id=AHEAD, order=pids("ab"), calls=(11, 3), ahead=AHEAD + 1)
+    assert peer.hear(decision) == [EndReduce(AHEAD, True), Resolve(11, 2)]
+    assert peer.reduce(12) == [start(12, AHEAD + 1), vote(12, AHEAD + 1)]
+
+
+def test_a_plan_ahead_is_used_once() -> None:
+    """S4: an attempt id never repeats."""
+    peer = after_a_commit()
+    peer.reduce(11)
+    peer.hear(Decision(11, Result.RANK_CONNECTION_LOST, 0, "withdrawn"))
+    assert peer.reduce(12) == [vote(12, 0)]
+
+
+@pytest.mark.parametrize("changes", [{"count": 9}, {"tag": 1}, {"kind": CollectiveKind.BARRIER, "count": 0}])
+def test_another_call_waits_for_its_plan(changes: dict[str, Any]) -> None:
+    assert after_a_commit().reduce(11, spec(**changes)) == [vote(11, 0, **changes)]
+
+
+def test_a_plan_takes_the_place_of_a_plan_ahead() -> None:
+    """S1, S4: what was started is ended, its input put back, before the new attempt begins."""
+    peer = after_a_commit()
+    peer.reduce(11)
+    assert peer.plan(11, AHEAD + 1) == [EndReduce(AHEAD, False), start(11, AHEAD + 1)]
+    assert peer.handle(events.ReduceDone(AHEAD, 7)) == []
+    assert peer.plan(11, AHEAD + 1) == []  # Sent again.
+    peer.handle(events.ReduceDone(AHEAD + 1, 7))
+    assert peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1)) == [EndReduce(AHEAD + 1, True), Resolve(11, 2)]
+
+
+def test_it_does_so_too_after_a_report() -> None:
+    peer = after_a_commit()
+    peer.reduce(11)
+    peer.handle(events.ReduceDone(AHEAD, 7))
+    assert peer.plan(11, AHEAD + 1) == [EndReduce(AHEAD, False), start(11, AHEAD + 1)]
+
+
+def test_a_mismatch_ends_what_was_started() -> None:
+    """S2"""
+    peer = after_a_commit()
+    peer.reduce(11)
+    first, second = peer.hear(
+        Decision(11, Result.INVALID_USAGE, 0, "no", field="count", values=("1", "2"), attempt_id=99)
+    )
+    assert first == EndReduce(AHEAD, False) and isinstance(second, Reject)
+
+
+def test_a_loss_ends_what_was_started() -> None:
+    """S2"""
+    peer = after_a_commit()
+    peer.reduce(11)
+    first, second = peer.hear(
+        Decision(11, Result.RANK_CONNECTION_LOST, 2, "lost b", attempt_id=AHEAD, order=pids("a"), calls=(11,))
+    )
+    assert first == EndReduce(AHEAD, False) and isinstance(second, Reject) and isinstance(second.error, PeerLost)
+
+
+def test_what_was_started_is_said_again_on_a_new_connection() -> None:
+    """L3: no master may know of it, so the vote comes before the report."""
+    peer = after_a_commit()
+    peer.reduce(11)
+    peer.handle(events.ReduceDone(AHEAD, 7))
+    peer.down()
+    said = [effect.message for effect in peer.reconnect() if isinstance(effect, Send)]
+    assert said[-2:] == [vote(11).message, Report(11, AHEAD, True, digest=7)]
+
+
+def test_a_list_of_other_members_voids_plans_ahead() -> None:
+    """S1"""
+    peer = after_a_commit()
+    peer.hear(member_list(3, "ab"))
+    assert peer.reduce(11) == [vote(11, 0)]
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+@pytest.mark.parametrize("broken", "bcd")
+def test_a_link_that_is_down_waits_for_a_plan(broken: str, algorithm: Algorithm) -> None:
+    """The next plan may do without it. In the ring abcd, a needs no link to c."""
+    peer = after_a_commit("abcd", Plan(FIRST_ATTEMPT, (10, 10, 10, 10), reducing("abcd", algorithm)))
+    peer.handle(events.LinkFailed(pid(broken), "reset"))
+    is_needed = broken != "c" or algorithm is Algorithm.DIRECT
+    assert isinstance(peer.reduce(11)[0], Send if is_needed else StartReduce)
+
+
+def test_a_neighbour_that_is_gone_waits_for_a_plan() -> None:
+    peer = after_a_commit()
+    peer.hear(NeighboursChanged(gone=pids("b")))
+    assert peer.reduce(11) == [vote(11, 0)]
+
+
+def test_a_released_call_is_not_started_again() -> None:
+    """S4: its user has the buffers; the plan that takes its place fails for all."""
+    peer = after_a_commit()
+    peer.reduce(11)
+    peer.down()
+    peer.handle(events.CallWithdrawn(11, timed_out=True))
+    peer.up()
+    peer.hear(Welcome(RUN_ID, 0))
+    ended, report = peer.plan(11, AHEAD + 1)
+    assert ended == EndReduce(AHEAD + 1, False)
+    assert isinstance(report, Send) and isinstance(report.message, Report) and not report.message.ok
+
+
+def test_a_new_master_hears_of_it_by_the_vote() -> None:
+    """L3: the calls of the others are not known, so the report cannot tell of the attempt."""
+    peer = after_a_commit()
+    peer.reduce(11)
+    report = peer.machine._run_report()
+    assert report.running == () and [outcome.ahead for outcome in report.outcomes] == [0]
+
+
+def test_peers_keep_as_many_as_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1"""
+    monkeypatch.setattr(limits, "PLANS_AHEAD_MAX", 2)
+    peer = PeerBench().member()
+    for number in range(4):
+        peer.reduce(10 + number, spec(number))
+        peer.plan(10 + number, FIRST_ATTEMPT + 2 * number)
+        peer.handle(events.ReduceDone(FIRST_ATTEMPT + 2 * number, 7))
+        decision = Decision(10 + number, 0, 2, attempt_id=FIRST_ATTEMPT + 2 * number)
+        peer.hear(replace(decision, ahead=FIRST_ATTEMPT + 2 * number + 1))
+    assert list(peer.machine._ahead) == [2, 3]
