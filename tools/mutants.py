@@ -632,6 +632,10 @@ members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all
   L3: members that were lost take the run back from those who came after them
   - self._has_one_address()
   + False
+removed-members-left-alone: protocol.master:MasterMachine._step_down (unit tests)
+  L2: a member that was to be removed waits for ever for a master that has stepped down
+  - members += self._dismissed
+  + members += []
 held-members-not-waited-for: protocol.losses:Losses.loss_ns (unit tests)
   L2: members are lost while a master holds them that does not know yet that it is cut off
   - self._is_linked(peer)

@@ -372,6 +372,19 @@ def test_who_is_removed_and_dies_before_it_confirms_may_be_elsewhere(bench: Stan
     assert bench.machine.is_recovering
 
 
+def test_who_is_removed_is_asked_again_when_its_master_steps_down(bench: Standby) -> None:
+    """L2. Duel, seed 9345785: the list without it is not committed, and nobody said a word to it any more."""
+    bench.begin_run("abc")
+    bench.begin("c", 50, spec(1))
+    bench.begin("c", 50, spec(2))
+    assert bench.names() == "ab"
+    bench.disconnect("a")
+    bench.disconnect("b")
+    told = bench.tick_at_deadline()
+    assert bench.machine.is_recovering
+    assert [(to, message.refusal) for to, message in told] == [("c1", Refusal.REPORT)]
+
+
 def test_a_link_that_stays_down_does_not_keep_the_master_busy(bench: Standby) -> None:
     """L1: one of the two is removed, whoever has the lower id, and the other one told that it is alone."""
     bench.begin_run("ba")

@@ -698,16 +698,18 @@ class MasterMachine:
     def _step_down(self, reason: str, now_ns: int) -> None:
         """Stops leading. The connected peers report again, to this master or to another one."""
         self._outbox.log(Level.WARNING, f"stepping down: {reason}")
-        peers = list(self.registry.by_connection.items())
+        peers = self.registry.by_connection.items()
+        pending = [connection for connection, peer in peers if not peer.is_member]
+        members = [connection for connection, peer in peers if peer.is_member]
+        members += self._dismissed  # They are, if the list without them is not committed.
         self._begin_anew()
         self.recover(now_ns, now_ns + limits.RUN_MEMORY_NS)
         assert self.candidate is not None
-        for connection, peer in peers:
-            if peer.is_member:
-                self.candidate.on_greeted(connection, now_ns)
-                self._ask_for_report(connection, self.candidate.promise)
-            else:
-                self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
+        for connection in members:
+            self.candidate.on_greeted(connection, now_ns)
+            self._ask_for_report(connection, self.candidate.promise)
+        for connection in pending:
+            self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
 
     def _begin_anew(self) -> None:
         """Resets to the state after a start, but in a higher term."""
@@ -806,7 +808,7 @@ class MasterMachine:
             for connection in earlier.connections():
                 self._refuse_session(connection)
         elif earlier.is_over(now_ns):
-            connections = list(self.registry.by_connection)
+            connections = [*self.registry.by_connection, *self._dismissed]
             self._outbox.log(Level.WARNING, f"{_YIELDS}, whose members are back")
             self._begin_anew()
             self._phase = Recovering(earlier)
