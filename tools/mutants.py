@@ -530,8 +530,12 @@ led-by-the-one-before: protocol.leadership:Acceptor.promise (unit tests)
   + self.promised = asked
 numbers-compared-not-descent: protocol.leadership:descend (unit tests)
   S3: a list that was never committed outranks a committed one
-  - descendants = (each for each in known if last in (each.epoch, each.parent))
-  + descendants = (each for each in known if last <= each.epoch)
+  - each in children or (each.epoch > last and each.members == members)
+  + last <= each.epoch
+repeated-list-forgotten: protocol.leadership:descend (unit tests)
+  S3: a list that a leader repeated and committed is passed over for one that was proposed before
+  - each in children or (each.epoch > last and each.members == members)
+  + each in children
 acknowledgement-of-an-earlier-list-counts: protocol.leadership:Leader.propose (unit tests)
   S3: a list is committed that no quorum has acknowledged
   - self._acknowledged.clear()

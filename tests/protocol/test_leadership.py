@@ -130,6 +130,14 @@ def test_a_larger_number_alone_decides_nothing() -> None:
     assert descend([listed(9, "ab", 5, "abc"), listed(12, "bcx", 8, "bc")]) == listed(12, "bcx", 8, "bc")
 
 
+def test_a_repeat_of_what_is_committed_comes_before_what_followed_it_earlier() -> None:
+    """S3. Duel, seed 9401189: 8 was committed, and nobody heard of it but the leader, which then proposed 9. The next
+    leader repeated 8 as 12, which was committed too."""
+    followed, repeated = listed(9, "abc", 8, "a"), listed(12, "a", 5, "a")
+    assert descend([followed, repeated]) == descend([repeated, followed]) == repeated
+    assert descend([followed, listed(12, "ab", 5, "a")]) == followed
+
+
 def test_one_who_knows_that_a_list_is_committed_speaks_for_all() -> None:
     assert descend([listed(9, "ab", 5, "abc"), listed(9, "ab", 5)]) == listed(9, "ab", 5)
 

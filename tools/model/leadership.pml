@@ -279,7 +279,7 @@ inline choose(m) {
 #ifdef BREAK_LARGEST_NUMBER
         :: HAS(reported[m], i) && e > best -> best = e
 #else
-        :: HAS(reported[m], i) && e > best && parent[e] == highest -> best = e
+        :: HAS(reported[m], i) && e > best && (parent[e] == highest || members[e] == members[highest]) -> best = e
 #endif
         :: else
         fi

@@ -92,11 +92,14 @@ def are_quorums(present: Container[bytes], accepted: MemberList) -> bool:
 def descend(lists: Iterable[MemberList]) -> MemberList:
     """Rule "descend": the list to continue with, of those that peers have accepted.
 
-    It is the newest that descends from the last list known to be committed. A higher epoch alone decides nothing.
+    It is the newest that descends from the last list known to be committed. A higher epoch alone decides nothing. A
+    later list with the same members repeats that one, by a leader that did not know that it is committed.
     """
     known = list(lists)
     last = max(each.epoch if each.is_committed else each.parent for each in known)
-    descendants = (each for each in known if last in (each.epoch, each.parent))
+    children = [each for each in known if last in (each.epoch, each.parent)]
+    members = children[0].members if children[0].epoch == last else children[0].old_members
+    descendants = (each for each in known if each in children or (each.epoch > last and each.members == members))
     return max(descendants, key=lambda each: (each.epoch, each.is_committed))
 
 
