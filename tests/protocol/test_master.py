@@ -711,6 +711,17 @@ def test_the_bound_of_answers(bench: MasterBench, monkeypatch: pytest.MonkeyPatc
     assert bench.names() == "ab"
 
 
+def test_who_had_no_link_to_the_lost_has_time_for_the_next_member(bench: MasterBench) -> None:
+    """S6. Chaos, seed 9376274: the run had become empty, and went on with a newcomer, when its wait was over."""
+    bench.members("a")
+    bench.register("b", "c")
+    bench.now_ns += limits.LINK_WAIT_TIMEOUT_NS + 1
+    bench.leave("a")
+    assert bench.names() == "b" and bench.pending() == "c"
+    deadline_ns = bench.machine.deadline_ns()
+    assert deadline_ns is not None and deadline_ns == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
+
+
 def test_many_calls_beside_one_that_takes_long(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long collective keeps `oldest_call_id` down; the short ones beside it must not get the peer removed."""
     monkeypatch.setattr(limits, "ANSWERS_KEPT_MAX", 8)

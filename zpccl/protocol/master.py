@@ -647,6 +647,8 @@ class MasterMachine:
         self.operations.answer_withdrawals()
         if not self.registry.order:
             # An empty run admits at once, ready or not: nobody has state.
+            for peer in self.registry.pending():
+                peer.unlinked_ns = None  # Those that it missed are gone.
             for peer in self.registry.connected_pending()[:1]:
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
                 self._admit([peer], now_ns)
