@@ -151,7 +151,7 @@ def crash(name: str, function: str, old: str) -> Mutant:
         (45, next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
         (0, JOINERS_NEVER_ADMITTED, set(), "Violation: L2"),
         (
-            0,
+            3,
             crash("crash-at-withdrawal", "protocol.operation:Operations._on_withdraw", "call_id = message.call_id"),
             {"withdraw_chance"},
             "ZeroDivisionError: planted",

@@ -77,12 +77,12 @@ CASES = (
         "S3",
     ),
     planted(
-        "attempt-ids-go-back",
+        "attempt-ids-repeat",
         "protocol.master:MasterMachine._next_attempt_id",
         "(self.term << limits.EPOCH_BITS) | self._attempt_count",
-        "10**12 - self._attempt_count",
+        "(self.term << limits.EPOCH_BITS) | self._attempt_count // 2",
         "calm",
-        "S3",
+        "S6",
     ),
     planted(
         "answer-while-the-data-plane-runs",
