@@ -650,22 +650,22 @@ cut-off-master-waits-as-long: protocol.master:MasterMachine._loss_ns (unit tests
   + is_new_here
 
 # --- Plans ahead ------------------------------------------------------------------------------------------------------
-plan-ahead-runs-for-some: protocol.kinds.collective:Ahead.is_started_by (unit tests)
+plan-ahead-runs-for-some: protocol.kinds.collective:Planned.is_started_by (unit tests)
   L1: an attempt runs that some of its participants have not started and get no plan for
   - vote.ahead == self.attempt_id and vote.spec == spec
   + vote.spec == spec
-plan-ahead-for-other-arguments: protocol.kinds.collective:Ahead.is_started_by (unit tests)
+plan-ahead-for-other-arguments: protocol.kinds.collective:Planned.is_started_by (unit tests)
   S1: two peers are root of a broadcast
   - vote.ahead == self.attempt_id and vote.spec == spec
   + vote.ahead == self.attempt_id
-failed-plan-ahead-runs: protocol.kinds.collective:Ahead.is_started_by (unit tests)
+failed-plan-ahead-runs: protocol.kinds.collective:Planned.is_started_by (unit tests)
   L1: a call fails because a peer that came early has waited for too long
   - all(report.ok for report in self.reports.values())
   + self.reports is not None
 early-report-lost: protocol.kinds.collective:Collectives.on_early_report (unit tests)
   L1: an attempt waits for ever for a report that came before the last vote
-  - vote is not None and (vote.call_id, vote.ahead) == (report.call_id, report.attempt_id)
-  + vote is None
+  - ahead.attempt_id != report.attempt_id
+  + ahead.attempt_id == report.attempt_id
 calls-of-a-plan-ahead-untold: protocol.kinds.collective:Collectives._run_ahead (unit tests)
   S1: a new master cannot tell for which call a decision is
   - attempt.has_plan_everywhere = False

@@ -97,15 +97,15 @@ class Reduction(Attempt):
 
 
 @dataclass(slots=True, eq=False)
-class Ahead:
-    """A plan, ahead of the votes: the attempt that begins when the same peers make the same call again."""
+class Planned:
+    """An attempt as it is planned, with the votes or ahead of them."""
 
     attempt_id: int
     specs: dict[Peer, CollectiveSpec]
     """The participants in the order of the plan, with the arguments of each."""
     how: Reducing
     reports: dict[Peer, Report] = field(default_factory=dict)
-    """Of participants that have voted."""
+    """Of participants that have voted, while others have not."""
 
     def is_started_by(self, votes: dict[Peer, Vote]) -> bool:
         """True if these are the votes of all participants, for this plan, and none of them has failed."""
@@ -135,7 +135,7 @@ class Collectives(Kind[Reduction]):
         self._voted: dict[Key, None] = {}  # Operations that have got votes since they were evaluated last.
         self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
-        self._ahead: dict[Key, Ahead] = {}  # The newest last.
+        self._ahead: dict[Key, Planned] = {}  # Ahead of the votes; the newest last.
         self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
@@ -164,15 +164,16 @@ class Collectives(Kind[Reduction]):
 
     def on_early_report(self, peer: Peer, report: Report) -> bool:
         """A participant of a plan ahead has done its part, or failed, before all have voted."""
-        for key, ahead in self._ahead.items():
-            if ahead.attempt_id != report.attempt_id:
-                continue
-            operation = self._operations.pending.get(key)
-            vote = operation.votes.get(peer) if operation is not None else None
-            if vote is not None and (vote.call_id, vote.ahead) == (report.call_id, report.attempt_id):
-                ahead.reports[peer] = report
-                return True
-        return False
+        key = peer.open_calls.get(report.call_id)
+        ahead = self._ahead.get(key) if key is not None else None
+        if key is None or ahead is None or ahead.attempt_id != report.attempt_id:
+            return False
+        operation = self._operations.pending.get(key)
+        vote = operation.votes.get(peer) if operation is not None else None
+        if vote is None or (vote.call_id, vote.ahead) != (report.call_id, report.attempt_id):
+            return False
+        ahead.reports[peer] = report
+        return True
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """A late report of a failed attempt may name the link at fault."""
@@ -269,12 +270,11 @@ class Collectives(Kind[Reduction]):
             return
         votes = self._operations.take(key)
         order = _in_order(order, specs)
-        plan = Ahead(
-            self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}, self._how(spec, order, now_ns)
-        )
+        attempt_id, in_order = self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}
+        plan = Planned(attempt_id, in_order, self._how(spec, order, now_ns))
         self._send_plan(self._begin(plan, key, votes, now_ns), order)
 
-    def _begin(self, plan: Ahead, key: Key, votes: dict[Peer, Vote], now_ns: int) -> Reduction:
+    def _begin(self, plan: Planned, key: Key, votes: dict[Peer, Vote], now_ns: int) -> Reduction:
         assert self._operations.running_at(key) is None, "its participants cannot have voted"
         attempt = Reduction(
             attempt_id=plan.attempt_id,
@@ -310,10 +310,10 @@ class Collectives(Kind[Reduction]):
         if len(self._ahead) >= limits.PLANS_AHEAD_MAX:
             del self._ahead[next(iter(self._ahead))]
         attempt_id = self._operations.next_attempt_id()
-        self._ahead[attempt.key] = Ahead(attempt_id, attempt.specs, attempt.how)
+        self._ahead[attempt.key] = Planned(attempt_id, attempt.specs, attempt.how)
         return attempt_id
 
-    def _run_ahead(self, ahead: Ahead, key: Key, now_ns: int) -> None:
+    def _run_ahead(self, ahead: Planned, key: Key, now_ns: int) -> None:
         """All participants have started a plan ahead: from now on it is an attempt like others."""
         votes = self._operations.take(key)
         self._doubt(next(iter(votes)).group, now_ns)
