@@ -158,14 +158,12 @@ static void test_a_queue_of_its_own(void)
 {
 	mesh_open();
 	CHECK(zp_channel_open(engines[1], CHANNEL, 1000) == -EBADF);
-	int fds[2];
+	int fds[2] = {eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK)};
 	zp_event event;
-	for (int end = 0; end < 2; end++) {
-		fds[end] = eventfd(0, EFD_NONBLOCK);
-		CHECK(fds[end] >= 0 && zp_channel_close(engines[end], CHANNEL) == 0);
-		CHECK(zp_channel_open(engines[end], CHANNEL, fds[end]) == 0);
-	}
-	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN);
+	CHECK(fds[0] >= 0 && fds[1] >= 0 && zp_channel_close(engines[0], CHANNEL) == 0);
+	CHECK(zp_channel_open(engines[0], CHANNEL, fds[0]) == 0);
+	CHECK(post(1, 1) == 0 && post(2, 1) == -EAGAIN); /* The first waits until the other end has opened the channel. */
+	CHECK(zp_channel_open(engines[1], CHANNEL, fds[1]) == 0);
 	CHECK(is_signalled(fds[1]) && zp_channel_poll(engines[1], CHANNEL, &event) == 1);
 	CHECK(event.kind == ZP_EVENT_MESSAGE && event.body[0] == 1 && event.body_bytes == HEAD_BYTES + BODY_BYTES);
 	zp_message_release(engines[1], event.body);
