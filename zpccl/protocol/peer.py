@@ -134,6 +134,7 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zpccl.protocol.rings import neighbours_of
 from zpccl.types import Algorithm
 
 LEFT_BEHIND = "the others finished a collective without this peer"
@@ -876,11 +877,8 @@ class PeerMachine:
             self._ahead[call.spec.tag] = Ahead(call.spec, Plan(decision.ahead, (), call.plan.how))
 
     def _neighbours(self, plan: Plan) -> set[bytes]:
-        """The peers to which this one needs a link in a collective: those beside it in the ring, or all."""
-        order, place = plan.order, plan.order.index(self.options.peer_id)
         is_direct = isinstance(plan.how, Reducing) and plan.how.lanes[0].algorithm == Algorithm.DIRECT
-        beside = order if is_direct else (order[place - 1], order[(place + 1) % len(order)])
-        return set(beside) - {self.options.peer_id}
+        return neighbours_of(plan.order, self.options.peer_id, is_direct=is_direct)
 
     def _start_ahead(self, call: Call, ahead: Ahead | None, now_ns: int) -> None:
         """Starts a call by a plan ahead, if there is one for it, and all links that it needs are up."""

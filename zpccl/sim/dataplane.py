@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
 from zpccl.protocol import events
 from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching
+from zpccl.protocol.rings import neighbours_of
 from zpccl.sim.clock import Timer
 from zpccl.types import Algorithm, CollectiveKind
 
@@ -100,11 +101,8 @@ class RunningAttempt:
     is_broken: bool = False
 
     def edges_of(self, peer_id: bytes) -> set[bytes]:
-        """The peers to which a peer needs a link: its ring neighbours, or all (direct exchange)."""
-        if self.algorithm == Algorithm.DIRECT:
-            return set(self.order) - {peer_id}
-        rank = self.order.index(peer_id)
-        return {self.order[rank - 1], self.order[(rank + 1) % len(self.order)]}
+        """The peers to which a peer needs a link."""
+        return neighbours_of(self.order, peer_id, is_direct=self.algorithm == Algorithm.DIRECT)
 
 
 @dataclass(eq=False)
