@@ -263,12 +263,6 @@ bool zp__attempt_is_known(const zp_engine *engine, uint64_t id)
 	return engine->attempt_max - id >= ZP__ID_WINDOW || word >> id % 64 & 1;
 }
 
-static void unpark_all(zp_engine *engine)
-{
-	ZP__EACH(node, &engine->parked)
-	zp__unpark(ZP__ELEMENT(node, zp__connection, parked_node));
-}
-
 void zp__attempt_learn(zp_engine *engine, uint64_t id)
 {
 	if (id > engine->attempt_max && id - engine->attempt_max >= ZP__ID_WINDOW)
@@ -281,7 +275,7 @@ void zp__attempt_learn(zp_engine *engine, uint64_t id)
 	if (engine->attempt_max - id < ZP__ID_WINDOW)
 		*word_of(engine, id) |= (uint64_t)1 << id % 64;
 	zp__early_drop(engine, NULL);
-	unpark_all(engine);
+	zp__unpark_all(engine);
 }
 
 bool zp__channel_is_known(const zp_engine *engine, uint64_t id)
@@ -293,7 +287,7 @@ void zp__channel_learn(zp_engine *engine, uint64_t id)
 {
 	if (!zp__channel_is_known(engine, id))
 		engine->channel_max = id;
-	unpark_all(engine);
+	zp__unpark_all(engine);
 }
 
 const char *zp_isa(void)

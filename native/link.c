@@ -387,6 +387,12 @@ void zp__unpark(zp__connection *connection)
 	zp__connection_attend(connection);
 }
 
+void zp__unpark_all(zp_engine *engine)
+{
+	ZP__EACH(node, &engine->parked)
+	zp__unpark(ZP__ELEMENT(node, zp__connection, parked_node));
+}
+
 /* True if the other end has owed TCP acknowledgements for `timeout_ns`. Because it is called at short intervals, it can
  * distinguish a silent path from one over which nothing was sent until now. */
 static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, uint64_t timeout_ns)

@@ -159,6 +159,7 @@ bool zp__connection_may_send(const zp__connection *connection);		/* lock held */
 void zp__connection_close(zp__connection *connection);			/* lock held */
 uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns); /* lock held; the next deadline, or UINT64_MAX */
 void zp__unpark(zp__connection *connection);				/* lock held */
+void zp__unpark_all(zp_engine *engine);					/* lock held */
 
 /* receive.c, send.c: one turn of a connection, by its thread. 1: call again; 0: nothing to do for now; -errno. */
 int zp__receive_turn(zp__connection *connection);

@@ -223,11 +223,7 @@ void zp__message_forget(zp_engine *engine, zp__message_in *message)
 	zp__list_remove(&message->node);
 	buffer_give(engine, message, bytes);
 	zp__link_release(link);
-	ZP__EACH(node, &engine->parked)
-	{
-		zp__connection *c = ZP__ELEMENT(node, zp__connection, parked_node);
-		zp__unpark(c);
-	}
+	zp__unpark_all(engine);
 }
 
 void zp__message_landed(zp__connection *c)
