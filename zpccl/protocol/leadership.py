@@ -429,28 +429,27 @@ class Candidate:
 
     def _is_elected(self, now_ns: int) -> bool:
         """Rule "elect". Every report is a promise of exactly this leadership."""
-        chosen = self.chosen
-        reports = [report for _, report in self.reports.values() if report.hello.run_id == chosen]
+        reports = self._reports_of(self.chosen)
         promised = {report.hello.peer_id for report in reports}.union(self.left)
-        if are_quorums(promised, self._newest(chosen)):
+        if are_quorums(promised, descend(map(MemberList.of, reports))):
             return True
         due_ns = self._minority_due_ns()
         return self._has_one_address() and due_ns is not None and now_ns >= due_ns
 
     def _has_one_address(self) -> bool:
         """True if the members of the run to adopt know no other master."""
-        chosen = self.chosen
-        of_run = [report for _, report in self.reports.values() if report.hello.run_id == chosen]
-        return all(len(report.hello.masters) <= 1 for report in of_run)
+        return all(len(report.hello.masters) <= 1 for report in self._reports_of(self.chosen))
 
     @property
     def chosen(self) -> bytes | None:
         """The run to adopt; None if no report contains a member list."""
         return choose_run(report for _, report in self.reports.values() if report.members)
 
+    def _reports_of(self, run_id: bytes | None) -> list[RunReport]:
+        return [report for _, report in self.reports.values() if report.hello.run_id == run_id]
+
     def _newest(self, run_id: bytes | None) -> MemberList:
-        reports = [report for _, report in self.reports.values() if report.hello.run_id == run_id]
-        return descend(map(MemberList.of, reports))
+        return descend(map(MemberList.of, self._reports_of(run_id)))
 
     def _may_begin(self, held: Held, now_ns: int) -> bool:
         is_alone = len(held.hello.masters) <= 1
