@@ -646,7 +646,7 @@ held-members-not-waited-for: protocol.losses:Losses.loss_ns (unit tests)
   + False
 cut-off-master-waits-as-long: protocol.master:MasterMachine._loss_ns (unit tests)
   L2: a master that cannot lead any more keeps its peers until the next one has lost them
-  - is_new_here and self._may_lead()
+  - is_new_here and may_lead
   + is_new_here
 
 # --- Plans ahead ------------------------------------------------------------------------------------------------------

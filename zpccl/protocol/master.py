@@ -257,9 +257,10 @@ class MasterMachine:
             return deadlines[0]
         deadlines += [self.operations.deadline_ns(), self._stragglers.deadline_ns()]
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
+        may_lead = is_whole or self._may_lead()
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
-                deadlines.append(self._loss_ns(peer) if self._may_be_lost(peer) else None)
+                deadlines.append(self._loss_ns(peer, may_lead) if self._may_be_lost(peer) else None)
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -531,7 +532,7 @@ class MasterMachine:
         registry = self.registry
         for peer in list(self.registry.peers.values()):
             if peer.disconnected_ns is not None:
-                loss_ns = self._loss_ns(peer)
+                loss_ns = self._loss_ns(peer, self._may_lead())
                 if loss_ns is not None and now_ns >= loss_ns and self._may_be_lost(peer):
                     what = "lost its connection to the master" if peer.has_reported else "did not find the new master"
                     self._lose(peer, what, now_ns)
@@ -552,10 +553,10 @@ class MasterMachine:
         """False for a member whose loss must wait until the connected members have committed the current list."""
         return not peer.is_member or self._leader.may_change or not self._may_lose(peer)
 
-    def _loss_ns(self, peer: Peer) -> int | None:
+    def _loss_ns(self, peer: Peer, may_lead: bool) -> int | None:
         # A master that cannot lead steps down soon: those whom it holds are waited for at the one that can.
         is_new_here = self._leader.needs_quorum and peer.phase in (Phase.ABSENT, Phase.REPORTED)
-        return self._losses.loss_ns(peer, may_be_elsewhere=is_new_here and self._may_lead())
+        return self._losses.loss_ns(peer, may_be_elsewhere=is_new_here and may_lead)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
         """Removes a peer. False if the others cannot continue without it.
