@@ -72,6 +72,15 @@ def vote(run: Run, index: int, function: Callable[[zpccl.Communicator], Any]) ->
 # --- Plans ahead ----------------------------------------------------------------------------------------------------
 
 
+def hold_back_restores(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Inputs are put back only once the returned event is set."""
+    go_on, submit = threading.Event(), loop._restorer.submit
+    monkeypatch.setattr(
+        loop._restorer, "submit", lambda job: submit(lambda: job() if go_on.wait(HANG_SECONDS) else None)
+    )
+    return go_on
+
+
 @pytest.mark.parametrize("count", [1000, 1 << 20], ids=["small", "large"])
 def test_a_call_that_has_started_ahead_gets_another_plan(
     pair: Run, count: int, monkeypatch: pytest.MonkeyPatch
@@ -80,12 +89,7 @@ def test_a_call_that_has_started_ahead_gets_another_plan(
     tensors = [np.full(count, value, np.float32) for value in (1, 2)]
     pair.all(lambda comm: comm.all_reduce(ones(count)))
     early, late = map(loop_of, pair.comms)
-    put_back, submit = threading.Event(), early._restorer.submit
-
-    def put_back_later(job: Callable[[], None]) -> None:
-        submit(lambda: job() if put_back.wait(HANG_SECONDS) else None)
-
-    monkeypatch.setattr(early._restorer, "submit", put_back_later)
+    put_back = hold_back_restores(early, monkeypatch)
     late._machine._ahead.clear()
     first = pair.start(lambda comm: comm.all_reduce(tensors[0], tensors[0]), pair.comms[0])
     until(lambda: any(call.ahead for call in list(early._machine.calls.values())))
@@ -103,12 +107,7 @@ def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypat
     tensor = np.full(1 << 20, 7, np.float32)
     pair.all(lambda comm: comm.all_reduce(ones(1 << 20)))
     early, late = map(loop_of, pair.comms)
-    put_back, submit = threading.Event(), early._restorer.submit
-
-    def put_back_later(job: Callable[[], None]) -> None:
-        submit(lambda: job() if put_back.wait(HANG_SECONDS) else None)
-
-    monkeypatch.setattr(early._restorer, "submit", put_back_later)
+    put_back = hold_back_restores(early, monkeypatch)
     late._machine._ahead.clear()
     first = pair.start(lambda comm: comm.all_reduce(tensor, tensor, timeout=3), pair.comms[0])
     until(lambda: any(call.ahead for call in list(early._machine.calls.values())))

@@ -68,6 +68,12 @@ class Pair:
     def arrived(self) -> int:
         return sum(self.engines[1].link_stats(peer_id(0))[1])
 
+    def lose_connections(self, *indices: int) -> None:
+        for index in indices:
+            self.copies[index].shutdown(socket.SHUT_RDWR)
+            for engine in self.engines:
+                assert isinstance(wait_events(engine, 1)[0], ConnectionLost)
+
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
@@ -111,10 +117,7 @@ def test_what_was_kept_survives_its_connection() -> None:
     with closing(Pair(case, 3)) as pair:
         pair.start(0, LATE, LARGE)
         until(lambda: pair.arrived() >= 1 << 20)
-        for index in (0, 2):
-            pair.copies[index].shutdown(socket.SHUT_RDWR)
-            for engine in pair.engines:
-                assert isinstance(wait_events(engine, 1)[0], ConnectionLost)
+        pair.lose_connections(0, 2)
         pair.start(1, LATE, LARGE)
         pair.check(LATE, LARGE)
 
@@ -169,10 +172,7 @@ def test_an_announcement_survives_its_connection() -> None:
     """STARTED is not acknowledged: it is sent again when a connection of its link is lost, read or not."""
     with closing(Pair(Case(frame_bytes=1 << 18), 3)) as pair:
         pair.start(1, LATE, LARGE)
-        for index in (0, 2):
-            pair.copies[index].shutdown(socket.SHUT_RDWR)
-            for engine in pair.engines:
-                assert isinstance(wait_events(engine, 1)[0], ConnectionLost)
+        pair.lose_connections(0, 2)
         pair.start(0, LATE, LARGE)
         pair.check(LATE, LARGE)
 

@@ -53,6 +53,11 @@ class Standby(MasterBench):
         super().__post_init__()
         self.machine.recover(self.now_ns)
 
+    def break_bounds(self, name: str) -> None:
+        """A member votes twice for one call, for which it is removed."""
+        self.begin(name, 50, spec(1))
+        self.begin(name, 50, spec(2))
+
     def report(self, name: str, *arguments: Any, promised: int | None = None, **facts: Any) -> list[Any]:
         """A peer connects, is asked, and reports; returns what is sent."""
         number = sum(str(c).startswith(name) for c in self.said) + 1
@@ -353,8 +358,7 @@ def test_two_losses_need_two_steps(bench: Standby) -> None:
 def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
     """S3: a list without a member that breaks its bounds counts once that one confirms that it goes."""
     bench.begin_run("ab")
-    bench.begin("a", 50, spec(1))
-    bench.begin("a", 50, spec(2))
+    bench.break_bounds("a")
     assert bench.names() == "b"
     bench.see("b")
     assert not bench.machine.registry.is_committed
@@ -366,8 +370,7 @@ def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
 def test_who_is_removed_and_dies_before_it_confirms_may_be_elsewhere(bench: Standby) -> None:
     """S3."""
     bench.begin_run("ab")
-    bench.begin("a", 50, spec(1))
-    bench.begin("a", 50, spec(2))
+    bench.break_bounds("a")
     bench.disconnect("a")
     assert bench.machine.is_recovering
 
@@ -375,8 +378,7 @@ def test_who_is_removed_and_dies_before_it_confirms_may_be_elsewhere(bench: Stan
 def test_who_is_removed_is_asked_again_when_its_master_steps_down(bench: Standby) -> None:
     """L2. Duel, seed 9345785: the list without it is not committed, and nobody said a word to it any more."""
     bench.begin_run("abc")
-    bench.begin("c", 50, spec(1))
-    bench.begin("c", 50, spec(2))
+    bench.break_bounds("c")
     assert bench.names() == "ab"
     bench.disconnect("a")
     bench.disconnect("b")
