@@ -682,6 +682,10 @@ started-ahead-not-ended: protocol.peer:PeerMachine._recall (unit tests)
   S4: two attempts at one call use its memory at the same time
   - not call.is_released
   + call.is_released
+started-ahead-runs-on: protocol.peer:PeerMachine._on_decision (unit tests)
+  S2: the attempt that a call has started runs on after the end of the one that took its place
+  - decision.attempt_id != call.ahead
+  + not decision.attempt_id
 started-ahead-unsaid: protocol.calls:Call._vote_and_report (unit tests)
   L1: a new master never gets the vote of a call that has reported
   - is_sync(self) or self.ahead

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.errors import PeerLost, Result
+from zpccl.errors import Kicked, PeerLost, Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.messages import Decision, NeighboursChanged, Plan, Report, Vote, Votes, Welcome
@@ -269,6 +269,27 @@ def test_a_loss_ends_what_was_started() -> None:
         Decision(11, Result.RANK_CONNECTION_LOST, 2, "lost b", attempt_id=AHEAD, order=pids("a"), calls=(11,))
     )
     assert first == EndReduce(AHEAD, False) and isinstance(second, Reject) and isinstance(second.error, PeerLost)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["running", "reported"])
+def test_the_end_of_an_attempt_without_its_plan_ends_what_was_started(is_done: bool) -> None:
+    """S2. Duel, seed 9436165: a plan that took its place got lost with its master, and another peer reported its end."""
+    peer = after_a_commit()
+    peer.reduce(11)
+    if is_done:
+        peer.handle(events.ReduceDone(AHEAD, 7))
+    *ended, rejected = peer.hear(Decision(11, Result.RANK_CONNECTION_LOST, 2, "lost b", attempt_id=AHEAD + 1))
+    assert ended == [EndReduce(AHEAD, False), EndReduce(AHEAD + 1, False)]
+    assert isinstance(rejected, Reject) and isinstance(rejected.error, PeerLost)
+
+
+def test_the_result_of_what_was_started_is_not_that_of_another_attempt() -> None:
+    """S1"""
+    peer = after_a_commit()
+    peer.reduce(11)
+    peer.handle(events.ReduceDone(AHEAD, 7))
+    peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1))
+    assert isinstance(peer.machine.error, Kicked)
 
 
 def test_what_was_started_is_said_again_on_a_new_connection() -> None:

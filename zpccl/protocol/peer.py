@@ -939,6 +939,8 @@ class PeerMachine:
             self._memory.on_round_answered(decision.round, decision.value)
         if call is None:
             return  # A repeated decision.
+        if call.ahead and decision.is_of_attempt and decision.attempt_id != call.ahead:
+            self._recall(call)  # The plan of that attempt got lost.
         lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
