@@ -273,7 +273,7 @@ def test_a_loss_ends_what_was_started() -> None:
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["running", "reported"])
 def test_the_end_of_an_attempt_without_its_plan_ends_what_was_started(is_done: bool) -> None:
-    """S2. Duel, seed 9436165: a plan that took its place got lost with its master, and another peer reported its end."""
+    """S2. Duel, seed 9436165: a plan that took its place got lost with its master, another peer reported its end."""
     peer = after_a_commit()
     peer.reduce(11)
     if is_done:
