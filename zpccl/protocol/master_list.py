@@ -136,6 +136,11 @@ class GivenList:
         """The number of masters."""
         return max(1, len(self.addresses))
 
+    def may_be(self, other: GivenList) -> bool:
+        """True for lists that may name the same masters in the same order: one master may have several addresses."""
+        is_permuted = self.addresses != other.addresses and sorted(self.addresses) == sorted(other.addresses)
+        return (self.count, self.index) == (other.count, other.index) and not is_permuted
+
     @property
     def text(self) -> str:
         """The list, for error messages."""
@@ -168,7 +173,7 @@ class CommonList:
     def difference(self, hello: Hello) -> str:
         """Why a peer cannot take part: it was given another list. "" if it was given the same."""
         theirs = GivenList(hello.masters, hello.master_index)
-        if self.given is None or (self.given.count, self.given.index) == (theirs.count, theirs.index):
+        if self.given is None or self.given.may_be(theirs):
             return ""
         return (
             f"this peer was given {theirs.text}, the others of the run {self.given.text}; "
