@@ -426,6 +426,23 @@ def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
     assert bench.verdict("a", 3) == Decision(3, 0, 3, attempt_id=7)
 
 
+def test_what_was_withdrawn_is_not_planned_when_the_last_absent_member_is_lost(bench: TakeOver) -> None:
+    """Anarchy, seed 9442642: the plan would end at once, for all."""
+    bench.report("a", "abc")
+    bench.report("b", "abc")
+    bench.tick_at_deadline()
+    bench.link("a", "b")
+    for name in "ab":
+        bench.begin(name, 3, spec())
+    bench.withdraw("a", 3)
+    told = []
+    while bench.names() == "abc":
+        told += [message for _, message in bench.tick_at_deadline()]
+    assert not any(isinstance(message, Plan) for message in told)
+    assert bench.verdict("a", 3) == Decision(3, Result.RANK_CONNECTION_LOST, reason="withdrawn")
+    assert bench.verdict("b", 3) is None
+
+
 def test_a_round_that_one_has_heard_of_is_complete(bench: TakeOver) -> None:
     """L3: a went on to its next call; b must not wait for it."""
     bench.report("a", round=4, round_value=1)

@@ -680,6 +680,7 @@ class MasterMachine:
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         for connection in self._dismissed:
             self._outbox.reply(connection, self.registry.member_list())
+        self.operations.answer_withdrawals()  # First: what is withdrawn is not planned.
         self.operations.on_members_changed(now_ns)
 
     def _propose(self) -> None:
