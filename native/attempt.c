@@ -469,7 +469,9 @@ uint64_t zp__attempts_check(zp_engine *engine, uint64_t now_ns)
 			zp__attempt *attempt = ZP__ELEMENT(node, zp__attempt, node);
 			if (attempt->done || attempt->status < 0 || attempt->ending)
 				continue;
-			if (attempt->due_ns <= now_ns)
+			if (engine->stalls_held)
+				attempt->due_ns = now_ns + zp__stall_timeout_ns(engine);
+			else if (attempt->due_ns <= now_ns)
 				due_renew(attempt, now_ns);
 			if (attempt->due_ns <= now_ns)
 				zp__attempt_fail(attempt, -ETIMEDOUT, stall_fault(attempt));
@@ -585,6 +587,14 @@ int zp_reduce_end(zp_engine *engine, uint64_t id, int commit)
 		zp__attempt_learn(engine, id);
 	pthread_mutex_unlock(&engine->mutex);
 	return rc;
+}
+
+void zp_stalls_hold(zp_engine *engine, int hold)
+{
+	pthread_mutex_lock(&engine->mutex);
+	zp__attempts_check(engine, zp__now_ns()); /* From now on, or from now again. */
+	engine->stalls_held = hold;
+	pthread_mutex_unlock(&engine->mutex);
 }
 
 void zp__attempts_discard(zp_engine *engine)

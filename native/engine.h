@@ -48,6 +48,7 @@ struct zp_engine {
 	zp__list early; /* of `messages`: frames of attempts that are not begun */
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
+	bool stalls_held; /* zp_stalls_hold() */
 	zp__list buffers;
 	uint32_t buffer_count;	 /* in `buffers` */
 	uint64_t messages_bytes; /* charged for messages of all links that are being received, or not released */

@@ -228,6 +228,10 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
  * Does not wait for the network: a half-written frame is finished from a copy. */
 int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
 
+/* hold=1: from now on no attempt stalls, for it may wait for a peer that cannot begin. hold=0: from now on they do, each
+ * after a whole timeout. Links are watched all the same. */
+void zp_stalls_hold(zp_engine *engine, int hold);
+
 /* Messages on this id are delivered between open and close, and dropped after close. If `fd` is not -1 the
  * channel has an event queue of its own, and 8 bytes are written to `fd` when that queue stops being empty. It is an
  * eventfd or the writing end of a pipe, non-blocking; the engine duplicates it. */

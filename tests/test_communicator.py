@@ -20,6 +20,7 @@ from e2e.local import Run, failure, finish, local_run
 import zpccl
 from zpccl import limits
 from zpccl.control.peer_loop import PeerLoop
+from zpccl.engine.engine import Engine
 from zpccl.errors import Result
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, QuantizedDataType, ReduceOp
 
@@ -118,6 +119,17 @@ def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypat
     assert isinstance(failure(first), zpccl.OperationTimeout)
     assert isinstance(failure(second), zpccl.PeerLost)
     assert (tensor == 7).all() and still_works(pair)
+
+
+def test_without_a_master_no_attempt_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3: the others may lack its plan, which only another master can send them."""
+    held: list[bool] = []
+    monkeypatch.setattr(Engine, "hold_stalls", lambda engine, hold: held.append(hold))
+    with local_run(1) as run:
+        assert held == [True, False]
+        run.master.interrupt()
+        until(lambda: len(held) == 3)
+    assert held[2]
 
 
 # --- What PCCL promises ---------------------------------------------------------------------------------------------

@@ -537,6 +537,23 @@ def test_a_silent_peer_is_a_stall_of_nobody_we_know() -> None:
     peer.close()
 
 
+def test_stalls_that_are_held_wait_for_a_whole_timeout_after_that() -> None:
+    """L3: without a master others may lack the plan, which is no stall."""
+    held, clock = HandMadePeer(stall_timeout_ms=200), HandMadePeer(stall_timeout_ms=200)
+    data, results = np.ones(1000, np.float32), np.empty((3, 1000), np.float32)
+    held.engine.hold_stalls(True)
+    held.start(Case(), 1, data, results[0])
+    for attempt_id in (1, 2):  # Begun when that of `held` is, and when it would have stalled.
+        clock.start(Case(), attempt_id, data, results[attempt_id])
+        assert wait_done(clock.engine).status == -errno.ETIMEDOUT
+    assert held.engine.poll() == []
+    held.engine.hold_stalls(False)
+    assert held.engine.poll() == []
+    assert wait_done(held.engine).status == -errno.ETIMEDOUT
+    held.close()
+    clock.close()
+
+
 def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
     peer = HandMadePeer(stall_timeout_ms=50, buffer_bytes=4096)
     data = np.ones(4_000_000, np.float32)

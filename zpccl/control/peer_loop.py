@@ -146,6 +146,7 @@ class PeerLoop:
         self._machine = PeerMachine(self.options)
         self._session = Session(self.options.peer_id, has_keys=keys is not None)
         self._run_id = b""
+        self._is_led = True
         self.view = View()
         self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
         self._context = zmq.Context()
@@ -399,6 +400,9 @@ class PeerLoop:
             members = tuple((member.peer_id, member.group, member.name) for member in machine.members)
             self.view = View(machine.state, machine.epoch, members)
         self._perform(todo, now_ns)
+        if machine.is_led != self._is_led:
+            self._is_led = machine.is_led
+            self.engine.hold_stalls(not machine.is_led)
         if machine.run_id != self._run_id:
             self._run_id = machine.run_id
             self._broker.set_run(machine.run_id)

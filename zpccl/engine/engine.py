@@ -527,6 +527,11 @@ class Engine:
         with self._handle as engine:
             check_rc(lib.zp_reduce_end(engine, attempt_id, commit), "zp_reduce_end")
 
+    def hold_stalls(self, hold: bool) -> None:
+        """While held, no attempt stalls; after that each has a whole timeout. Links are watched all the same."""
+        with self._handle as engine:
+            lib.zp_stalls_hold(engine, hold)
+
     # --- Messages -----------------------------------------------------------------------------------------------------
 
     def open_channel(self, channel_id: int, fileno: int = -1) -> None:

@@ -228,6 +228,11 @@ class PeerMachine:
         """The members of this peer's group, in ring order."""
         return tuple(member for member in self.members if member.group == self.options.group)
 
+    @property
+    def is_led(self) -> bool:
+        """True while a master leads this peer. Else no attempt is known to have stalled: others may lack its plan."""
+        return self._acceptor.is_led
+
     def wants_link(self, peer_id: bytes) -> bool:
         """True if the peer is a neighbour. A link may come up after its other end has ceased to be one."""
         return peer_id in self._links

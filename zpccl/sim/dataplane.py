@@ -179,7 +179,7 @@ class DataPlane:
         attempt.inputs[node.peer_id] = buffer.value
         clock = self._cluster.clock
         part.timers.append(clock.after(self._delay_ns(node), lambda: self._spoil(part)))
-        part.timers.append(clock.after(STALL_TIMEOUT_NS, lambda: self._stall(attempt, part)))
+        self._watch(attempt, part)
         links = self._cluster.links
         for other_id in sorted(attempt.edges_of(node.peer_id)):
             if not links.are_linked(node.peer_id, other_id):
@@ -269,9 +269,14 @@ class DataPlane:
         digest = int.from_bytes(hashlib.blake2b(str(part.buffer.value).encode(), digest_size=8).digest(), "big")
         part.node.handle(events.ReduceDone(attempt.attempt_id, digest if is_shared else 0))
 
+    def _watch(self, attempt: RunningAttempt, part: Part) -> None:
+        part.timers.append(self._cluster.clock.after(STALL_TIMEOUT_NS, lambda: self._stall(attempt, part)))
+
     def _stall(self, attempt: RunningAttempt, part: Part) -> None:
-        if not part.is_finished:
+        if not part.is_finished and part.node.machine.is_led:
             self._fail(attempt, part, None)
+        elif not part.is_finished:
+            self._watch(attempt, part)
 
     def _fail_later(self, attempt: RunningAttempt, part: Part, fault: bytes) -> None:
         delay_ns = self._rng.randrange(40 * MS)
