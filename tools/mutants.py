@@ -624,10 +624,14 @@ calls-kept-while-returning: protocol.peer:PeerMachine._on_yielded (unit tests)
   L1: a peer is admitted in the middle of a call that the members do not make
   - self._answer_alone(call)
   + self._loneliness(call)
-other-list-of-masters-taken: protocol.master_list:CommonList.difference (unit tests)
+other-list-of-masters-taken: protocol.master_list:GivenList.may_be (unit tests)
   S3: peers with different lists of masters are in one run, and two masters lead it
-  - (self.given.count, self.given.index) == (theirs.count, theirs.index)
-  + self.given.count > 0
+  - (self.count, self.index) == (other.count, other.index)
+  + self.count > 0
+withdrawn-calls-are-planned: protocol.master:MasterMachine._announce_epoch (unit tests)
+  L1: a plan that ends at once for all, since one of its calls was withdrawn long before
+  - self.operations.answer_withdrawals()
+  + self.operations.validate
 cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed (unit tests)
   L3: a master that was cut off has removed all its members when they reconnect
   - peer.is_member and not self._leader.needs_quorum and self._losses.on_disconnected(now_ns)

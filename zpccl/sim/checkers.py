@@ -144,7 +144,7 @@ class Agreement(Checker):
         for call_id, attempt_id in [pair for pair in released if pair[0] not in node.machine.calls]:
             released.discard((call_id, attempt_id))
             is_lost = self.decisions.get(attempt_id, {}).get(False, set())
-            is_won = self.decisions.get(attempt_id, {}).get(True, set())
+            is_won = any(self._ended.get(attempt_id, {}).values())  # A decision that reached nobody is none.
             text = f"{node.name} stays a member without the result of attempt {attempt_id}"
             self.cluster.require(not is_won or bool(is_lost), "S1", text)
 
@@ -300,10 +300,11 @@ class SingleHistory(Checker):
     def on_peer_step(self, node: SimulatedPeer) -> None:
         """The epoch of a peer never decreases, and its member list is one that a master sent."""
         machine = node.machine
-        earlier = self._epoch_of_peer.get((node.peer_id, machine.run_id), 0)
+        here = node.peer_id, machine.run_id
+        earlier = self._epoch_of_peer.get(here, 0) if machine.state is State.MEMBER else 0  # Else it is a newcomer.
         if machine.epoch < earlier:
             raise self.cluster.violation("S3", f"{node.name} goes back from epoch {earlier}")
-        self._epoch_of_peer[node.peer_id, machine.run_id] = machine.epoch
+        self._epoch_of_peer[here] = machine.epoch
         if machine.state is State.MEMBER and machine.members != self._members.get(node.key(machine.epoch)):
             raise self.cluster.violation("S3", f"{node.name} has a member list of its own for epoch {machine.epoch}")
 
@@ -687,6 +688,9 @@ class Lists(Checker):
 class Patience(Checker):
     """L3: no call of a member fails just because the master dies or a standby runs another version."""
 
+    _has_left = False
+    """A peer leaves, so calls of others may fail, too."""
+
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Some errors follow from the call itself, whatever the master does."""
         is_passed_over = isinstance(call.request, Connect) or not isinstance(outcome, VersionMismatch)
@@ -694,7 +698,9 @@ class Patience(Checker):
         if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
             return
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
-        is_earned = is_earned or "is ahead of the run's" in str(outcome)  # It has trained alone, and the run yielded.
+        if "is ahead of the run's" in str(outcome):  # It has trained alone, and the run yielded: its program ends.
+            self._has_left = True
+        is_earned = is_earned or self._has_left
         self.cluster.require(is_earned, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
 
 
