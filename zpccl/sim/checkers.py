@@ -418,6 +418,8 @@ class Causes(Checker):
         node = self.cluster.node_of(connection)
         if node is None or not node.is_alive or node.peer_id not in self.cluster.member_ids:
             return
+        if kick.reason.endswith("the former master had removed it"):
+            self._evicted.add(node.peer_id)  # For a fault of that time.
         is_for_links, is_for_votes = kick.result == Result.RANK_CONNECTION_FAILED, "did not vote" in kick.reason
         if is_for_links:
             self.cluster.require(not self._has_ring(node), "L2", f"{node.name} is removed though a ring exists")
