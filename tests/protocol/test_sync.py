@@ -571,6 +571,19 @@ def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
     assert bench.snapshot()["transfers"] == {}
 
 
+def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> None:
+    """S5. Paths, seed 9485216: a loss had all offers looked at again, those of the refused included."""
+    bench = bench_of("a", "b", "c", "d")
+    bench.machine.syncs.restore_last(0, 0, frozenset(bench.peer(name) for name in "abcd"))
+    unlink(bench, "ab", "bc", "bd")
+    for name, revision in zip("abcd", (1, 0, 4, 4), strict=True):
+        bench.say(name, offer(1, revision, w(name)))
+    assert "ahead of the run's" in bench.verdict("c", 1).reason
+    told = bench.leave("d")
+    assert not any(isinstance(message, Plan) for _, message in told)
+    assert bench.snapshot()["transfers"]
+
+
 def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
     """Who is left holds all there is: that is a sync that succeeded."""
     bench = bench_of("a", "b", "c")

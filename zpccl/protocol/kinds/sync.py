@@ -122,7 +122,7 @@ class StateSyncs(Kind[Transfer]):
                     holders=tuple(election.holders),
                     fetch=election.fetch,
                     done={peer for peer, entries in election.fetch.items() if not entries},
-                    offers=offers,
+                    offers={peer: offer for peer, offer in offers.items() if peer in election.fetch},
                     agreed_ns=now_ns,
                 )
                 self._operations.run(transfer)
