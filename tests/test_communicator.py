@@ -73,6 +73,15 @@ def vote(run: Run, index: int, function: Callable[[zpccl.Communicator], Any]) ->
 # --- Plans ahead ----------------------------------------------------------------------------------------------------
 
 
+def plan_ahead(pair: Run, count: int) -> list[PeerLoop]:
+    """Makes calls until the next ones are planned ahead: the first may change what the master knows of the link."""
+    loops = [loop_of(comm) for comm in pair.comms]
+    while not all(loop._machine._ahead for loop in loops):
+        pair.all(lambda comm: comm.all_reduce(ones(count)))
+        until(lambda: not any(loop._machine.calls for loop in loops))
+    return loops
+
+
 def hold_back_restores(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Inputs are put back only once the returned event is set."""
     go_on, submit = threading.Event(), loop._restorer.submit
@@ -88,8 +97,7 @@ def test_a_call_that_has_started_ahead_gets_another_plan(
 ) -> None:
     """S1, S2: the attempt that one has started is ended, and its input put back, before the next one begins."""
     tensors = [np.full(count, value, np.float32) for value in (1, 2)]
-    pair.all(lambda comm: comm.all_reduce(ones(count)))
-    early, late = map(loop_of, pair.comms)
+    early, late = plan_ahead(pair, count)
     put_back = hold_back_restores(early, monkeypatch)
     late._machine._ahead.clear()
     first = pair.start(lambda comm: comm.all_reduce(tensors[0], tensors[0]), pair.comms[0])
@@ -106,8 +114,7 @@ def test_a_call_that_has_started_ahead_gets_another_plan(
 def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2, S4: a second attempt at its call waits for that, and never begins."""
     tensor = np.full(1 << 20, 7, np.float32)
-    pair.all(lambda comm: comm.all_reduce(ones(1 << 20)))
-    early, late = map(loop_of, pair.comms)
+    early, late = plan_ahead(pair, 1 << 20)
     put_back = hold_back_restores(early, monkeypatch)
     late._machine._ahead.clear()
     first = pair.start(lambda comm: comm.all_reduce(tensor, tensor, timeout=3), pair.comms[0])
@@ -119,6 +126,16 @@ def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypat
     assert isinstance(failure(first), zpccl.OperationTimeout)
     assert isinstance(failure(second), zpccl.PeerLost)
     assert (tensor == 7).all() and still_works(pair)
+
+
+def test_calls_return_without_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3: what all know to be done needs no master; nor do the next calls, which are planned ahead."""
+    with local_run(3) as run:
+        loops = plan_ahead(run, 1000)
+        run.master.interrupt()
+        for _ in range(limits.PLANS_AHEAD_AT_TAG_MAX):
+            assert all((result == 3).all() for result in run.all(lambda comm: comm.all_reduce(ones(1000))))
+        assert all(len(loop._machine.calls) == limits.PLANS_AHEAD_AT_TAG_MAX for loop in loops)
 
 
 def test_without_a_master_no_attempt_stalls(monkeypatch: pytest.MonkeyPatch) -> None:

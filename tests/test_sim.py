@@ -240,7 +240,8 @@ def test_tight_limits_are_taken_back() -> None:
     before = dict(vars(limits))
     cluster = Setup(faults="duel").build(1)
     with pytest.raises(KeyError), tight_limits(cluster):
-        assert limits.CALLS_IN_FLIGHT_MAX == limits.OUTCOMES_KEPT_MAX == max(cluster.script.tags) + 1
+        assert max(cluster.script.tags) + 1 == limits.CALLS_IN_FLIGHT_MAX
+        assert limits.calls_open_max(2) == limits.OUTCOMES_KEPT_MAX == limits.CALLS_IN_FLIGHT_MAX + 2
         raise KeyError
     assert dict(vars(limits)) == before
 

@@ -110,8 +110,8 @@ decision-is-not-said-again: protocol.operation:Operations._on_report (simulator)
   + pass
 two-calls-of-a-peer-in-one-operation: protocol.operation:Operations._count (unit tests)
   S1: a second call of a peer in an operation is mistaken for the first, and never answered
-  - known.call_id != vote.call_id
-  + False
+  - known.call_id == vote.call_id
+  + True
 attempt-of-nobody-is-kept: protocol.operation:Operations.decide (unit tests)
   B1: attempts without remaining participants are kept for ever
   - not survivors
@@ -350,8 +350,8 @@ witness-of-no-link-believed: protocol.master:MasterMachine._on_linked (unit test
   + not peer.is_member or other.group != peer.group or not peer.linked >> peer.slot & 1
 calls-of-any-group-alike: protocol.operation:Operations._is_open (unit tests)
   L3: a member has more calls in flight than the decisions that the others remember
-  - calls_max = limits.calls_in_flight_max(member_count)
-  + calls_max = limits.CALLS_IN_FLIGHT_MAX
+  - calls_max = limits.calls_open_max(member_count)
+  + calls_max = limits.calls_open_max(1)
 
 # --- Peer -------------------------------------------------------------------------------------------------------------
 own-master-not-obeyed-again: protocol.leadership:Acceptor.obey (unit tests)
@@ -382,9 +382,9 @@ member-without-the-result: protocol.peer:PeerMachine._on_decision (unit tests)
   S1: a peer that gave up a call which the others have committed stays a member
   - decision.committed and (call.is_released or (lacks_result and not is_barrier(call)))
   + decision.committed and lacks_result and not is_barrier(call)
-tag-told-twice: protocol.peer:PeerMachine._on_call (unit tests)
+tag-told-twice: protocol.peer:PeerMachine._is_held_back (unit tests)
   L2: the master mistakes a new call for a released one, and refuses it
-  - released.block(call)
+  - Released(self.calls.values()).block(call)
   + False
 withdrawal-not-repeated: protocol.calls:Call.standing (unit tests)
   L1: a lost withdrawal is not sent again, and the call keeps waiting
@@ -426,12 +426,12 @@ failed-sync-remembered-as-the-last: protocol.memory:Memory.on_decision (unit tes
   + call is not None and is_sync(call) and is_newer
 mismatch-remembered-without-its-values: protocol.memory:Memory.on_decision (unit tests)
   S1: after a take-over one peer gets CollectiveMismatch and another only InvalidUsage
-  - replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=0)
-  + replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=0, field='', values=())
+  - replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=())
+  + replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=(), field='', values=())
 fewer-ends-remembered-than-calls-in-flight: protocol.memory:Memory._keep (unit tests)
   S1: a commit is forgotten that another member has not received
-  - count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
-  + count_max = limits.calls_in_flight_max(2 * self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+  - count_max = limits.calls_open_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+  + count_max = limits.calls_open_max(2 * self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
 other-groups-count: protocol.memory:Memory.on_members (unit tests)
   S1: a commit is forgotten that another member has not received, in a run with many groups
   - self._group_size = sum(member.group == group for member in members)
@@ -654,22 +654,22 @@ cut-off-master-waits-as-long: protocol.master:MasterMachine._loss_ns (unit tests
   + is_new_here
 
 # --- Plans ahead ------------------------------------------------------------------------------------------------------
-plan-ahead-runs-for-some: protocol.kinds.collective:Planned.is_started_by (unit tests)
+plan-ahead-runs-for-some: protocol.kinds.collective:Collectives._run_ahead (unit tests)
   L1: an attempt runs that some of its participants have not started and get no plan for
-  - vote.ahead == self.attempt_id and vote.spec == spec
-  + vote.spec == spec
-plan-ahead-for-other-arguments: protocol.kinds.collective:Planned.is_started_by (unit tests)
+  - all(vote.ahead == attempt_id for vote in votes.values())
+  + bool(votes)
+plan-ahead-for-other-arguments: protocol.kinds.collective:Collectives._run_ahead (unit tests)
   S1: two peers are root of a broadcast
-  - vote.ahead == self.attempt_id and vote.spec == spec
-  + vote.ahead == self.attempt_id
-failed-plan-ahead-runs: protocol.kinds.collective:Planned.is_started_by (unit tests)
+  - spec != ahead.specs.get(peer)
+  + peer not in ahead.specs
+failed-plan-ahead-runs: protocol.kinds.collective:Collectives._run_ahead (unit tests)
   L1: a call fails because a peer that came early has waited for too long
-  - all(report.ok for report in self.reports.values())
-  + self.reports is not None
-early-report-lost: protocol.kinds.collective:Collectives.on_early_report (unit tests)
+  - not all(report.ok for report in reports.values())
+  + not votes
+early-report-lost: protocol.operation:Operations._on_early_report (unit tests)
   L1: an attempt waits for ever for a report that came before the last vote
-  - ahead.attempt_id != report.attempt_id
-  + ahead.attempt_id == report.attempt_id
+  - (vote.call_id, vote.ahead) == (report.call_id, report.attempt_id)
+  + (vote.call_id, vote.ahead) == (report.attempt_id, report.call_id)
 calls-of-a-plan-ahead-untold: protocol.kinds.collective:Collectives._run_ahead (unit tests)
   S1: a new master cannot tell for which call a decision is
   - attempt.has_plan_everywhere = False
@@ -694,6 +694,56 @@ started-ahead-unsaid: protocol.calls:Call._vote_and_report (unit tests)
   L1: a new master never gets the vote of a call that has reported
   - is_sync(self) or self.ahead
   + is_sync(self)
+
+# --- The commit between peers -----------------------------------------------------------------------------------------
+digests-of-others-not-compared: protocol.commit:Digests.calls_of (unit tests)
+  S1: peers return with different results
+  - told.digest != digest
+  + told.digest is None
+gives-up-after-its-digest: protocol.peer:PeerMachine._on_withdrawn (unit tests)
+  S1: the master aborts what another peer has committed
+  - not call.has_told
+  + call.call_id
+released-though-it-is-bound: protocol.peer:PeerMachine._release_due (unit tests)
+  S1: a call fails here that succeeds for the others, while their master leads this peer
+  - call.has_told and self._acceptor.is_led
+  + call.has_told and not self._acceptor
+tells-its-digest-after-its-withdrawal: protocol.peer:PeerMachine._tell (unit tests)
+  S1: the master aborts what another peer has committed
+  - call.withdrawn is not None
+  + call.is_released
+committed-after-the-run-report: protocol.peer:PeerMachine._commit (unit tests)
+  S1: the new master hears of the commit from nobody, and plans anew
+  - call.is_frozen
+  + call.has_answer
+commit-not-remembered: protocol.peer:PeerMachine._commit (unit tests)
+  S1: a new master hears of the commit from nobody
+  - self._memory.on_decision(decision, call, plan.order)
+  + self._memory.round_answered
+plan-ahead-kept-over-a-run-report: protocol.peer:PeerMachine._promise (unit tests)
+  S1: peers commit an attempt that their new master does not know, and plans anew
+  - self._ahead.clear()
+  + self._ahead.copy()
+loss-aborts-at-once: protocol.kinds.collective:Collectives.judge (unit tests)
+  S1: the lost peer has committed it with one that has not reported yet
+  - not lost or tells_digests(attempt.spec, len(attempt.calls))
+  + not lost
+plan-ahead-recalled-after-a-loss: protocol.kinds.collective:Collectives._run_ahead (unit tests)
+  S1: the lost peer has committed it with those that voted
+  - len(reports) < len(votes)
+  + False
+root-of-a-broadcast-is-bound: protocol.commit:tells_digests (unit tests)
+  L1: the timeout of a broadcast does not end it for its root
+  - (CollectiveKind.BROADCAST, CollectiveKind.BARRIER)
+  + (CollectiveKind.BARRIER,)
+next-call-refused: protocol.kinds.collective:Collectives.refusal_of (unit tests)
+  L1: who has returned before the master's decision cannot call again
+  - report is not None and report.ok
+  + report is not None and not report.ok
+early-votes-lost: protocol.operation:Operations.take (unit tests)
+  L1: a call that came before the one ahead of it was decided is never answered
+  - self._again += self._early.pop(key, ())
+  + self._early.pop(key, ())
 
 # --- The control connection -------------------------------------------------------------------------------------------
 connects-no-more: protocol.session:Session._on_tick (simulator)

@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -35,14 +35,22 @@ CALLS_IN_FLIGHT_MAX = 1024
 """Unanswered calls of one peer in a small group: see calls_in_flight_max."""
 CALLS_NAMED_MAX = 65_536
 """Bound on (calls in flight of one peer) x (members of its group): a report names the calls of all members."""
+COMMIT_PEERS_MAX = 32
+"""Participants of an attempt that tell each other the digests of their results; more wait for the master."""
+DIGESTS_KEPT_MAX = 1024
+"""Attempts of which the digest of one other participant is kept; without it the master is waited for."""
+CALLS_UNDECIDED_MAX = 64
+"""Calls that have returned before the master's decision on them has come; at more, the master is waited for."""
 ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
 """Answers that the master keeps for a peer that does not acknowledge them. A broken connection can lose only the
 answers to calls in flight, so at most the latest CALLS_IN_FLIGHT_MAX of them are needed."""
 PARTIAL_REFUSALS_KEPT_MAX = 8
 """Remembered refusals that concern not exactly one whole group, but some of its members or members of other groups."""
-OUTCOMES_KEPT_MAX = CALLS_IN_FLIGHT_MAX + PARTIAL_REFUSALS_KEPT_MAX
+OUTCOMES_KEPT_MAX = CALLS_IN_FLIGHT_MAX + CALLS_UNDECIDED_MAX + PARTIAL_REFUSALS_KEPT_MAX
 """Decisions in a report; how many a peer remembers follows from the size of its group (memory.py)."""
-OUTCOME_CALLS_KEPT_MAX = CALLS_NAMED_MAX + PARTIAL_REFUSALS_KEPT_MAX * PEERS_MAX
+OUTCOME_CALLS_KEPT_MAX = (
+    CALLS_NAMED_MAX + CALLS_UNDECIDED_MAX * COMMIT_PEERS_MAX + PARTIAL_REFUSALS_KEPT_MAX * PEERS_MAX
+)
 """Calls named in all decisions that a peer remembers."""
 OUTCOME_TEXT_CHARS_MAX = 400
 """Length to which reasons in remembered decisions are cut."""
@@ -154,7 +162,9 @@ MINORITY_WAIT_NS = 30 * SECOND
 """How long a restarted master of a run with one address waits for a quorum before it goes on with the members that are
 connected. The other members may have removed these, and hold a later revision."""
 PLANS_AHEAD_MAX = 1024
-"""Plans ahead that a master has handed out, and that a peer keeps: the oldest are dropped."""
+"""Tags with plans ahead that a master has handed out, and that a peer keeps: the oldest are dropped."""
+PLANS_AHEAD_AT_TAG_MAX = 4
+"""Plans ahead at one tag: so many calls the peers make while the master hears of the first."""
 PLAN_AHEAD_BYTES_MAX = 16 * MIB
 """Larger tensors are not planned ahead: for them the way to the master is short beside the transfer; and where another
 plan comes after all, an early peer has to put its input back."""
@@ -349,3 +359,8 @@ def calls_in_flight_max(member_count: int) -> int:
     product of calls and members is bounded so that a report fits into a message.
     """
     return min(CALLS_IN_FLIGHT_MAX, CALLS_NAMED_MAX // max(member_count, 1))
+
+
+def calls_open_max(member_count: int) -> int:
+    """The number of calls of a peer that the master has not decided: those in flight, and those that have returned."""
+    return calls_in_flight_max(member_count) + (CALLS_UNDECIDED_MAX if member_count <= COMMIT_PEERS_MAX else 0)

@@ -119,7 +119,7 @@ def plain(message: Any) -> Any:
     """A message of the master without what peers only remember: for another master, or for the next call."""
     if isinstance(message, Decision):
         attempt_id = 0 if message.is_refusal else message.attempt_id
-        return msgspec.structs.replace(message, round=0, attempt_id=attempt_id, order=(), calls=(), ahead=0)
+        return msgspec.structs.replace(message, round=0, attempt_id=attempt_id, order=(), calls=(), ahead=())
     if isinstance(message, Members):
         return msgspec.structs.replace(message, round=0, round_value=0, parent=0)
     if isinstance(message, Welcome | Refused):
@@ -175,7 +175,7 @@ class MasterBench:
             assert deadline_ns is None or deadline_ns > self.now_ns, "a deadline that a Tick does not move: a busy loop"
         self.logged += logs(effects)
         messages = [effect.message for effect in effects if isinstance(effect, Broadcast)]
-        self.ahead = next((m.ahead for m in messages if isinstance(m, Decision) and m.ahead), self.ahead)
+        self.ahead = next((m.ahead[-1] for m in messages if isinstance(m, Decision) and m.ahead), self.ahead)
         for connection, message in sent(effects):
             self._check(connection, message)
             self.said.setdefault(connection, []).append(message)

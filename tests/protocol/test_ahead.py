@@ -34,6 +34,8 @@ from .harness import (
 from .takeover import TakeOver
 
 AHEAD = FIRST_ATTEMPT + 1
+NEXT = AHEAD + limits.PLANS_AHEAD_AT_TAG_MAX
+"""The attempt after those that are planned ahead."""
 
 # --- The master -------------------------------------------------------------------------------------------------------
 
@@ -57,13 +59,13 @@ class Bench(MasterBench):
 def test_a_call_that_all_have_started_needs_no_plan() -> None:
     """S1: it is decided as others are; the decision lists the calls, which no plan has told anybody."""
     bench = Bench()
-    assert bench.ahead == AHEAD
+    assert bench.ahead == NEXT - 1
     assert bench.call("a") == bench.call("b") == []
     assert bench.finish("a", 2, AHEAD) == []
     assert bench.finish("b", 2, AHEAD) == [(f"{name}1", Decision(2, 0, 2, attempt_id=AHEAD)) for name in "ab"]
     kept = bench.peer("a").answers[2]
     assert (kept.order, kept.calls) == (pids("ab"), (2, 2))
-    assert bench.ahead == AHEAD + 1 and bench.plans.keys() == {FIRST_ATTEMPT}
+    assert bench.ahead == NEXT and bench.plans.keys() == {FIRST_ATTEMPT}
 
 
 def test_a_report_may_come_before_the_votes_of_others() -> None:
@@ -81,11 +83,11 @@ def test_what_not_all_have_started_is_planned_anew(early: str) -> None:
     bench = Bench()
     bench.call("a", ahead=AHEAD if early == "a" else 0)
     told = bench.call("b", ahead=AHEAD if early == "b" else 0)
-    assert told == [(f"{name}1", plan_of(2, AHEAD + 1)) for name in "ab"]
+    assert told == [(f"{name}1", plan_of(2, NEXT)) for name in "ab"]
     assert bench.finish(early, 2, AHEAD) == []  # It is late.
     for name in "ab":
-        bench.finish(name, 2, AHEAD + 1)
-    assert bench.verdict(early, 2) == Decision(2, 0, 2, attempt_id=AHEAD + 1)
+        bench.finish(name, 2, NEXT)
+    assert bench.verdict(early, 2) == Decision(2, 0, 2, attempt_id=NEXT)
 
 
 def test_a_plan_ahead_that_has_failed_is_planned_anew() -> None:
@@ -93,7 +95,7 @@ def test_a_plan_ahead_that_has_failed_is_planned_anew() -> None:
     bench = Bench()
     bench.call("a")
     assert bench.finish("a", 2, AHEAD, ok=False, fault=pid("b")) == []
-    assert bench.call("b") == [(f"{name}1", plan_of(2, AHEAD + 1)) for name in "ab"]
+    assert bench.call("b") == [(f"{name}1", plan_of(2, NEXT)) for name in "ab"]
 
 
 def test_a_failure_after_all_have_voted_fails_the_call() -> None:
@@ -102,9 +104,9 @@ def test_a_failure_after_all_have_voted_fails_the_call() -> None:
     bench.call("b")
     told = bench.finish("a", 2, AHEAD, ok=False, fault=pid("b"))
     assert [(c, type(m), m.result != 0) for c, m in told] == [(f"{name}1", Decision, True) for name in "ab"]
-    assert bench.call("a", 3, 0) == [] and bench.call("b", 3, 0) == [
-        (f"{name}1", plan_of(3, AHEAD + 1)) for name in "ab"
-    ], "of a failed attempt none is planned ahead"
+    assert bench.call("a", 3, 0) == [] and bench.call("b", 3, 0) == [(f"{name}1", plan_of(3, NEXT)) for name in "ab"], (
+        "of a failed attempt none is planned ahead"
+    )
 
 
 def test_other_calls_are_compared_as_ever() -> None:
@@ -118,7 +120,7 @@ def test_other_calls_are_compared_as_ever() -> None:
 def test_the_same_other_call_of_all_is_planned() -> None:
     bench = Bench()
     bench.call("a", ahead=0, count=9)
-    assert bench.call("b", ahead=0, count=9) == [(f"{name}1", plan_of(2, AHEAD + 1)) for name in "ab"]
+    assert bench.call("b", ahead=0, count=9) == [(f"{name}1", plan_of(2, NEXT)) for name in "ab"]
 
 
 def test_who_withdraws_keeps_nobody() -> None:
@@ -128,7 +130,7 @@ def test_who_withdraws_keeps_nobody() -> None:
     bench.withdraw("b", 2)
     bench.call("a")
     told = bench.call("b", 3, 0)
-    assert [(c, m.attempt_id, m.calls) for c, m in told] == [(f"{name}1", AHEAD + 1, (2, 3)) for name in "ab"]
+    assert [(c, m.attempt_id, m.calls) for c, m in told] == [(f"{name}1", NEXT, (2, 3)) for name in "ab"]
 
 
 def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
@@ -137,7 +139,93 @@ def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
     bench.call("a")
     bench.call("b")
     bench.lose("c")
-    assert plan_of(2, AHEAD + 1, "ab", calls=(2, 2)) in bench.said["a1"]
+    assert not bench.plans.keys() - {FIRST_ATTEMPT}, "c may have committed it with them"
+    bench.finish("a", 2, AHEAD)
+    bench.finish("b", 2, AHEAD, ok=False, fault=pid("c"))
+    assert plan_of(2, NEXT, "ab", calls=(2, 2)) in bench.said["a1"]
+
+
+def test_what_a_lost_peer_may_have_committed_with_all_others_is_committed() -> None:
+    """S1: the vote of c was lost with it."""
+    bench = Bench("abc")
+    bench.call("a")
+    bench.call("b")
+    bench.finish("a", 2, AHEAD, count=3)
+    bench.lose("c")
+    bench.finish("b", 2, AHEAD, count=3)
+    assert bench.verdict("a", 2) == bench.verdict("b", 2) == Decision(2, 0, 3, attempt_id=AHEAD)
+
+
+@pytest.mark.parametrize("digest", [7, 8])
+def test_the_last_of_a_group_goes_on_with_what_it_has_started(digest: int) -> None:
+    """S1, L1: b is lost before its vote came; a may know that both have the same result."""
+    bench = Bench()
+    bench.call("a")
+    bench.lose("b")
+    assert bench.verdict("a", 2) is None
+    bench.finish("a", 2, AHEAD, count=2, digest=digest)
+    assert bench.verdict("a", 2) == Decision(2, 0, 2, attempt_id=AHEAD)
+
+
+def test_results_that_differ_after_a_loss_are_computed_again() -> None:
+    """S1: where two differ nobody has committed them."""
+    bench = Bench("abc")
+    for digest, name in enumerate("ab"):
+        bench.call(name)
+        bench.finish(name, 2, AHEAD, digest=digest)
+    bench.lose("c")
+    assert plan_of(2, NEXT, "ab", calls=(2, 2)) in bench.said["a1"]
+
+
+def test_who_has_committed_a_call_makes_the_next_one() -> None:
+    """The votes of b come late: those of a wait for them, one after the other."""
+    bench = Bench()
+    for number in (2, 3, 4):
+        bench.call("a", number, AHEAD + number - 2)
+        bench.finish("a", number, AHEAD + number - 2)
+    for number in (2, 3, 4):
+        assert bench.verdict("a", number) is None
+        bench.call("b", number, AHEAD + number - 2)
+        bench.finish("b", number, AHEAD + number - 2)
+        assert (
+            bench.verdict("a", number)
+            == bench.verdict("b", number)
+            == Decision(number, 0, 2, attempt_id=AHEAD + number - 2)
+        )
+    assert bench.ahead == NEXT + 2 and bench.plans.keys() == {FIRST_ATTEMPT}
+
+
+def test_messages_on_later_calls_may_come_twice() -> None:
+    bench = Bench()
+    for number in (2, 3, 2, 3):
+        bench.call("a", number, AHEAD + number - 2)
+        bench.finish("a", number, AHEAD + number - 2)
+    for number in (2, 3):
+        bench.call("b", number, AHEAD + number - 2)
+        bench.finish("b", number, AHEAD + number - 2)
+    assert bench.verdict("a", 3) == bench.verdict("b", 3) == Decision(3, 0, 2, attempt_id=AHEAD + 1)
+
+
+def test_a_later_call_may_be_withdrawn() -> None:
+    """L1: of a it is gone, and its next one takes its place."""
+    bench = Bench()
+    bench.call("a", 2)
+    bench.finish("a", 2, AHEAD)
+    bench.call("a", 3, AHEAD + 1)
+    assert bench.withdraw("a", 3) == [("a1", Decision(3, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
+    bench.call("a", 4, 0)
+    bench.call("b", 2)
+    bench.finish("b", 2, AHEAD)
+    assert bench.verdict("a", 2) == Decision(2, 0, 2, attempt_id=AHEAD)
+    assert bench.call("b", 3, AHEAD + 1) == [(f"{name}1", plan_of(4, NEXT + 1, calls=(4, 3))) for name in "ab"]
+
+
+def test_a_call_at_a_tag_waits_for_the_result_of_the_one_before() -> None:
+    """B1: only who has its result may know that its peers have committed it."""
+    bench = Bench()
+    bench.call("a", 2)
+    refused = bench.call("a", 3, AHEAD + 1)
+    assert [(c, m.call_id, m.result) for c, m in refused] == [("a1", 3, Result.INVALID_USAGE)]
 
 
 def test_a_vote_again_for_a_plan_ahead_gets_no_plan() -> None:
@@ -155,7 +243,7 @@ def test_the_root_of_a_broadcast_stays_the_root() -> None:
     bench = Bench(specs=specs)
     for name, other in ("ab", "ba"):
         told = bench.say(name, Votes(0, (Vote(2, specs[other], AHEAD),)))
-    assert told == [(f"{name}1", plan_of(2, AHEAD + 1, "ab")) for name in "ab"]
+    assert told == [(f"{name}1", plan_of(2, NEXT, "ab")) for name in "ab"]
 
 
 @pytest.mark.parametrize("count", [limits.PLAN_AHEAD_BYTES_MAX // 4, limits.PLAN_AHEAD_BYTES_MAX // 4 + 1])
@@ -177,16 +265,21 @@ def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [key.tag for key in bench.machine.collectives._ahead] == [2, 3, 4]
 
 
-def test_a_new_master_knows_no_plans_ahead() -> None:
-    """L3: it plans anew, and who had started ends that."""
+@pytest.mark.parametrize("ok", [False, True])
+def test_a_new_master_waits_for_what_all_have_started(ok: bool) -> None:
+    """L3, S1: somebody who is lost may have committed it with them. It plans anew if one of them has failed."""
     bench = TakeOver()
     bench.report("a")
     bench.report("b")
     bench.link("a", "b")
     votes = Votes(0, (Vote(3, spec(), 77),))
     bench.say("a", votes)
-    told = bench.say("b", votes)
-    assert [(c, type(m)) for c, m in told] == [("a1", Plan), ("b1", Plan)]
+    assert bench.say("b", votes) == [] == bench.finish("a", 3, 77, count=4)
+    told = bench.finish("b", 3, 77, ok=ok, count=4)
+    if ok:
+        assert bench.verdict("a", 3) == bench.verdict("b", 3) == Decision(3, 0, 4, attempt_id=77)
+    else:
+        assert [(c, type(m)) for c, m in told] == [("a1", Plan), ("b1", Plan)]
 
 
 # --- The peer ---------------------------------------------------------------------------------------------------------
@@ -202,7 +295,7 @@ def after_a_commit(names: str = "ab", plan: Plan | None = None) -> PeerBench:
     peer.reduce(10)
     peer.hear(plan or plan_of(10, names=names))
     peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7))
-    peer.hear(Decision(10, 0, 2, attempt_id=FIRST_ATTEMPT, ahead=AHEAD))
+    peer.hear(Decision(10, 0, 2, attempt_id=FIRST_ATTEMPT, ahead=(AHEAD,)))
     return peer
 
 
@@ -214,8 +307,8 @@ def test_the_same_call_starts_at_once() -> None:
     """The data plane first: the vote is not waited for."""
     peer = after_a_commit()
     assert peer.reduce(11) == [start(11, AHEAD), vote(11)]
-    assert peer.handle(events.ReduceDone(AHEAD, 7)) == [Send(Report(11, AHEAD, True, digest=7))]
-    decision = Decision(11, 0, 2, attempt_id=AHEAD, order=pids("ab"), calls=(11, 3), ahead=AHEAD + 1)
+    assert peer.handle(events.ReduceDone(AHEAD, 7))[1:] == [Send(Report(11, AHEAD, True, digest=7, count=2))]
+    decision = Decision(11, 0, 2, attempt_id=AHEAD, order=pids("ab"), calls=(11, 3), ahead=(AHEAD + 1,))
     assert peer.hear(decision) == [EndReduce(AHEAD, True), Resolve(11, 2)]
     assert peer.reduce(12) == [start(12, AHEAD + 1), vote(12, AHEAD + 1)]
 
@@ -299,7 +392,7 @@ def test_what_was_started_is_said_again_on_a_new_connection() -> None:
     peer.handle(events.ReduceDone(AHEAD, 7))
     peer.down()
     said = [effect.message for effect in peer.reconnect() if isinstance(effect, Send)]
-    assert said[-2:] == [vote(11).message, Report(11, AHEAD, True, digest=7)]
+    assert said[-2:] == [vote(11).message, Report(11, AHEAD, True, digest=7, count=2)]
 
 
 def test_a_list_of_other_members_voids_plans_ahead() -> None:
@@ -343,7 +436,7 @@ def test_a_new_master_hears_of_it_by_the_vote() -> None:
     peer = after_a_commit()
     peer.reduce(11)
     report = peer.machine._run_report()
-    assert report.running == () and [outcome.ahead for outcome in report.outcomes] == [0]
+    assert report.running == () and [outcome.ahead for outcome in report.outcomes] == [()]
 
 
 def test_peers_keep_as_many_as_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,5 +448,5 @@ def test_peers_keep_as_many_as_the_master(monkeypatch: pytest.MonkeyPatch) -> No
         peer.plan(10 + number, FIRST_ATTEMPT + 2 * number)
         peer.handle(events.ReduceDone(FIRST_ATTEMPT + 2 * number, 7))
         decision = Decision(10 + number, 0, 2, attempt_id=FIRST_ATTEMPT + 2 * number)
-        peer.hear(replace(decision, ahead=FIRST_ATTEMPT + 2 * number + 1))
+        peer.hear(replace(decision, ahead=(FIRST_ATTEMPT + 2 * number + 1,)))
     assert list(peer.machine._ahead) == [2, 3]

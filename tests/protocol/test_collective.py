@@ -15,7 +15,7 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import COLLECTIVE, Key
 from zpccl.protocol.rings import ring_edges
-from zpccl.types import DataType, ReduceOp
+from zpccl.types import CollectiveKind, DataType, ReduceOp
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, fail_by, offer, pid, pids, plan_of, spec
 
@@ -88,6 +88,7 @@ def test_groups_are_independent() -> None:
     assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
     assert bench.plans[FIRST_ATTEMPT + 1][0].order == pids("xy")
     bench.lose("y")
+    bench.finish("x", 1, FIRST_ATTEMPT + 1, ok=False, reason="lost y")
     assert bench.verdict("x", 1) == aborted(1, "lost y", "y", attempt_id=FIRST_ATTEMPT + 1)
     for name in "ab":
         bench.finish(name, 1)
@@ -577,14 +578,27 @@ def test_digests_that_differ_abort() -> None:
 
 @pytest.mark.parametrize("how", ["leave", "lose"])
 def test_a_loss_before_all_survivors_finished_aborts(how: str) -> None:
-    """S1."""
+    """S1: but b might have finished, and a and c committed it with b, so b is asked first: its link to c is gone."""
     bench = running("a", "b", "c")
     bench.finish("a", 1)
     bench.finish("c", 1)
     getattr(bench, how)("c")
-    decision = aborted(1, "lost c", "c", peers=3)
+    assert bench.verdict("a", 1) is None
+    decision = aborted(1, "the link broke", "c", peers=3)
+    bench.finish("b", 1, ok=False, reason="the link broke")
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == decision
     assert bench.finish("b", 1) == [("b1", decision)]
+
+
+@pytest.mark.parametrize("kind", [CollectiveKind.BROADCAST, CollectiveKind.ALL_REDUCE])
+def test_a_loss_is_the_end_where_peers_commit_nothing(kind: CollectiveKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: in a broadcast, and among more peers than tell each other their digests."""
+    monkeypatch.setattr(limits, "COMMIT_PEERS_MAX", 2)
+    bench = bench_of("a", "b", "c")
+    for name in "abc":
+        bench.begin(name, 1, spec(kind=kind, is_root=kind is CollectiveKind.BROADCAST and name == "a"))
+    bench.lose("c")
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == aborted(1, "lost c", "c", peers=3)
 
 
 def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
@@ -646,6 +660,7 @@ def test_a_retry_among_the_survivors() -> None:
     """L2."""
     bench = running("a", "b", "c")
     bench.lose("b")
+    bench.finish("a", 1, ok=False, reason="lost b")
     assert bench.verdict("a", 1) == aborted(1, "lost b", "b", peers=3)
     for name in "ac":
         bench.begin(name, 2)

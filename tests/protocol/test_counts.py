@@ -41,6 +41,7 @@ def test_aborts_by_reason(bench: MasterBench, reason: AbortReason) -> None:
         bench.finish("b", 1, ok=False, fault=pid("c"), reason="reset by peer")
     elif reason is AbortReason.PEER_LOST:
         bench.lose("c")
+        bench.finish("a", 0, ok=False, fault=pid("c"), reason="reset by peer")
     elif reason is AbortReason.WITHDRAWN:
         bench.withdraw("a", 0)
     else:

@@ -667,7 +667,8 @@ def test_a_call_id_for_two_kinds_of_calls(bench: MasterBench, first: Any, second
 
 def test_the_bound_of_open_calls(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """B1."""
-    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 2)
+    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 1)
+    monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", 1)
     bench.members("a", "b")
     bench.begin("a", 1, spec(1), spec(2))
     assert bench.names() == "ab"
@@ -680,7 +681,8 @@ def test_the_bound_of_open_calls(bench: MasterBench, monkeypatch: pytest.MonkeyP
 def test_the_bound_of_open_calls_holds_for_each_kind(
     bench: MasterBench, monkeypatch: pytest.MonkeyPatch, message: Any
 ) -> None:
-    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 2)
+    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 1)
+    monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", 1)
     bench.members("a", "b")
     bench.begin("a", 1, spec(1), spec(2))
     bench.say("a", message)
@@ -690,6 +692,7 @@ def test_the_bound_of_open_calls_holds_for_each_kind(
 def test_the_bound_of_open_calls_follows_the_group(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """L3: what all of them know must fit into a report."""
     monkeypatch.setattr(limits, "CALLS_NAMED_MAX", 6)
+    monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", 0)
     bench.members("a", "b", "c")
     bench.members("x", group=1)
     bench.begin("x", 1, *(spec(tag) for tag in range(5)))

@@ -50,7 +50,7 @@ def refusal(call_id: int, attempt_id: int, ids: tuple[bytes, ...], reason: str =
 def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     """L3: libzmq drops the connection of who says more, each time: the run could not go on."""
     ids = member_ids(group_size)
-    calls_max = limits.calls_in_flight_max(group_size)
+    calls_max, open_max = limits.calls_in_flight_max(group_size), limits.calls_open_max(group_size)
     listed = tuple(
         Member(peer_id, 0 if place < group_size else 1, "\U0001f600" * limits.NAME_CHARS_MAX)
         for place, peer_id in enumerate(member_ids(limits.PEERS_MAX))
@@ -63,7 +63,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     everybody = member_ids(limits.PEERS_MAX)
     for number in range(2 * limits.PARTIAL_REFUSALS_KEPT_MAX):  # Of rounds, in which all groups have part.
         memory.on_decision(refusal(LONG, LONG - 9999 + number, everybody, reason), None, ())
-    for number in range(calls_max):
+    for number in range(open_max):
         answer = refusal(LONG, LONG - number, ids, reason)
         facts = (answer.result, 0, reason, field, values, 0, answer.attempt_id, answer.order, (LONG,) * group_size)
         memory.on_decision(Decision(LONG, *facts), None, ())
@@ -76,7 +76,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     last = Decision(0, 0, LONG, attempt_id=LONG, order=ids, calls=(LONG,) * group_size)
     report = replace(report, last_sync=last)
     kept = {outcome.attempt_id for outcome in report.outcomes}
-    assert {LONG - number for number in range(calls_max)} <= kept
+    assert {LONG - number for number in range(open_max)} <= kept
     assert len(report.running) == calls_max
     data = encode(report)
     assert len(data) <= limits.MESSAGE_BYTES_MAX
@@ -87,13 +87,13 @@ def test_a_report_fits_after_the_group_has_shrunk() -> None:
     """Attempts of before name all who took part in them; ends of attempts, only those who are there."""
     memory, before, after = Memory(), member_ids(limits.PEERS_MAX), member_ids(2)
     memory.on_members([Member(peer_id, 0, "n" * 128) for peer_id in before], 0, is_committed=True)
-    first = limits.calls_in_flight_max(len(before))
+    first = limits.calls_open_max(len(before))
     for number in range(first):
         memory.on_decision(refusal(1, 1 + number, before), None, ())
     memory.on_members(member_list(2, "").members, 0, is_committed=False)
     assert len(outcomes(memory)[0].order) == len(before)
     memory.on_members([Member(peer_id, 0, "n") for peer_id in after], 0, is_committed=True)
-    second = limits.calls_in_flight_max(len(after)) - first
+    second = limits.calls_open_max(len(after)) - first
     for number in range(first, first + second):
         memory.on_decision(refusal(1, 1 + number, after), None, ())
     assert [outcome.order for outcome in outcomes(memory)] == [after] * (first + second)
@@ -106,7 +106,7 @@ def test_the_ends_of_as_many_calls_as_another_may_have_in_flight_are_kept() -> N
     """S1: with 256 members and 600 calls in flight, the ends of 88 of them were forgotten."""
     memory, ids = Memory(), member_ids(256)
     memory.on_members([Member(peer_id, 0, "n") for peer_id in ids], 0, is_committed=True)
-    in_flight = limits.calls_in_flight_max(256)
+    in_flight = limits.calls_open_max(256)
     for number in range(in_flight):
         plan = Plan(1 + number, (1,) * 256, Reducing((Lane(ids),), 1))
         call = Call(number, spec(number), Phase.REPORTED, 1 + number, plan)

@@ -38,6 +38,7 @@ from zpccl.protocol.effects import (
     Reject,
     Resolve,
     Send,
+    SendDigest,
     StartReduce,
     StartSync,
     UseMaster,
@@ -348,7 +349,10 @@ def test_a_collective() -> None:
     peer = PeerBench().member()
     assert peer.reduce(10) == [begin(10)]
     assert peer.plan(10) == [start(10)]
-    assert peer.handle(done()) == [Send(Report(10, FIRST_ATTEMPT, True, digest=7))]
+    assert peer.handle(done()) == [
+        SendDigest(pids("b"), FIRST_ATTEMPT, 10, 7),
+        Send(Report(10, FIRST_ATTEMPT, True, digest=7, count=2)),
+    ]
     assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
     assert peer.machine.calls == {}
 
@@ -359,7 +363,7 @@ def test_a_batch() -> None:
     assert peer.reduce(12, spec(3)) == [begin(12, spec(3), oldest=10)]
     peer.plan(11)
     peer.plan(10, FIRST_ATTEMPT + 1)
-    assert peer.handle(done(FIRST_ATTEMPT + 1)) == [Send(Report(10, FIRST_ATTEMPT + 1, True, digest=7))]
+    assert peer.handle(done(FIRST_ATTEMPT + 1))[1:] == [Send(Report(10, FIRST_ATTEMPT + 1, True, digest=7, count=2))]
     peer.hear(committed(10, FIRST_ATTEMPT + 1))
     assert peer.reduce(13, spec(1)) == [begin(13, spec(1), oldest=11)]
 
@@ -803,7 +807,7 @@ def test_everything_is_said_again() -> None:
         Send(Linked(pids("bc"))),
         begin(10, spec(1)),
         begin(11, spec(2), oldest=10),
-        Send(Report(12, FIRST_ATTEMPT + 1, True, digest=7)),
+        Send(Report(12, FIRST_ATTEMPT + 1, True, digest=7, count=2)),
         Send(Withdraw(13)),  # First, lest the vote be the last one that others wait for.
         begin(13, spec(4), oldest=10),
         Send(topology_vote(10, 14, PENDING)),
@@ -1137,18 +1141,18 @@ def test_a_running_attempt_is_released() -> None:
 
 
 def test_what_has_been_reported_is_not_taken_back() -> None:
-    """S1: the others may have the result. The master has time for its word even where nobody leads yet."""
+    """S1: the others may have committed it. The master has time for its word even where nobody leads yet."""
     peer = PeerBench().member("ab")
     peer.reduce(10)
     peer.plan(10)
     peer.handle(done())
     peer.down()
-    assert give_up(peer) == [Send(Withdraw(10))]
-    report = Send(Report(10, FIRST_ATTEMPT, True, digest=7))
-    assert peer.up()[2:] == [report, Send(Withdraw(10))]
+    assert give_up(peer) == []
+    report = Send(Report(10, FIRST_ATTEMPT, True, digest=7, count=2))
+    assert peer.up()[2:] == [report]
     peer.down()
     assert peer.tick(limits.WITHDRAW_TIMEOUT_NS)[0] == EndReduce(FIRST_ATTEMPT, False)
-    assert led_again(peer) == [Send(Withdraw(10)), report]
+    assert led_again(peer) == [report]
 
 
 def reported_and_released() -> PeerBench:
@@ -1157,8 +1161,11 @@ def reported_and_released() -> PeerBench:
     peer.plan(10)
     peer.handle(done())
     give_up(peer)
+    assert peer.tick(limits.WITHDRAW_TIMEOUT_NS) == []  # Led, it is bound to the master's word.
+    peer.down()
     peer.tick(limits.WITHDRAW_TIMEOUT_NS)
     assert not peer.open
+    led_again(peer)
     return peer
 
 

@@ -89,9 +89,9 @@ class Watch:
         self.next_call += count
         return range(self.next_call - count, self.next_call)
 
-    def plan_ahead(self) -> int:
+    def plan_ahead(self) -> tuple[int, ...]:
         self.attempt_id += 3
-        return self.attempt_id - 1
+        return (self.attempt_id - 1,)
 
     def message(self, action: str, call_id: int, attempt_id: int, number: int) -> Any:
         """What the master says, None if the action is none of its."""

@@ -578,7 +578,8 @@ def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> N
     unlink(bench, "ab", "bc", "bd")
     for name, revision in zip("abcd", (1, 0, 4, 4), strict=True):
         bench.say(name, offer(1, revision, w(name)))
-    assert "ahead of the run's" in bench.verdict("c", 1).reason
+    refused = bench.verdict("c", 1)
+    assert refused is not None and "ahead of the run's" in refused.reason
     told = bench.leave("d")
     assert not any(isinstance(message, Plan) for _, message in told)
     assert bench.snapshot()["transfers"]

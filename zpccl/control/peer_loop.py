@@ -24,6 +24,7 @@ import logging
 import operator
 import os
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -43,7 +44,15 @@ from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.control.waiter import Waiter, is_readable
 from zpccl.engine.ciphers import Cipher
-from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkLost, MessageReceived, ReduceDone
+from zpccl.engine.engine import (
+    DIGEST_CHANNEL,
+    ConnectionLost,
+    Engine,
+    EngineEvent,
+    LinkLost,
+    MessageReceived,
+    ReduceDone,
+)
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import Member, PeerMessage, Vote, encode
@@ -130,6 +139,7 @@ class PeerLoop:
         self._is_closing = self._is_closed = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.engine = Engine()
+        self.engine.open_channel(DIGEST_CHANNEL)
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._broker = LinkBroker(
             options.peer_id,
@@ -380,7 +390,10 @@ class PeerLoop:
             error = os.strerror(-event.status) if event.status < 0 else ""
             self._handle(events.ReduceDone(event.attempt_id, event.digest, error, event.fault), now_ns)
         elif isinstance(event, MessageReceived):  # All others go to the transfers themselves.
-            self.offers.on_message(event.peer, event.body)
+            if event.channel_id == DIGEST_CHANNEL:
+                self._on_digest(event, now_ns)
+            else:
+                self.offers.on_message(event.peer, event.body)
         elif isinstance(event, ConnectionLost):
             if self._link_ids.get(event.peer) == event.link_id:
                 why = os.strerror(-event.status)
@@ -417,6 +430,8 @@ class PeerLoop:
                 self._start_reduce(effect)
             elif isinstance(effect, effects.EndReduce):
                 self._end_reduce(effect)
+            elif isinstance(effect, effects.SendDigest):
+                self._send_digest(effect)
             elif isinstance(effect, effects.StartSync):
                 self._start_sync(effect)
             elif isinstance(effect, effects.EndSync):
@@ -488,6 +503,19 @@ class PeerLoop:
         except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # torch raises the last for want of memory.
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
             self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
+
+    def _send_digest(self, effect: effects.SendDigest) -> None:
+        told = _DIGEST.pack(effect.attempt_id, effect.call_id, effect.digest)
+        for peer_id in effect.peers:
+            with contextlib.suppress(OSError):  # No link: who misses it waits for the master.
+                self.engine.post_message(peer_id, DIGEST_CHANNEL, told, b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+
+    def _on_digest(self, message: MessageReceived, now_ns: int) -> None:
+        try:
+            attempt_id, call_id, digest = _DIGEST.unpack(message.body.read())
+        except struct.error:
+            return logger.warning("malformed digest from peer %s", message.peer.hex())
+        return self._handle(events.DigestReceived(message.peer, attempt_id, call_id, digest), now_ns)
 
     def _start_sync(self, effect: effects.StartSync) -> None:
         attempt_id, plan = effect.attempt_id, effect.how
@@ -607,6 +635,8 @@ class PeerLoop:
         os.close(self._wakeup)
 
 
+_DIGEST = struct.Struct(">QQQ")
+"""Attempt, call of the sender, digest of its result."""
 _NEVER_MS = 2**30
 """libzmq says that it will try again later, which is how a try without a handshake ends; the session is sooner."""
 _SOCKET_EVENTS: dict[int, SessionEvent] = {

@@ -1,19 +1,21 @@
 """The calls of one peer's user, from the call to its answer, as the peer sees them.
 
-    event                                  HELD       VOTING         RUNNING    REPORTED
-    the call that it is held for is over   VOTING     -              -          -
-    Plan, of a collective or a sync        -          RUNNING [1]    - [4]      - [4]
-    the data plane is done                 -          -              REPORTED   REPORTED [2]
-    the user gives it up                   rejected   withdrawn, whatever its phase
-    no master answers the withdrawal       -          VOTING [3]     REPORTED   REPORTED, all three released
-    Decision                               -          answered       answered   answered
+    event                                  HELD       VOTING         RUNNING    REPORTED       COMMITTED
+    the call that it is held for is over   VOTING     -              -          -              -
+    Plan, of a collective or a sync        -          RUNNING [1]    - [4]      - [4]          -
+    the data plane is done                 -          -              REPORTED   REPORTED [2]   -
+    the last digest of the others          -          -              -          COMMITTED [5]  -
+    the user gives it up                   rejected   withdrawn, whatever its phase            -
+    no master answers the withdrawal       -          VOTING [3]     REPORTED   REPORTED [6]   -
+    Decision                               -          answered       answered   answered       forgotten
 
     [1] REPORTED, as failed, if the call was released. [2] Of a sync, if the state
     that this peer offered has changed since. [3] Its vote counts until the master has the withdrawal.
-    [4] RUNNING, if it has started another attempt by a plan ahead.
+    [4] RUNNING, if it has started another attempt by a plan ahead. [5] Answered; see commit.py. [6] Not while a master
+    leads a peer that has told its digest. [3][6] Released, as in RUNNING.
 
 A collective may be planned ahead: if it is the same call as the last one at its tag, it is RUNNING at once, and its
-vote says so.
+vote says so. If the plan is to come with the decision on that last one, which its peers have committed, it is HELD.
 
 A call without an answer has standing messages, which the peer sends again on a new connection.
 
@@ -52,6 +54,7 @@ from zpccl.protocol.messages import (
     Fetching,
     PeerMessage,
     Plan,
+    Reducing,
     Report,
     Spec,
     SyncSpec,
@@ -72,6 +75,8 @@ class Phase(enum.Enum):
     VOTING = "voting"
     RUNNING = "running"
     REPORTED = "reported"
+    COMMITTED = "committed"
+    """The user has the result; only the master's decision is missing."""
 
 
 @dataclass(slots=True)
@@ -93,6 +98,10 @@ class Call:
     """The user has an error and the buffers; only the master's decision is missing."""
     ahead: int = 0
     """The attempt that it has started by a plan ahead; 0: it waits for a plan, or has its own."""
+    has_told: bool = False
+    """The other participants have the digest of its result."""
+    is_frozen: bool = False
+    """A run report has told of its attempt as open: only the master ends it."""
     is_at_fault: bool = False
     """In a sync: the state that this peer offered has changed since."""
 
@@ -100,6 +109,11 @@ class Call:
     def may_succeed(self) -> bool:
         """True if this peer has done its part and the user still waits."""
         return self.report is not None and self.report.ok and not self.is_released
+
+    @property
+    def has_answer(self) -> bool:
+        """True if the user does not wait any more."""
+        return self.is_released or self.phase is Phase.COMMITTED
 
     @property
     def vote(self) -> Vote:
@@ -119,7 +133,7 @@ class Call:
         if self.phase is Phase.HELD:
             return ()
         messages = self._vote_and_report(oldest_call_id)
-        if self.withdrawn is None:
+        if self.withdrawn is None or self.has_told or self.phase is Phase.COMMITTED:
             return messages
         withdraw = Withdraw(self.call_id)
         return (*messages, withdraw) if self.may_succeed else (withdraw, *messages)
@@ -161,15 +175,17 @@ def tag_of(call: Call) -> int:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A plan ahead: the attempt that a call may start at once, if it is the same one as the last at its tag.
+    """Plans ahead: the attempts that calls may start at once, if they are the same as the last one at their tag.
 
     Attributes:
         spec: of that call.
-        plan: of the attempt. The calls of the others are not known.
+        how: of its attempt, and of these.
+        attempt_ids: the next one first.
     """
 
     spec: CollectiveSpec
-    plan: Plan
+    how: Reducing
+    attempt_ids: tuple[int, ...]
 
 
 class Released:

@@ -100,6 +100,16 @@ class EndReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class SendDigest:
+    """Tell other participants of an attempt the digest of its result, over the links. A broken link may lose it."""
+
+    peers: tuple[bytes, ...]
+    attempt_id: int
+    call_id: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartSync:
     """Fetch or serve state as the plan says, until EndSync."""
 
@@ -165,6 +175,7 @@ PeerEffect: TypeAlias = (
     | UseMaster
     | StartReduce
     | EndReduce
+    | SendDigest
     | StartSync
     | EndSync
     | OpenLink

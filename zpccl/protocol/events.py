@@ -181,6 +181,16 @@ class ReduceDone:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestReceived:
+    """Another participant of an attempt has its result, by its call `call_id`."""
+
+    peer_id: bytes
+    attempt_id: int
+    call_id: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
 class FetchDone:
     """All that a sync plan lists is fetched and verified, or `error` says why not.
 
@@ -251,6 +261,7 @@ PeerEvent: TypeAlias = (
     | LinkUp
     | LinkFailed
     | ReduceDone
+    | DigestReceived
     | FetchDone
     | ConnectCalled
     | ReadyCalled

@@ -3,10 +3,10 @@
 A master holds nothing that its peers do not know together: the outcomes of attempts, the number and value of the last
 round of topology votes, the last committed sync. What one peer has missed, another one reports.
 
-A peer keeps the latest outcomes, as many as a member may have calls in flight (limits.calls_in_flight_max). So it keeps
-every outcome that another peer may still need: all members of a group take part in its calls, so a peer that missed an
-outcome has no answer to that call nor to any later one, and all of these are its calls in flight. While a group grows
-it has no calls in flight; when it shrinks, the bound grows. Refusals may concern some members only, or those of other
+A peer keeps the latest outcomes, as many as a member may have open calls (limits.calls_open_max). So it keeps every
+outcome that another peer may still need: all members of a group take part in its calls, so a peer that missed an
+outcome has no decision on that call nor on any later one, and all of these are its open calls. While a group grows
+it has no open calls; when it shrinks, the bound grows. Refusals may concern some members only, or those of other
 groups: PARTIAL_REFUSALS_KEPT_MAX more outcomes are kept for these. Peers that are no longer members need no outcomes,
 so they are deleted from them.
 """
@@ -83,7 +83,7 @@ class Memory:
             pairs = [pair for pair in plan.participants.items() if pair[0] in member_ids]
             order, calls = tuple(peer_id for peer_id, _ in pairs), tuple(call_id for _, call_id in pairs)
         reason = cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX)
-        outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=0)
+        outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=())
         self._keep(outcome)
         is_newer = self._last_sync is None or outcome.attempt_id > self._last_sync.attempt_id
         if call is not None and is_sync(call) and outcome.committed and is_newer:
@@ -96,7 +96,7 @@ class Memory:
             outcome = known if len(known.calls) >= len(outcome.calls) else outcome
         self._outcomes[outcome.attempt_id] = outcome
         self._call_count += len(outcome.calls)
-        count_max = limits.calls_in_flight_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+        count_max = limits.calls_open_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
         while len(self._outcomes) > count_max or self._call_count > limits.OUTCOME_CALLS_KEPT_MAX:
             self._call_count -= len(self._outcomes.pop(next(iter(self._outcomes))).calls)
 
@@ -113,8 +113,8 @@ class Memory:
         """The run report: all that a new master must know."""
         running: list[Running] = []
         for call in calls:
-            if call.phase is Phase.VOTING or call.plan is None or call.ahead:  # Of a plan ahead the vote tells.
-                continue
+            if call.phase in (Phase.VOTING, Phase.COMMITTED) or call.plan is None or call.ahead:
+                continue  # Of a plan ahead the vote tells, and a committed one is an outcome.
             if isinstance(call.plan.how, Reducing):
                 running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))
             else:

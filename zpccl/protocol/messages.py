@@ -211,6 +211,8 @@ class Report(_Message, tag="report", frozen=True):
     """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
     dropped: Annotated[tuple[Dropped, ...], Meta(max_length=limits.PEERS_MAX)] = ()
     """The sources that a sync has stopped using."""
+    count: Natural = 0
+    """How many peers took part in a collective that has a result."""
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):
@@ -445,9 +447,9 @@ class Decision(_Message, tag="decision", frozen=True):
     calls: CallIds = ()
     peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
     """The names of the peers that an aborted attempt is attributed to."""
-    ahead: Natural = 0
-    """A plan ahead, with the commit of a collective: when the receiver makes the same call again, it may start this
-    attempt at once, in the same way as the committed one. 0: none."""
+    ahead: Annotated[tuple[Natural, ...], Meta(max_length=limits.PLANS_AHEAD_AT_TAG_MAX)] = ()
+    """Plans ahead, with the commit of a collective: when the receiver makes the same call again, it may start the first
+    of these attempts at once, in the same way as the committed one, and the next ones after that."""
 
     @property
     def committed(self) -> bool:

@@ -165,11 +165,6 @@ class Kind(Generic[AttemptT]):
         """A peer has done its part of an attempt, or failed."""
         raise NotImplementedError
 
-    def on_early_report(self, peer: Peer, report: Report) -> bool:
-        """True for a report on an attempt that has been planned ahead, and waits for votes."""
-        del peer, report
-        return False
-
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """A peer reports on an attempt that has ended. The report may say why the attempt failed."""
 
@@ -180,10 +175,10 @@ class Kind(Generic[AttemptT]):
         """
         raise NotImplementedError
 
-    def plan_ahead(self, attempt: AttemptT) -> int:
-        """Plans the next attempt like a committed one. Returns its id, or 0 if none is planned."""
+    def plan_ahead(self, attempt: AttemptT) -> tuple[int, ...]:
+        """Plans the next attempts like a committed one. Returns the ids of those that the participants do not know."""
         del attempt
-        return 0
+        return ()
 
     def value_of(self, attempt: AttemptT) -> int:
         """The value that the callers get."""
@@ -206,6 +201,8 @@ class Operation:
     voted_ns: int
     """When the last vote came."""
     votes: dict[Peer, Vote] = field(default_factory=dict)
+    reports: dict[Peer, Report] = field(default_factory=dict)
+    """Of voters that have started an attempt ahead of the votes of others."""
     agreed_ns: int | None = None
     """Set while the operation waits for links or joiners: when all votes had come and agreed."""
 
@@ -259,6 +256,8 @@ class Operations:
         self._kinds: dict[str, Kind[Any]] = {}  # By function.
         self.voted_ns = -1
         self._exclusive: dict[Peer, Operation] = {}  # A peer's operation that is not a collective.
+        self._early: dict[Key, list[tuple[Peer, Vote | Report]]] = {}  # Of calls that follow those in `pending`.
+        self._again: list[tuple[Peer, Vote | Report]] = []  # Of calls that may take their place now.
         self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # Those waiting until all members have reported.
 
     def of(self, function: str) -> list[Operation]:
@@ -286,7 +285,7 @@ class Operations:
                 if self._is_open(peer, vote.call_id, key, now_ns):
                     self._on_vote(peer, vote, key, now_ns)
         elif isinstance(message, Report):
-            self._on_report(peer, message)
+            self._on_report(peer, message, now_ns)
         elif isinstance(message, Withdraw):
             self._on_withdraw(peer, message)
 
@@ -305,7 +304,7 @@ class Operations:
             self._outbox.send(peer, peer.answers[call_id])
             return False
         member_count = self._registry.member_count(peer.group)
-        calls_max = limits.calls_in_flight_max(member_count)
+        calls_max = limits.calls_open_max(member_count)
         if call_id not in peer.open_calls and len(peer.open_calls) >= calls_max:
             reason = f"more than {calls_max} calls without an answer, in a group of {member_count}"
         elif peer.open_calls.setdefault(call_id, key) != key:
@@ -327,12 +326,12 @@ class Operations:
         operation = self.pending.get(key)
         return kind.on_voted(operation, now_ns) if operation is not None else None
 
-    def _on_report(self, peer: Peer, report: Report) -> None:
+    def _on_report(self, peer: Peer, report: Report, now_ns: int) -> None:
         """A peer reports on an attempt. If that has been decided, the peer missed the decision and gets it again."""
         attempt = self.running.get(report.attempt_id)
         if attempt is not None and attempt.calls.get(peer) == report.call_id:
             return self._kinds[attempt.key.function].on_report(attempt, peer, report)
-        if any(kind.on_early_report(peer, report) for kind in self.kinds):
+        if self._on_early_report(peer, report, now_ns):
             return None
         for kind in self.kinds:
             kind.on_late_report(peer, report)
@@ -341,6 +340,30 @@ class Operations:
         else:
             self._outbox.log(Level.DEBUG, f"{peer.name} reports on unknown attempt {report.attempt_id}")
         return None
+
+    def _on_early_report(self, peer: Peer, report: Report, now_ns: int) -> bool:
+        """Keeps a report on an attempt that its sender has started ahead, if that is not running yet."""
+        key = peer.open_calls.get(report.call_id)
+        operation = self.pending.get(key) if key is not None else None
+        if key is None or operation is None:
+            return False
+        vote = operation.votes.get(peer)
+        if vote is not None and (vote.call_id, vote.ahead) == (report.call_id, report.attempt_id):
+            operation.reports[peer] = report
+            self._kinds[key.function].on_voted(operation, now_ns)
+            return True
+        return self._find_early(peer, report.call_id) is not None and self._keep_early(key, peer, report)
+
+    def _keep_early(self, key: Key, peer: Peer, message: Vote | Report) -> bool:
+        """Keeps a message on the call that follows the one in `pending`, until that is decided."""
+        early, call_id = self._early.setdefault(key, []), message.call_id
+        if not any(who is peer and type(m) is type(message) and m.call_id == call_id for who, m in early):
+            early.append((peer, message))
+        return True
+
+    def _find_early(self, peer: Peer, call_id: int) -> Vote | None:
+        kept = (item for items in (*self._early.values(), self._again) for item in items)
+        return next((m for who, m in kept if who is peer and isinstance(m, Vote) and m.call_id == call_id), None)
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
@@ -376,8 +399,13 @@ class Operations:
             earlier = self._exclusive.get(peer)
             busy = f"this peer waits in {earlier.key.function} already" if earlier is not None else ""
         known = earlier.votes.get(peer) if earlier is not None else None
-        if known is not None:
-            if known.call_id != vote.call_id:
+        if earlier is not None and known is not None:
+            report = earlier.reports.get(peer)
+            if known.call_id == vote.call_id:
+                return
+            if report is not None and report.ok and key.function == COLLECTIVE:
+                self._keep_early(key, peer, vote)  # Its peers have committed the earlier call.
+            else:
                 self._outbox.answer(peer, Decision(vote.call_id, Result.INVALID_USAGE, reason=busy))
             return
         operation = self.pending.setdefault(key, Operation(key, now_ns, now_ns))
@@ -389,6 +417,7 @@ class Operations:
     def take(self, key: Key) -> dict[Peer, Vote]:
         """Ends the voting and returns the votes. The caller must answer all of these calls, or plan an attempt."""
         votes = self.pending.pop(key).votes
+        self._again += self._early.pop(key, ())
         if key.function != COLLECTIVE:
             for peer in votes:
                 del self._exclusive[peer]
@@ -401,7 +430,10 @@ class Operations:
             if vote is not None and vote.call_id == call_id:
                 self._remove(operation, peer)
                 return vote
-        return None
+        vote = self._find_early(peer, call_id)
+        for items in (*self._early.values(), self._again) if vote is not None else ():
+            items[:] = [item for item in items if item[0] is not peer or item[1].call_id != call_id]
+        return vote
 
     def _withdraw(self, peer: Peer, call_id: int) -> None:
         """Removes the vote of a withdrawn call, or aborts the attempt that it is part of."""
@@ -448,7 +480,9 @@ class Operations:
 
     def _remove(self, operation: Operation, peer: Peer) -> None:
         del operation.votes[peer]
+        operation.reports.pop(peer, None)
         operation.agreed_ns = None
+        self._again += self._early.pop(operation.key, ())
         if operation.key.function != COLLECTIVE:
             del self._exclusive[peer]
         if not operation.votes:
@@ -479,11 +513,23 @@ class Operations:
 
     def evaluate(self, now_ns: int) -> None:
         """Plans or answers operations whose votes suffice. Called after every event."""
-        if not self.pending:
-            return
-        self._refuse_conflicts()
-        for kind in self.kinds:
-            kind.evaluate(now_ns)
+        self._evaluate(now_ns)
+        while self._again:
+            again, self._again = self._again, []
+            for peer, message in again:
+                if self._registry.peers.get(peer.peer_id) is not peer:
+                    continue
+                if isinstance(message, Report):
+                    self._on_report(peer, message, now_ns)
+                else:
+                    self._on_vote(peer, message, key_of(peer, message.spec), now_ns)
+            self._evaluate(now_ns)
+
+    def _evaluate(self, now_ns: int) -> None:
+        if self.pending:
+            self._refuse_conflicts()
+            for kind in self.kinds:
+                kind.evaluate(now_ns)
 
     def deadline_ns(self) -> int | None:
         """When an operation has waited long enough for links or joiners: tick() and evaluate() end that."""
@@ -564,7 +610,7 @@ class Operations:
         kind.on_ended(attempt, verdict, survivors)
         order, calls = tuple(peer.peer_id for peer in survivors), tuple(attempt.calls[peer] for peer in survivors)
         text, number = verdict.reason[: limits.TEXT_CHARS_MAX], attempt.attempt_id
-        ahead = kind.plan_ahead(attempt) if verdict.is_commit and len(survivors) == len(attempt.calls) else 0
+        ahead = kind.plan_ahead(attempt) if verdict.is_commit and len(survivors) == len(attempt.calls) else ()
         brief = Decision(0, verdict.result, kind.value_of(attempt), text, attempt_id=number, peers=blamed, ahead=ahead)
         whole = replace(brief, order=order, calls=calls)
         for peer, call_id in zip(survivors, calls, strict=True):
@@ -623,8 +669,9 @@ class Operations:
         """Asserts the invariants."""
         for kind in self.kinds:
             kind.validate()
+        assert not self._again and self._early.keys() <= self.pending.keys()
         for key, operation in self.pending.items():
-            assert operation.key == key and operation.votes
+            assert operation.key == key and operation.votes and operation.reports.keys() <= operation.votes.keys()
             for peer, vote in operation.votes.items():
                 assert peer.is_member and self._registry.peers.get(peer.peer_id) is peer
                 assert key_of(peer, vote.spec) == key

@@ -34,7 +34,8 @@ plane can tell stale frames from early ones.
 The master answers a call that the user has withdrawn. If it does not within WITHDRAW_TIMEOUT_NS, or at once if no
 master leads this peer and its part is not done, the call is released: the user gets an error, while the peer repeats
 what the other participants need until a decision comes (calls.py). If that is a commit, the peer leaves the run,
-since it lacks the result.
+since it lacks the result. A collective is answered as soon as all participants are known to have the same result, and
+stays open until the decision comes (commit.py).
 
 With several masters, the peer switches to the next one when one does not answer, or answers but does not lead the run
 within some time. A newcomer asks all masters whether they lead a run; only the first one may begin a run, once all have
@@ -81,6 +82,7 @@ from zpccl.protocol.calls import (
     is_sync,
     tag_of,
 )
+from zpccl.protocol.commit import Digests, Told, tells_digests
 from zpccl.protocol.effects import (
     CloseLink,
     EndReduce,
@@ -93,6 +95,7 @@ from zpccl.protocol.effects import (
     Reject,
     Resolve,
     Send,
+    SendDigest,
     StartReduce,
     StartSync,
     UseMaster,
@@ -139,6 +142,10 @@ from zpccl.types import Algorithm
 
 LEFT_BEHIND = "the others finished a collective without this peer"
 """Why a peer leaves if a collective is committed and it lacks the result."""
+
+
+SPLIT = "this peer has committed a collective with the others that their master does not know as committed"
+"""Why a peer leaves if a master decides otherwise than all participants of an attempt: one of them is faulty."""
 
 
 _WITHDRAWN = "withdrawn"
@@ -220,6 +227,8 @@ class PeerMachine:
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._memory = Memory()
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
+        self._digests = Digests()
+        self._now_ns = 0  # When the event came that is handled.
         self._effects: list[PeerEffect] = []
 
     # --- The view of the run ----------------------------------------------------------------------------------------
@@ -255,24 +264,27 @@ class PeerMachine:
         assert self.state in (State.MEMBER, State.RETURNING)
         assert all(call.call_id == call_id for call_id, call in self.calls.items())
         calls = list(self.calls.values())
-        assert are_compatible([call for call in calls if not call.is_released]), "open calls exclude each other"
+        assert are_compatible([call for call in calls if not call.has_answer]), "open calls exclude each other"
         released = Released(calls)
         for call in calls:
             if call.is_released:
                 assert call.withdrawn is not None and call.phase in (Phase.VOTING, Phase.REPORTED)
-            else:
-                is_held = call.phase is Phase.HELD
-                assert is_held == released.block(call), "exactly those calls are held that released ones block"
-                assert not is_held or call.withdrawn is None
-        waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.is_released]
+            elif call.phase is Phase.HELD:
+                assert self._is_held_back(call) and call.withdrawn is None
+            elif call.phase is not Phase.COMMITTED:
+                assert not released.block(call), "all calls are held that released ones block"
+        waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.has_answer]
         assert sorted(self._release_ns) == sorted(waiting)
 
     def handle(self, event: events.PeerEvent, now_ns: int) -> list[PeerEffect]:
         """Takes one event and returns what to do, in order."""
+        self._now_ns = now_ns
         if isinstance(event, events.MasterMessageReceived):
             self._on_message(event.message, now_ns)
         elif isinstance(event, events.ReduceDone):
             self._on_reduce_done(event, now_ns)
+        elif isinstance(event, events.DigestReceived):
+            self._on_digest(event)
         elif isinstance(event, events.FetchDone):
             self._on_fetch_done(event)
         elif isinstance(event, events.Called):
@@ -473,6 +485,9 @@ class PeerMachine:
         self._miss_master(now_ns)
         self._masters.stay(now_ns)
         self._send(self._run_report())
+        self._ahead.clear()
+        for call in self.calls.values():
+            call.is_frozen = True
         return None
 
     def _run_report(self) -> RunReport:
@@ -654,6 +669,7 @@ class PeerMachine:
     def _on_neighbours_changed(self, message: NeighboursChanged) -> None:
         for peer_id in message.gone:
             link = self._links.pop(peer_id, None)
+            self._digests.forget_peer(peer_id)
             if link is not None:
                 self._effects.append(CloseLink(peer_id))
                 if link.is_up:
@@ -730,19 +746,28 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
-        released = Released(self.calls.values())
-        for call in calls:
-            call.phase = Phase.HELD if released.block(call) else Phase.VOTING
-            if call.phase is Phase.VOTING and isinstance(call.spec, CollectiveSpec):
-                self._start_ahead(call, self._ahead.pop(call.spec.tag, None), now_ns)
+        held = {call.call_id for call in calls if self._is_held_back(call)}
         self.calls.update((call.call_id, call) for call in calls)
-        self._vote([call for call in calls if call.phase is not Phase.HELD])
+        for call in calls:
+            call.phase = Phase.HELD
+        self._vote([call for call in calls if call.call_id not in held])
+
+    def _is_held_back(self, call: Call) -> bool:
+        """True if the master would confuse a call with a released one, or the decision that brings its plan is due."""
+        if Released(self.calls.values()).block(call):
+            return True
+        if not isinstance(call.spec, CollectiveSpec) or call.spec.tag in self._ahead:
+            return False
+        return any(other.phase is Phase.COMMITTED and other.spec == call.spec for other in self.calls.values())
 
     def _after_last_round(self, spec: Spec) -> Spec:
         return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
 
     def _vote(self, calls: Sequence[Call]) -> None:
-        """Sends the votes of calls."""
+        """Sends the votes of calls, and starts those that are planned ahead."""
+        for call in calls:
+            call.phase = Phase.VOTING
+            self._start_ahead(call)
         if self.state is State.RETURNING:
             for call in calls:
                 self._answer_alone(call)
@@ -753,7 +778,7 @@ class PeerMachine:
         """Why calls cannot be made now, or None. Calls other than collectives are made one at a time."""
         if self.state not in (State.MEMBER, State.RETURNING):
             return self.error or InvalidUsage("call connect() first")
-        calls = [call for call in self.calls.values() if not call.is_released]
+        calls = [call for call in self.calls.values() if not call.has_answer]
         exclusive = next((call for call in calls if not is_collective(call)), None)
         if is_collective(new[0]):
             if exclusive is not None and not is_question(exclusive):
@@ -765,7 +790,8 @@ class PeerMachine:
             return InvalidUsage("another thread is in a sync or topology call; only one at a time, wait for it")
         elif calls and not is_question(new[0]):
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
-        if len(self.calls) + len(new) > self._calls_max():
+        undecided = sum(call.phase is Phase.COMMITTED for call in self.calls.values())
+        if len(self.calls) - undecided + len(new) > self._calls_max():
             return self._too_many_calls()
         return self._loneliness(new[0]) if len(self.group_members()) <= 1 else None
 
@@ -787,7 +813,7 @@ class PeerMachine:
         if call.call_id not in self.calls:
             return  # It was held for one before it, and answered with that.
         error = self._loneliness(call)
-        if not call.is_released:
+        if not call.has_answer:
             self._effects.append(Reject(call.call_id, error) if error is not None else Resolve(call.call_id, 1))
         self._settle(call)
 
@@ -802,7 +828,7 @@ class PeerMachine:
         if event.call_id == self._connect_call:
             return self._close(InvalidUsage("connect() was interrupted"), send_leave=True)
         call = self.calls.get(event.call_id)
-        if call is None or call.is_released:
+        if call is None or call.has_answer:
             return
         call.withdrawn = (
             OperationTimeout("the timeout of the call ran out before all peers took part")
@@ -812,7 +838,8 @@ class PeerMachine:
         if call.phase is Phase.HELD or self.state is State.RETURNING:  # It was never sent to the master.
             del self.calls[call.call_id]
             return self._effects.append(Reject(call.call_id, call.withdrawn))
-        self._send(Withdraw(call.call_id))
+        if not call.has_told:  # Else it is bound: another participant may have committed its attempt.
+            self._send(Withdraw(call.call_id))
         self._release_ns.setdefault(call.call_id, now_ns + limits.WITHDRAW_TIMEOUT_NS)
         if not self._acceptor.is_led and not call.may_succeed:
             self._release(call)
@@ -820,7 +847,12 @@ class PeerMachine:
     def _release_due(self, now_ns: int) -> None:
         """Releases withdrawn calls that the master has not answered in time."""
         for call_id in [call_id for call_id, due_ns in self._release_ns.items() if now_ns >= due_ns]:
-            self._release(self.calls[call_id])
+            call = self.calls[call_id]
+            if call.has_told and self._acceptor.is_led:
+                del self._release_ns[call_id]  # The earliest come first.
+                self._release_ns[call_id] = now_ns + limits.WITHDRAW_TIMEOUT_NS
+            else:
+                self._release(call)
 
     def _release(self, call: Call) -> None:
         """The user gets the buffers and an error; the other participants still get this peer's report."""
@@ -839,12 +871,11 @@ class PeerMachine:
         """Ends a call that the master has answered, and sends the votes of calls that were held for it."""
         del self.calls[call.call_id]
         self._release_ns.pop(call.call_id, None)
-        if call.is_released:
-            released = Released(self.calls.values())
-            held = [other for other in self.calls.values() if other.phase is Phase.HELD and not released.block(other)]
-            for other in held:
-                other.phase = Phase.VOTING
-            self._vote(held)
+        if call.attempt_id is not None:
+            self._digests.forget(call.attempt_id)
+        if call.has_answer:
+            held = [other for other in self.calls.values() if other.phase is Phase.HELD]
+            self._vote([other for other in held if not self._is_held_back(other)])
 
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
         if self._call_of_attempt(plan.attempt_id) is not None:
@@ -852,7 +883,7 @@ class PeerMachine:
         call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
         if call is not None and not call.is_planned_by(plan):
             call = None
-        if call is not None and call.ahead:
+        if call is not None and call.ahead and call.phase is not Phase.COMMITTED:
             self._recall(call)
         if call is not None and call.phase is not Phase.VOTING:
             call = None  # It has a plan.
@@ -864,10 +895,13 @@ class PeerMachine:
                 call.plan = plan
                 self._report(call, plan.attempt_id, _WITHDRAWN)
             return None
+        if is_collective(call):
+            self._ahead.pop(tag_of(call), None)  # Of the others, too.
         return self._start(call, plan, now_ns)
 
     def _start(self, call: Call, plan: Plan, now_ns: int) -> None:
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
+        call.is_frozen = False
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
         lane = plan.how.lanes[0]
@@ -875,31 +909,86 @@ class PeerMachine:
         return self._effects.append(start)
 
     def _keep_ahead(self, call: Call, decision: Decision) -> None:
-        """The next call at this tag may start at once, if it is the same one."""
-        if decision.ahead and call.plan is not None and isinstance(call.spec, CollectiveSpec):
-            if len(self._ahead) >= limits.PLANS_AHEAD_MAX:
+        """The next calls at this tag may start at once, if they are the same."""
+        spec, how = call.spec, call.plan.how if call.plan is not None else None
+        if not isinstance(spec, CollectiveSpec):
+            return
+        if not decision.committed or not isinstance(how, Reducing):
+            self._ahead.pop(spec.tag, None)
+        elif decision.ahead:
+            known = self._ahead.pop(spec.tag, None)
+            attempt_ids = decision.ahead
+            if known is not None and (known.spec, known.how) == (spec, how):
+                attempt_ids = (*known.attempt_ids, *attempt_ids)[-limits.PLANS_AHEAD_AT_TAG_MAX :]
+            elif len(self._ahead) >= limits.PLANS_AHEAD_MAX:
                 del self._ahead[next(iter(self._ahead))]
-            self._ahead[call.spec.tag] = Ahead(call.spec, Plan(decision.ahead, (), call.plan.how))
+            self._ahead[spec.tag] = Ahead(spec, how, attempt_ids)
 
-    def _neighbours(self, plan: Plan) -> set[bytes]:
-        is_direct = isinstance(plan.how, Reducing) and plan.how.lanes[0].algorithm == Algorithm.DIRECT
-        return neighbours_of(plan.order, self.options.peer_id, is_direct=is_direct)
-
-    def _start_ahead(self, call: Call, ahead: Ahead | None, now_ns: int) -> None:
+    def _start_ahead(self, call: Call) -> None:
         """Starts a call by a plan ahead, if there is one for it, and all links that it needs are up."""
+        ahead = self._ahead.pop(tag_of(call), None) if is_collective(call) else None
         if ahead is None or ahead.spec != call.spec or self.state is not State.MEMBER:
             return
-        if all(
-            (link := self._links.get(peer_id)) is not None and link.is_up for peer_id in self._neighbours(ahead.plan)
-        ):
-            call.ahead = ahead.plan.attempt_id
-            self._start(call, ahead.plan, now_ns)
+        is_direct = ahead.how.lanes[0].algorithm == Algorithm.DIRECT
+        beside = neighbours_of(ahead.how.order, self.options.peer_id, is_direct=is_direct)
+        if all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside):
+            call.ahead, *later = ahead.attempt_ids
+            if later:
+                self._ahead[tag_of(call)] = Ahead(ahead.spec, ahead.how, tuple(later))
+            self._start(call, Plan(call.ahead, (), ahead.how), self._now_ns)
 
     def _recall(self, call: Call) -> None:
         """The plan ahead that a call has started is void."""
         if not call.is_released:
             self._end(call, call.ahead, commit=False)
+        if call.has_told and call.withdrawn is not None:
+            self._send(Withdraw(call.call_id))  # Now it is not bound any more.
         call.phase, call.ahead, call.attempt_id, call.plan, call.report = Phase.VOTING, 0, None, None, None
+        call.has_told = False
+
+    # --- The commit between peers -----------------------------------------------------------------------------------
+
+    def _tell(self, call: Call, report: Report) -> None:
+        """Tells the other participants that this one has its result, and is bound to it from now on."""
+        plan = call.plan
+        if plan is None or not isinstance(call.spec, CollectiveSpec) or call.withdrawn is not None or call.is_frozen:
+            return
+        if tells_digests(call.spec, len(plan.order)):
+            call.has_told = True
+            others = tuple(peer_id for peer_id in plan.order if peer_id != self.options.peer_id)
+            self._effects.append(SendDigest(others, plan.attempt_id, call.call_id, report.digest))
+
+    def _on_digest(self, event: events.DigestReceived) -> None:
+        if event.peer_id in self._links:
+            self._digests.add(event.peer_id, event.attempt_id, Told(event.call_id, event.digest))
+            call = self._call_of_attempt(event.attempt_id)
+            if call is not None:
+                self._commit(call)
+
+    def _commit(self, call: Call) -> None:
+        """Commits the attempt of a call, if all participants are known to have the same result."""
+        plan, report, own_id = call.plan, call.report, self.options.peer_id
+        if call.phase is not Phase.REPORTED or not call.has_told or call.is_frozen or call.is_released:
+            return
+        assert plan is not None and report is not None
+        calls = self._digests.calls_of(plan.attempt_id, report.digest, set(plan.order) - {own_id})
+        undecided = sum(other.phase is Phase.COMMITTED for other in self.calls.values())
+        if calls is None or undecided >= limits.CALLS_UNDECIDED_MAX:
+            return
+        calls[own_id] = call.call_id
+        call.phase = Phase.COMMITTED
+        self._release_ns.pop(call.call_id, None)
+        numbers = tuple(calls[peer_id] for peer_id in plan.order)
+        count, number = len(plan.order), plan.attempt_id
+        decision = Decision(call.call_id, Result.SUCCESS, count, attempt_id=number, order=plan.order, calls=numbers)
+        self._memory.on_decision(decision, call, plan.order)
+        self._effects += [EndReduce(number, commit=True), Resolve(call.call_id, count)]
+
+    def _on_late_decision(self, call: Call, decision: Decision) -> None:
+        """The master has decided on a call that was committed between the peers."""
+        if decision.committed and decision.attempt_id == call.attempt_id:
+            return self._settle(call)
+        return self._close(Kicked(f"{SPLIT}; connect again", reason=SPLIT), send_leave=True)
 
     def _on_reduce_done(self, event: events.ReduceDone, now_ns: int) -> None:
         call = self._call_of_attempt(event.attempt_id)
@@ -907,6 +996,7 @@ class PeerMachine:
             return
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
         self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us)
+        self._commit(call)
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
         call = self._call_of_attempt(event.attempt_id)
@@ -931,7 +1021,10 @@ class PeerMachine:
         ok, reason = not error, error[: limits.TEXT_CHARS_MAX]
         named = tuple(Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX])
         facts = (digest, duration_us) if ok else (0, 0)
-        call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named)
+        count = len(call.plan.order) if ok and call.plan is not None and is_collective(call) else 0
+        call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named, count)
+        if ok:
+            self._tell(call, call.report)
         self._send(call.report)
 
     def _call_of_attempt(self, attempt_id: int) -> Call | None:
@@ -944,13 +1037,16 @@ class PeerMachine:
             self._memory.on_round_answered(decision.round, decision.value)
         if call is None:
             return  # A repeated decision.
-        if call.ahead and decision.is_of_attempt and decision.attempt_id != call.ahead:
+        is_of_another = decision.is_of_attempt and decision.attempt_id != call.ahead
+        if call.ahead and is_of_another and call.phase is not Phase.COMMITTED:
             self._recall(call)  # The plan of that attempt got lost.
         lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
-        self._settle(call)
         self._keep_ahead(call, decision)
+        if call.phase is Phase.COMMITTED:
+            return self._on_late_decision(call, decision)
+        self._settle(call)
         attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None
         if call.is_released:
             if call.attempt_id is None and attempt_id is not None:  # Its plan got lost; frames may wait for it.
@@ -984,7 +1080,7 @@ class PeerMachine:
             self._send(Leave())
         self.state, self.error = State.CLOSED, error
         for call in self._take_calls():
-            if call.is_released:
+            if call.has_answer:
                 continue
             if call.attempt_id is not None:
                 self._end(call, call.attempt_id, commit=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zpccl import limits
 from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
 from zpccl.protocol import effects
+from zpccl.protocol.calls import Phase
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
 from zpccl.protocol.messages import (
     Decision,
@@ -85,6 +86,8 @@ class Agreement(Checker):
         self.decisions: dict[RunKey, dict[bool, set[tuple[int, int, int]]]] = {}  # Attempt -> committed? -> masters.
         self._ended: dict[RunKey, dict[bytes, bool]] = {}
         self._planned: set[RunKey] = set()  # Not ahead.
+        self._between_peers: set[RunKey] = set()  # Committed by one of them before the master.
+        self._calls_between: set[tuple[bytes, int]] = set()  # By peer and call, of all participants of these.
         self._released: dict[bytes, set[tuple[int, RunKey]]] = {}  # Released calls whose attempts were undecided.
         self._have_released: set[bytes] = set()
         self._results: dict[RunKey, int] = {}
@@ -93,6 +96,9 @@ class Agreement(Checker):
         """All decisions of one master on an attempt agree. Its successor may decide otherwise if no peer knows them."""
         if isinstance(message, Plan):
             self._planned.add(master.key(connection, message.attempt_id))
+            is_new = master.key(connection, message.attempt_id) not in self._between_peers
+            again = self._calls_between.intersection(message.participants.items()) if is_new else None
+            self.cluster.require(not again, "S1", f"a call that its peers have committed is planned: {again}")
         if isinstance(message, Decision):
             attempt, committed, lifetime = (
                 master.key(connection, message.attempt_id),
@@ -101,7 +107,7 @@ class Agreement(Checker):
             )
             decided = self.decisions.setdefault(attempt, {True: set(), False: set()})
             decided[committed].add(lifetime)
-            is_one = lifetime not in decided[not committed]
+            is_one = lifetime not in decided[not committed] and (committed or attempt not in self._between_peers)
             self.cluster.require(is_one, "S1", f"attempt {message.attempt_id} is decided twice")
 
     def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
@@ -115,6 +121,9 @@ class Agreement(Checker):
         if released and node.machine.state is State.MEMBER:
             self._released.setdefault(node.peer_id, set()).add((released[0].call_id, attempt))
             return self.cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id} undecided")
+        calls = node.machine.calls.values()
+        if any(call.phase is Phase.COMMITTED and call.attempt_id == attempt_id for call in calls):
+            return self._on_commit_between(node, attempt)
         decided = {committed for committed, masters in self.decisions.get(attempt, {}).items() if masters}
         is_survivor = node.machine.state is State.MEMBER
         if not commit and attempt not in self._planned:
@@ -126,6 +135,22 @@ class Agreement(Checker):
         )
         if not is_survivor or not decided:
             return
+        self._on_ended(node, attempt, commit)
+
+    def _on_commit_between(self, node: SimulatedPeer, attempt: RunKey) -> None:
+        """All participants have the same result, and no master has decided otherwise, nor will."""
+        running = self.cluster.dataplane.attempts[attempt]
+        has_all = set(running.inputs) == set(running.order) and all(p.is_finished for p in running.parts.values())
+        self.cluster.require(has_all, "S1", f"{node.name} commits attempt {attempt[1]} before all have their results")
+        self.cluster.require(
+            not self.decisions.get(attempt, {}).get(False), "S1", f"{node.name} commits attempt {attempt[1]}, aborted"
+        )
+        self._between_peers.add(attempt)
+        self._calls_between.update(running.calls.items())
+        self._on_ended(node, attempt, commit=True)
+
+    def _on_ended(self, node: SimulatedPeer, attempt: RunKey, commit: bool) -> None:
+        attempt_id = attempt[1]
         ended = self._ended.setdefault(attempt, {})
         ended[node.peer_id] = commit
         for other_id, other_commit in ended.items():
@@ -715,7 +740,7 @@ class Bounds(Checker):
         for peer in machine.registry.peers.values():
             if len(peer.answers) > ANSWERS_KEPT_MAX:
                 raise self.cluster.violation("B1", f"{len(peer.answers)} answers are kept for {peer.name}")
-            if len(peer.open_calls) > limits.calls_in_flight_max(machine.registry.member_count(peer.group)):
+            if len(peer.open_calls) > limits.calls_open_max(machine.registry.member_count(peer.group)):
                 raise self.cluster.violation("B1", f"{peer.name} has {len(peer.open_calls)} open calls")
         registered = len(machine.registry.peers)
         count = len(machine.operations.pending) + len(machine.operations.running)

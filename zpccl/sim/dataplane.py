@@ -13,13 +13,14 @@ state has changed since it was offered reports that and sends nothing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
-from zpccl.protocol import events
+from zpccl.protocol import effects, events
 from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching
 from zpccl.protocol.rings import neighbours_of
 from zpccl.sim.clock import Timer
@@ -98,6 +99,7 @@ class RunningAttempt:
     frame_bytes: int
     parts: dict[bytes, Part] = field(default_factory=dict)
     inputs: dict[bytes, int] = field(default_factory=dict)
+    calls: dict[bytes, int] = field(default_factory=dict)
     is_broken: bool = False
 
     def edges_of(self, peer_id: bytes) -> set[bytes]:
@@ -177,6 +179,7 @@ class DataPlane:
         part = Part(node, call_id, buffer, buffer.value)
         attempt.parts[node.peer_id] = part
         attempt.inputs[node.peer_id] = buffer.value
+        attempt.calls[node.peer_id] = call_id
         clock = self._cluster.clock
         part.timers.append(clock.after(self._delay_ns(node), lambda: self._spoil(part)))
         self._watch(attempt, part)
@@ -209,6 +212,18 @@ class DataPlane:
             self._break(attempt)
         if not commit:
             part.buffer.value = part.saved
+
+    def send_digest(self, node: SimulatedPeer, effect: effects.SendDigest) -> None:
+        """Tells others a digest. Each may hear of it before or after anything else, or not, if the link breaks."""
+        event = events.DigestReceived(node.peer_id, effect.attempt_id, effect.call_id, effect.digest)
+        for peer_id in effect.peers:
+            arrive = functools.partial(self._deliver, node.peer_id, peer_id, event)
+            self._cluster.clock.after(self._delay_ns(node), arrive)
+
+    def _deliver(self, sender_id: bytes, peer_id: bytes, event: events.PeerEvent) -> None:
+        links, node = self._cluster.links, self._cluster.nodes[peer_id]
+        if links.are_linked(sender_id, peer_id) and links.carries(sender_id, peer_id):
+            node.handle(event)
 
     def active_calls(self, node: SimulatedPeer) -> set[int]:
         """The calls of a peer whose buffers the data plane may write."""

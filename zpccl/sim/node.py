@@ -322,6 +322,8 @@ class SimulatedPeer:
             if effect.commit and effect.attempt_id in self._call_of_attempt:
                 self.committed[self._call_of_attempt[effect.attempt_id]] = self.key(effect.attempt_id)
             cluster.dataplane.end_reduce(self, effect.attempt_id, effect.commit)
+        elif isinstance(effect, effects.SendDigest):
+            cluster.dataplane.send_digest(self, effect)
         elif isinstance(effect, effects.StartSync):
             cluster.dataplane.start_sync(self, effect.attempt_id, effect.how)
         elif isinstance(effect, effects.EndSync):

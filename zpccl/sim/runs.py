@@ -36,8 +36,8 @@ def tight_limits(cluster: Cluster) -> Iterator[None]:
         yield
         return
     calls = max(cluster.script.tags) + 1
-    named = calls * 2 * cluster.peers_max
-    tight = {"CALLS_IN_FLIGHT_MAX": calls, "OUTCOMES_KEPT_MAX": calls}
+    named = (calls + 2) * 2 * cluster.peers_max
+    tight = {"CALLS_IN_FLIGHT_MAX": calls, "CALLS_UNDECIDED_MAX": 2, "OUTCOMES_KEPT_MAX": calls + 2}
     tight |= dict.fromkeys(("CALLS_NAMED_MAX", "OUTCOME_CALLS_KEPT_MAX"), named)
     loose = {name: getattr(limits, name) for name in tight if hasattr(limits, name)}
     try:

@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 
 from zpccl import limits
-from zpccl.engine.engine import FREE_CHANNEL, Body, Engine
+from zpccl.engine.engine import DIGEST_CHANNEL, FREE_CHANNEL, Body, Engine
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
@@ -669,6 +669,8 @@ class Offers:
             if kind == Kind.TOLD and number:
                 catalog = _decoder.decode(data[_HEAD.size :])
                 number |= FREE_CHANNEL  # Whoever tells of another one shall not have it opened here.
+            if number == DIGEST_CHANNEL:
+                raise struct.error("the number of no offer")
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
             return logger.warning("malformed message about offers from peer %s", peer.hex())
         except OSError:

@@ -19,10 +19,11 @@ barrier has no plan: it is committed when all have voted.
 With its commit a collective is planned ahead: a peer that makes the same call again starts the next attempt at once,
 says so in its vote, and waits for nobody. If the votes agree, and all have started it, that attempt runs. Else the
 master plans another one, and with its plan those that have started the first end that. Reports that come before the
-votes of others are kept. A new master knows no plans ahead.
+votes of others are kept.
 
-A collective that is in voting stops waiting for a lost member. A running one is aborted by the loss of a participant,
-unless all survivors have finished: then it is committed if their results are equal.
+A collective that is in voting stops waiting for a lost member. A running one that has lost a participant goes on until
+one of the others has failed, and is aborted, or all of them have finished: then it is committed if their results are
+equal. The others may know that before the master, and make their next call at the same tag (../commit.py).
 
 Take-over, and what a master decides before its member list is committed: ../operation.py.
 
@@ -38,6 +39,7 @@ from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import Result
+from zpccl.protocol.commit import tells_digests
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
@@ -59,6 +61,8 @@ class Reduction(Attempt):
     epoch: int = -1
     """An epoch in which all of `order` were members: while it lasts, none of them is lost."""
     reports: dict[Peer, Report] = field(default_factory=dict)
+    count: int = 0
+    """How many took part, where some that are lost are not known."""
     faults: set[frozenset[Peer]] = field(default_factory=set)
     """The links that caused the failure, as the peers at their ends report."""
 
@@ -88,7 +92,7 @@ class Reduction(Attempt):
     @property
     def link_count(self) -> int:
         """Element count of the ring that would send as much on each link."""
-        return max(1, self.spec.count // (len(self.order) - 1)) if self.is_direct else self.spec.count
+        return max(1, self.spec.count // max(1, len(self.order) - 1)) if self.is_direct else self.spec.count
 
     def are_neighbours(self, one: Peer, other: Peer) -> bool:
         """True if it uses the link between two participants."""
@@ -97,22 +101,13 @@ class Reduction(Attempt):
 
 
 @dataclass(slots=True, eq=False)
-class Planned:
-    """An attempt as it is planned, with the votes or ahead of them."""
+class PlannedAhead:
+    """The attempts that are planned ahead at one tag, all in the same way."""
 
-    attempt_id: int
+    attempt_ids: tuple[int, ...]
     specs: dict[Peer, CollectiveSpec]
     """The participants in the order of the plan, with the arguments of each."""
     how: Reducing
-    reports: dict[Peer, Report] = field(default_factory=dict)
-    """Of participants that have voted, while others have not."""
-
-    def is_started_by(self, votes: dict[Peer, Vote]) -> bool:
-        """True if these are the votes of all participants, for this plan, and none of them has failed."""
-        if votes.keys() != self.specs.keys() or not all(report.ok for report in self.reports.values()):
-            return False
-        pairs = ((vote, self.specs[peer]) for peer, vote in votes.items())
-        return all(vote.ahead == self.attempt_id and vote.spec == spec for vote, spec in pairs)
 
 
 class Collectives(Kind[Reduction]):
@@ -135,12 +130,15 @@ class Collectives(Kind[Reduction]):
         self._voted: dict[Key, None] = {}  # Operations that have got votes since they were evaluated last.
         self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
-        self._ahead: dict[Key, Planned] = {}  # Ahead of the votes; the newest last.
+        self._ahead: dict[Key, PlannedAhead] = {}  # The newest last.
         self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
-        """Refuses a second call of a peer at one tag."""
-        if running is None or peer not in running.calls:
+        """Refuses a second call of a peer at one tag, unless its peers may have committed the first."""
+        if not isinstance(running, Reduction) or peer not in running.calls:
+            return None
+        report = running.reports.get(peer)
+        if report is not None and report.ok:
             return None
         reason = f"tag {running.key.tag} is in use by a running collective of this peer"
         return Decision(vote.call_id, Result.INVALID_USAGE, reason=reason)
@@ -161,19 +159,6 @@ class Collectives(Kind[Reduction]):
         """The plan is sent again, unless the peer has started the attempt ahead of it."""
         if vote.ahead != attempt.attempt_id:
             self._send_plan(attempt, (peer,))
-
-    def on_early_report(self, peer: Peer, report: Report) -> bool:
-        """A participant of a plan ahead has done its part, or failed, before all have voted."""
-        key = peer.open_calls.get(report.call_id)
-        ahead = self._ahead.get(key) if key is not None else None
-        if key is None or ahead is None or ahead.attempt_id != report.attempt_id:
-            return False
-        operation = self._operations.pending.get(key)
-        vote = operation.votes.get(peer) if operation is not None else None
-        if vote is None or (vote.call_id, vote.ahead) != (report.call_id, report.attempt_id):
-            return False
-        ahead.reports[peer] = report
-        return True
 
     def on_late_report(self, peer: Peer, report: Report) -> None:
         """A late report of a failed attempt may name the link at fault."""
@@ -230,6 +215,8 @@ class Collectives(Kind[Reduction]):
         key, votes = operation.key, operation.votes
         if not self._operations.is_complete(operation) or not self._registry.is_committed:
             operation.agreed_ns = None
+        elif self._run_ahead(operation, now_ns):
+            return
         elif len(votes) == 1:
             self._operations.refuse(key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
         elif (difference := find_difference(_specs_of(votes))) is not None:
@@ -239,8 +226,6 @@ class Collectives(Kind[Reduction]):
             self._operations.refuse(key, Result.INVALID_USAGE, reason, name, values)
         elif next(iter(_specs_of(votes).values())).kind == CollectiveKind.BARRIER:
             self._open_barrier(key)
-        elif (ahead := self._ahead.pop(key, None)) is not None and ahead.is_started_by(votes):
-            self._run_ahead(ahead, key, now_ns)
         else:
             self._plan(operation, now_ns)
 
@@ -268,24 +253,29 @@ class Collectives(Kind[Reduction]):
             elif broken and now_ns - operation.agreed_ns >= self.wait_ns:
                 self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, _no_mesh(broken))
             return
-        votes = self._operations.take(key)
+        self._operations.take(key)
+        self._ahead.pop(key, None)  # Who gets this plan drops them, too.
         order = _in_order(order, specs)
         attempt_id, in_order = self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}
-        plan = Planned(attempt_id, in_order, self._how(spec, order, now_ns))
-        self._send_plan(self._begin(plan, key, votes, now_ns), order)
+        operation.reports.clear()
+        attempt = self._begin(attempt_id, in_order, self._how(spec, order, now_ns), operation, now_ns)
+        self._send_plan(attempt, order)
 
-    def _begin(self, plan: Planned, key: Key, votes: dict[Peer, Vote], now_ns: int) -> Reduction:
+    def _begin(
+        self, attempt_id: int, specs: dict[Peer, CollectiveSpec], how: Reducing, operation: Operation, now_ns: int
+    ) -> Reduction:
+        key, votes = operation.key, operation.votes
         assert self._operations.running_at(key) is None, "its participants cannot have voted"
         attempt = Reduction(
-            attempt_id=plan.attempt_id,
+            attempt_id=attempt_id,
             key=key,
-            calls={peer: votes[peer].call_id for peer in plan.specs},
+            calls={peer: votes[peer].call_id if peer in votes else 0 for peer in specs},
             begun_ns=now_ns,
-            spec=next(iter(plan.specs.values())),
-            specs=plan.specs,
-            how=plan.how,
-            epoch=self._registry.epoch,
-            reports=plan.reports,
+            spec=next(iter(specs.values())),
+            specs=specs,
+            how=how,
+            epoch=self._registry.epoch if votes.keys() == specs.keys() else -1,
+            reports=operation.reports,
         )
         self._operations.run(attempt)
         self._outbox.counts.plans += 1
@@ -298,28 +288,61 @@ class Collectives(Kind[Reduction]):
 
     # --- Plans ahead ------------------------------------------------------------------------------------------------
 
-    def plan_ahead(self, attempt: Reduction) -> int:
-        """Plans the next attempt, if it would be like this one."""
+    def plan_ahead(self, attempt: Reduction) -> tuple[int, ...]:
+        """Plans the next attempts, if they would be like this one."""
         now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
+        known = self._ahead.pop(attempt.key, None)
         order = self._paths.order(members, now_ns) if attempt.specs.keys() == set(members) else None
         if order is None or _wire_bytes(attempt.spec) > limits.PLAN_AHEAD_BYTES_MAX:
-            return 0
+            return ()
         if attempt.how != self._how(attempt.spec, _in_order(order, attempt.specs), now_ns):
-            return 0
-        self._ahead.pop(attempt.key, None)
+            return ()
         if len(self._ahead) >= limits.PLANS_AHEAD_MAX:
             del self._ahead[next(iter(self._ahead))]
-        attempt_id = self._operations.next_attempt_id()
-        self._ahead[attempt.key] = Planned(attempt_id, attempt.specs, attempt.how)
-        return attempt_id
+        ids = known.attempt_ids if known is not None else ()
+        new = tuple(self._operations.next_attempt_id() for _ in range(limits.PLANS_AHEAD_AT_TAG_MAX - len(ids)))
+        self._ahead[attempt.key] = PlannedAhead(ids + new, attempt.specs, attempt.how)
+        return new
 
-    def _run_ahead(self, ahead: Planned, key: Key, now_ns: int) -> None:
-        """All participants have started a plan ahead: from now on it is an attempt like others."""
-        votes = self._operations.take(key)
+    def _run_ahead(self, operation: Operation, now_ns: int) -> bool:
+        """Runs the attempt that all voters have started ahead.
+
+        If the votes are not those of all its participants, those that are gone may have committed it with the voters:
+        it runs once all of these have reported that they have its result, and is given up if one of them has not.
+
+        Returns:
+            False if there is none, or it is given up.
+        """
+        votes, reports, known = operation.votes, operation.reports, self._ahead.get(operation.key)
+        attempt_id = next(iter(votes.values())).ahead
+        is_of_all = attempt_id > 0 and all(vote.ahead == attempt_id for vote in votes.values())
+        if not is_of_all or not all(report.ok for report in reports.values()):
+            return False
+        specs = _specs_of(votes)
+        if known is not None and attempt_id in known.attempt_ids:
+            place = known.attempt_ids.index(attempt_id)
+            ahead = PlannedAhead(known.attempt_ids[place + 1 :], known.specs, known.how)
+        elif find_difference(specs) is None:
+            ahead, known = PlannedAhead((), specs, self._how(next(iter(specs.values())), list(specs), now_ns)), None
+        else:
+            return False
+        if any(spec != ahead.specs.get(peer) for peer, spec in specs.items()):
+            return False  # Honest peers have started it only with these arguments.
+        if known is None or votes.keys() != known.specs.keys():
+            if not tells_digests(next(iter(specs.values())), len(specs)):
+                return False
+            if len(reports) < len(votes):
+                return True
+            if len({report.digest for report in reports.values()}) > 1:
+                return False  # So nobody has committed it.
+        self._ahead[operation.key] = ahead
+        self._operations.take(operation.key)
         self._doubt(next(iter(votes)).group, now_ns)
-        attempt = self._begin(ahead, key, votes, now_ns)
+        attempt = self._begin(attempt_id, ahead.specs, ahead.how, operation, now_ns)
         attempt.has_plan_everywhere = False  # Nobody knows the calls of the others.
+        attempt.count = max((report.count for report in reports.values()), default=0)
         self._operations.decide(attempt)
+        return True
 
     def _algorithm(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Algorithm:
         """The algorithm that the voters ask for, or else the fastest, if the links allow it; otherwise the ring."""
@@ -345,7 +368,7 @@ class Collectives(Kind[Reduction]):
         if attempt.spec.kind != CollectiveKind.ALL_REDUCE or _is_integer_mean(attempt.spec):
             return
         durations_us = [report.duration_us for report in attempt.reports.values() if report.duration_us]
-        if len(durations_us) < len(attempt.order):
+        if len(durations_us) < max(2, len(attempt.order)):
             return
         algorithm, count = Algorithm(attempt.algorithm), len(attempt.order)
         speeds = self._speeds_of(attempt.order)
@@ -435,7 +458,9 @@ class Collectives(Kind[Reduction]):
             blamed = tuple(peer for peer in attempt.calls if peer in lost or peer.peer_id in faults)
             return Verdict(Result.RANK_CONNECTION_LOST, failed[0].reason or "a peer failed", blamed)
         if not all(peer in attempt.reports for peer in survivors):
-            return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost) if lost else None
+            if not lost or tells_digests(attempt.spec, len(attempt.calls)):
+                return None  # Who is lost may have committed it with those that have not reported yet.
+            return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
         if len({report.digest for report in attempt.reports.values()}) <= 1:
             return Verdict()
         # Reports of lost peers count too: if two results differ, one is wrong, and it may be a survivor's.
@@ -444,7 +469,7 @@ class Collectives(Kind[Reduction]):
 
     def value_of(self, attempt: Reduction) -> int:
         """The number of participants."""
-        return len(attempt.calls)
+        return max(attempt.count, len(attempt.calls))
 
     def on_ended(self, attempt: Reduction, verdict: Verdict, survivors: list[Peer]) -> None:
         """Updates the counts, what is known of the links, and the speeds."""
@@ -456,10 +481,10 @@ class Collectives(Kind[Reduction]):
         has_failed = not all(report.ok for report in attempt.reports.values())
         if verdict.result is Result.INTERNAL_ERROR:
             reason = AbortReason.RESULTS_DIFFER
-        elif has_failed:
-            reason = AbortReason.FAILED
+        elif not have_all_survived:
+            reason = AbortReason.PEER_LOST
         else:
-            reason = AbortReason.WITHDRAWN if have_all_survived else AbortReason.PEER_LOST
+            reason = AbortReason.FAILED if has_failed else AbortReason.WITHDRAWN
         self._outbox.counts.aborts[reason] += 1
         if has_failed and have_all_survived:
             self._remember_failure(attempt)

@@ -1,0 +1,373 @@
+"""The commit between peers: who has the digests of all returns before the master's decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zpccl import limits
+from zpccl.errors import InvalidUsage, Kicked, OperationTimeout, Result
+from zpccl.protocol import events
+from zpccl.protocol.commit import Digests, Told, tells_digests
+from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, SendDigest, StartReduce
+from zpccl.protocol.messages import (
+    Decision,
+    Neighbours,
+    NeighboursChanged,
+    Refusal,
+    Refused,
+    Report,
+    Vote,
+    Votes,
+    Welcome,
+    Withdraw,
+)
+from zpccl.protocol.peer import SPLIT, State
+from zpccl.types import CollectiveKind
+
+from .harness import FIRST_ATTEMPT, FRAME, RUN_ID, PeerBench, member_list, neighbour, pid, pids, plan_of, spec
+
+AHEAD = (5, 6, 7, 8)
+
+
+class Bench(PeerBench):
+    """The peer a of a group, with links to all others."""
+
+    @classmethod
+    def of(cls, names: str = "abc") -> Bench:
+        bench = cls()
+        bench.member(names)
+        bench.hear(Neighbours(tuple(neighbour(name) for name in names[1:])))
+        for name in names[1:]:
+            bench.handle(events.LinkUp(pid(name)))
+        return bench
+
+    def run(self, call_id: int = 10, names: str = "abc", **changes: Any) -> Bench:
+        """A call is made and planned."""
+        self.reduce(call_id, spec(**changes))
+        self.hear(plan_of(call_id, FIRST_ATTEMPT, names))
+        return self
+
+    def done(self, attempt_id: int = FIRST_ATTEMPT, **facts: Any) -> list[Any]:
+        return self.handle(events.ReduceDone(attempt_id, 7, **facts))
+
+    def told(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, digest: int = 7) -> list[Any]:
+        """Another peer tells its digest."""
+        return self.handle(events.DigestReceived(pid(name), attempt_id, call_id, digest))
+
+    def commit(self, call_id: int = 10, attempt_id: int = FIRST_ATTEMPT) -> list[Any]:
+        """All have their results."""
+        self.done(attempt_id)
+        self.told("b", 20, attempt_id)
+        return self.told("c", 30, attempt_id)
+
+    def give_up(self, call_id: int = 10) -> list[Any]:
+        return self.handle(events.CallWithdrawn(call_id, timed_out=True))
+
+    def decided(self, call_id: int = 10, attempt_id: int = FIRST_ATTEMPT, **facts: Any) -> list[Any]:
+        """The master commits."""
+        return self.hear(Decision(call_id, 0, 3, attempt_id=attempt_id, **facts))
+
+
+def end(call_id: int = 10, attempt_id: int = FIRST_ATTEMPT, count: int = 3) -> list[Any]:
+    return [EndReduce(attempt_id, True), Resolve(call_id, count)]
+
+
+REPORT = Report(10, FIRST_ATTEMPT, True, digest=7, count=3)
+
+# --- Returning --------------------------------------------------------------------------------------------------------
+
+
+def test_who_has_the_digests_of_all_returns() -> None:
+    """S1: the others are told first; the report follows behind time."""
+    bench = Bench.of().run()
+    assert bench.done() == [SendDigest(pids("bc"), FIRST_ATTEMPT, 10, 7), Send(REPORT)]
+    assert bench.told("b", 20) == []
+    assert bench.told("c", 30) == end()
+    assert bench.decided() == [] and bench.machine.calls == {}
+
+
+@pytest.mark.parametrize("early", [0, 1, 2])
+def test_digests_may_come_at_any_time(early: int) -> None:
+    """Before this peer has its result, or even its plan; and twice."""
+    bench = Bench.of()
+    if early == 2:
+        bench.told("b", 20)
+        bench.told("b", 20)
+    bench.run()
+    if early == 1:
+        bench.told("b", 20)
+    bench.told("c", 30)
+    effects = bench.done() if early else [*bench.done(), *bench.told("b", 20)]
+    assert effects[-2:] == end()
+
+
+def test_results_that_differ_are_for_the_master() -> None:
+    """S1: nobody returns; the master sees it by the reports."""
+    bench = Bench.of().run()
+    bench.done()
+    assert bench.told("b", 20, digest=8) == bench.told("c", 30) == []
+    first, second = bench.hear(Decision(10, Result.INTERNAL_ERROR, 3, "results differ", attempt_id=FIRST_ATTEMPT))
+    assert first == EndReduce(FIRST_ATTEMPT, False) and isinstance(second, Reject)
+
+
+def test_the_word_of_strangers_and_of_other_attempts_counts_for_nothing() -> None:
+    bench = Bench.of().run()
+    bench.done()
+    assert bench.told("b", 20) == bench.told("x", 30) == bench.told("c", 30, FIRST_ATTEMPT + 1) == []
+
+
+def test_a_participant_without_a_link_is_waited_for_at_the_master() -> None:
+    """Its digest is forgotten with its link, lest it be kept for ever (B1)."""
+    bench = Bench.of().run()
+    bench.told("b", 20)
+    bench.hear(NeighboursChanged(gone=pids("b")))
+    bench.done()
+    assert bench.told("c", 30) == []
+    assert bench.decided() == end()
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "tells"),
+    [
+        ({}, 2, True),
+        ({"kind": CollectiveKind.ALL_GATHER}, 3, True),
+        ({"kind": CollectiveKind.REDUCE_SCATTER}, 3, True),
+        ({"kind": CollectiveKind.ALL_TO_ALL}, 3, True),
+        ({}, limits.COMMIT_PEERS_MAX, True),
+        ({}, limits.COMMIT_PEERS_MAX + 1, False),
+        ({"kind": CollectiveKind.BROADCAST}, 2, False),
+        ({"kind": CollectiveKind.BARRIER, "count": 0}, 2, False),
+        ({"count": 0}, 2, False),
+    ],
+)
+def test_digests_are_told_where_a_result_needs_all(changes: dict[str, Any], count: int, tells: bool) -> None:
+    """L1: the root of a broadcast is done before others begin; it must not be bound to them."""
+    assert tells_digests(spec(**changes), count) == tells
+
+
+def test_the_root_of_a_broadcast_tells_nothing() -> None:
+    bench = Bench.of().run(kind=CollectiveKind.BROADCAST, is_root=True)
+    assert bench.done() == [Send(REPORT)]
+    assert bench.told("b", 20) == bench.told("c", 30) == []
+    assert bench.give_up() == [Send(Withdraw(10))]
+
+
+# --- Being bound ------------------------------------------------------------------------------------------------------
+
+
+def test_who_has_told_its_digest_is_bound() -> None:
+    """S1: another may have committed; so neither a timeout nor Ctrl-C ends the call while a master leads."""
+    bench = Bench.of().run()
+    bench.done()
+    assert bench.give_up() == []
+    for _ in range(3):
+        assert bench.tick(limits.WITHDRAW_TIMEOUT_NS) == []
+    bench.told("b", 20)
+    assert bench.told("c", 30) == end()
+    assert bench.machine.deadline_ns() is None
+
+
+def test_who_has_told_its_digest_ends_as_the_master_says() -> None:
+    bench = Bench.of().run()
+    bench.done()
+    bench.give_up()
+    first, second = bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
+    assert first == EndReduce(FIRST_ATTEMPT, False)
+    assert isinstance(second, Reject) and isinstance(second.error, OperationTimeout)
+
+
+def test_without_a_master_it_waits_no_longer_than_others() -> None:
+    """L1: it leaves if the others have committed, as ever."""
+    bench = Bench.of().run()
+    bench.done()
+    bench.down()
+    bench.give_up()
+    ended, rejected = [e for e in bench.tick(limits.WITHDRAW_TIMEOUT_NS) if isinstance(e, EndReduce | Reject)]
+    assert ended == EndReduce(FIRST_ATTEMPT, False) and isinstance(rejected, Reject)
+    assert bench.told("b", 20) == bench.told("c", 30) == []
+
+
+def test_who_has_given_up_first_tells_nothing() -> None:
+    """S1: its withdrawal is on its way to the master, which aborts for all."""
+    bench = Bench.of().run()
+    assert bench.give_up() == [Send(Withdraw(10))]
+    assert bench.done() == [Send(REPORT)]
+    assert bench.told("b", 20) == bench.told("c", 30) == []
+
+
+def test_who_has_failed_tells_nothing() -> None:
+    bench = Bench.of().run()
+    bench.told("b", 20)
+    bench.told("c", 30)
+    (sent,) = bench.done(error="reset", fault=pid("b"))
+    assert isinstance(sent, Send) and isinstance(sent.message, Report) and not sent.message.ok
+
+
+def test_a_plan_frees_who_has_told_the_digest_of_a_plan_ahead() -> None:
+    """L1: its withdrawal is said now; the master plans anew only if nobody has committed."""
+    bench = committed_once()
+    bench.reduce(11)
+    bench.done(AHEAD[0])
+    bench.give_up(11)
+    effects = bench.hear(plan_of(11, 99, "abc"))
+    assert effects[:2] == [EndReduce(AHEAD[0], False), Send(Withdraw(11))]
+    assert effects[2] == StartReduce(11, 99, pids("abc"), FRAME)
+    assert bench.done(99) == [Send(Report(11, 99, True, digest=7, count=3))]
+
+
+# --- What another master hears ----------------------------------------------------------------------------------------
+
+
+def ask_for_report(bench: Bench) -> Any:
+    """Another master takes the run over. Returns the run report."""
+    bench.down()
+    bench.up()
+    refused = Refused(Refusal.REPORT, "report", term=4, leader=pid("n"))
+    return next(e.message for e in bench.hear(refused) if isinstance(e, Send))
+
+
+def test_a_run_report_tells_of_the_commit_with_the_calls_of_all() -> None:
+    """S1: the others get the same outcome."""
+    bench = Bench.of().run()
+    bench.commit()
+    report = ask_for_report(bench)
+    assert report.running == ()
+    assert [(o.attempt_id, o.committed, o.order, o.calls, o.value) for o in report.outcomes] == [
+        (FIRST_ATTEMPT, True, pids("abc"), (10, 20, 30), 3)
+    ]
+    said = [e.message for e in bench.hear(Welcome(RUN_ID, 4, pid("n"))) if isinstance(e, Send)]
+    assert said[-1] == REPORT
+    assert bench.decided() == [] and bench.machine.calls == {}
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_a_run_report_tells_of_as_open_is_committed_by_the_master_alone(is_done: bool) -> None:
+    """S1: the new master hears of the commit from nobody, and may decide otherwise."""
+    bench = Bench.of().run()
+    if is_done:
+        bench.done()
+    report = ask_for_report(bench)
+    assert [running.plan.attempt_id for running in report.running] == [FIRST_ATTEMPT]
+    bench.hear(Welcome(RUN_ID, 4, pid("n")))
+    if not is_done:
+        assert bench.done() == [Send(REPORT)]
+    assert bench.told("b", 20) == bench.told("c", 30) == []
+    assert bench.decided() == end()
+
+
+def test_no_plan_ahead_is_started_after_a_run_report() -> None:
+    """S1: the new master knows none, and would plan what the peers have committed."""
+    bench = committed_once()
+    ask_for_report(bench)
+    assert not any(isinstance(effect, StartReduce) for effect in bench.reduce(11))
+
+
+def test_a_master_that_decides_otherwise_is_left() -> None:
+    """S1: no honest master does."""
+    bench = Bench.of().run()
+    bench.commit()
+    bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
+    assert bench.machine.state is State.CLOSED
+    assert isinstance(bench.machine.error, Kicked) and SPLIT in str(bench.machine.error)
+
+
+# --- The next call ----------------------------------------------------------------------------------------------------
+
+
+def committed_once() -> Bench:
+    """A peer that may start its next calls at once."""
+    bench = Bench.of().run()
+    bench.commit()
+    bench.decided(ahead=AHEAD)
+    return bench
+
+
+def test_calls_follow_each_other_without_the_master() -> None:
+    """While its decisions are under way, and until the plans ahead are used up."""
+    bench = committed_once()
+    for call_id, attempt_id in enumerate(AHEAD, start=11):
+        assert bench.reduce(call_id)[0] == StartReduce(call_id, attempt_id, pids("abc"), FRAME)
+        assert bench.commit(call_id, attempt_id)[-2:] == end(call_id, attempt_id)
+    assert bench.reduce(15) == []  # Held: the decision on call 11 brings the next plan.
+    effects = bench.decided(11, AHEAD[0], ahead=(9,))
+    assert effects == [StartReduce(15, 9, pids("abc"), FRAME), Send(Votes(12, (Vote(15, spec(), 9),)))]
+
+
+def test_a_held_call_goes_its_way_when_no_plan_comes() -> None:
+    bench = Bench.of().run()
+    bench.commit()
+    assert bench.reduce(11) == []
+    assert bench.decided() == [Send(Votes(11, (Vote(11, spec()),)))]
+
+
+def test_a_held_call_may_be_given_up() -> None:
+    bench = Bench.of().run()
+    bench.commit()
+    bench.reduce(11)
+    (rejected,) = bench.give_up(11)
+    assert isinstance(rejected, Reject) and isinstance(rejected.error, OperationTimeout)
+
+
+def test_another_call_is_not_held() -> None:
+    bench = Bench.of().run()
+    bench.commit()
+    assert bench.reduce(11, spec(count=9)) == [Send(Votes(10, (Vote(11, spec(count=9)),)))]
+
+
+def test_a_sync_may_follow_a_commit() -> None:
+    """The call before it has its answer, though not from the master."""
+    bench = Bench.of().run()
+    bench.commit()
+    (sent,) = bench.sync(11)
+    assert isinstance(sent, Send) and isinstance(sent.message, Votes)
+
+
+def test_plans_ahead_are_dropped_with_the_first_plan_that_is_none() -> None:
+    """Peers that have used different numbers of them begin anew together."""
+    bench = committed_once()
+    bench.reduce(11)
+    bench.hear(plan_of(11, 99, "abc"))
+    assert bench.machine._ahead == {}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_calls_that_have_returned_undecided_have_a_bound(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: beyond it the master is waited for."""
+    monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", count)
+    bench = committed_once()
+    for number in range(2):
+        bench.reduce(11 + number)
+        ends = bench.commit(11 + number, AHEAD[number])
+        assert bool(ends) == (number < count)
+
+
+def test_who_has_returned_does_not_count_against_calls_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 1)
+    bench = Bench.of().run()
+    bench.commit()
+    assert not any(isinstance(effect, Reject) for effect in bench.reduce(11, spec(1)))
+    assert isinstance(bench.error(bench.reduce(12, spec(2))), InvalidUsage)
+
+
+def test_a_smaller_list_leaves_a_commit_as_it_is() -> None:
+    bench = Bench.of().run()
+    bench.commit()
+    bench.hear(member_list(9, "ab"))
+    assert bench.hear(Decision(10, 0, 3, attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(10, 20))) == []
+
+
+# --- What is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_digests_of_one_peer_push_out_its_own_alone() -> None:
+    """B1, B2."""
+    digests = Digests()
+    digests.add(pid("b"), 1, Told(2, 3))
+    for attempt_id in range(limits.DIGESTS_KEPT_MAX + 1):
+        digests.add(pid("c"), attempt_id, Told(4, 3))
+    assert digests.calls_of(1, 3, pids("bc")) == {pid("b"): 2, pid("c"): 4}
+    assert digests.calls_of(0, 3, pids("c")) is None
+    digests.forget(1)
+    assert digests.calls_of(1, 3, pids("b")) is None

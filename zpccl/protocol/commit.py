@@ -1,0 +1,80 @@
+"""The commit between peers: who has the digests of all participants returns, and the master hears of it behind time.
+
+A peer that has its result tells its digest to the other participants, over the links, and reports to the master as in
+any attempt. Who has the digests of all, all equal to its own, commits. So nobody commits before all have their results.
+Who has told its digest is bound: only the master, or the digests of all, end the attempt for it (peer.py).
+
+    - It does not withdraw the call, nor report a failure, nor release the call while a master leads it.
+    - Who has withdrawn, failed or released first tells no digest.
+    - A run report binds the other way: what it does not name as committed, the peer commits by the master's word alone.
+
+The master commits if all survivors have their results, and aborts if one of them has failed or has withdrawn. So it
+never aborts what a peer has committed: all of its participants are bound. Where one is lost, the others have their
+results too, and report them; the master waits for these reports instead of aborting at once. A new master hears of the
+commit by the run report of who has made it, with the calls of all, for a digest comes with the call of its sender. If
+none of those that report has made it, none of them ever will.
+
+The same holds for attempts that are planned ahead. All participants have started one that is committed, so their votes
+name it. If those of all survivors do, the master does not plan anew before one of them reports a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from zpccl import limits
+from zpccl.protocol.messages import CollectiveSpec
+from zpccl.types import CollectiveKind
+
+
+def tells_digests(spec: CollectiveSpec, count: int) -> bool:
+    """True if `count` participants of a collective tell each other their digests.
+
+    Only where nobody has a result before all have started: else who has one would be bound to those that have not.
+    """
+    needs_all = spec.count > 0 and spec.kind not in (CollectiveKind.BROADCAST, CollectiveKind.BARRIER)
+    return needs_all and count <= limits.COMMIT_PEERS_MAX
+
+
+class Told(NamedTuple):
+    """What a participant tells the others: the call of its own, and the digest of its result."""
+
+    call_id: int
+    digest: int
+
+
+class Digests:
+    """What other peers have told this one, in attempts that it may not have heard of yet.
+
+    Of each peer the latest DIGESTS_KEPT_MAX are kept.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, dict[int, Told]] = {}  # By peer and attempt, the oldest first.
+
+    def add(self, peer_id: bytes, attempt_id: int, told: Told) -> None:
+        """A peer has told its digest."""
+        kept = self._of.setdefault(peer_id, {})
+        kept[attempt_id] = told
+        if len(kept) > limits.DIGESTS_KEPT_MAX:
+            del kept[next(iter(kept))]
+
+    def calls_of(self, attempt_id: int, digest: int, peers: Collection[bytes]) -> dict[bytes, int] | None:
+        """The calls of some peers in an attempt, if all of them have told this digest; else None."""
+        calls = {}
+        for peer_id in peers:
+            told = self._of.get(peer_id, {}).get(attempt_id)
+            if told is None or told.digest != digest:
+                return None
+            calls[peer_id] = told.call_id
+        return calls
+
+    def forget(self, attempt_id: int) -> None:
+        """An attempt has ended."""
+        for kept in self._of.values():
+            kept.pop(attempt_id, None)
+
+    def forget_peer(self, peer_id: bytes) -> None:
+        """There is no link to a peer any more."""
+        self._of.pop(peer_id, None)
