@@ -175,7 +175,7 @@ class MasterBench:
             assert deadline_ns is None or deadline_ns > self.now_ns, "a deadline that a Tick does not move: a busy loop"
         self.logged += logs(effects)
         messages = [effect.message for effect in effects if isinstance(effect, Broadcast)]
-        self.ahead = next((m.ahead[-1] for m in messages if isinstance(m, Decision) and m.ahead), self.ahead)
+        self.ahead = next((m.ahead[-1] for m in messages if isinstance(m, Decision | Plan) and m.ahead), self.ahead)
         for connection, message in sent(effects):
             self._check(connection, message)
             self.said.setdefault(connection, []).append(message)

@@ -40,6 +40,12 @@ NEXT = AHEAD + limits.PLANS_AHEAD_AT_TAG_MAX
 # --- The master -------------------------------------------------------------------------------------------------------
 
 
+def next_plan(call_id: int, attempt_id: int, names: str = "ab", calls: tuple[int, ...] = ()) -> Plan:
+    """A plan, with as many ahead as a tag may have."""
+    ids = range(attempt_id + 1, attempt_id + 1 + limits.PLANS_AHEAD_AT_TAG_MAX)
+    return replace(plan_of(call_id, attempt_id, names, calls), ahead=tuple(ids))
+
+
 class Bench(MasterBench):
     """A master of a group in which one collective has been committed, and the next one is planned ahead."""
 
@@ -83,7 +89,7 @@ def test_what_not_all_have_started_is_planned_anew(early: str) -> None:
     bench = Bench()
     bench.call("a", ahead=AHEAD if early == "a" else 0)
     told = bench.call("b", ahead=AHEAD if early == "b" else 0)
-    assert told == [(f"{name}1", plan_of(2, NEXT)) for name in "ab"]
+    assert told == [(f"{name}1", next_plan(2, NEXT)) for name in "ab"]
     assert bench.finish(early, 2, AHEAD) == []  # It is late.
     for name in "ab":
         bench.finish(name, 2, NEXT)
@@ -95,7 +101,7 @@ def test_a_plan_ahead_that_has_failed_is_planned_anew() -> None:
     bench = Bench()
     bench.call("a")
     assert bench.finish("a", 2, AHEAD, ok=False, fault=pid("b")) == []
-    assert bench.call("b") == [(f"{name}1", plan_of(2, NEXT)) for name in "ab"]
+    assert bench.call("b") == [(f"{name}1", next_plan(2, NEXT)) for name in "ab"]
 
 
 def test_a_failure_after_all_have_voted_fails_the_call() -> None:
@@ -104,9 +110,9 @@ def test_a_failure_after_all_have_voted_fails_the_call() -> None:
     bench.call("b")
     told = bench.finish("a", 2, AHEAD, ok=False, fault=pid("b"))
     assert [(c, type(m), m.result != 0) for c, m in told] == [(f"{name}1", Decision, True) for name in "ab"]
-    assert bench.call("a", 3, 0) == [] and bench.call("b", 3, 0) == [(f"{name}1", plan_of(3, NEXT)) for name in "ab"], (
-        "of a failed attempt none is planned ahead"
-    )
+    assert bench.call("a", 3, 0) == [] and bench.call("b", 3, 0) == [
+        (f"{name}1", next_plan(3, NEXT)) for name in "ab"
+    ], "of a failed attempt none is planned ahead"
 
 
 def test_other_calls_are_compared_as_ever() -> None:
@@ -120,7 +126,7 @@ def test_other_calls_are_compared_as_ever() -> None:
 def test_the_same_other_call_of_all_is_planned() -> None:
     bench = Bench()
     bench.call("a", ahead=0, count=9)
-    assert bench.call("b", ahead=0, count=9) == [(f"{name}1", plan_of(2, NEXT)) for name in "ab"]
+    assert bench.call("b", ahead=0, count=9) == [(f"{name}1", next_plan(2, NEXT)) for name in "ab"]
 
 
 def test_who_withdraws_keeps_nobody() -> None:
@@ -142,7 +148,7 @@ def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
     assert not bench.plans.keys() - {FIRST_ATTEMPT}, "c may have committed it with them"
     bench.finish("a", 2, AHEAD)
     bench.finish("b", 2, AHEAD, ok=False, fault=pid("c"))
-    assert plan_of(2, NEXT, "ab", calls=(2, 2)) in bench.said["a1"]
+    assert next_plan(2, NEXT, "ab", calls=(2, 2)) in bench.said["a1"]
 
 
 def test_what_a_lost_peer_may_have_committed_with_all_others_is_committed() -> None:
@@ -174,7 +180,7 @@ def test_results_that_differ_after_a_loss_are_computed_again() -> None:
         bench.call(name)
         bench.finish(name, 2, AHEAD, digest=digest)
     bench.lose("c")
-    assert plan_of(2, NEXT, "ab", calls=(2, 2)) in bench.said["a1"]
+    assert next_plan(2, NEXT, "ab", calls=(2, 2)) in bench.said["a1"]
 
 
 def test_who_has_committed_a_call_makes_the_next_one() -> None:
@@ -217,7 +223,7 @@ def test_a_later_call_may_be_withdrawn() -> None:
     bench.call("b", 2)
     bench.finish("b", 2, AHEAD)
     assert bench.verdict("a", 2) == Decision(2, 0, 2, attempt_id=AHEAD)
-    assert bench.call("b", 3, AHEAD + 1) == [(f"{name}1", plan_of(4, NEXT + 1, calls=(4, 3))) for name in "ab"]
+    assert bench.call("b", 3, AHEAD + 1) == [(f"{name}1", next_plan(4, NEXT + 1, calls=(4, 3))) for name in "ab"]
 
 
 def test_a_call_at_a_tag_waits_for_the_result_of_the_one_before() -> None:
@@ -243,13 +249,22 @@ def test_the_root_of_a_broadcast_stays_the_root() -> None:
     bench = Bench(specs=specs)
     for name, other in ("ab", "ba"):
         told = bench.say(name, Votes(0, (Vote(2, specs[other], AHEAD),)))
-    assert told == [(f"{name}1", plan_of(2, NEXT, "ab")) for name in "ab"]
+    assert told == [(f"{name}1", next_plan(2, NEXT, "ab")) for name in "ab"]
 
 
 @pytest.mark.parametrize("count", [limits.PLAN_AHEAD_BYTES_MAX // 4, limits.PLAN_AHEAD_BYTES_MAX // 4 + 1])
 def test_large_tensors_are_not_planned_ahead(count: int) -> None:
     bench = Bench(specs=dict.fromkeys("ab", spec(count=count, datatype=10)))
     assert bool(bench.ahead) == (4 * count <= limits.PLAN_AHEAD_BYTES_MAX)
+
+
+def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
+    """Those who hear of it drop them, too."""
+    bench = Bench()
+    for name in "ab":
+        bench.call(name)
+    bench.finish("a", 2, AHEAD, ok=False)
+    assert bench.machine.collectives._ahead == {}
 
 
 def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import InvalidUsage, Kicked, OperationTimeout, Result
@@ -293,6 +294,27 @@ def test_calls_follow_each_other_without_the_master() -> None:
     assert bench.reduce(15) == []  # Held: the decision on call 11 brings the next plan.
     effects = bench.decided(11, AHEAD[0], ahead=(9,))
     assert effects == [StartReduce(15, 9, pids("abc"), FRAME), Send(Votes(12, (Vote(15, spec(), 9),)))]
+
+
+def planned_ahead() -> Bench:
+    """A peer whose first call is planned, and others like it with it."""
+    bench = Bench.of()
+    bench.reduce(10)
+    bench.hear(replace(plan_of(10, FIRST_ATTEMPT, "abc"), ahead=AHEAD))
+    return bench
+
+
+def test_the_second_call_needs_no_decision_on_the_first() -> None:
+    bench = planned_ahead()
+    bench.commit()
+    assert bench.reduce(11)[0] == StartReduce(11, AHEAD[0], pids("abc"), FRAME)
+
+
+def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
+    """The master drops them, too."""
+    bench = planned_ahead()
+    bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
+    assert bench.reduce(11) == [Send(Votes(11, (Vote(11, spec()),)))]
 
 
 def test_a_held_call_goes_its_way_when_no_plan_comes() -> None:

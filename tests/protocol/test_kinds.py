@@ -202,7 +202,7 @@ def test_an_all_to_all_is_direct_and_in_order_of_ids() -> None:
         bench.finish(name, 1)
     for name in "abc":
         sent = bench.begin(name, 2)
-    assert sent == [(f"{name}1", plan_of(2, bench.ahead + 1, "cab")) for name in "cab"]
+    assert sent == [(f"{name}1", plan_of(2, FIRST_ATTEMPT + 1, "cab")) for name in "cab"]
 
 
 def test_an_all_to_all_waits_for_all_links() -> None:

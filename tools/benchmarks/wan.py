@@ -9,8 +9,8 @@ peers have the same delay, rate and loss in both directions; those to the master
   gloo       torch.distributed.all_reduce, with one connection per pair; if torch is installed
 
 The size of the tensor is what the path's rate carries in --seconds, or an eighth of that if even the eighth takes
-longer. So rows are comparable, and slow ones end. `latency_s` is the time of an all-reduce of 4 KiB: the round trips of
-votes and decisions are a part of every all-reduce.
+longer. So rows are comparable, and slow ones end. `latency_s` is the time of an all-reduce of 4 KiB, the median of
+several: what an all-reduce takes besides its bytes.
 
 `mbit` is the rate at which a peer sends, 2(N-1)/N x bytes / seconds; `share` is the fraction of the path's rate, of
 which IP and TCP headers take 3.5 %. `late` and `device_drops` are late and lost packets of the emulator: check them
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ WAN_SYSTEMS = (*SYSTEMS, "encrypted")
 OWN_SYSTEMS = ("zpccl", "encrypted")
 """Systems that can choose their number of connections."""
 LATENCY_BYTES = 4096
+LATENCY_CALLS = 9
 UNIT_BYTES = 1 << 20
 PART, PROBES = 8, 2
 """If each of PROBES probes with this fraction of the tensor takes longer than --seconds, the fraction is used."""
@@ -75,7 +77,7 @@ def choose_bytes(system: System, options: argparse.Namespace) -> tuple[int, floa
     """
     whole = rate_bytes(options) * options.seconds / (2 * (options.peers - 1) / options.peers)
     whole = min(TENSOR_BYTES_MAX, max(PART * UNIT_BYTES, whole))
-    latency_s = min(once(system, LATENCY_BYTES), once(system, LATENCY_BYTES))
+    latency_s = statistics.median([once(system, LATENCY_BYTES) for _ in range(LATENCY_CALLS)])
     part = int(whole / PART / UNIT_BYTES) * UNIT_BYTES
     # A single probe may be slow because its last packet was lost, or because congestion windows are still small.
     is_slow = all(once(system, part) > options.seconds for _ in range(PROBES))

@@ -36,6 +36,8 @@ Values: TypeAlias = Annotated[
     Meta(max_length=limits.MISMATCH_VALUES_MAX),
 ]
 CallIds: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PEERS_MAX)]
+PlansAhead: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PLANS_AHEAD_AT_TAG_MAX)]
+"""Attempts that the receiver may start ahead of a plan, the next one first."""
 PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=2)]
 """A value of `Algorithm` other than AUTO."""
 FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
@@ -173,7 +175,7 @@ class Vote(_Message, frozen=True):
     call_id: Natural
     spec: Spec
     ahead: Natural = 0
-    """The attempt that the sender has started by a plan ahead (Decision.ahead); 0: it waits for a plan."""
+    """The attempt that the sender has started by a plan ahead (Plan.ahead); 0: it waits for a plan."""
 
 
 class Votes(_Message, tag="votes", frozen=True):
@@ -415,6 +417,9 @@ class Plan(_Message, tag="plan", frozen=True):
     calls: CallIds
     """The call of each participant that this attempt is for."""
     how: Reducing | Fetching
+    ahead: PlansAhead = ()
+    """When the receiver makes the same call again, it may start the first of these attempts at once, in the same way,
+    and the next ones after that."""
 
     @property
     def order(self) -> PeerIds:
@@ -447,9 +452,8 @@ class Decision(_Message, tag="decision", frozen=True):
     calls: CallIds = ()
     peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
     """The names of the peers that an aborted attempt is attributed to."""
-    ahead: Annotated[tuple[Natural, ...], Meta(max_length=limits.PLANS_AHEAD_AT_TAG_MAX)] = ()
-    """Plans ahead, with the commit of a collective: when the receiver makes the same call again, it may start the first
-    of these attempts at once, in the same way as the committed one, and the next ones after that."""
+    ahead: PlansAhead = ()
+    """With the commit of a collective: more attempts as in Plan.ahead."""
 
     @property
     def committed(self) -> bool:

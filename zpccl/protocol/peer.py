@@ -895,9 +895,11 @@ class PeerMachine:
                 call.plan = plan
                 self._report(call, plan.attempt_id, _WITHDRAWN)
             return None
-        if is_collective(call):
-            self._ahead.pop(tag_of(call), None)  # Of the others, too.
-        return self._start(call, plan, now_ns)
+        self._start(call, plan, now_ns)
+        if isinstance(call.spec, CollectiveSpec):
+            self._ahead.pop(call.spec.tag, None)  # The others drop theirs, too.
+            self._keep_ahead(call.spec, plan.how, plan.ahead)
+        return None
 
     def _start(self, call: Call, plan: Plan, now_ns: int) -> None:
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
@@ -908,21 +910,16 @@ class PeerMachine:
         start = StartReduce(call.call_id, plan.attempt_id, lane.order, plan.how.frame_bytes, lane.algorithm)
         return self._effects.append(start)
 
-    def _keep_ahead(self, call: Call, decision: Decision) -> None:
+    def _keep_ahead(self, spec: CollectiveSpec, how: Reducing | Fetching, attempt_ids: tuple[int, ...]) -> None:
         """The next calls at this tag may start at once, if they are the same."""
-        spec, how = call.spec, call.plan.how if call.plan is not None else None
-        if not isinstance(spec, CollectiveSpec):
+        if not attempt_ids or not isinstance(how, Reducing):
             return
-        if not decision.committed or not isinstance(how, Reducing):
-            self._ahead.pop(spec.tag, None)
-        elif decision.ahead:
-            known = self._ahead.pop(spec.tag, None)
-            attempt_ids = decision.ahead
-            if known is not None and (known.spec, known.how) == (spec, how):
-                attempt_ids = (*known.attempt_ids, *attempt_ids)[-limits.PLANS_AHEAD_AT_TAG_MAX :]
-            elif len(self._ahead) >= limits.PLANS_AHEAD_MAX:
-                del self._ahead[next(iter(self._ahead))]
-            self._ahead[spec.tag] = Ahead(spec, how, attempt_ids)
+        known = self._ahead.pop(spec.tag, None)
+        if known is not None and (known.spec, known.how) == (spec, how):
+            attempt_ids = (*known.attempt_ids, *attempt_ids)[-limits.PLANS_AHEAD_AT_TAG_MAX :]
+        elif len(self._ahead) >= limits.PLANS_AHEAD_MAX:
+            del self._ahead[next(iter(self._ahead))]
+        self._ahead[spec.tag] = Ahead(spec, how, attempt_ids)
 
     def _start_ahead(self, call: Call) -> None:
         """Starts a call by a plan ahead, if there is one for it, and all links that it needs are up."""
@@ -1043,7 +1040,11 @@ class PeerMachine:
         lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
-        self._keep_ahead(call, decision)
+        if isinstance(call.spec, CollectiveSpec):
+            if decision.committed and call.plan is not None:
+                self._keep_ahead(call.spec, call.plan.how, decision.ahead)
+            elif not decision.committed:
+                self._ahead.pop(call.spec.tag, None)
         if call.phase is Phase.COMMITTED:
             return self._on_late_decision(call, decision)
         self._settle(call)

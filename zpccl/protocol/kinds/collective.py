@@ -16,10 +16,10 @@ The ring is in order of admission, or in another order if that one needs a link 
 worst-connected member is removed, so that the others can continue. The ring of a broadcast begins with its root. A
 barrier has no plan: it is committed when all have voted.
 
-With its commit a collective is planned ahead: a peer that makes the same call again starts the next attempt at once,
-says so in its vote, and waits for nobody. If the votes agree, and all have started it, that attempt runs. Else the
-master plans another one, and with its plan those that have started the first end that. Reports that come before the
-votes of others are kept.
+With its plan, and with each commit, the next attempts are planned ahead: a peer that makes the same call again starts
+the first of them at once, says so in its vote, and waits for nobody. If the votes agree, and all have started it, that
+attempt runs. Else the master plans another one, and with its plan those that have started the first end that. Reports
+that come before the votes of others are kept.
 
 A collective that is in voting stops waiting for a lost member. A running one that has lost a participant goes on until
 one of the others has failed, and is aborted, or all of them have finished: then it is committed if their results are
@@ -259,7 +259,7 @@ class Collectives(Kind[Reduction]):
         attempt_id, in_order = self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}
         operation.reports.clear()
         attempt = self._begin(attempt_id, in_order, self._how(spec, order, now_ns), operation, now_ns)
-        self._send_plan(attempt, order)
+        self._send_plan(attempt, order, self._top_up(attempt))
 
     def _begin(
         self, attempt_id: int, specs: dict[Peer, CollectiveSpec], how: Reducing, operation: Operation, now_ns: int
@@ -291,11 +291,16 @@ class Collectives(Kind[Reduction]):
     def plan_ahead(self, attempt: Reduction) -> tuple[int, ...]:
         """Plans the next attempts, if they would be like this one."""
         now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
-        known = self._ahead.pop(attempt.key, None)
         order = self._paths.order(members, now_ns) if attempt.specs.keys() == set(members) else None
-        if order is None or _wire_bytes(attempt.spec) > limits.PLAN_AHEAD_BYTES_MAX:
+        if order is None or attempt.how != self._how(attempt.spec, _in_order(order, attempt.specs), now_ns):
+            self._ahead.pop(attempt.key, None)
             return ()
-        if attempt.how != self._how(attempt.spec, _in_order(order, attempt.specs), now_ns):
+        return self._top_up(attempt)
+
+    def _top_up(self, attempt: Reduction) -> tuple[int, ...]:
+        """Plans as many attempts like this one as may be ahead at its tag; returns the new ones."""
+        known = self._ahead.pop(attempt.key, None)
+        if _wire_bytes(attempt.spec) > limits.PLAN_AHEAD_BYTES_MAX:
             return ()
         if len(self._ahead) >= limits.PLANS_AHEAD_MAX:
             del self._ahead[next(iter(self._ahead))]
@@ -377,9 +382,9 @@ class Collectives(Kind[Reduction]):
             self.speeds = {group: known for group, known in self.speeds.items() if self._registry.member_count(group)}
         self.speeds[attempt.group] = frozenset(attempt.order), speeds
 
-    def _send_plan(self, attempt: Reduction, peers: Iterable[Peer]) -> None:
+    def _send_plan(self, attempt: Reduction, peers: Iterable[Peer], ahead: tuple[int, ...] = ()) -> None:
         calls = tuple(attempt.calls.values())
-        self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how))
+        self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how, ahead))
 
     # --- Taking over ------------------------------------------------------------------------------------------------
 
@@ -473,6 +478,8 @@ class Collectives(Kind[Reduction]):
 
     def on_ended(self, attempt: Reduction, verdict: Verdict, survivors: list[Peer]) -> None:
         """Updates the counts, what is known of the links, and the speeds."""
+        if not verdict.is_commit:
+            self._ahead.pop(attempt.key, None)  # Who hears of it drops them, too.
         if verdict.is_commit:
             self._outbox.counts.commits += 1
             self._paths.trust(attempt.edges, attempt.link_count)
