@@ -712,18 +712,10 @@ tells-its-digest-after-its-withdrawal: protocol.peer:PeerMachine._tell (unit tes
   S1: the master aborts what another peer has committed
   - call.withdrawn is not None
   + call.is_released
-committed-after-the-run-report: protocol.peer:PeerMachine._commit (unit tests)
-  S1: the new master hears of the commit from nobody, and plans anew
-  - call.is_frozen
-  + call.has_answer
 commit-not-remembered: protocol.peer:PeerMachine._commit (unit tests)
-  S1: a new master hears of the commit from nobody
+  S3: a run that has decided something yields to another one
   - self._memory.on_decision(decision, call, plan.order)
   + self._memory.round_answered
-plan-ahead-kept-over-a-run-report: protocol.peer:PeerMachine._promise (unit tests)
-  S1: peers commit an attempt that their new master does not know, and plans anew
-  - self._ahead.clear()
-  + self._ahead.copy()
 loss-aborts-at-once: protocol.kinds.collective:Collectives.judge (unit tests)
   S1: the lost peer has committed it with one that has not reported yet
   - not lost or tells_digests(attempt.spec, len(attempt.calls))

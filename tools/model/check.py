@@ -1,4 +1,4 @@
-"""Checks the model of leadership exhaustively with spin: the rules themselves, and with each rule broken.
+"""Checks the models of leadership and of the commit between peers with spin: their rules, and each rule broken.
 
 The unmodified rules must pass every configuration. If a rule is broken spin must find a run that violates a promise;
 otherwise the model covers too little. docs/model.md describes the configurations and the broken rules.
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-MODEL = Path(__file__).resolve().parent / "leadership.pml"
+MODELS = Path(__file__).resolve().parent
 MEMORY_MIB = 3500
 """Memory limit of one search; two run at the same time."""
 SEARCH_TIMEOUT_S = 900.0
@@ -30,6 +30,9 @@ _KINDS = {
     "newest": "L2: not led, or a call without end",
     "adopted": "S3: two leaderships in a term",
     "promised": "S3: counted without a promise",
+    "has_committed": "S1: a survivor lacks what a peer has returned",
+    "(phase==2)": "S1: a survivor lacks what a peer has returned",
+    "call[0]==1": "L1: a call without end",
 }
 _COMPILE = ("-O1", "-w", "-DSAFETY", "-DNOFAIR", "-DNOREDUCE", "-DVECTORSZ=1024")
 
@@ -48,6 +51,8 @@ class Check:
     """It runs with --deep only."""
     is_quick: bool = False
     """It runs with --quick too."""
+    model: str = "leadership"
+    """The name of the model."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,11 @@ class SearchResult:
 def _broken(rule: str, options: str, *, is_quick: bool = False) -> Check:
     macros = f"-DBREAK_{rule.upper()} -DOUTCOMES_ONLY {options}"
     return Check(rule, macros, is_broken=True, is_quick=is_quick)
+
+
+def _commit(name: str, options: str, *, is_broken: bool = False, is_quick: bool = False) -> Check:
+    macros = f"-DBREAK_{name.upper()} {options}" if is_broken else options
+    return Check(name, macros, is_broken=is_broken, is_quick=is_quick, model="commit")
 
 
 _CHAIN = "-DOUTCOMES=false"
@@ -107,6 +117,16 @@ CHECKS: tuple[Check, ...] = (
     _broken("old_members_not_told", "-DTERMS=2 -DLISTS=3 -DBREAKS=3 -DCRASHES=0 -DHEAL_TERMS=3"),
     _broken("kick_early", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
     _broken("equal_term", "-DTERMS=2 -DLISTS=3 -DBREAKS=2 -DCRASHES=0 -DHEAL_TERMS=3"),
+    _commit("commit, planned ahead", "-DCRASHES=2 -DLOSSES=1"),
+    _commit("commit, planned", "-DAHEAD=false -DCRASHES=2 -DLOSSES=1"),
+    _commit("commit, two losses", "-DCRASHES=1 -DLOSSES=2"),
+    _commit("commit not named in run reports", "-DBREAK_COMMIT_NOT_REPORTED -DCRASHES=2 -DLOSSES=1"),
+    _commit("return_early", "-DCRASHES=0", is_broken=True, is_quick=True),
+    _commit("give_up_told", "-DCRASHES=0", is_broken=True),
+    _commit("tell_withdrawn", "-DCRASHES=0", is_broken=True),
+    _commit("loss_aborts", "-DCRASHES=0", is_broken=True),
+    _commit("plan_at_loss", "-DCRASHES=0", is_broken=True),
+    _commit("no_recall", "-DCRASHES=0", is_broken=True),
 )
 
 
@@ -126,10 +146,11 @@ def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> SearchResult:
     """Compiles the model for one check, and searches all its states."""
     began = time.monotonic()
     macros = [word for word in re.split(r" (?=-D)", check.options) if word]
+    model = MODELS / f"{check.model}.pml"
     with tempfile.TemporaryDirectory(prefix="zpccl-model-") as name:
         directory = Path(name)
         try:
-            said = _run(["spin", "-a", *macros, str(MODEL)], directory, timeout_s)
+            said = _run(["spin", "-a", *macros, str(model)], directory, timeout_s)
             if not (directory / "pan.c").is_file():
                 return SearchResult(failure=f"spin: {said.strip()[:300]}")
             said = _run(["cc", *_COMPILE, f"-DMEMLIM={MEMORY_MIB}", "-o", "pan", "pan.c"], directory, timeout_s)
@@ -139,7 +160,7 @@ def search(check: Check, timeout_s: float = SEARCH_TIMEOUT_S) -> SearchResult:
         except subprocess.TimeoutExpired:
             return SearchResult(seconds=time.monotonic() - began, failure=f"no end within {timeout_s:.0f} s")
         trail = sorted(directory.glob("*.trail"))
-        trace = _run(["spin", "-t", "-k", trail[0].name, *macros, str(MODEL)], directory, timeout_s) if trail else ""
+        trace = _run(["spin", "-t", "-k", trail[0].name, *macros, str(model)], directory, timeout_s) if trail else ""
     error = re.search(r"^pan:\d+: (.*?) \(at depth", said, re.MULTILINE)
     failure = None
     if "errors:" not in said or "out of memory" in said or "max search depth too small" in said:
@@ -173,7 +194,7 @@ def missing_programs() -> list[str]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small configuration and two broken rules")
+    parser.add_argument("--quick", action="store_true", help="one small configuration and three broken rules")
     parser.add_argument("--deep", action="store_true", help="larger configurations too, which take longer")
     parser.add_argument("--only", metavar="WORD", default="", help="only those whose name contains WORD")
     parser.add_argument("--jobs", type=int, default=2, help="searches at a time (default: 2)")

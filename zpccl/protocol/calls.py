@@ -100,8 +100,6 @@ class Call:
     """The attempt that it has started by a plan ahead; 0: it waits for a plan, or has its own."""
     has_told: bool = False
     """The other participants have the digest of its result."""
-    is_frozen: bool = False
-    """A run report has told of its attempt as open: only the master ends it."""
     is_at_fault: bool = False
     """In a sync: the state that this peer offered has changed since."""
 

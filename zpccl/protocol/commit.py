@@ -6,16 +6,16 @@ Who has told its digest is bound: only the master, or the digests of all, end th
 
     - It does not withdraw the call, nor report a failure, nor release the call while a master leads it.
     - Who has withdrawn, failed or released first tells no digest.
-    - A run report binds the other way: what it does not name as committed, the peer commits by the master's word alone.
 
 The master commits if all survivors have their results, and aborts if one of them has failed or has withdrawn. So it
-never aborts what a peer has committed: all of its participants are bound. Where one is lost, the others have their
-results too, and report them; the master waits for these reports instead of aborting at once. A new master hears of the
-commit by the run report of who has made it, with the calls of all, for a digest comes with the call of its sender. If
-none of those that report has made it, none of them ever will.
+never aborts what a peer has committed: all of its participants are bound, and report their results, to a new master
+again. Where one is lost, the master waits for the reports of the others instead of aborting at once.
 
 The same holds for attempts that are planned ahead. All participants have started one that is committed, so their votes
-name it. If those of all survivors do, the master does not plan anew before one of them reports a failure.
+name it. If those of all survivors do, no master plans anew before one of them reports a failure.
+
+Who has made the commit names it in its run report as an outcome, with the calls of all, for a digest comes with the
+call of its sender: so the others need not wait for all reports, and the run is known to have decided something.
 """
 
 from __future__ import annotations

@@ -485,9 +485,6 @@ class PeerMachine:
         self._miss_master(now_ns)
         self._masters.stay(now_ns)
         self._send(self._run_report())
-        self._ahead.clear()
-        for call in self.calls.values():
-            call.is_frozen = True
         return None
 
     def _run_report(self) -> RunReport:
@@ -903,7 +900,6 @@ class PeerMachine:
 
     def _start(self, call: Call, plan: Plan, now_ns: int) -> None:
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
-        call.is_frozen = False
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
         lane = plan.how.lanes[0]
@@ -948,7 +944,7 @@ class PeerMachine:
     def _tell(self, call: Call, report: Report) -> None:
         """Tells the other participants that this one has its result, and is bound to it from now on."""
         plan = call.plan
-        if plan is None or not isinstance(call.spec, CollectiveSpec) or call.withdrawn is not None or call.is_frozen:
+        if plan is None or not isinstance(call.spec, CollectiveSpec) or call.withdrawn is not None:
             return
         if tells_digests(call.spec, len(plan.order)):
             call.has_told = True
@@ -965,7 +961,7 @@ class PeerMachine:
     def _commit(self, call: Call) -> None:
         """Commits the attempt of a call, if all participants are known to have the same result."""
         plan, report, own_id = call.plan, call.report, self.options.peer_id
-        if call.phase is not Phase.REPORTED or not call.has_told or call.is_frozen or call.is_released:
+        if call.phase is not Phase.REPORTED or not call.has_told or call.is_released:
             return
         assert plan is not None and report is not None
         calls = self._digests.calls_of(plan.attempt_id, report.digest, set(plan.order) - {own_id})
