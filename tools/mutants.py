@@ -737,6 +737,11 @@ early-votes-lost: protocol.operation:Operations.take (unit tests)
   - self._again += self._early.pop(key, ())
   + self._early.pop(key, ())
 
+ids-of-others-taken: protocol.operation:Operations.was_issued (unit tests)
+  S3: members of one group end the attempt of another group, by its id
+  - attempt_id not in self.running
+  + attempt_id > 0
+
 # --- The control connection -------------------------------------------------------------------------------------------
 connects-no-more: protocol.session:Session._on_tick (simulator)
   L2: a peer whose connection broke never opens another socket

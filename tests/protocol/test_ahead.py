@@ -183,6 +183,26 @@ def test_results_that_differ_after_a_loss_are_computed_again() -> None:
     assert next_plan(2, NEXT, "ab", calls=(2, 2)) in bench.said["a1"]
 
 
+@pytest.mark.parametrize("attempt_id", [FIRST_ATTEMPT, 999], ids=["of another group", "of the future"])
+def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -> None:
+    """S3, B2: whatever the members of one group say, an attempt of another one is not touched."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.members("x", "y", group=1)
+    for name in "ab":
+        bench.begin(name, 1)
+    votes = Votes(0, (Vote(1, spec(), attempt_id),))
+    bench.say("x", votes)
+    bench.finish("x", 1, attempt_id)
+    bench.say("y", votes)
+    bench.finish("y", 1, attempt_id)
+    planned = {number: lanes[0].order for number, lanes in bench.plans.items()}
+    assert list(planned.values()) == [pids("ab"), pids("xy")] and 999 not in planned
+    for name in "ab":
+        bench.finish(name, 1)
+    assert bench.verdict("a", 1) == Decision(1, 0, 2, attempt_id=FIRST_ATTEMPT)
+
+
 def test_who_has_committed_a_call_makes_the_next_one() -> None:
     """The votes of b come late: those of a wait for them, one after the other."""
     bench = Bench()

@@ -213,7 +213,7 @@ class Report(_Message, tag="report", frozen=True):
     """How long the sender's data plane took from its start to the result, in microseconds; 0: unknown."""
     dropped: Annotated[tuple[Dropped, ...], Meta(max_length=limits.PEERS_MAX)] = ()
     """The sources that a sync has stopped using."""
-    count: Natural = 0
+    count: Annotated[int, Meta(ge=0, le=limits.PEERS_MAX)] = 0
     """How many peers took part in a collective that has a result."""
 
 

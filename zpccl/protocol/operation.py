@@ -555,6 +555,10 @@ class Operations:
         attempt.attempt_id = self.next_attempt_id()
         self.running[attempt.attempt_id] = attempt
 
+    def was_issued(self, attempt_id: int) -> bool:
+        """True for an id that a master may have given to an attempt that is not running now."""
+        return attempt_id not in self.running and attempt_id < self.next_attempt_id()
+
     def running_of(self, function: str) -> list[Attempt]:
         """The running attempts at operations of a function."""
         return [attempt for attempt in self.running.values() if attempt.key.function == function]

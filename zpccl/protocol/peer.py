@@ -508,7 +508,7 @@ class PeerMachine:
         if not self._acceptor.is_led and not isinstance(message, (Welcome, Refused, Kick)):
             return  # Of a master that this peer does not obey, or of a former connection: it will be sent again.
         if isinstance(message, Plan):
-            self._on_plan(message, now_ns)
+            self._on_plan(message)
         elif isinstance(message, Decision):
             self._on_decision(message)
         elif isinstance(message, Members):
@@ -874,7 +874,7 @@ class PeerMachine:
             held = [other for other in self.calls.values() if other.phase is Phase.HELD]
             self._vote([other for other in held if not self._is_held_back(other)])
 
-    def _on_plan(self, plan: Plan, now_ns: int) -> None:
+    def _on_plan(self, plan: Plan) -> None:
         if self._call_of_attempt(plan.attempt_id) is not None:
             return None  # Sent again.
         call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
@@ -892,14 +892,14 @@ class PeerMachine:
                 call.plan = plan
                 self._report(call, plan.attempt_id, _WITHDRAWN)
             return None
-        self._start(call, plan, now_ns)
+        self._start(call, plan)
         if isinstance(call.spec, CollectiveSpec):
             self._ahead.pop(call.spec.tag, None)  # The others drop theirs, too.
             self._keep_ahead(call.spec, plan.how, plan.ahead)
         return None
 
-    def _start(self, call: Call, plan: Plan, now_ns: int) -> None:
-        call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, now_ns
+    def _start(self, call: Call, plan: Plan) -> None:
+        call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, self._now_ns
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
         lane = plan.how.lanes[0]
@@ -928,7 +928,7 @@ class PeerMachine:
             call.ahead, *later = ahead.attempt_ids
             if later:
                 self._ahead[tag_of(call)] = Ahead(ahead.spec, ahead.how, tuple(later))
-            self._start(call, Plan(call.ahead, (), ahead.how), self._now_ns)
+            self._start(call, Plan(call.ahead, (), ahead.how))
 
     def _recall(self, call: Call) -> None:
         """The plan ahead that a call has started is void."""

@@ -327,7 +327,7 @@ class Collectives(Kind[Reduction]):
         if known is not None and attempt_id in known.attempt_ids:
             place = known.attempt_ids.index(attempt_id)
             ahead = PlannedAhead(known.attempt_ids[place + 1 :], known.specs, known.how)
-        elif find_difference(specs) is None:
+        elif self._operations.was_issued(attempt_id) and find_difference(specs) is None:
             ahead, known = PlannedAhead((), specs, self._how(next(iter(specs.values())), list(specs), now_ns)), None
         else:
             return False
@@ -345,7 +345,7 @@ class Collectives(Kind[Reduction]):
         self._doubt(next(iter(votes)).group, now_ns)
         attempt = self._begin(attempt_id, ahead.specs, ahead.how, operation, now_ns)
         attempt.has_plan_everywhere = False  # Nobody knows the calls of the others.
-        attempt.count = max((report.count for report in reports.values()), default=0)
+        attempt.count = 0 if known is not None else max(report.count for report in reports.values())
         self._operations.decide(attempt)
         return True
 
