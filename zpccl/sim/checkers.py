@@ -96,7 +96,9 @@ class Agreement(Checker):
         """All decisions of one master on an attempt agree. Its successor may decide otherwise if no peer knows them."""
         if isinstance(message, Plan):
             self._planned.add(master.key(connection, message.attempt_id))
-            is_new = master.key(connection, message.attempt_id) not in self._between_peers
+            node = self.cluster.node_of(connection)  # None: it has another connection by now.
+            is_here = node is not None and node.machine.state is State.MEMBER
+            is_new = is_here and master.key(connection, message.attempt_id) not in self._between_peers
             again = self._calls_between.intersection(message.participants.items()) if is_new else None
             self.cluster.require(not again, "S1", f"a call that its peers have committed is planned: {again}")
         if isinstance(message, Decision):
