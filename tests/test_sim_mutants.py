@@ -67,7 +67,7 @@ CASES = (
     planted(
         "two-plans-of-one-attempt",
         "protocol.kinds.collective:Collectives._send_plan",
-        "self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how))",
+        "self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how, ahead))",
         "for peer in peers:\n"
         "    order = tuple(other.peer_id for other in attempt.order)\n"
         "    lane = Lane(order[::-1] if order[0] == peer.peer_id else order, attempt.algorithm)\n"
