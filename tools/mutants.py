@@ -737,6 +737,10 @@ early-votes-lost: protocol.operation:Operations.take (unit tests)
   - self._again += self._early.pop(key, ())
   + self._early.pop(key, ())
 
+plan-ahead-kept-over-a-refusal: protocol.peer:PeerMachine._on_decision (unit tests)
+  S1: a peer commits with others what was refused to them because of its own call
+  - decision.is_refusal
+  + decision.committed and decision.is_refusal
 ids-of-others-taken: protocol.operation:Operations.was_issued (unit tests)
   S3: members of one group end the attempt of another group, by its id
   - attempt_id not in self.running

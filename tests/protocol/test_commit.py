@@ -19,6 +19,7 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     Report,
+    TopologyKind,
     Vote,
     Votes,
     Welcome,
@@ -308,6 +309,15 @@ def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
     bench = planned_ahead()
     bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
     assert bench.reduce(11) == [Send(Votes(11, (Vote(11, spec()),)))]
+
+
+def test_plans_ahead_end_with_a_refusal_of_any_call() -> None:
+    """S1. Unruly, seed 9536502: b had started the next one, and told its digest, when both calls were refused."""
+    bench = committed_once()
+    bench.topology(11, TopologyKind.UPDATE)
+    bench.told("b", 20, AHEAD[0])
+    bench.hear(Decision(11, Result.INVALID_USAGE, reason="peers wait for each other", attempt_id=99))
+    assert bench.reduce(12) == [Send(Votes(12, (Vote(12, spec()),)))]
 
 
 def test_a_held_call_goes_its_way_when_no_plan_comes() -> None:

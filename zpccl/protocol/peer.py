@@ -1028,6 +1028,8 @@ class PeerMachine:
         self._memory.on_decision(decision, call, {member.peer_id for member in self.members})
         if decision.round:
             self._memory.on_round_answered(decision.round, decision.value)
+        if decision.is_refusal:
+            self._ahead.clear()  # With this peer's call others may be refused that have started one of them.
         if call is None:
             return  # A repeated decision.
         is_of_another = decision.is_of_attempt and decision.attempt_id != call.ahead
