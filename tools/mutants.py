@@ -382,9 +382,9 @@ member-without-the-result: protocol.peer:PeerMachine._on_decision (unit tests)
   S1: a peer that gave up a call which the others have committed stays a member
   - decision.committed and (call.is_released or (lacks_result and not is_barrier(call)))
   + decision.committed and lacks_result and not is_barrier(call)
-tag-told-twice: protocol.peer:PeerMachine._is_held_back (unit tests)
+tag-told-twice: protocol.peer:PeerMachine._free (unit tests)
   L2: the master mistakes a new call for a released one, and refuses it
-  - Released(self.calls.values()).block(call)
+  - released.block(call)
   + False
 withdrawal-not-repeated: protocol.calls:Call.standing (unit tests)
   L1: a lost withdrawal is not sent again, and the call keeps waiting

@@ -28,9 +28,9 @@ from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorit
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
 FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
+"""Channels from here on may be opened in any order, and are of no attempt."""
 DIGEST_CHANNEL = 2**64 - 1
 """The free channel on which participants of a collective tell each other the digests of their results."""
-"""Channels from here on may be opened in any order, and are of no attempt."""
 _NOBODY = bytes(PEER_ID_BYTES)
 
 

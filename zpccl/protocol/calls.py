@@ -131,7 +131,7 @@ class Call:
         if self.phase is Phase.HELD:
             return ()
         messages = self._vote_and_report(oldest_call_id)
-        if self.withdrawn is None or self.has_told or self.phase is Phase.COMMITTED:
+        if self.withdrawn is None or self.has_told:
             return messages
         withdraw = Withdraw(self.call_id)
         return (*messages, withdraw) if self.may_succeed else (withdraw, *messages)

@@ -270,7 +270,7 @@ class PeerMachine:
             if call.is_released:
                 assert call.withdrawn is not None and call.phase in (Phase.VOTING, Phase.REPORTED)
             elif call.phase is Phase.HELD:
-                assert self._is_held_back(call) and call.withdrawn is None
+                assert not self._free([call]) and call.withdrawn is None
             elif call.phase is not Phase.COMMITTED:
                 assert not released.block(call), "all calls are held that released ones block"
         waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.has_answer]
@@ -743,19 +743,25 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
-        held = {call.call_id for call in calls if self._is_held_back(call)}
-        self.calls.update((call.call_id, call) for call in calls)
+        free = self._free(calls)
         for call in calls:
             call.phase = Phase.HELD
-        self._vote([call for call in calls if call.call_id not in held])
+            self.calls[call.call_id] = call
+        self._vote(free)
 
-    def _is_held_back(self, call: Call) -> bool:
-        """True if the master would confuse a call with a released one, or the decision that brings its plan is due."""
-        if Released(self.calls.values()).block(call):
-            return True
-        if not isinstance(call.spec, CollectiveSpec) or call.spec.tag in self._ahead:
-            return False
-        return any(other.phase is Phase.COMMITTED and other.spec == call.spec for other in self.calls.values())
+    def _free(self, calls: Sequence[Call]) -> list[Call]:
+        """Those that the master cannot confuse with released ones, and whose plan is not due with a decision."""
+        released = Released(self.calls.values())
+        due = {call.spec for call in self._undecided()}
+
+        def awaits_plan(call: Call) -> bool:
+            return is_collective(call) and call.spec in due and tag_of(call) not in self._ahead
+
+        return [call for call in calls if not released.block(call) and not awaits_plan(call)]
+
+    def _undecided(self) -> list[Call]:
+        """Calls that were committed between the peers, and of which the decision is still to come."""
+        return [call for call in self.calls.values() if call.phase is Phase.COMMITTED]
 
     def _after_last_round(self, spec: Spec) -> Spec:
         return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
@@ -787,8 +793,7 @@ class PeerMachine:
             return InvalidUsage("another thread is in a sync or topology call; only one at a time, wait for it")
         elif calls and not is_question(new[0]):
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
-        undecided = sum(call.phase is Phase.COMMITTED for call in self.calls.values())
-        if len(self.calls) - undecided + len(new) > self._calls_max():
+        if len(self.calls) - len(self._undecided()) + len(new) > self._calls_max():
             return self._too_many_calls()
         return self._loneliness(new[0]) if len(self.group_members()) <= 1 else None
 
@@ -872,7 +877,7 @@ class PeerMachine:
             self._digests.forget(call.attempt_id)
         if call.has_answer:
             held = [other for other in self.calls.values() if other.phase is Phase.HELD]
-            self._vote([other for other in held if not self._is_held_back(other)])
+            self._vote(self._free(held))
 
     def _on_plan(self, plan: Plan) -> None:
         if self._call_of_attempt(plan.attempt_id) is not None:
@@ -880,7 +885,7 @@ class PeerMachine:
         call = self.calls.get(plan.participants.get(self.options.peer_id, -1))
         if call is not None and not call.is_planned_by(plan):
             call = None
-        if call is not None and call.ahead and call.phase is not Phase.COMMITTED:
+        if call is not None:
             self._recall(call)
         if call is not None and call.phase is not Phase.VOTING:
             call = None  # It has a plan.
@@ -931,7 +936,9 @@ class PeerMachine:
             self._start(call, Plan(call.ahead, (), ahead.how))
 
     def _recall(self, call: Call) -> None:
-        """The plan ahead that a call has started is void."""
+        """Another plan has come for a call: one ahead that it has started is void."""
+        if not call.ahead or call.phase is Phase.COMMITTED:
+            return
         if not call.is_released:
             self._end(call, call.ahead, commit=False)
         if call.has_told and call.withdrawn is not None:
@@ -965,8 +972,7 @@ class PeerMachine:
             return
         assert plan is not None and report is not None
         calls = self._digests.calls_of(plan.attempt_id, report.digest, set(plan.order) - {own_id})
-        undecided = sum(other.phase is Phase.COMMITTED for other in self.calls.values())
-        if calls is None or undecided >= limits.CALLS_UNDECIDED_MAX:
+        if calls is None or len(self._undecided()) >= limits.CALLS_UNDECIDED_MAX:
             return
         calls[own_id] = call.call_id
         call.phase = Phase.COMMITTED
@@ -1032,8 +1038,7 @@ class PeerMachine:
             self._ahead.clear()  # With this peer's call others may be refused that have started one of them.
         if call is None:
             return  # A repeated decision.
-        is_of_another = decision.is_of_attempt and decision.attempt_id != call.ahead
-        if call.ahead and is_of_another and call.phase is not Phase.COMMITTED:
+        if decision.is_of_attempt and decision.attempt_id != call.ahead:
             self._recall(call)  # The plan of that attempt got lost.
         lacks_result = is_collective(call) and not (call.report is not None and call.report.ok)
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
