@@ -598,8 +598,16 @@ adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit test
   + has_history = self._history is not None
 undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit tests)
   S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there
-  - report.hello.run_id != self.run_id and not has_decided(report)
+  - report.hello.run_id != self.run_id and is_whole and not has_decided(report)
   + False
+a-part-of-a-run-yields: protocol.master:MasterMachine._refuse_report (unit tests)
+  S1: a member that was just admitted goes over to another run, while its own decides without it at the other master
+  - report.hello.run_id != self.run_id and is_whole and not has_decided(report)
+  + report.hello.run_id != self.run_id and not has_decided(report)
+returning-peer-asks-without-end: protocol.peer:PeerMachine._may_start_over (unit tests)
+  B1: a peer says Hello again and again to a master that refuses it
+  - self.state is State.RETURNING and self._acceptor.is_led
+  + self.state is State.RETURNING
 undecided-member-comes-late: protocol.peer:PeerMachine._may_join_instead (unit tests)
   S6: a member of a run that has decided nothing is removed, because the members of another one came before it
   - return is_of_other_run and is_alone and not has_decided(self._run_report())

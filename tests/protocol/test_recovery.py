@@ -330,6 +330,29 @@ def test_another_run_is_refused(bench: TakeOver, has_decided: bool) -> None:
     assert [m.refusal for c, m in told if c == "x1"] == [refusal]
 
 
+@pytest.mark.parametrize(
+    "members, old, refusal",
+    [
+        ("x", "", Refusal.YIELDED),
+        ("xy", "", Refusal.UNKNOWN_SESSION),
+        ("x", "xy", Refusal.UNKNOWN_SESSION),
+    ],
+)
+def test_a_run_with_several_masters_yields_as_a_whole(members: str, old: str, refusal: Refusal) -> None:
+    """Duel, seeds 9536109 and 9540235: a member that had just been admitted knew of no decision of its run, and went
+    over to another one, while its own, at the other master, took it for lost and committed the sync that it was in."""
+    bench = TakeOver()
+    masters = ("m1:1", "m2:1")
+    report_here = {name: replace(hello_of(name), masters=masters) for name in "ab"}
+    bench.report("a", "ab", hello=report_here["a"])
+    stranger = replace(hello_of("x", b"x" * 16), masters=masters)
+    bench.report("x", members, 99, waits=False, hello=stranger, old_members=tuple(map(pid, old)))
+    assert bench.report("b", "ab", waits=False, hello=report_here["b"]) == []
+    told = bench.tick_at_deadline()
+    assert bench.names() == "ab"
+    assert [m.refusal for c, m in told if c == "x1"] == [refusal]
+
+
 def test_who_leaves_meanwhile_is_not_waited_for(bench: TakeOver) -> None:
     bench.report("a", "abc")
     bench.leave("a")

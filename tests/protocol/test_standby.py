@@ -643,6 +643,18 @@ def test_a_master_that_is_gone_for_good_ends_the_membership() -> None:
     assert isinstance(peer.machine.error, MasterUnreachable)
 
 
+def test_who_returns_asks_a_master_that_refuses_it_once_more_and_then_another() -> None:
+    """B1: to a master that led its former run it is a member with another token; it was asked again without a pause."""
+    peer = peer_of_two().member()
+    peer.hear(Refused(Refusal.YIELDED, ""))
+    peer.hear(Welcome(b"another run 1234", 3))
+    refused = Refused(Refusal.UNKNOWN_SESSION, "")
+    assert [type(effect.message) for effect in peer.hear(refused)] == [Hello]
+    assert not any(isinstance(effect, Send) for effect in peer.hear(refused))
+    assert peer.tick() == [UseMaster(1)]
+    assert peer.machine.state is State.RETURNING
+
+
 def test_refusals_of_all_that_was_said_do_not_multiply() -> None:
     """Split, seed 264. A master of another run refuses the Hello, and then every message after it."""
     peer = peer_of_two().member()

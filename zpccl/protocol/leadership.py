@@ -89,6 +89,11 @@ def are_quorums(present: Container[bytes], accepted: MemberList) -> bool:
     return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)
 
 
+def is_sole(peer_id: bytes, accepted: MemberList) -> bool:
+    """True if a peer is the only member of a list and of its old members: no quorum can do without it."""
+    return accepted.members | accepted.old_members == {peer_id}
+
+
 def descend(lists: Iterable[MemberList]) -> MemberList:
     """Rule "descend": the list to continue with, of those that peers have accepted.
 

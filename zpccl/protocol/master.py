@@ -50,7 +50,7 @@ from zpccl.protocol.identity import is_peer_id_of
 from zpccl.protocol.kinds.collective import Collectives
 from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
-from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise
+from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, is_sole
 from zpccl.protocol.losses import Losses, Network
 from zpccl.protocol.master_list import CommonList
 from zpccl.protocol.membership import Outbox, Peer, Phase, Registry, Standing, names
@@ -917,8 +917,12 @@ class MasterMachine:
             self._kick(peer, Result.RANK_CONNECTION_LOST, "the former master had removed it", now_ns)
 
     def _refuse_report(self, connection: Hashable, report: RunReport) -> None:
-        """Refuses a member of another run. If nothing was decided there, it may register with this one."""
-        if report.hello.run_id != self.run_id and not has_decided(report):
+        """Refuses a member of another run. If nothing was decided there, it may register with this one.
+
+        With several masters, another one may lead that run, and decide without this member what it does not know of.
+        """
+        is_whole = not self._leader.needs_quorum or is_sole(report.hello.peer_id, MemberList.of(report))
+        if report.hello.run_id != self.run_id and is_whole and not has_decided(report):
             return self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
         return self._refuse_session(connection)
 

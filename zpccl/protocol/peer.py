@@ -6,7 +6,7 @@
     Refused: UNREGISTERED         Hello               Hello, links    Hello, links, calls   Hello, links
     Refused: REPORT               Hello               RunReport [2]   RunReport [2]         Hello
     Refused: YIELDED              Hello               Hello           RETURNING, Hello      Hello
-    Refused: UNKNOWN_SESSION      next master [3][4]  CONNECTING [3]  next master [3][7]    Hello, as a newcomer [3]
+    Refused: UNKNOWN_SESSION      next master [3][4]  CONNECTING [3]  next master [3][7]    Hello if led, else next [3]
     Refused: NO_RUN               next master         next master     next master           next master
     Refused: NO_QUORUM            next master [4]     next master     next master           next master
     Refused: FULL, OTHER_MASTERS  CLOSED              CLOSED          CLOSED                CLOSED
@@ -565,7 +565,7 @@ class PeerMachine:
         if message.refusal is Refusal.UNREGISTERED:
             if not self._masters.is_leaving:  # Else the Hello was refused too, and a switch is due.
                 self._send_everything()
-        elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and self._is_registered():
+        elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and self._may_start_over():
             self._start_over(now_ns)
         elif message.refusal is Refusal.REPORT:
             self._promise(message, now_ns)
@@ -607,6 +607,10 @@ class PeerMachine:
             self._log(Level.WARNING, "the run yields to an earlier run; waiting to be admitted there")
         self._acceptor.on_disconnected()
         self._send(self._hello())
+
+    def _may_start_over(self) -> bool:
+        """True if a refusal may only mean that the run has forgotten this peer. The second one in a row does not."""
+        return self.state is State.PENDING or (self.state is State.RETURNING and self._acceptor.is_led)
 
     def _start_over(self, now_ns: int) -> None:
         """The run that had registered this peer does not know it: it is a newcomer again, at this master first."""
