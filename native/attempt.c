@@ -16,6 +16,7 @@
 #include "buffers.h"
 #include "early.h"
 #include "engine.h"
+#include "message.h"
 #include "quantise.h"
 #include "reduce.h"
 #include "sock.h"
@@ -158,6 +159,7 @@ static void attempt_free(zp__attempt *attempt)
 	free(attempt->copies);
 	free(attempt->slots);
 	free(attempt->owners);
+	free(attempt->told);
 	free(attempt);
 }
 
@@ -204,6 +206,18 @@ static int owners_copy(zp__attempt *attempt)
 	return 0;
 }
 
+static int peers_copy(zp__attempt *attempt, const zp_reduce_plan *plan)
+{
+	if (!plan->digest_channel)
+		return 0;
+	size_t bytes = (size_t)plan->world_size * ZP_PEER_ID_BYTES;
+	attempt->told = malloc(bytes);
+	if (!attempt->told)
+		return -ENOMEM;
+	memcpy(attempt->told, plan->peers, bytes);
+	return 0;
+}
+
 static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attempt **result)
 {
 	int rc = plan_check(plan);
@@ -225,6 +239,8 @@ static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attemp
 	rc = layout_make(plan, &attempt->layout);
 	if (rc == 0)
 		rc = owners_copy(attempt);
+	if (rc == 0)
+		rc = peers_copy(attempt, plan);
 	if (rc == 0)
 		rc = attempt_allocate(attempt);
 	if (rc < 0)
@@ -325,7 +341,8 @@ static void report(zp__attempt *attempt, int status, const uint8_t *fault)
 			    .id = attempt->plan.attempt,
 			    .digest = attempt->digest,
 			    .tx_bytes = attempt->tx_bytes,
-			    .rx_bytes = attempt->rx_bytes};
+			    .rx_bytes = attempt->rx_bytes,
+			    .told = status == 0 && attempt->told};
 	if (fault)
 		memcpy(event->peer, fault, ZP_PEER_ID_BYTES);
 	zp__event_push(&attempt->engine->queue, &attempt->event);
@@ -351,12 +368,25 @@ static void flows_retract(zp__attempt *attempt)
 		zp__link_retract(&attempt->neighbours[i].flow);
 }
 
+/* Tells the digest to the other peers. No peer counts on this message, so without a link there is none. */
+static void digest_tell(const zp__attempt *attempt)
+{
+	const zp_reduce_plan *plan = &attempt->plan;
+	uint64_t body[] = {__builtin_bswap64(plan->attempt), __builtin_bswap64(plan->call),
+			   __builtin_bswap64(attempt->digest)};
+	for (uint32_t rank = 0; attempt->told && rank < plan->world_size; rank++)
+		if (rank != plan->rank)
+			zp__message_send(attempt->engine, attempt->told + (size_t)rank * ZP_PEER_ID_BYTES,
+					 plan->digest_channel, body, sizeof body);
+}
+
 /* Reports REDUCE_DONE once all frames are sent and received. */
 void zp__attempt_progress(zp__attempt *attempt)
 {
 	if (attempt->rx_remaining || attempt->tx_remaining || attempt->done || attempt->status < 0 || attempt->ending)
 		return;
 	attempt->done = true;
+	digest_tell(attempt);
 	report(attempt, 0, NULL);
 }
 
@@ -587,6 +617,19 @@ int zp_reduce_end(zp_engine *engine, uint64_t id, int commit)
 		zp__attempt_learn(engine, id);
 	pthread_mutex_unlock(&engine->mutex);
 	return rc;
+}
+
+int zp_reduce_withhold(zp_engine *engine, uint64_t id)
+{
+	pthread_mutex_lock(&engine->mutex);
+	zp__attempt *attempt = zp__attempt_find(engine, id);
+	int waits = attempt && attempt->event.event.told && !zp__list_empty(&attempt->event.node);
+	if (attempt) {
+		free(attempt->told);
+		attempt->told = NULL;
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	return waits;
 }
 
 void zp_stalls_hold(zp_engine *engine, int hold)

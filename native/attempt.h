@@ -68,6 +68,7 @@ struct zp__attempt {
 	zp__flow *flow;		   /* ring: to `next` */
 	zp__slot *slots;
 	uint32_t *owners;     /* used by the layout. All-reduce: NULL */
+	uint8_t *told;	      /* ids of all peers by rank, to tell them the digest; NULL: it is told to nobody */
 	zp__region workspace; /* in place with restore, and scatter of three or more peers: size of the tensor */
 	zp__slot *copies;  /* direct: one per slot of our own chunk and neighbour, for its share and its result. ring: NULL */
 	uint64_t window;   /* direct: slots of a chunk that are in flight at the same time */

@@ -334,6 +334,18 @@ static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t id, u
 	return -EAGAIN;
 }
 
+void zp__message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, size_t bytes)
+{
+	zp__link *link = zp__link_find(engine, peer);
+	bool has_room = link && link->message_bytes + bytes <= engine->config.messages_queued_bytes_max;
+	zp__message_out *message = has_room ? message_new(NULL, channel, bytes) : NULL;
+	if (!message)
+		return;
+	memcpy(message->body, body, bytes);
+	message->checksum = (uint32_t)zp__checksum_of(message->body, bytes);
+	message_offer(link, message);
+}
+
 int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *head, uint64_t head_bytes,
 		    const void *body, uint64_t body_bytes, uint64_t queue_bytes_max)
 {

@@ -52,6 +52,8 @@ void zp__message_landed(zp__connection *connection);
 void zp__message_sent(zp__link *link, zp__message_out *message);
 void zp__message_forget(zp_engine *engine, zp__message_in *message);
 void zp__message_flow_clear(zp__link *link);
+/* A short message, if there is a link to `peer`, memory, and room in the queue. */
+void zp__message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, size_t bytes);
 uint64_t zp__buffers_trim(zp_engine *engine, uint64_t now_ns); /* the next deadline, or UINT64_MAX */
 void zp__buffers_discard(zp_engine *engine);		       /* the threads have ended */
 

@@ -128,6 +128,9 @@ typedef struct {
 				     * longer; NULL is legal for a part without elements; all-to-all: count
 				     * elements, row i is from rank i */
 	int32_t restore;	    /* in place: save the old bytes, so that zp_reduce_end(commit=0) can restore them */
+	uint64_t digest_channel;    /* once the result is there, its digest is told to all other peers in a message on
+				     * this channel: attempt, `call`, digest, each 64 bits, big-endian. 0: to nobody */
+	uint64_t call;		    /* a number of the caller's */
 } zp_reduce_plan;
 
 typedef struct {
@@ -142,6 +145,7 @@ typedef struct {
 	uint64_t body_bytes;
 	uint32_t connection; /* of a lost connection: its index in the link */
 	uint32_t generation; /* of a lost connection */
+	int32_t told;	     /* of a reduce: its digest was told to the other peers */
 } zp_event;
 
 typedef struct {
@@ -227,6 +231,10 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
  * bytes of an in-place buffer. For an attempt that was never started the only effect is that the engine learns the id.
  * Does not wait for the network: a half-written frame is finished from a copy. */
 int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
+
+/* From now on the digest of the attempt is not told. Returns 1 if it has been and the REDUCE_DONE that says so is still to
+ * be polled, else 0. */
+int zp_reduce_withhold(zp_engine *engine, uint64_t attempt);
 
 /* hold=1: from now on no attempt stalls, for it may wait for a peer that cannot begin. hold=0: from now on they do, each
  * after a whole timeout. Links are watched all the same. */

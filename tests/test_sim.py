@@ -19,7 +19,7 @@ from zpccl import limits
 from zpccl.errors import PeerLost
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import events
-from zpccl.protocol.effects import Broadcast
+from zpccl.protocol.effects import Broadcast, StartReduce
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import (
     CollectiveSpec,
@@ -474,10 +474,11 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     buffers = [Buffer(1), Buffer(10), Buffer(100)]
     spec = make_spec(0, 8, CollectiveKind.ALL_REDUCE, is_root=False)
     plane = cluster.dataplane
+    start = StartReduce(999, ATTEMPT, order, 4096, Algorithm.RING)
     for node, buffer in zip(nodes[:2], buffers, strict=False):
-        plane.start_reduce(node, 999, ATTEMPT, order, spec, Algorithm.RING, 4096, buffer)
+        plane.start_reduce(node, start, spec, buffer)
     assert all(part.finish is None for part in plane.attempts[nodes[0].key(ATTEMPT)].parts.values())
-    plane.start_reduce(nodes[2], 999, ATTEMPT, order, spec, Algorithm.RING, 4096, buffers[2])
+    plane.start_reduce(nodes[2], start, spec, buffers[2])
     assert all(part.finish is not None for part in plane.attempts[nodes[0].key(ATTEMPT)].parts.values())
     plane.lose_peer(nodes[2])
     plane.end_reduce(nodes[0], ATTEMPT, False)
@@ -485,7 +486,7 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     with pytest.raises(Violation, match="S1"):
         plane.end_reduce(nodes[1], ATTEMPT, True)
     with pytest.raises(Violation, match="S4"):
-        plane.start_reduce(nodes[0], 999, ATTEMPT, order, spec, Algorithm.RING, 4096, buffers[0])
+        plane.start_reduce(nodes[0], start, spec, buffers[0])
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ CASES = (
         "    self.operations._withdraw(*next(iter(attempt.calls.items())))\n"
         "self.registry.remove(peer)",
         "joiners",
-        "S6",
+        "S1 S6",
         steps=3000,
     ),
     planted(

@@ -716,10 +716,18 @@ released-though-it-is-bound: protocol.peer:PeerMachine._release_due (unit tests)
   S1: a call fails here that succeeds for the others, while their master leads this peer
   - call.has_told and self._acceptor.is_led
   + call.has_told and not self._acceptor
-tells-its-digest-after-its-withdrawal: protocol.peer:PeerMachine._tell (unit tests)
+tells-its-digest-after-its-withdrawal: protocol.peer:PeerMachine._start (unit tests)
   S1: the master aborts what another peer has committed
-  - call.withdrawn is not None
-  + call.is_released
+  - is_told and call.withdrawn is None
+  + is_told
+bound-by-a-digest-that-was-not-told: protocol.peer:PeerMachine._on_reduce_done (unit tests)
+  L1: a call that was withdrawn before its result waits for a master that is away
+  - call.has_told = event.has_told
+  + call.has_told = True
+old-plan-ahead-started: protocol.peer:PeerMachine._start_ahead (unit tests)
+  L1: frames of an attempt are dropped as late by a peer that begins it later, and it stalls
+  - ahead.attempt_ids[0] + limits.PLAN_AHEAD_AGE_MAX <= self._attempt_max
+  + self._attempt_max < 0
 commit-not-remembered: protocol.peer:PeerMachine._commit (unit tests)
   S3: a run that has decided something yields to another one
   - self._memory.on_decision(decision, call, plan.order)

@@ -21,11 +21,15 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
 """Send high-water mark of a control connection."""
+MESSAGE_PARTS_MAX = 64
+"""Control messages that are sent together, as parts of one of ZeroMQ: waking its thread costs more than the rest."""
+SEND_HOLD_NS = 5 * MS
+"""For so long a message for which nobody waits is held back, to be sent with the next one."""
 CONTROL_BATCH_BYTES_MAX = 1 * MIB
 """Bytes of messages that a master receives before it handles them."""
 PEERS_MAX = 2048
@@ -163,8 +167,11 @@ MINORITY_WAIT_NS = 30 * SECOND
 connected. The other members may have removed these, and hold a later revision."""
 PLANS_AHEAD_MAX = 1024
 """Tags with plans ahead that a master has handed out, and that a peer keeps: the oldest are dropped."""
-PLANS_AHEAD_AT_TAG_MAX = 4
+PLANS_AHEAD_AT_TAG_MAX = 16
 """Plans ahead at one tag: so many calls the peers make while the master hears of the first."""
+PLAN_AHEAD_AGE_MAX = 32_768
+"""A plan ahead is dropped once a peer has started an attempt so far above it: of one 65,536 ids back a data plane takes
+frames that come before it is begun for late ones, and drops them."""
 PLAN_AHEAD_BYTES_MAX = 16 * MIB
 """Larger tensors are not planned ahead: for them the way to the master is short beside the transfer; and where another
 plan comes after all, an early peer has to put its input back."""

@@ -10,13 +10,17 @@ import threading
 from typing import Any
 
 import pytest
-from e2e.strangers import GREETING, READY, is_dropped, raw
+from e2e.strangers import GREETING, READY, dealer, is_dropped, raw
+from engine_mesh import until
 
 import zpccl
 from zpccl import limits
 from zpccl.control.master_loop import MasterLoop
+from zpccl.protocol.effects import Broadcast
+from zpccl.protocol.messages import Hello, Kick, Leave, Ready, encode
 
 WAIT_S = 30
+NOW_NS = 10**15
 
 
 def test_leave_counts_though_the_connection_closed_before_it_was_read(
@@ -55,6 +59,36 @@ def test_leave_counts_though_the_connection_closed_before_it_was_read(
     texts = [record.getMessage() for record in caplog.records]
     assert any(text.endswith(" left") for text in texts)
     assert not any("lost" in text for text in texts)
+
+
+def test_what_may_wait_is_sent_with_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each peer's by itself; all together when the time is up."""
+    sent: list[tuple[bytes, int]] = []
+    monkeypatch.setattr(MasterLoop, "_send", lambda loop, to, parts, now_ns: sent.append((to, len(parts))))
+    loop = MasterLoop("127.0.0.1:0")
+    lazy, urgent = Broadcast((b"a", b"b"), Kick(0, ""), may_wait=True), Broadcast((b"b", b"c"), Kick(0, ""))
+    loop._perform([lazy, lazy], NOW_NS)
+    loop._flush(NOW_NS + limits.SEND_HOLD_NS - 1)
+    assert sent == [] and loop._deadline_ns(None) == NOW_NS + limits.SEND_HOLD_NS
+    loop._perform([urgent], NOW_NS)
+    loop._flush(NOW_NS)
+    assert sent == [(b"b", 3), (b"c", 1)]
+    loop._flush(NOW_NS + limits.SEND_HOLD_NS)
+    assert sent[2:] == [(b"a", 2)] and loop._send_ns is None
+    loop._perform([lazy] * (limits.MESSAGE_PARTS_MAX + 1), NOW_NS)
+    loop._flush(NOW_NS)
+    assert sent[3:] == [(to, count) for to in (b"a", b"b") for count in (limits.MESSAGE_PARTS_MAX, 1)]
+    loop._close()
+
+
+def test_messages_that_come_together_are_all_heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "zpccl.master")
+    hello = Hello(b"p" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0) as master, dealer(master.address) as peer:
+        peer.send(encode(hello))
+        until(lambda: any("peter registered" in record.getMessage() for record in caplog.records))
+        peer.send_multipart([encode(Ready()), encode(Leave())])
+        until(lambda: any(record.getMessage().endswith(" left") for record in caplog.records))
 
 
 def test_a_connection_that_was_given_up_is_heard_no_more(

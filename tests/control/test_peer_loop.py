@@ -13,11 +13,11 @@ import zpccl
 from zpccl import arguments, limits
 from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.engine.engine import Engine
+from zpccl.engine.engine import Engine, EngineEvent, ReduceDone
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, UseMaster
-from zpccl.protocol.messages import Hello, Kick, Leave, decode_peer_message, encode
+from zpccl.protocol.messages import Hello, Kick, Leave, Withdraw, decode_peer_message, encode
 from zpccl.protocol.peer import State
 from zpccl.protocol.session import Phase
 from zpccl.types import ReduceOp
@@ -100,6 +100,49 @@ def test_every_connection_has_a_socket_of_its_own(loop: PeerLoop, router: zmq.So
     assert second != first and isinstance(hello, Hello)
 
 
+def test_what_may_wait_is_sent_with_the_next_message(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    run_until(loop, is_up(loop))
+    first_message(router)
+    loop._perform([Send(Withdraw(1), may_wait=True)], NOW_NS)
+    loop._flush(NOW_NS + limits.SEND_HOLD_NS - 1)
+    loop._perform([Send(Withdraw(2)), Send(Withdraw(3), may_wait=True)], NOW_NS)
+    loop._flush(NOW_NS)
+    _, *parts = router.recv_multipart()
+    assert [decode_peer_message(part) for part in parts] == [Withdraw(1), Withdraw(2), Withdraw(3)]
+
+
+def test_what_may_wait_does_not_wait_long(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    run_until(loop, is_up(loop))
+    first_message(router)
+    loop._perform([Send(Withdraw(1), may_wait=True)], NOW_NS)
+    loop._perform([Send(Withdraw(2), may_wait=True)], NOW_NS + 1)
+    assert loop._deadline_ns() == NOW_NS + limits.SEND_HOLD_NS
+    loop._run_once(set(), NOW_NS + limits.SEND_HOLD_NS)
+    assert len(router.recv_multipart()) == 3
+    assert loop._send_ns is None
+
+
+def test_what_waits_is_not_sent_on_another_connection(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    """There the peer says everything anew, Hello first."""
+    run_until(loop, is_up(loop))
+    first_message(router)
+    loop._perform([Send(Withdraw(1), may_wait=True)], NOW_NS)
+    loop._on_session(UseMaster(0), NOW_NS)
+    run_until(loop, is_up(loop))
+    assert isinstance(first_message(router)[1], Hello)
+
+
+def test_messages_that_wait_are_not_too_many_at_once(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    """B1: the master takes no more."""
+    run_until(loop, is_up(loop))
+    first_message(router)
+    count = limits.MESSAGE_PARTS_MAX
+    for number in range(count + 1):
+        loop._perform([Send(Withdraw(number), may_wait=True)], NOW_NS)
+    loop._flush(NOW_NS)
+    assert [len(router.recv_multipart()) for _ in range(2)] == [count + 1, 2]
+
+
 def test_an_address_that_libzmq_does_not_take(loop: PeerLoop) -> None:
     """It fails the try; that of the first master is refused by connect() itself."""
     loop._endpoints = (loop._endpoints[0], "tcp://no address")
@@ -113,6 +156,35 @@ def test_the_greeting_of_the_server_ends_the_asking(loop: PeerLoop, router: zmq.
     loop._on_session(events.HandshakeFailed(), NOW_NS)  # Not in truth.
     assert loop._session.phase is Phase.ASKING
     run_until(loop, lambda: loop._session.phase is Phase.PAUSED)
+
+
+class Told(Engine):
+    """Has told a digest of which the loop has not heard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = [ReduceDone(1, 0, 7, 0, 0, None, has_told=True)]
+
+    def withhold_digest(self, attempt_id: int) -> bool:
+        assert attempt_id == 1
+        return bool(self.waits)
+
+    def poll(self, events_max: int = 64, channel_id: int | None = None) -> list[EngineEvent]:
+        taken, self.waits = self.waits, []
+        return list(taken)
+
+
+def test_before_a_withdrawal_the_machine_hears_what_was_told(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1: else it takes back what others have committed."""
+    heard: list[events.PeerEvent] = []
+    monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
+    with Told() as engine:
+        loop.engine, was = engine, loop.engine
+        call = running(loop, 1)
+        loop.withdraw(call, timed_out=True)
+        loop._run_once({loop._wakeup}, NOW_NS)
+        loop.engine = was
+    assert heard == [events.ReduceDone(1, 7, has_told=True), events.CallWithdrawn(11, True)]
 
 
 class Restoring(Engine):

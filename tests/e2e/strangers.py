@@ -30,6 +30,14 @@ def receive(stranger: zmq.Socket[bytes]) -> messages.MasterMessage:
     return decode_master_message(stranger.recv())
 
 
+@contextlib.contextmanager
+def dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://{address}")
+        yield stranger
+
+
 def raw(address: str) -> socket.socket:
     return socket.create_connection(parse_address(address), harness.HANG_SECONDS)
 

@@ -23,6 +23,7 @@ from e2e.strangers import (
     MIB,
     READY,
     data_address,
+    dealer,
     is_dropped,
     raw,
     receive,
@@ -50,14 +51,6 @@ def busy(run: Cluster) -> Iterator[list[Child]]:
         yield members
 
 
-@contextlib.contextmanager
-def dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.setsockopt(zmq.LINGER, 0)
-        stranger.connect(f"tcp://{address}")
-        yield stranger
-
-
 # --- To the master ----------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +73,7 @@ MESSAGES = {
     "deep": [VERSION + b"\x91" * 20_000],
     "a huge array": [VERSION + b"\xdd\xff\xff\xff\xff"],
     "another version": [b"zp" + bytes([limits.PROTOCOL_VERSION + 1]) + b"\x90"],
-    "two frames": [encode(Leave())] * 2,
+    "too many at once": [encode(Leave())] * (limits.MESSAGE_PARTS_MAX + 1),
 }
 
 

@@ -11,7 +11,7 @@ from zpccl import limits
 from zpccl.errors import InvalidUsage, Kicked, OperationTimeout, Result
 from zpccl.protocol import events
 from zpccl.protocol.commit import Digests, Told, tells_digests
-from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, SendDigest, StartReduce
+from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.messages import (
     Decision,
     Neighbours,
@@ -36,6 +36,10 @@ AHEAD = (5, 6, 7, 8)
 class Bench(PeerBench):
     """The peer a of a group, with links to all others."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tells: dict[int, bool] = {}  # By attempt.
+
     @classmethod
     def of(cls, names: str = "abc") -> Bench:
         bench = cls()
@@ -51,8 +55,16 @@ class Bench(PeerBench):
         self.hear(plan_of(call_id, FIRST_ATTEMPT, names))
         return self
 
-    def done(self, attempt_id: int = FIRST_ATTEMPT, **facts: Any) -> list[Any]:
-        return self.handle(events.ReduceDone(attempt_id, 7, **facts))
+    def done(self, attempt_id: int = FIRST_ATTEMPT, error: str = "", **facts: Any) -> list[Any]:
+        """The data plane has told the digest of the result, unless the call was withdrawn or needs no digests."""
+        call = next((call for call in self.machine.calls.values() if call.attempt_id == attempt_id), None)
+        has_told = not error and self.tells[attempt_id] and call is not None and call.withdrawn is None
+        return self.handle(events.ReduceDone(attempt_id, 7, error, has_told=has_told, **facts))
+
+    def handle(self, event: Any) -> list[Any]:
+        effects = super().handle(event)
+        self.tells.update((e.attempt_id, e.tells_digest) for e in effects if isinstance(e, StartReduce))
+        return effects
 
     def told(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, digest: int = 7) -> list[Any]:
         """Another peer tells its digest."""
@@ -72,6 +84,10 @@ class Bench(PeerBench):
         return self.hear(Decision(call_id, 0, 3, attempt_id=attempt_id, **facts))
 
 
+def start(call_id: int, attempt_id: int, *, tells_digest: bool = True) -> StartReduce:
+    return StartReduce(call_id, attempt_id, pids("abc"), FRAME, tells_digest=tells_digest)
+
+
 def end(call_id: int = 10, attempt_id: int = FIRST_ATTEMPT, count: int = 3) -> list[Any]:
     return [EndReduce(attempt_id, True), Resolve(call_id, count)]
 
@@ -82,9 +98,9 @@ REPORT = Report(10, FIRST_ATTEMPT, True, digest=7, count=3)
 
 
 def test_who_has_the_digests_of_all_returns() -> None:
-    """S1: the others are told first; the report follows behind time."""
+    """S1: the others are told first, by the data plane; the report follows behind time."""
     bench = Bench.of().run()
-    assert bench.done() == [SendDigest(pids("bc"), FIRST_ATTEMPT, 10, 7), Send(REPORT)]
+    assert bench.done() == [Send(REPORT, may_wait=True)]
     assert bench.told("b", 20) == []
     assert bench.told("c", 30) == end()
     assert bench.decided() == [] and bench.machine.calls == {}
@@ -215,7 +231,7 @@ def test_a_plan_frees_who_has_told_the_digest_of_a_plan_ahead() -> None:
     bench.give_up(11)
     effects = bench.hear(plan_of(11, 99, "abc"))
     assert effects[:2] == [EndReduce(AHEAD[0], False), Send(Withdraw(11))]
-    assert effects[2] == StartReduce(11, 99, pids("abc"), FRAME)
+    assert effects[2] == start(11, 99, tells_digest=False), "it has withdrawn"
     assert bench.done(99) == [Send(Report(11, 99, True, digest=7, count=3))]
 
 
@@ -283,11 +299,11 @@ def test_calls_follow_each_other_without_the_master() -> None:
     """While its decisions are under way, and until the plans ahead are used up."""
     bench = committed_once()
     for call_id, attempt_id in enumerate(AHEAD, start=11):
-        assert bench.reduce(call_id)[0] == StartReduce(call_id, attempt_id, pids("abc"), FRAME)
+        assert bench.reduce(call_id)[0] == start(call_id, attempt_id)
         assert bench.commit(call_id, attempt_id)[-2:] == end(call_id, attempt_id)
     assert bench.reduce(15) == []  # Held: the decision on call 11 brings the next plan.
     effects = bench.decided(11, AHEAD[0], ahead=(9,))
-    assert effects == [StartReduce(15, 9, pids("abc"), FRAME), Send(Votes(12, (Vote(15, spec(), 9),)))]
+    assert effects == [start(15, 9), Send(Votes(12, (Vote(15, spec(), 9),)))]
 
 
 def planned_ahead() -> Bench:
@@ -301,7 +317,7 @@ def planned_ahead() -> Bench:
 def test_the_second_call_needs_no_decision_on_the_first() -> None:
     bench = planned_ahead()
     bench.commit()
-    assert bench.reduce(11)[0] == StartReduce(11, AHEAD[0], pids("abc"), FRAME)
+    assert bench.reduce(11)[0] == start(11, AHEAD[0])
 
 
 def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:

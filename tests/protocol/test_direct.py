@@ -252,7 +252,7 @@ def test_a_peer_does_what_the_plan_says_and_tells_another_master() -> None:
     peer = PeerBench().member("abc")
     peer.reduce(10)
     plan = Plan(FIRST_ATTEMPT, (10, 10, 10), reducing("abc", Algorithm.DIRECT, 65536))
-    assert peer.hear(plan) == [StartReduce(10, FIRST_ATTEMPT, pids("abc"), 65536, Algorithm.DIRECT)]
+    assert peer.hear(plan) == [StartReduce(10, FIRST_ATTEMPT, pids("abc"), 65536, Algorithm.DIRECT, tells_digest=True)]
     running = running_attempt(FIRST_ATTEMPT, "abc", (10, 10, 10), spec(), Algorithm.DIRECT, 65536)
     (report,) = [effect.message for effect in peer.hear(Refused(Refusal.REPORT, "", term=77))]
     assert report.running == (running,)

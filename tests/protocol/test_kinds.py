@@ -293,7 +293,7 @@ def test_a_barrier_does_not_make_plans_late() -> None:
     peer = PeerBench().member()
     peer.reduce(2, BARRIER, spec(1))
     peer.hear(passed(2, 2, FIRST_ATTEMPT + 1))
-    assert peer.plan(3) == [StartReduce(3, FIRST_ATTEMPT, pids("ab"), FRAME)]
+    assert peer.plan(3) == [StartReduce(3, FIRST_ATTEMPT, pids("ab"), FRAME, tells_digest=True)]
 
 
 def test_a_peer_is_told_that_a_barrier_failed() -> None:

@@ -38,7 +38,6 @@ from zpccl.protocol.effects import (
     Reject,
     Resolve,
     Send,
-    SendDigest,
     StartReduce,
     StartSync,
     UseMaster,
@@ -96,7 +95,7 @@ def begin(call_id: int, *specs: Any, oldest: int | None = None) -> Send:
 
 
 def start(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> StartReduce:
-    return StartReduce(call_id, attempt_id, pids(names), FRAME)
+    return StartReduce(call_id, attempt_id, pids(names), FRAME, tells_digest=True)
 
 
 def done(attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> events.ReduceDone:
@@ -350,7 +349,6 @@ def test_a_collective() -> None:
     assert peer.reduce(10) == [begin(10)]
     assert peer.plan(10) == [start(10)]
     assert peer.handle(done()) == [
-        SendDigest(pids("b"), FIRST_ATTEMPT, 10, 7),
         Send(Report(10, FIRST_ATTEMPT, True, digest=7, count=2)),
     ]
     assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
@@ -363,7 +361,7 @@ def test_a_batch() -> None:
     assert peer.reduce(12, spec(3)) == [begin(12, spec(3), oldest=10)]
     peer.plan(11)
     peer.plan(10, FIRST_ATTEMPT + 1)
-    assert peer.handle(done(FIRST_ATTEMPT + 1))[1:] == [Send(Report(10, FIRST_ATTEMPT + 1, True, digest=7, count=2))]
+    assert peer.handle(done(FIRST_ATTEMPT + 1)) == [Send(Report(10, FIRST_ATTEMPT + 1, True, digest=7, count=2))]
     peer.hear(committed(10, FIRST_ATTEMPT + 1))
     assert peer.reduce(13, spec(1)) == [begin(13, spec(1), oldest=11)]
 
@@ -1047,7 +1045,7 @@ def test_a_plan_for_a_call_that_was_given_up_still_counts() -> None:
     peer = PeerBench().member()
     peer.reduce(10)
     peer.handle(events.CallWithdrawn(10, timed_out=True))
-    assert peer.plan(10) == [start(10)]
+    assert peer.plan(10) == [StartReduce(10, FIRST_ATTEMPT, pids("ab"), FRAME)], "without its digest"
     assert peer.hear(aborted(10))[0] == EndReduce(FIRST_ATTEMPT, False)
 
 
@@ -1145,7 +1143,7 @@ def test_what_has_been_reported_is_not_taken_back() -> None:
     peer = PeerBench().member("ab")
     peer.reduce(10)
     peer.plan(10)
-    peer.handle(done())
+    peer.handle(done(has_told=True))
     peer.down()
     assert give_up(peer) == []
     report = Send(Report(10, FIRST_ATTEMPT, True, digest=7, count=2))
@@ -1159,7 +1157,7 @@ def reported_and_released() -> PeerBench:
     peer = PeerBench().member("ab")
     peer.reduce(10)
     peer.plan(10)
-    peer.handle(done())
+    peer.handle(done(has_told=True))
     give_up(peer)
     assert peer.tick(limits.WITHDRAW_TIMEOUT_NS) == []  # Led, it is bound to the master's word.
     peer.down()

@@ -132,7 +132,7 @@ class Watch:
             self.do(events.ConnectionDown())
             self.peer.now_ns += 10**15
         made: dict[str, events.PeerEvent] = {
-            "done": events.ReduceDone(attempt, 7),
+            "done": events.ReduceDone(attempt, 7, has_told=number > 1),
             "failed": events.ReduceDone(attempt, 0, "reset", pid("b")),
             "fetched": events.FetchDone(attempt, "" if number else "stalled"),
             "withdraw": events.CallWithdrawn(call_id, number > 1),

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from zpccl.engine.engine import ReducePlan
+from zpccl.engine.engine import DIGEST_CHANNEL, ReducePlan
 from zpccl.engine.tensors import NO_MEMORY, TensorView
 from zpccl.errors import PCCLError
 from zpccl.protocol.effects import StartReduce
@@ -99,4 +99,6 @@ class PendingCall:
             kind=kind,
             owners=owners,
             algorithm=self.algorithm,
+            digest_channel=DIGEST_CHANNEL if start.tells_digest else 0,
+            call=start.call_id,
         )

@@ -25,7 +25,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import zmq
@@ -112,6 +112,9 @@ class MasterLoop:
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
+        self._unsent: dict[bytes, list[bytes | zmq.Frame]] = {}  # By connection.
+        self._urgent: dict[bytes, None] = {}  # Connections for which that cannot wait.
+        self._send_ns: int | None = None  # When all is to be sent; None: nothing waits.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
         self._nameless_count = 0
         self._traffic = Traffic()
@@ -174,7 +177,7 @@ class MasterLoop:
 
     def _deadline_ns(self, tick_ns: int | None) -> int | None:
         """Time of the next timer, without any input; None: there is none. `tick_ns`: when the machine wants a Tick."""
-        deadlines = [tick_ns, self.inflow.deadline_ns()]
+        deadlines = [tick_ns, self._send_ns, self.inflow.deadline_ns()]
         if self._publish is not None and not self._is_published and self._published_ns is not None:
             deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -228,11 +231,15 @@ class MasterLoop:
         batch += map(ConnectionClosed, closed)
         if tick_ns is not None and now_ns >= tick_ns:
             batch.append(Tick())
+        for routing_id in closed:
+            self._unsent.pop(routing_id, None)
         if batch:
             self._handle(batch, now_ns)
+        self._flush(now_ns)
         while self._unreachable:
             routing_id = next(iter(self._unreachable))
             self._handle((ConnectionClosed(routing_id),), now_ns)
+            self._flush(now_ns)
             del self._unreachable[routing_id]
 
     def _reload(self, now_ns: int) -> None:
@@ -258,17 +265,17 @@ class MasterLoop:
         for _ in range(limits.POLL_EVENTS_MAX):
             if size >= limits.CONTROL_BATCH_BYTES_MAX:
                 break
-            try:
-                routing_id = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if not is_readable(self._socket):
                 self._is_drained = True
                 break
+            routing_id = self._socket.recv(zmq.NOBLOCK)
             frame = self._socket.recv(copy=False)
-            count, wire_bytes = 1, self.inflow.wire_bytes(len(frame.buffer))
-            while frame.more:  # Dropped: messages of the protocol have one part.
+            parts, wire_bytes = [frame.bytes], self.inflow.wire_bytes(len(frame.buffer))
+            while frame.more:
                 frame = self._socket.recv(copy=False)
-                count += 1
                 wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
+                if len(parts) <= limits.MESSAGE_PARTS_MAX:  # All others are dropped.
+                    parts.append(frame.bytes)
             size += wire_bytes
             if self.inflow.is_cut(routing_id):
                 continue
@@ -278,26 +285,32 @@ class MasterLoop:
                 if self._nameless_count == 1:  # Logged once, because there may be many.
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
-            self._traffic.messages_received += 1
+            self._traffic.messages_received += len(parts)
             self._traffic.received_bytes += wire_bytes
             self._new_senders.append((routing_id, descriptor, wire_bytes))
             identity = ""
             if self._zap is not None:
                 identity = identity_of(frame)
-            event = self._event_of(routing_id, frame, count, identity)
-            if self._zap is None or identity in self._zap.allowed or _is_farewell(event):
-                batch.append(event)
+            for event in self._events_of(routing_id, frame, parts, identity):
+                if self._zap is None or identity in self._zap.allowed or _is_farewell(event):
+                    batch.append(event)
         return batch
 
-    def _event_of(self, routing_id: bytes, frame: zmq.Frame, count: int, identity: str) -> MasterEvent:
-        if count != 1:
-            return MalformedReceived(routing_id, f"{count} frames where one is expected")
-        try:
-            message = decode_peer_message(frame.bytes)
-        except (Malformed, OtherVersion) as error:
-            return MalformedReceived(routing_id, error.message)
-        host = _host_of(frame) if isinstance(message, Hello) else ""
-        return PeerMessageReceived(routing_id, message, host, identity)
+    def _events_of(
+        self, routing_id: bytes, frame: zmq.Frame, parts: Sequence[bytes], identity: str
+    ) -> Iterator[MasterEvent]:
+        """The messages of a peer that came together. `frame`: one of the parts; it knows the connection."""
+        if len(parts) > limits.MESSAGE_PARTS_MAX:
+            yield MalformedReceived(routing_id, f"more than {limits.MESSAGE_PARTS_MAX} messages at once")
+            return
+        for part in parts:
+            try:
+                message = decode_peer_message(part)
+            except (Malformed, OtherVersion) as error:
+                yield MalformedReceived(routing_id, error.message)
+            else:
+                host = _host_of(frame) if isinstance(message, Hello) else ""
+                yield PeerMessageReceived(routing_id, message, host, identity)
 
     def _drain_monitor(self, now_ns: int) -> list[bytes]:
         """Handles the monitor's events; returns the routing ids of closed connections that had sent something."""
@@ -341,18 +354,38 @@ class MasterLoop:
                 if len(effect.connections) > 1:
                     data = zmq.Frame(data, copy=True)  # All send queues then share one copy.
                 for connection in effect.connections:
-                    self._send(connection, data, now_ns)  # type: ignore[arg-type]  # They are routing ids here.
+                    self._queue(connection, data, now_ns, may_wait=effect.may_wait)  # type: ignore[arg-type]
             else:
                 lines = self._refusals if effect.of_stranger else self._lines
                 lines.write(effect.level, effect.text, now_ns)
 
-    def _send(self, routing_id: bytes, data: bytes | zmq.Frame, now_ns: int) -> None:
+    def _queue(self, routing_id: bytes, data: bytes | zmq.Frame, now_ns: int, *, may_wait: bool) -> None:
+        """What goes to the same peer is sent together, with what was held back."""
+        unsent = self._unsent.setdefault(routing_id, [])
+        unsent.append(data)
+        if not may_wait or len(unsent) >= limits.MESSAGE_PARTS_MAX:
+            self._urgent[routing_id] = None
+        elif self._send_ns is None:
+            self._send_ns = now_ns + limits.SEND_HOLD_NS
+
+    def _flush(self, now_ns: int) -> None:
+        due = self._urgent
+        if self._send_ns is not None and now_ns >= self._send_ns:
+            due, self._send_ns = dict.fromkeys(self._unsent), None
+        for routing_id in due:
+            parts = self._unsent.pop(routing_id, [])
+            for first in range(0, len(parts), limits.MESSAGE_PARTS_MAX):
+                self._send(routing_id, parts[first : first + limits.MESSAGE_PARTS_MAX], now_ns)
+        self._urgent = {}
+
+    def _send(self, routing_id: bytes, parts: Sequence[bytes | zmq.Frame], now_ns: int) -> None:
         if routing_id in self._unreachable:
             return
-        if not self.inflow.may_send(routing_id, len(data)):
+        size = sum(map(len, parts))
+        if not self.inflow.may_send(routing_id, size):
             return self._give_up(routing_id, now_ns)
         try:
-            self._socket.send_multipart((routing_id, data), zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart((routing_id, *parts), zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -360,8 +393,8 @@ class MasterLoop:
                 return self._give_up(routing_id, now_ns)
             self._unreachable[routing_id] = None
         else:
-            self._traffic.messages_sent += 1
-            self._traffic.sent_bytes += len(data)
+            self._traffic.messages_sent += len(parts)
+            self._traffic.sent_bytes += size
 
     def _give_up(self, routing_id: bytes, now_ns: int) -> None:
         """Treats a connection as closed whose send queue is full; its queue is dropped with it."""

@@ -55,7 +55,7 @@ from zpccl.engine.engine import (
 )
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import Member, PeerMessage, Vote, encode
+from zpccl.protocol.messages import Member, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Phase, Session, SessionEvent
 from zpccl.state.offers import Offers
@@ -132,6 +132,8 @@ class PeerLoop:
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
         self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces that run.
+        self._unsent: list[bytes] = []  # Messages to the master.
+        self._send_ns: int | None = None  # When they are to be sent; None: there are none.
         self._restoring: list[PendingCall] = []  # Whose memory is not the user's yet.
         self._restorer = Workers(1)
         self._link_ids: dict[bytes, int] = {}
@@ -189,6 +191,7 @@ class PeerLoop:
 
     def _close_socket(self) -> None:
         self._connection = None
+        self._unsent, self._send_ns = [], None  # All is said on the next connection.
         for source in (self._socket, self._monitor):
             self._waiter.unregister(source)
         self._socket.disable_monitor()
@@ -286,17 +289,14 @@ class PeerLoop:
                 deadline_ns = self._deadline_ns()
                 ready = self._waiter.wait(poll_timeout_ms(deadline_ns, time.monotonic_ns()))
                 now_ns = time.monotonic_ns()
-                self._run_once(ready, now_ns)
-                if deadline_ns is not None and now_ns >= deadline_ns:
-                    self._on_session(events.Tick(), now_ns)
-                    self._handle(events.Tick(), now_ns)
+                self._run_once(ready, now_ns, is_due=deadline_ns is not None and now_ns >= deadline_ns)
         except BaseException as error:
             logger.critical("the peer's loop failed; this is a bug in zpccl", exc_info=True)
             self._machine.error = self._machine.error or InternalError(f"the peer's loop failed: {error!r}")
         finally:
             self._shut_down()
 
-    def _run_once(self, ready: set[Any], now_ns: int) -> None:
+    def _run_once(self, ready: set[Any], now_ns: int, *, is_due: bool = False) -> None:
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
             for _ in range(len(self._inbox)):  # Without the lock, which who has just woken this thread still holds.
@@ -306,16 +306,17 @@ class PeerLoop:
         if self._socket in ready:
             self._take_messages(now_ns, limits.POLL_EVENTS_MAX)
         if self.engine.fileno() in ready:
-            for engine_event in self.engine.poll():
-                self._on_engine_event(engine_event, now_ns)
+            self._take_engine_events(now_ns)
+        if is_due:
+            self._on_session(events.Tick(), now_ns)
+            self._handle(events.Tick(), now_ns)
+        self._flush(now_ns)
 
     def _take_messages(self, now_ns: int, count_max: int = limits.CONTROL_QUEUE_MESSAGES_MAX) -> None:
         for _ in range(count_max):
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if not is_readable(self._socket):
                 return
-            self._on_session(events.DataReceived(data), now_ns)
+            self._on_session(events.DataReceived(self._socket.recv(zmq.NOBLOCK)), now_ns)
 
     def _take(self, item: _InboxItem, now_ns: int) -> None:
         if isinstance(item, _NewCalls):
@@ -324,6 +325,7 @@ class PeerLoop:
         elif isinstance(item, _GivenUp):
             call = item.call
             if call.call_id in self._calls:
+                self._withhold_digest(call, now_ns)
                 self._handle(events.CallWithdrawn(call.call_id, item.timed_out), now_ns)
             elif call.call_id is None:  # Interrupted before it was made.
                 self._refuse([call], InvalidUsage("the call was interrupted"))
@@ -379,7 +381,7 @@ class PeerLoop:
         self._broker.ask_mechanism(self._endpoints[index].removeprefix("tcp://"), on_answer)
 
     def _deadline_ns(self) -> int | None:
-        deadlines = (self._machine.deadline_ns(), self._session.deadline_ns())
+        deadlines = (self._machine.deadline_ns(), self._session.deadline_ns(), self._send_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
@@ -388,7 +390,8 @@ class PeerLoop:
             if call is not None:
                 call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
             error = os.strerror(-event.status) if event.status < 0 else ""
-            self._handle(events.ReduceDone(event.attempt_id, event.digest, error, event.fault), now_ns)
+            done = events.ReduceDone(event.attempt_id, event.digest, error, event.fault, event.has_told)
+            self._handle(done, now_ns)
         elif isinstance(event, MessageReceived):  # All others go to the transfers themselves.
             if event.channel_id == DIGEST_CHANNEL:
                 self._on_digest(event, now_ns)
@@ -423,15 +426,13 @@ class PeerLoop:
     def _perform(self, todo: list[effects.PeerEffect], now_ns: int) -> None:
         for effect in todo:
             if isinstance(effect, effects.Send):
-                self._send(effect.message)
+                self._send(effect, now_ns)
             elif isinstance(effect, effects.UseMaster):
                 self._on_session(effect, now_ns)
             elif isinstance(effect, effects.StartReduce):
                 self._start_reduce(effect)
             elif isinstance(effect, effects.EndReduce):
                 self._end_reduce(effect)
-            elif isinstance(effect, effects.SendDigest):
-                self._send_digest(effect)
             elif isinstance(effect, effects.StartSync):
                 self._start_sync(effect)
             elif isinstance(effect, effects.EndSync):
@@ -449,11 +450,24 @@ class PeerLoop:
             else:
                 self._answer(effect)
 
-    def _send(self, message: PeerMessage) -> None:
+    def _send(self, effect: effects.Send, now_ns: int) -> None:
         if self._session.phase is not Phase.UP:
             return  # All is said on the next connection.
+        self._unsent.append(encode(effect.message))
+        if not effect.may_wait:
+            self._send_ns = now_ns
+        elif self._send_ns is None:
+            self._send_ns = now_ns + limits.SEND_HOLD_NS
+
+    def _flush(self, now_ns: int) -> None:
+        """Sends the messages of this turn, and those that were held back, together."""
+        is_due = self._send_ns is not None and now_ns >= self._send_ns
+        if not is_due and len(self._unsent) < limits.MESSAGE_PARTS_MAX:
+            return
+        unsent, self._unsent, self._send_ns = self._unsent, [], None
         try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
+            for first in range(0, len(unsent), limits.MESSAGE_PARTS_MAX):
+                self._socket.send_multipart(unsent[first : first + limits.MESSAGE_PARTS_MAX], zmq.NOBLOCK)
         except zmq.Again:
             logger.debug("the master has hung: its queue is full, and libzmq is about to find out")
 
@@ -504,11 +518,15 @@ class PeerLoop:
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
             self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
 
-    def _send_digest(self, effect: effects.SendDigest) -> None:
-        told = _DIGEST.pack(effect.attempt_id, effect.call_id, effect.digest)
-        for peer_id in effect.peers:
-            with contextlib.suppress(OSError):  # No link: who misses it waits for the master.
-                self.engine.post_message(peer_id, DIGEST_CHANNEL, told, b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
+    def _withhold_digest(self, call: PendingCall, now_ns: int) -> None:
+        """From now on the digest of a call's result is not told. The machine learns if it has been."""
+        for attempt_id in [attempt_id for attempt_id, call_id in self._attempts.items() if call_id == call.call_id]:
+            while self.engine.withhold_digest(attempt_id):
+                self._take_engine_events(now_ns)
+
+    def _take_engine_events(self, now_ns: int) -> None:
+        for event in self.engine.poll():
+            self._on_engine_event(event, now_ns)
 
     def _on_digest(self, message: MessageReceived, now_ns: int) -> None:
         try:

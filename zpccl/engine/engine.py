@@ -74,6 +74,9 @@ class ReducePlan:
         kind: what is done; BARRIER is nothing for an engine.
         owners: the rank that owns each row (all-gather) or part (reduce-scatter), or that of the root (broadcast).
             Empty for an all-reduce and an all-to-all, whose row j goes to rank j.
+        digest_channel: where the digest of the result is told to all other peers once it is there: attempt, `call`,
+            digest, 64 bits each, big-endian. 0: to nobody.
+        call: a number to tell with the digest.
     """
 
     attempt_id: int
@@ -92,6 +95,8 @@ class ReducePlan:
     quantized_datatype: QuantizedDataType = QuantizedDataType.UINT8
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
     owners: tuple[int, ...] = ()
+    digest_channel: int = 0
+    call: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class ReduceDone:
         tx_bytes: sent, headers included.
         rx_bytes: received, headers included.
         fault: id of the peer that it failed by, or None where none is known.
+        has_told: the digest was told to the other peers.
     """
 
     attempt_id: int
@@ -114,6 +120,7 @@ class ReduceDone:
     tx_bytes: int
     rx_bytes: int
     fault: bytes | None
+    has_told: bool = False
 
 
 @dataclass(frozen=True)
@@ -369,7 +376,8 @@ class Engine:
         peer = bytes(ffi.buffer(event.peer))
         if event.kind == lib.ZP_EVENT_REDUCE_DONE:
             fault = None if peer == _NOBODY else peer
-            return ReduceDone(event.id, event.status, event.digest, event.tx_bytes, event.rx_bytes, fault)
+            facts = event.id, event.status, event.digest, event.tx_bytes, event.rx_bytes
+            return ReduceDone(*facts, fault, bool(event.told))
         if event.kind == lib.ZP_EVENT_LINK_LOST:
             return LinkLost(peer, event.id, event.status)
         if event.kind == lib.ZP_EVENT_CONNECTION_LOST:
@@ -510,10 +518,17 @@ class Engine:
                 "input": ffi.cast("void *", plan.input_address),
                 "output": ffi.cast("void *", plan.output_address),
                 "restore": plan.restore,
+                "digest_channel": plan.digest_channel,
+                "call": plan.call,
             },
         )
         with self._handle as engine:
             check_rc(lib.zp_reduce_start(engine, native), "zp_reduce_start")
+
+    def withhold_digest(self, attempt_id: int) -> bool:
+        """From now on the digest of an attempt is not told. True if it has been, and its `ReduceDone` waits."""
+        with self._handle as engine:
+            return bool(lib.zp_reduce_withhold(engine, attempt_id))
 
     def end_reduce(self, attempt_id: int, *, commit: bool) -> None:
         """Ends an attempt, running, done or never started; then its memory is the caller's again.

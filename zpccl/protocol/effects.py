@@ -35,10 +35,11 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Send one message on each of several connections."""
+    """Send one message on each of several connections. `may_wait`: as of Send."""
 
     connections: tuple[Hashable, ...]
     message: MasterMessage
+    may_wait: bool = False
 
 
 MasterEffect: TypeAlias = Broadcast | Log
@@ -65,9 +66,10 @@ class AskMechanism:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to the master."""
+    """Send a message to the master. One that `may_wait` may be held back for SEND_HOLD_NS, until the next one."""
 
     message: PeerMessage
+    may_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,20 @@ class UseMaster:
 
 @dataclass(frozen=True, slots=True)
 class StartReduce:
-    """Start the data plane on the buffers of a call. `order` is the order of the ring, or of the ranks."""
+    """Start the data plane on the buffers of a call.
+
+    Attributes:
+        order: that of the ring, or of the ranks.
+        tells_digest: the data plane tells all others the digest of the result as soon as it is there, unless the call
+            is withdrawn before. A broken link may lose it.
+    """
 
     call_id: int
     attempt_id: int
     order: tuple[bytes, ...]
     frame_bytes: int
     algorithm: int = Algorithm.RING
+    tells_digest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +106,6 @@ class EndReduce:
 
     attempt_id: int
     commit: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SendDigest:
-    """Tell other participants of an attempt the digest of its result, over the links. A broken link may lose it."""
-
-    peers: tuple[bytes, ...]
-    attempt_id: int
-    call_id: int
-    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,6 @@ PeerEffect: TypeAlias = (
     | UseMaster
     | StartReduce
     | EndReduce
-    | SendDigest
     | StartSync
     | EndSync
     | OpenLink

@@ -172,12 +172,19 @@ class LinkFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReduceDone:
-    """The data plane has finished an attempt. `error` is "" or the failure, `fault` the neighbour whose link failed."""
+    """The data plane has finished an attempt.
+
+    Attributes:
+        error: "" or the failure.
+        fault: the neighbour whose link failed.
+        has_told: the other participants were told the digest.
+    """
 
     attempt_id: int
     digest: int = 0
     error: str = ""
     fault: bytes | None = None
+    has_told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +240,10 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class CallWithdrawn:
-    """The user gives a call up: its timeout has expired (`timed_out`) or it was interrupted."""
+    """The user gives a call up: its timeout has expired (`timed_out`) or it was interrupted.
+
+    Its digest is not told from now on; if it has been, the ReduceDone that says so has come before.
+    """
 
     call_id: int
     timed_out: bool

@@ -291,10 +291,10 @@ class Outbox:
         self.answered_ns = -1
         """When the last answer to a call was sent."""
 
-    def send(self, peer: Peer, message: MasterMessage) -> None:
+    def send(self, peer: Peer, message: MasterMessage, *, may_wait: bool = False) -> None:
         """Sends to one peer, if it is connected."""
         if peer.connection is not None:
-            self._effects.append(Broadcast((peer.connection,), message))
+            self._effects.append(Broadcast((peer.connection,), message, may_wait))
 
     def reply(self, connection: Hashable, message: MasterMessage) -> None:
         """Sends on a connection, even if no peer is registered on it."""
@@ -306,7 +306,7 @@ class Outbox:
         if connections:
             self._effects.append(Broadcast(connections, message))
 
-    def answer(self, peer: Peer, message: Decision, kept: Decision | None = None) -> None:
+    def answer(self, peer: Peer, message: Decision, kept: Decision | None = None, *, may_wait: bool = False) -> None:
         """Sends the answer to a call and keeps it, or `kept`, to send it again if it gets lost."""
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
@@ -314,7 +314,7 @@ class Outbox:
         peer.answers[message.call_id] = kept or message
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]
-        self.send(peer, message)
+        self.send(peer, message, may_wait=may_wait)
 
     def log(self, level: Level, text: str, *, of_stranger: bool = False) -> None:
         """Writes a line to the log."""

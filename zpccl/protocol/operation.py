@@ -81,11 +81,17 @@ def key_of(peer: Peer, spec: Spec) -> Key:
 
 
 class Verdict(NamedTuple):
-    """The result of an attempt: SUCCESS commits it, anything else aborts it."""
+    """The result of an attempt: SUCCESS commits it, anything else aborts it.
+
+    Attributes:
+        blamed: to whom a failure is attributed.
+        is_known: the participants have told each other their results, so nobody waits for the master's word.
+    """
 
     result: Result = Result.SUCCESS
     reason: str = ""
     blamed: tuple[Peer, ...] = ()
+    is_known: bool = False
 
     @property
     def is_commit(self) -> bool:
@@ -619,7 +625,8 @@ class Operations:
         whole = replace(brief, order=order, calls=calls)
         for peer, call_id in zip(survivors, calls, strict=True):
             sent = brief if attempt.has_plan_everywhere else whole
-            self._outbox.answer(peer, replace(sent, call_id=call_id), replace(whole, call_id=call_id))
+            kept = replace(whole, call_id=call_id)
+            self._outbox.answer(peer, replace(sent, call_id=call_id), kept, may_wait=verdict.is_known)
 
     def _forget_attempt(self, attempt: Attempt) -> None:
         del self.running[attempt.attempt_id]

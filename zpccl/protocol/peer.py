@@ -95,7 +95,6 @@ from zpccl.protocol.effects import (
     Reject,
     Resolve,
     Send,
-    SendDigest,
     StartReduce,
     StartSync,
     UseMaster,
@@ -227,6 +226,7 @@ class PeerMachine:
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._memory = Memory()
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
+        self._attempt_max = 0  # The greatest that it has started.
         self._digests = Digests()
         self._now_ns = 0  # When the event came that is handled.
         self._effects: list[PeerEffect] = []
@@ -909,11 +909,13 @@ class PeerMachine:
 
     def _start(self, call: Call, plan: Plan) -> None:
         call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, self._now_ns
+        self._attempt_max = max(self._attempt_max, plan.attempt_id)
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
         lane = plan.how.lanes[0]
-        start = StartReduce(call.call_id, plan.attempt_id, lane.order, plan.how.frame_bytes, lane.algorithm)
-        return self._effects.append(start)
+        is_told = isinstance(call.spec, CollectiveSpec) and tells_digests(call.spec, len(lane.order))
+        how = lane.order, plan.how.frame_bytes, lane.algorithm, is_told and call.withdrawn is None
+        return self._effects.append(StartReduce(call.call_id, plan.attempt_id, *how))
 
     def _keep_ahead(self, spec: CollectiveSpec, how: Reducing | Fetching, attempt_ids: tuple[int, ...]) -> None:
         """The next calls at this tag may start at once, if they are the same."""
@@ -930,6 +932,8 @@ class PeerMachine:
         """Starts a call by a plan ahead, if there is one for it, and all links that it needs are up."""
         ahead = self._ahead.pop(tag_of(call), None) if is_collective(call) else None
         if ahead is None or ahead.spec != call.spec or self.state is not State.MEMBER:
+            return
+        if ahead.attempt_ids[0] + limits.PLAN_AHEAD_AGE_MAX <= self._attempt_max:
             return
         is_direct = ahead.how.lanes[0].algorithm == Algorithm.DIRECT
         beside = neighbours_of(ahead.how.order, self.options.peer_id, is_direct=is_direct)
@@ -951,16 +955,6 @@ class PeerMachine:
         call.has_told = False
 
     # --- The commit between peers -----------------------------------------------------------------------------------
-
-    def _tell(self, call: Call, report: Report) -> None:
-        """Tells the other participants that this one has its result, and is bound to it from now on."""
-        plan = call.plan
-        if plan is None or not isinstance(call.spec, CollectiveSpec) or call.withdrawn is not None:
-            return
-        if tells_digests(call.spec, len(plan.order)):
-            call.has_told = True
-            others = tuple(peer_id for peer_id in plan.order if peer_id != self.options.peer_id)
-            self._effects.append(SendDigest(others, plan.attempt_id, call.call_id, report.digest))
 
     def _on_digest(self, event: events.DigestReceived) -> None:
         if event.peer_id in self._links:
@@ -997,6 +991,7 @@ class PeerMachine:
         call = self._call_of_attempt(event.attempt_id)
         if call is None or not is_collective(call) or call.phase is not Phase.RUNNING:
             return
+        call.has_told = event.has_told  # From now on this peer is bound to its result.
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
         self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us)
         self._commit(call)
@@ -1026,9 +1021,7 @@ class PeerMachine:
         facts = (digest, duration_us) if ok else (0, 0)
         count = len(call.plan.order) if ok and call.plan is not None and is_collective(call) else 0
         call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named, count)
-        if ok:
-            self._tell(call, call.report)
-        self._send(call.report)
+        self._effects.append(Send(call.report, may_wait=call.has_told))
 
     def _call_of_attempt(self, attempt_id: int) -> Call | None:
         return next((call for call in self.calls.values() if call.attempt_id == attempt_id), None)

@@ -76,8 +76,12 @@ class Part:
     call_id: int
     buffer: Buffer
     saved: int
+    tells_digest: bool = False
+    has_failed: bool = False
     is_finished: bool = False
     finish: Timer | None = None
+    """Until its result is there, and then until the machine hears of it."""
+    done: events.ReduceDone | None = None
     timers: list[Timer] = field(default_factory=list)
 
     def stop(self) -> None:
@@ -153,17 +157,11 @@ class DataPlane:
     # --- Collectives ------------------------------------------------------------------------------------------------
 
     def start_reduce(
-        self,
-        node: SimulatedPeer,
-        call_id: int,
-        attempt_id: int,
-        order: tuple[bytes, ...],
-        spec: CollectiveSpec,
-        algorithm: int,
-        frame_bytes: int,
-        buffer: Buffer,
+        self, node: SimulatedPeer, start: effects.StartReduce, spec: CollectiveSpec, buffer: Buffer
     ) -> None:
         """Begins one peer's part in an attempt. ReduceDone follows unless end_reduce() comes first."""
+        call_id, attempt_id, order = start.call_id, start.attempt_id, start.order
+        algorithm, frame_bytes = start.algorithm, start.frame_bytes
         begun = RunningAttempt(attempt_id, order, spec.kind, algorithm, frame_bytes)
         attempt = self.attempts.setdefault(node.key(attempt_id), begun)
         plan = attempt.order, attempt.algorithm, attempt.frame_bytes
@@ -176,7 +174,7 @@ class DataPlane:
             "S4",
             f"{node.name} starts attempt {attempt_id} again",
         )
-        part = Part(node, call_id, buffer, buffer.value)
+        part = Part(node, call_id, buffer, buffer.value, start.tells_digest)
         attempt.parts[node.peer_id] = part
         attempt.inputs[node.peer_id] = buffer.value
         attempt.calls[node.peer_id] = call_id
@@ -213,12 +211,22 @@ class DataPlane:
         if not commit:
             part.buffer.value = part.saved
 
-    def send_digest(self, node: SimulatedPeer, effect: effects.SendDigest) -> None:
+    def withhold_digest(self, node: SimulatedPeer, call_id: int) -> None:
+        """From now on the digest of a call's result is not told. The machine learns if it has been."""
+        for attempt in list(self.attempts.values()):
+            part = attempt.parts.get(node.peer_id)
+            if part is not None and part.call_id == call_id:
+                part.tells_digest = False
+                self._hear(part)
+
+    def _send_digest(self, attempt: RunningAttempt, part: Part, digest: int) -> None:
         """Tells others a digest. Each may hear of it before or after anything else, or not, if the link breaks."""
-        event = events.DigestReceived(node.peer_id, effect.attempt_id, effect.call_id, effect.digest)
-        for peer_id in effect.peers:
-            arrive = functools.partial(self._deliver, node.peer_id, peer_id, event)
-            self._cluster.clock.after(self._delay_ns(node), arrive)
+        own_id = part.node.peer_id
+        event = events.DigestReceived(own_id, attempt.attempt_id, part.call_id, digest)
+        for peer_id in attempt.order:
+            if peer_id != own_id:
+                arrive = functools.partial(self._deliver, own_id, peer_id, event)
+                self._cluster.clock.after(self._delay_ns(part.node), arrive)
 
     def _deliver(self, sender_id: bytes, peer_id: bytes, event: events.PeerEvent) -> None:
         links, node = self._cluster.links, self._cluster.nodes[peer_id]
@@ -273,6 +281,8 @@ class DataPlane:
         part.finish = self._cluster.clock.after(delay_ns, lambda: self._finish(attempt, part))
 
     def _finish(self, attempt: RunningAttempt, part: Part) -> None:
+        if part.has_failed:
+            return
         part.is_finished = True
         part.buffer.value = result_of(attempt.kind, attempt.inputs, attempt.order[0], part.node.peer_id)
         is_shared = CollectiveKind(attempt.kind).has_one_result
@@ -282,7 +292,17 @@ class DataPlane:
             self.wrong.add((part.node.peer_id, attempt.attempt_id))
             part.buffer.value += self._rng.randrange(1, 2**32)
         digest = int.from_bytes(hashlib.blake2b(str(part.buffer.value).encode(), digest_size=8).digest(), "big")
-        part.node.handle(events.ReduceDone(attempt.attempt_id, digest if is_shared else 0))
+        told = digest if is_shared else 0
+        if part.tells_digest:
+            self._send_digest(attempt, part, told)
+        part.done = events.ReduceDone(attempt.attempt_id, told, has_told=part.tells_digest)
+        part.finish = self._cluster.clock.after(self._rng.randrange(2 * MS), lambda: self._hear(part))
+
+    def _hear(self, part: Part) -> None:
+        """The machine hears that the result is there, unless it has."""
+        done, part.done = part.done, None
+        if done is not None:
+            part.node.handle(done)
 
     def _watch(self, attempt: RunningAttempt, part: Part) -> None:
         part.timers.append(self._cluster.clock.after(STALL_TIMEOUT_NS, lambda: self._stall(attempt, part)))
@@ -311,6 +331,7 @@ class DataPlane:
     def _fail(self, attempt: RunningAttempt, part: Part, fault: bytes | None) -> None:
         if part.is_finished or attempt.parts.get(part.node.peer_id) is not part:
             return
+        part.has_failed = True
         part.timers = [timer for timer in part.timers if timer.callback is not None]
         error = "no byte came for too long" if fault is None else "the link broke"
         part.node.handle(events.ReduceDone(attempt.attempt_id, 0, error, fault))

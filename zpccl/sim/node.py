@@ -322,8 +322,6 @@ class SimulatedPeer:
             if effect.commit and effect.attempt_id in self._call_of_attempt:
                 self.committed[self._call_of_attempt[effect.attempt_id]] = self.key(effect.attempt_id)
             cluster.dataplane.end_reduce(self, effect.attempt_id, effect.commit)
-        elif isinstance(effect, effects.SendDigest):
-            cluster.dataplane.send_digest(self, effect)
         elif isinstance(effect, effects.StartSync):
             cluster.dataplane.start_sync(self, effect.attempt_id, effect.how)
         elif isinstance(effect, effects.EndSync):
@@ -357,8 +355,7 @@ class SimulatedPeer:
             raise self._cluster.violation("S4", f"{self.name} starts call {effect.call_id}, which is not open")
         self._call_of_attempt[effect.attempt_id] = effect.call_id
         spec, buffer = call.request.spec, call.request.buffer
-        how = effect.algorithm, effect.frame_bytes
-        self._cluster.dataplane.start_reduce(self, effect.call_id, effect.attempt_id, effect.order, spec, *how, buffer)
+        self._cluster.dataplane.start_reduce(self, effect, spec, buffer)
 
     def _answer(self, call_id: int, outcome: Answer) -> None:
         call = self.calls.pop(call_id, None)
@@ -454,6 +451,7 @@ class SimulatedPeer:
                 return
             self._cluster.note("withdrawn", self)
             for call in late:
+                self._cluster.dataplane.withhold_digest(self, call.call_id)
                 self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
 
         patience_ns = self.rng.randrange(4 * SECOND if isinstance(calls[0].request, Connect) else SECOND)

@@ -467,7 +467,7 @@ class Collectives(Kind[Reduction]):
                 return None  # Who is lost may have committed it with those that have not reported yet.
             return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
         if len({report.digest for report in attempt.reports.values()}) <= 1:
-            return Verdict()
+            return Verdict(is_known=not lost and tells_digests(attempt.spec, len(attempt.calls)))
         # Reports of lost peers count too: if two results differ, one is wrong, and it may be a survivor's.
         digests = ", ".join(f"{peer.name}: {report.digest:016x}" for peer, report in attempt.reports.items())
         return Verdict(Result.INTERNAL_ERROR, f"results differ: {digests}")
