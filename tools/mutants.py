@@ -600,6 +600,10 @@ undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit te
   S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there
   - report.hello.run_id != self.run_id and is_whole and not has_decided(report)
   + False
+unknowing-old-member-not-asked: protocol.master:MasterMachine._accept_report (unit tests)
+  L2: a list without a peer that was admitted unknowingly is never committed, once another member has left
+  - connection is not None and hello.peer_id in self.registry.old_members
+  + connection is not None and hello.is_member and hello.peer_id in self.registry.old_members
 a-part-of-a-run-yields: protocol.master:MasterMachine._refuse_report (unit tests)
   S1: a member that was just admitted goes over to another run, while its own decides without it at the other master
   - report.hello.run_id != self.run_id and is_whole and not has_decided(report)

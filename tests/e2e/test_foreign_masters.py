@@ -34,7 +34,7 @@ def foreign_server(answer: bytes, address: str = "127.0.0.1:*") -> Iterator[str]
         def serve() -> None:
             while not is_over.is_set():
                 if router.poll(20):
-                    sender, _ = router.recv_multipart()
+                    sender, *_ = router.recv_multipart()
                     router.send_multipart([sender, answer])
 
         thread = threading.Thread(target=serve)

@@ -241,6 +241,15 @@ def test_a_member_by_a_list_that_lacks_one_of_ours_is_none(bench: TakeOver) -> N
     assert bench.names() == "ab"
 
 
+def test_a_peer_that_has_acknowledged_a_list_without_it_is_no_member(bench: TakeOver) -> None:
+    """S3: it is asked to where it had been a member without knowing."""
+    bench.report("a")
+    bench.report("b")
+    told = bench.report("c", "ab", 6, round=1)
+    assert [(c, message.refusal) for c, message in told] == [("c1", Refusal.UNKNOWN_SESSION)]
+    assert bench.names() == "ab"
+
+
 def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
     """S3: nobody but c knows of the newest list, in which it was admitted."""
     bench.connections["c"] = "c1"

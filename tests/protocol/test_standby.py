@@ -132,6 +132,24 @@ def test_half_with_the_lowest_id_goes_on(bench: Standby) -> None:
     assert bench.names() == "abcd"
 
 
+def test_an_old_member_that_never_knew_it_acknowledges_the_list_without_it(bench: Standby) -> None:
+    """L2. Duel, seed 9561481: c was admitted without hearing of it, and removed; then b left. All waited for ever."""
+    old = replace(hello_of("c"), is_member=False, **TWO)
+    bench.connections["c"] = "c1"
+    assert bench.say("c", old) == []
+    told = bench.report("a", "ab", 9, old_members=pids("abc"), parent=5)
+    assert [(to, m.refusal) for to, m in told if to == "c1"] == [("c1", Refusal.REPORT)]
+    bench.say("c", report_of("c", "", hello=bench.promising(old)))
+    told = bench.tick_at_deadline()
+    assert [type(m) for to, m in told if to == "c1"] == [Welcome, Members] and bench.names() == "ab"
+    bench.see("a")
+    assert not bench.machine.registry.is_committed
+    told = bench.say("c", Acknowledgement(bench.machine.registry.epoch))
+    assert bench.machine.registry.is_committed
+    assert [m.refusal for to, m in told if to == "c1"] == [Refusal.UNREGISTERED]
+    assert any(isinstance(m, Welcome) for _, m in bench.say("c", old)), "it waits to be admitted, like any newcomer"
+
+
 def test_who_has_gone_elsewhere_does_not_count(bench: Standby) -> None:
     """S3: a has reported, and may follow another master now."""
     bench.report("a", "abc")
@@ -591,6 +609,15 @@ def test_the_master_of_now_can() -> None:
     peer.reconnect()
     peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, epoch=peer.machine.epoch + 1))
     assert isinstance(peer.machine.error, Kicked), "whatever it has promised: a committed list stays committed"
+
+
+def test_a_pending_peer_acknowledges_a_list_without_it() -> None:
+    """L2: it may be an old member. What it reports to another master then makes it no member."""
+    peer = peer_of_two().pending()
+    assert peer.hear(replace(member_list(3, "ab"), members=member_list(3, "bc").members)) == [Send(Acknowledgement(3))]
+    assert peer.machine.state is State.PENDING
+    (hello, _) = peer.hear(Refused(Refusal.UNREGISTERED, ""))
+    assert isinstance(hello.message, Hello) and not hello.message.is_member
 
 
 def test_who_is_removed_says_so() -> None:

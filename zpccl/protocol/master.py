@@ -482,7 +482,7 @@ class MasterMachine:
         self._outbox.broadcast(self.registry.order, MembersCommitted(self.registry.epoch))
         dismissed, self._dismissed = self._dismissed, {}
         for connection, gone in dismissed.items():
-            self._outbox.reply(connection, gone.kick)
+            self._outbox.reply(connection, gone.kick or Refused(Refusal.UNREGISTERED, "send a Hello again"))
         for change in deferred.values():
             change(now_ns)
         self.operations.on_members_changed(now_ns)
@@ -949,14 +949,15 @@ class MasterMachine:
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
             return None
-        elif not report.members or history.would_admit(report, self.registry.round):
+        elif history.would_admit(report, self.registry.round):  # By the former master, which no other peer knows.
             peer = self._register(connection, hello, event.host)
-            if report.members:  # The last admission by the former master, which no other peer knows.
-                self.registry.admit([peer])
+            self.registry.admit([peer])
         elif connection is not None and hello.peer_id in self.registry.old_members:
-            kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master")
+            kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master") if hello.is_member else None
             self._dismissed[connection] = _Dismissed(hello.peer_id, kick)
             return None
+        elif not report.members:
+            peer = self._register(connection, hello, event.host)
         else:
             self._refuse_session(connection)
             return None
@@ -984,8 +985,8 @@ class _Dismissed:
     """A removed member: its acknowledgement counts until the list without it is committed."""
 
     peer_id: bytes
-    kick: Kick
-    """Sent to it then."""
+    kick: Kick | None
+    """Sent to it then; None: it never knew that it was a member, and may register again."""
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:

@@ -84,7 +84,8 @@ class History:
         is_of_same_master = report.hello.term == self.adopted_term
         is_later = report.epoch > self.adopted.epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
-        return is_up_to_date and bool(self.adopted.members) and self.adopted.members <= theirs
+        is_listed = report.hello.peer_id in theirs  # Else it has acknowledged a list without it.
+        return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
 
     def left_behind(self, present: Container[bytes]) -> list[bytes]:
         """Present members that do not know the round before the last one, in which all members of that time had voted.
