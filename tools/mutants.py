@@ -464,8 +464,12 @@ run-of-fewer-peers-chosen: protocol.leadership:choose_run (unit tests)
   + return max(votes, key=lambda run_id: (epochs[run_id], votes[run_id], run_id), default=None)
 admission-without-the-adopted-members: protocol.recovery:History.would_admit (unit tests)
   S3: a peer of a list that left members out becomes a member beside them
-  - return is_up_to_date and bool(self.adopted.members) and self.adopted.members <= theirs
-  + return is_up_to_date and bool(self.adopted.members)
+  - is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
+  + is_up_to_date and is_listed and bool(self.adopted.members)
+pending-peer-taken-for-a-member: protocol.recovery:History.would_admit (unit tests)
+  S3: a peer that has acknowledged a list without it becomes a member
+  - report.hello.peer_id in theirs
+  + bool(theirs)
 late-reports-not-waited-for: protocol.leadership:Candidate._are_all_here (unit tests)
   L3: a new master begins although a peer that has said Hello may know a newer list
   - not all(self._greeted.values())
