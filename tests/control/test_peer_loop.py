@@ -13,10 +13,10 @@ import zpccl
 from zpccl import arguments, limits
 from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.engine.engine import Engine, EngineEvent, ReduceDone
+from zpccl.engine.engine import Engine, EngineEvent, ReduceDone, ReducePlan
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
-from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, UseMaster
+from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
 from zpccl.protocol.messages import Hello, Kick, Leave, Withdraw, decode_peer_message, encode
 from zpccl.protocol.peer import State
 from zpccl.protocol.session import Phase
@@ -228,6 +228,24 @@ def test_others_are_answered_while_the_memory_of_one_is_restored(loop: PeerLoop,
     engine.go_on.set()
     run_until(loop, large.future.done)
     assert isinstance(large.future.exception(), PeerLost) and threading.current_thread().name not in engine.threads
+
+
+def test_who_gives_up_before_its_attempt_begins_tells_nothing(
+    loop: PeerLoop, engine: Restoring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1: the attempt waits for the memory of the one before it, which is restored meanwhile."""
+    plans: list[ReducePlan] = []
+    monkeypatch.setattr(engine, "start_reduce", plans.append)
+    call = running(loop, 1)
+    loop._perform(
+        [EndReduce(1, commit=False), StartReduce(11, 2, (loop.options.peer_id, b"o" * 16), 4096, tells_digest=True)],
+        NOW_NS,
+    )
+    loop.withdraw(call, timed_out=True)
+    loop._run_once({loop._wakeup}, NOW_NS)
+    engine.go_on.set()
+    run_until(loop, lambda: bool(plans))
+    assert (plans[0].attempt_id, plans[0].digest_channel) == (2, 0)
 
 
 def test_what_is_small_is_restored_at_once(loop: PeerLoop, engine: Restoring) -> None:

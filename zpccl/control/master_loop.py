@@ -402,6 +402,8 @@ class MasterLoop:
         self._unreachable[routing_id] = None
 
     def _close(self) -> None:
+        if self._send_ns is not None:
+            self._flush(self._send_ns)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=limits.LINGER_MS)

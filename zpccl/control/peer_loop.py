@@ -520,6 +520,8 @@ class PeerLoop:
 
     def _withhold_digest(self, call: PendingCall, now_ns: int) -> None:
         """From now on the digest of a call's result is not told. The machine learns if it has been."""
+        if call.start is not None:
+            call.start = replace(call.start, tells_digest=False)
         for attempt_id in [attempt_id for attempt_id, call_id in self._attempts.items() if call_id == call.call_id]:
             while self.engine.withhold_digest(attempt_id):
                 self._take_engine_events(now_ns)
