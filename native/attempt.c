@@ -89,7 +89,7 @@ static int plan_check(const zp_reduce_plan *p)
 		return -EINVAL;
 	if (p->frame_bytes < ZP__FRAME_BYTES_MIN || p->frame_bytes > ZP__FRAME_BYTES_MAX)
 		return -EINVAL;
-	if ((p->algorithm != ZP_RING && p->algorithm != ZP_DIRECT) || !p->peers)
+	if (p->algorithm < ZP_RING || p->algorithm > ZP_ONE_SHOT || !p->peers)
 		return -EINVAL;
 	if (p->kind != ZP_ALL_REDUCE && p->algorithm != (p->kind == ZP_ALL_TO_ALL ? ZP_DIRECT : ZP_RING))
 		return -EINVAL;
@@ -97,24 +97,26 @@ static int plan_check(const zp_reduce_plan *p)
 		return -EINVAL;
 	if (p->count < 1 || p->count > ZP__ELEMENTS_MAX || !owners_valid(p) || buffers_check(p) < 0)
 		return -EINVAL;
+	if (p->algorithm == ZP_ONE_SHOT && p->count * zp__itemsize[p->dtype] > ZP_ONE_SHOT_BYTES_MAX / (p->world_size - 1))
+		return -EINVAL;
 	if (p->quantization == ZP_QUANTIZE_NONE)
 		return 0;
-	if (p->kind != ZP_ALL_REDUCE)
+	if (p->kind != ZP_ALL_REDUCE || p->algorithm == ZP_ONE_SHOT)
 		return -EINVAL;
 	zp__quantiser how = quantiser_of(p);
 	return zp__quantise_check(&how);
 }
 
-/* Sets number and size of the chunks: a broadcast has one chunk of `count` elements, an all-gather world_size of them;
- * other collectives share `count` elements among world_size chunks. */
+/* Sets number and size of the chunks: a broadcast and a one-shot exchange have one chunk of `count` elements, an all-gather
+ * world_size of them; other collectives share `count` elements among world_size chunks. */
 static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
 {
 	l->reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
 	l->gathers = p->kind != ZP_REDUCE_SCATTER && p->kind != ZP_ALL_TO_ALL;
-	l->chunks = p->kind == ZP_BROADCAST ? 1 : p->world_size;
-	bool shares = l->reduces || p->kind == ZP_ALL_TO_ALL;
+	l->chunks = p->kind == ZP_BROADCAST || p->algorithm == ZP_ONE_SHOT ? 1 : p->world_size;
+	bool shares = (l->reduces && p->algorithm != ZP_ONE_SHOT) || p->kind == ZP_ALL_TO_ALL;
 	l->chunk_elements = shares ? p->count / p->world_size : p->count;
-	l->long_chunks = l->reduces ? p->count % p->world_size : 0;
+	l->long_chunks = l->reduces && shares ? p->count % p->world_size : 0;
 }
 
 static int layout_make(const zp_reduce_plan *p, zp__layout *l)
@@ -166,7 +168,7 @@ static void attempt_free(zp__attempt *attempt)
 static int attempt_allocate(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
-	attempt->neighbour_count = attempt->plan.algorithm == ZP_DIRECT ? l->world_size - 1 : 2;
+	attempt->neighbour_count = attempt->plan.algorithm == ZP_RING ? 2 : l->world_size - 1;
 	attempt->neighbours = calloc(attempt->neighbour_count, sizeof *attempt->neighbours);
 	if (!attempt->neighbours)
 		return -ENOMEM;
@@ -228,8 +230,9 @@ static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attemp
 		return -ENOMEM;
 	attempt->engine = engine;
 	attempt->algorithm = plan->kind == ZP_ALL_TO_ALL  ? &zp__exchange
-			     : plan->algorithm == ZP_DIRECT ? &zp__direct
-							    : &zp__ring;
+			     : plan->algorithm == ZP_ONE_SHOT ? &zp__one_shot
+			     : plan->algorithm == ZP_DIRECT   ? &zp__direct
+							      : &zp__ring;
 	attempt->plan = *plan;
 	attempt->plan.peers = NULL;
 	attempt->quantised = plan->quantization != ZP_QUANTIZE_NONE;
@@ -258,14 +261,14 @@ static zp__link *link_to(zp_engine *engine, const zp_reduce_plan *plan, uint32_t
 /* Lock held. Finds the links that the attempt needs. */
 static int attempt_link(zp_engine *engine, zp__attempt *attempt, const zp_reduce_plan *plan)
 {
-	bool direct = plan->algorithm == ZP_DIRECT;
+	bool ring = plan->algorithm == ZP_RING;
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
-		uint32_t rank = direct ? i + (i >= plan->rank) : plan->rank + (i ? plan->world_size - 1 : 1);
+		uint32_t rank = !ring ? i + (i >= plan->rank) : plan->rank + (i ? plan->world_size - 1 : 1);
 		attempt->neighbours[i].link = link_to(engine, plan, rank);
 		if (!attempt->neighbours[i].link)
 			return -ENOTCONN;
 	}
-	if (!direct) {
+	if (ring) {
 		attempt->next = attempt->neighbours[0].link;
 		attempt->previous = attempt->neighbours[1].link;
 		attempt->flow = &attempt->neighbours[0].flow;

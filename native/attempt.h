@@ -62,7 +62,7 @@ struct zp__attempt {
 	zp__layout layout;
 	enum zp__mode mode;
 	bool quantised;
-	zp__neighbour *neighbours; /* ring: next and previous. direct: all others in order of rank */
+	zp__neighbour *neighbours; /* ring: next and previous. Else all others in order of rank */
 	uint32_t neighbour_count;
 	zp__link *next, *previous; /* ring; equal where world_size is 2 */
 	zp__flow *flow;		   /* ring: to `next` */
@@ -70,10 +70,14 @@ struct zp__attempt {
 	uint32_t *owners;     /* used by the layout. All-reduce: NULL */
 	uint8_t *told;	      /* ids of all peers by rank, to tell them the digest; NULL: it is told to nobody */
 	zp__region workspace; /* in place with restore, and scatter of three or more peers: size of the tensor */
-	zp__slot *copies;  /* direct: one per slot of our own chunk and neighbour, for its share and its result. ring: NULL */
+	/* One per slot and neighbour. direct: of our own chunk, for its share and its result. one-shot: for our share and
+	 * its. ring: NULL */
+	zp__slot *copies;
 	uint64_t window;   /* direct: slots of a chunk that are in flight at the same time */
-	zp__region shares; /* direct: shares of our own chunk, `window` slots for each neighbour */
-	zp__region wire; /* quantised, or wide sums: layout.wire_stride bytes per slot (direct: per slot of the window) */
+	zp__region shares; /* direct: shares of our own chunk, `window` slots for each neighbour; one-shot: all */
+	/* Quantised, or wide sums: layout.wire_stride bytes per slot (direct: per slot of the window). one-shot: a copy of the
+	 * input. */
+	zp__region wire;
 	uint64_t rx_remaining, tx_remaining; /* frames */
 	uint64_t resent_frames;
 	uint64_t digest;
@@ -106,6 +110,12 @@ struct zp__algorithm {
 extern const zp__algorithm zp__ring;	 /* ring.c */
 extern const zp__algorithm zp__direct;	 /* direct.c */
 extern const zp__algorithm zp__exchange; /* exchange.c: of an all-to-all */
+extern const zp__algorithm zp__one_shot; /* one_shot.c */
+
+/* direct.c. Pinned. Reduces the shares of all neighbours, layout.wire_stride bytes apart, and our own, in order of rank.
+ * `own` may equal `result`. Overwrites `shares`. Returns the checksum of the result. */
+uint64_t zp__shares_join(const zp__attempt *attempt, uint8_t *result, const uint8_t *own, uint8_t *shares,
+			 uint64_t elements);
 
 zp__attempt *zp__attempt_find(zp_engine *engine, uint64_t id);		       /* lock held */
 void zp__attempt_fail(zp__attempt *attempt, int status, const uint8_t *fault); /* lock held */

@@ -227,6 +227,20 @@ static void piece_join(const zp__attempt *attempt, uint8_t *result, const uint8_
 		kernels->divide[plan->dtype](result + at, count, plan->world_size);
 }
 
+uint64_t zp__shares_join(const zp__attempt *attempt, uint8_t *result, const uint8_t *own, uint8_t *shares, uint64_t elements)
+{
+	size_t itemsize = attempt->layout.itemsize, bytes = elements * itemsize;
+	bool wide = wide_kernels_of(&attempt->plan) != NULL;
+	size_t piece_bytes = wide ? ZP__WIDE_PIECE_BYTES : ZP__PIECE_BYTES;
+	zp__checksum so_far = {.bytes = 0};
+	for (size_t at = 0; at < bytes; at += piece_bytes) {
+		size_t n = bytes - at < piece_bytes ? bytes - at : piece_bytes;
+		(wide ? piece_join_wide : piece_join)(attempt, result, own, shares, at, n / itemsize);
+		zp__checksum_advance(&so_far, result, at + n);
+	}
+	return zp__checksum_finish(&so_far, result, bytes);
+}
+
 /* Reduces a slot of our chunk whose shares have all arrived. Returns the checksum of the frames that carry the result;
  * sets `result_checksum` to that of its bytes in the output. */
 static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number, uint64_t *result_checksum)
@@ -246,18 +260,8 @@ static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number,
 	}
 	if (attempt->mode == ZP__IN_PLACE_RESTORE)
 		save(attempt, slot, &span);
-	uint8_t *result = output_at(attempt, &span);
-	size_t bytes = span.elements * l->itemsize;
-	bool wide = wide_kernels_of(&attempt->plan) != NULL;
-	size_t piece_bytes = wide ? ZP__WIDE_PIECE_BYTES : ZP__PIECE_BYTES;
-	zp__checksum so_far = {.bytes = 0};
-	for (size_t at = 0; at < bytes; at += piece_bytes) {
-		size_t n = bytes - at < piece_bytes ? bytes - at : piece_bytes;
-		(wide ? piece_join_wide : piece_join)(attempt, result, input_at(attempt, &span),
-						      share_at(attempt, number, 0), at, n / l->itemsize);
-		zp__checksum_advance(&so_far, result, at + n);
-	}
-	*result_checksum = zp__checksum_finish(&so_far, result, bytes);
+	*result_checksum = zp__shares_join(attempt, output_at(attempt, &span), input_at(attempt, &span),
+					   share_at(attempt, number, 0), span.elements);
 	return *result_checksum;
 }
 

@@ -31,6 +31,7 @@
 #define ZP_LINK_CONNECTIONS_MAX 64
 #define ZP_AEAD_KEY_BYTES_MAX 32
 #define ZP_FIRST_BYTES_MAX 1024
+#define ZP_ONE_SHOT_BYTES_MAX 65536 /* ONE_SHOT_BYTES_MAX in limits.py */
 #define ZP_FREE_CHANNEL 0x8000000000000000
 
 enum zp_dtype {
@@ -58,7 +59,9 @@ enum zp_quantized { ZP_QUANTIZED_UINT8 = 0, ZP_QUANTIZED_INT8 = 1, ZP_QUANTIZED_
 
 enum zp_algorithm {
 	ZP_RING = 1,  /* cut-through ring: 2 (N - 1) hops; needs links between neighbours only */
-	ZP_DIRECT = 2 /* to the owner of each chunk and back: two hops, two quantisations; needs links between all peers */
+	ZP_DIRECT = 2, /* to the owner of each chunk and back: two hops, two quantisations; needs links between all peers */
+	ZP_ONE_SHOT = 3 /* the whole tensor to all others: one hop; needs links between all peers. Not quantised, and
+			 * (world_size - 1) * its bytes are at most ZP_ONE_SHOT_BYTES_MAX */
 };
 
 /* The collective. All but the broadcast cut the tensor into N chunks; each peer owns one of them, or gets it. */

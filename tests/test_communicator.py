@@ -340,9 +340,10 @@ def test_an_algorithm_can_be_forced(trio: Run, algorithm: str) -> None:
         assert [info.algorithm for info in infos] == [zpccl.Algorithm.parse(algorithm)] * 3
 
 
-def test_small_tensors_of_three_are_exchanged_directly(trio: Run) -> None:
-    for info in trio.all(lambda comm: comm.all_reduce(ones(), np.empty_like(ones()))):
-        assert info.algorithm is zpccl.Algorithm.DIRECT
+@pytest.mark.parametrize("count, algorithm", [(10, "ONE_SHOT"), (1 << 18, "DIRECT")])
+def test_the_plan_chooses_by_size(trio: Run, count: int, algorithm: str) -> None:
+    for info in trio.all(lambda comm: comm.all_reduce(ones(count), np.empty_like(ones(count)))):
+        assert info.algorithm is zpccl.Algorithm[algorithm]
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "in place", "broadcast", "all_gather", "reduce_scatter", "all_to_all"])

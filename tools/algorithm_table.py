@@ -32,7 +32,10 @@ SITUATIONS: dict[str, Callable[[int], Speeds]] = {
 def describe(peers: int, speeds: Speeds, *, is_quantised: bool) -> str:
     """The choices for all sizes, as text."""
     element_bytes = 1 if is_quantised else 4
-    choices = groupby(SIZES, lambda size: choose(peers, size // 4 * element_bytes, is_quantised, speeds).name.lower())
+    choices = groupby(
+        SIZES,
+        lambda size: choose(peers, size // 4 * element_bytes, is_quantised, speeds).name.lower().replace("_", "-"),
+    )
     parts = [(name, re.sub(r"(?=[KMG]iB)", " ", format_bytes(max(sizes)))) for name, sizes in choices]
     return ", then ".join([*(f"{name} to {size}" for name, size in parts[:-1]), parts[-1][0]])
 

@@ -235,6 +235,8 @@ ABORTED_ATTEMPTS_KEPT_MAX = 16
 """Recently failed attempts that are remembered, so that late reports on them still count against links."""
 LINK_SUSPECTS_TRIED_MAX = 8
 """If no ring exists without all suspected links, at most this many are allowed again one by one, then all."""
+ONE_SHOT_BYTES_MAX = 64 * KIB
+"""What a peer may send and receive in a one-shot exchange: its tensor, to each of the others."""
 DIRECT_PEERS_MAX = 128
 """Maximum for the direct exchange: with more peers a frame would be a few KiB, and all pairs need a link."""
 HOP_LATENCY_NS = 1 * MS

@@ -221,6 +221,9 @@ class Algorithm(enum.IntEnum):
     """A direct exchange: each peer sends every other peer the chunk which that one owns, and receives the reduced
     chunk. Two hops, and two roundings of a quantised tensor, for any number of peers. Needs a working path between all
     pairs."""
+    ONE_SHOT = 3
+    """A one-shot exchange: each peer sends every other peer the whole tensor, and reduces all of them. One hop. AUTO
+    chooses it for small tensors that are not quantised. Needs a working path between all pairs."""
 
     @classmethod
     def parse(cls, name: str) -> Algorithm:

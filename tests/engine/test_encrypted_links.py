@@ -83,6 +83,16 @@ def test_results(
 
 
 @pytest.mark.parametrize("cipher", available())
+def test_results_of_one_hop(meshes: dict[tuple[Cipher, int, bool], Mesh], cipher: Cipher) -> None:
+    rng = np.random.default_rng(int(cipher))
+    for (size, mixed), in_place in itertools.product([(2, False), (3, False), (3, True)], (False, True)):
+        case = Case(frame_bytes=4096, in_place=in_place, algorithm=Algorithm.ONE_SHOT)
+        inputs = random_inputs(rng, case, 4099, size)
+        for result in run(meshes[cipher, size, mixed], case, inputs):
+            check_result(case, inputs, result)
+
+
+@pytest.mark.parametrize("cipher", available())
 def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> None:
     """S2, S4: the other end could not open a record that lacks its end, nor any that follows."""
     case = Case(frame_bytes=1 << 20)

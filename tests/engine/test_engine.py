@@ -761,7 +761,7 @@ def test_free_channels_are_outside_the_order() -> None:
     [
         {"peers": (peer_id(0),)},
         {"algorithm": 0},
-        {"algorithm": 3},
+        {"algorithm": 4},
         {"rank": 2},
         {"count": 0},
         {"count": 2**41},

@@ -54,7 +54,7 @@ class Heard:
         return self
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT, Algorithm.ONE_SHOT])
 def test_the_digest_goes_to_all_others_with_the_call_of_its_sender(mesh: Mesh, algorithm: Algorithm) -> None:
     targets = [np.empty_like(INPUT) for _ in range(3)]
     for rank, target in enumerate(targets):

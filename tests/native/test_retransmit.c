@@ -17,7 +17,7 @@
 #include "frame.h"
 #include "mesh.h"
 
-enum { PEERS_MAX = 3, CONNECTIONS = 4, AT_A_TIME = 10, COUNT = 40009, WAIT_MS = 60000 };
+enum { PEERS_MAX = 3, CONNECTIONS = 4, AT_A_TIME = 11, COUNT = 40009, WAIT_MS = 60000 };
 enum { MESSAGES = 5, MESSAGE_BYTES = 9000, CHANNEL = 1, FIRST_ATTEMPT = 2, ROUNDS = 12 };
 enum { RELAY_BYTES = 16384, RELAYS_MAX = PEERS_MAX * CONNECTIONS, FIRST_BYTES = 53 };
 
@@ -319,7 +319,7 @@ static int32_t value_of(int rank, uint64_t attempt, size_t i)
 
 /* All-reduces, 0: out of place; 1, 2: in place, with and without restore; 3 to 5: the same, quantised. Then the other
  * kinds, the broadcast in place with restore. */
-enum { FIRST_QUANTISED = 3, BROADCAST = 6, REDUCE_SCATTER = 7, ALL_GATHER = 8, ALL_TO_ALL = 9 };
+enum { FIRST_QUANTISED = 3, BROADCAST = 6, REDUCE_SCATTER = 7, ALL_GATHER = 8, ALL_TO_ALL = 9, ONE_SHOT = 10 };
 
 static bool is_quantised(int kind)
 {
@@ -330,6 +330,8 @@ static size_t count_of(int kind)
 {
 	if (kind == ALL_TO_ALL)
 		return COUNT - COUNT % (size_t)peer_count;
+	if (kind == ONE_SHOT)
+		return ZP_ONE_SHOT_BYTES_MAX / (PEERS_MAX - 1) / sizeof(int32_t);
 	return kind == ALL_GATHER ? COUNT / PEERS_MAX : COUNT;
 }
 
@@ -360,18 +362,18 @@ static void reduce_start(int rank, uint64_t attempt, int kind)
 		[ALL_GATHER] = ZP_ALL_GATHER,
 		[ALL_TO_ALL] = ZP_ALL_TO_ALL};
 	bool direct = kind == ALL_TO_ALL || (kind < BROADCAST && ((uint64_t)kind + attempt / AT_A_TIME) % 2);
-	bool in_place = kind < BROADCAST ? kind % 3 != 0 : kind == BROADCAST;
+	bool in_place = kind < BROADCAST ? kind % 3 != 0 : kind == BROADCAST || kind == ONE_SHOT;
 	int32_t *input = buffers[rank][kind][0], *output = in_place ? input : buffers[rank][kind][1];
 	uint8_t ids[PEERS_MAX][ZP_PEER_ID_BYTES];
 	uint32_t owners[PEERS_MAX];
 	zp_reduce_plan plan = {.attempt = attempt,
 			       .kind = kinds[kind],
-			       .owners = kind < BROADCAST || kind == ALL_TO_ALL ? NULL : owners,
+			       .owners = kind < BROADCAST || kind >= ALL_TO_ALL ? NULL : owners,
 			       .dtype = is_quantised(kind) ? ZP_FLOAT : ZP_INT32,
 			       .op = op_of(attempt),
 			       .quantization = is_quantised(kind) ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,
 			       .block_elements = 64,
-			       .algorithm = direct ? ZP_DIRECT : ZP_RING,
+			       .algorithm = kind == ONE_SHOT ? ZP_ONE_SHOT : direct ? ZP_DIRECT : ZP_RING,
 			       .peers = ids[0],
 			       .world_size = (uint32_t)peer_count,
 			       .rank = (uint32_t)rank,
@@ -395,7 +397,7 @@ static void reduce_start(int rank, uint64_t attempt, int kind)
 
 static void kind_check(int rank, uint64_t attempt, int kind)
 {
-	const int32_t *output = buffers[rank][kind][kind != BROADCAST];
+	const int32_t *output = buffers[rank][kind][kind != BROADCAST && kind != ONE_SHOT];
 	size_t count = count_of(kind), position = 0, n = (size_t)peer_count;
 	for (uint32_t chunk = 0; chunk < n; chunk++) {
 		int owner = (int)owner_of(chunk, attempt);
@@ -410,6 +412,8 @@ static void kind_check(int rank, uint64_t attempt, int kind)
 			CHECK(output[i] == reduced(attempt, position + i));
 		position += part;
 	}
+	for (size_t i = 0; kind == ONE_SHOT && i < count; i++)
+		CHECK(output[i] == reduced(attempt, i));
 	CHECK(peers[rank].digests[kind] == peers[0].digests[kind]);
 }
 

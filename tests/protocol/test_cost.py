@@ -10,7 +10,7 @@ from zpccl import limits
 from zpccl.protocol.cost import Speeds, choose, estimate_ns, frame_bytes, hop_count, sent_bytes
 from zpccl.types import Algorithm
 
-RING, DIRECT = Algorithm.RING, Algorithm.DIRECT
+RING, DIRECT, ONE_SHOT = Algorithm.RING, Algorithm.DIRECT, Algorithm.ONE_SHOT
 FAST_RING = Speeds(100_000, 2_000_000_000, 1_000_000_000)
 
 speeds = st.builds(
@@ -26,7 +26,9 @@ worlds = st.integers(3, limits.DIRECT_PEERS_MAX)
 def test_hops_and_bytes() -> None:
     assert [hop_count(RING, peers) for peers in (2, 3, 8)] == [2, 4, 14]
     assert [hop_count(DIRECT, peers) for peers in (2, 3, 8)] == [2, 2, 2]
-    assert [sent_bytes(peers, 1000) for peers in (2, 4)] == [1000, 1500]
+    assert [hop_count(ONE_SHOT, peers) for peers in (2, 3, 8)] == [1, 1, 1]
+    assert [sent_bytes(RING, peers, 1000) for peers in (2, 4)] == [1000, 1500]
+    assert [sent_bytes(ONE_SHOT, peers, 1000) for peers in (2, 4)] == [1000, 3000]
 
 
 def test_the_estimate_is_hops_and_bytes() -> None:
@@ -34,8 +36,19 @@ def test_the_estimate_is_hops_and_bytes() -> None:
     assert estimate_ns(DIRECT, 4, 4_000_000_000, FAST_RING) == 2 * 100_000 + 6 * limits.SECOND
 
 
-def test_two_peers_use_a_ring() -> None:
+def test_two_peers_use_a_ring_for_what_is_not_small() -> None:
     assert choose(2, 4096, True, Speeds(1, 1, 10**12)) is RING
+    assert choose(2, limits.ONE_SHOT_BYTES_MAX + 1, False, Speeds(1, 1, 10**12)) is RING
+
+
+@pytest.mark.parametrize("peers", [2, 3, 16])
+def test_small_tensors_take_one_hop(peers: int) -> None:
+    """Unless the rate is so low that the bytes take longer than the second hop. What is quantised is not small."""
+    most = limits.ONE_SHOT_BYTES_MAX // (peers - 1)
+    assert choose(peers, most, False, Speeds()) is ONE_SHOT
+    assert choose(peers, most + 1, False, Speeds()) is not ONE_SHOT
+    assert choose(peers, most, True, Speeds()) is not ONE_SHOT
+    assert choose(16, limits.ONE_SHOT_BYTES_MAX // 15, False, Speeds(limits.MS, 1_000_000, 1_000_000)) is DIRECT
 
 
 @given(worlds, sizes)
@@ -97,7 +110,7 @@ def test_whatever_is_reported_there_is_a_choice(
     """Peers may say anything."""
     learnt = known.learn(algorithm, peers, wire_bytes, duration_ns)
     assert learnt.rate(algorithm) > 0 and learnt.hop_ns >= 0
-    assert choose(peers, wire_bytes, False, learnt) in (RING, DIRECT)
+    assert choose(peers, wire_bytes, False, learnt) in (RING, DIRECT, ONE_SHOT)
     assert learnt.learn(algorithm, peers, wire_bytes, duration_ns).rate(algorithm) > 0
 
 

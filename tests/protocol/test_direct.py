@@ -25,10 +25,16 @@ def bench_of(names: str = NAMES) -> MasterBench:
     return bench
 
 
-def planned(bench: MasterBench, call_id: int = 1, algorithm: Algorithm = Algorithm.AUTO, **changes: int) -> Algorithm:
+MEDIUM = 2**18
+"""Elements: 1 MiB, too much for one hop."""
+
+
+def planned(
+    bench: MasterBench, call_id: int = 1, algorithm: Algorithm = Algorithm.AUTO, count: int = MEDIUM, **changes: int
+) -> Algorithm:
     """All vote: the algorithm of the plan."""
     for name in bench.names():
-        bench.begin(name, call_id, spec(algorithm=algorithm, **changes))
+        bench.begin(name, call_id, spec(algorithm=algorithm, count=count, **changes))
     return Algorithm(list(bench.plans.values())[-1][0].algorithm)
 
 
@@ -47,7 +53,18 @@ def fail(bench: MasterBench, call_id: int, one: str, fault: str | None, after_ns
     bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=None if fault is None else pid(fault))
 
 
-def test_small_tensors_of_several_peers_are_exchanged_directly() -> None:
+@pytest.mark.parametrize("names", ["ab", NAMES])
+def test_small_tensors_take_one_hop_where_links_allow(names: str) -> None:
+    assert planned(bench_of(names), count=8) is Algorithm.ONE_SHOT
+    assert planned(bench_of(names), algorithm=Algorithm.RING, count=8) is Algorithm.RING
+    bench = bench_of(names)
+    bench.say("a", Linked(pids(names[2:])))
+    bench.say(names[1], Linked(pids(names[2:])))
+    if len(names) > 2:
+        assert planned(bench, count=8) is Algorithm.RING
+
+
+def test_those_that_are_not_small_are_exchanged_directly() -> None:
     assert planned(bench_of()) is Algorithm.DIRECT
 
 

@@ -349,7 +349,7 @@ def test_bounds_of_peer_messages(data: bytes) -> None:
         m.Plan(1, (), m.Reducing((m.Lane(()), m.Lane(())), 1)),
         m.Plan(1, (), m.Reducing((m.Lane((b"x",)),), 1)),
         m.Plan(1, (), m.Reducing((m.Lane((), 0),), 1)),
-        m.Plan(1, (), m.Reducing((m.Lane((), 3),), 1)),
+        m.Plan(1, (), m.Reducing((m.Lane((), 4),), 1)),
         m.Plan(1, (), m.Reducing((m.Lane(()),), 0)),
         m.Plan(1, (), m.Reducing((m.Lane(()),), limits.FRAME_BYTES_MAX + 1)),
         m.Refused(9, ""),  # type: ignore[arg-type]

@@ -5,11 +5,12 @@
               hops         bytes that a peer sends                       rate
     ring      2 (N - 1)    2 (N - 1) / N of the tensor, as on the wire   of a ring
     direct    2            the same                                      of a direct exchange
+    one-shot  1            N - 1 tensors, of ONE_SHOT_BYTES_MAX at most  of a direct exchange
 
-Both send the same number of bytes: small tensors use the direct exchange, for large ones it depends on the rates. These
-differ: a ring uses N of the paths, each for all the bytes, and adds in the cache; an exchange uses all paths, each for
-a few bytes, and adds data that has waited in memory. With two peers both algorithms send the same frames, and the ring
-is used.
+Small tensors use the one-shot exchange, unless they are quantised. Ring and direct exchange send the same number of
+bytes: for large tensors it depends on the rates. These differ: a ring uses N of the paths, each for all the bytes, and
+adds in the cache; an exchange uses all paths, each for a few bytes, and adds data that has waited in memory. With two
+peers both send the same frames, and the ring is used.
 
 A quantised tensor is rounded once per hop, thus fewer times in an exchange, which may therefore take longer than the
 ring by a bounded factor.
@@ -48,7 +49,7 @@ class Speeds:
 
     def rate(self, algorithm: Algorithm) -> int:
         """Rate of an algorithm in bytes per second, or its default."""
-        if algorithm is Algorithm.DIRECT:
+        if algorithm is not Algorithm.RING:
             known, default = self.direct_bytes_per_second, limits.DIRECT_BYTES_PER_SECOND
         else:
             known, default = self.ring_bytes_per_second, limits.RING_BYTES_PER_SECOND
@@ -63,7 +64,7 @@ class Speeds:
             return self
         # A latency that was measured too high must not make the rate unbounded.
         moving_ns = max(duration_ns - latency_ns, duration_ns // 2, 1)
-        rate = sent_bytes(peers, wire_bytes) * limits.SECOND // moving_ns
+        rate = sent_bytes(algorithm, peers, wire_bytes) * limits.SECOND // moving_ns
         if algorithm is Algorithm.DIRECT:
             return replace(self, direct_bytes_per_second=_blend(self.direct_bytes_per_second, rate))
         return replace(self, ring_bytes_per_second=_blend(self.ring_bytes_per_second, rate))
@@ -71,17 +72,17 @@ class Speeds:
 
 def hop_count(algorithm: Algorithm, peers: int) -> int:
     """Hops in a row that the slowest chunk takes."""
-    return 2 if algorithm is Algorithm.DIRECT else 2 * (peers - 1)
+    return {Algorithm.ONE_SHOT: 1, Algorithm.DIRECT: 2}.get(algorithm, 2 * (peers - 1))
 
 
-def sent_bytes(peers: int, wire_bytes: int) -> int:
+def sent_bytes(algorithm: Algorithm, peers: int, wire_bytes: int) -> int:
     """Bytes that each peer sends for a tensor of `wire_bytes` on the wire."""
-    return 2 * (peers - 1) * wire_bytes // peers
+    return (peers - 1) * wire_bytes if algorithm is Algorithm.ONE_SHOT else 2 * (peers - 1) * wire_bytes // peers
 
 
 def estimate_ns(algorithm: Algorithm, peers: int, wire_bytes: int, speeds: Speeds) -> int:
     """Estimated duration of an all-reduce in nanoseconds."""
-    moving_ns = sent_bytes(peers, wire_bytes) * limits.SECOND // max(1, speeds.rate(algorithm))
+    moving_ns = sent_bytes(algorithm, peers, wire_bytes) * limits.SECOND // max(1, speeds.rate(algorithm))
     return hop_count(algorithm, peers) * speeds.hop_ns + moving_ns
 
 
@@ -94,13 +95,17 @@ def choose(peers: int, wire_bytes: int, is_quantised: bool, speeds: Speeds) -> A
         is_quantised: fewer roundings are worth some time.
         speeds: of the paths between the peers.
     """
-    if peers <= 2:
-        return Algorithm.RING
-    ring_ns = estimate_ns(Algorithm.RING, peers, wire_bytes, speeds)
-    direct_ns = estimate_ns(Algorithm.DIRECT, peers, wire_bytes, speeds)
+    times_ns = {
+        algorithm: estimate_ns(algorithm, peers, wire_bytes, speeds)
+        for algorithm in (Algorithm.ONE_SHOT, Algorithm.DIRECT, Algorithm.RING)
+    }
     if is_quantised:
-        ring_ns = ring_ns * limits.QUANTIZED_DIRECT_PERCENT_MAX // 100
-    return Algorithm.DIRECT if direct_ns <= ring_ns else Algorithm.RING
+        times_ns[Algorithm.RING] = times_ns[Algorithm.RING] * limits.QUANTIZED_DIRECT_PERCENT_MAX // 100
+    if is_quantised or sent_bytes(Algorithm.ONE_SHOT, peers, wire_bytes) > limits.ONE_SHOT_BYTES_MAX:
+        del times_ns[Algorithm.ONE_SHOT]
+    if peers <= 2:
+        del times_ns[Algorithm.DIRECT]
+    return min(times_ns, key=times_ns.__getitem__)
 
 
 def frame_bytes(algorithm: Algorithm, speeds: Speeds) -> int:

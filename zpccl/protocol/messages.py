@@ -38,7 +38,7 @@ Values: TypeAlias = Annotated[
 CallIds: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PEERS_MAX)]
 PlansAhead: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PLANS_AHEAD_AT_TAG_MAX)]
 """Attempts that the receiver may start ahead of a plan, the next one first."""
-PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=2)]
+PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=3)]
 """A value of `Algorithm` other than AUTO."""
 FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]

@@ -935,8 +935,8 @@ class PeerMachine:
             return
         if ahead.attempt_ids[0] + limits.PLAN_AHEAD_AGE_MAX <= self._attempt_max:
             return
-        is_direct = ahead.how.lanes[0].algorithm == Algorithm.DIRECT
-        beside = neighbours_of(ahead.how.order, self.options.peer_id, is_direct=is_direct)
+        is_ring = ahead.how.lanes[0].algorithm == Algorithm.RING
+        beside = neighbours_of(ahead.how.order, self.options.peer_id, is_ring=is_ring)
         if all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside):
             call.ahead, *later = ahead.attempt_ids
             if later:

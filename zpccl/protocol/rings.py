@@ -26,10 +26,10 @@ def ring_edges(order: Sequence[T]) -> list[tuple[T, T]]:
     return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]
 
 
-def neighbours_of(order: Sequence[T], one: T, *, is_direct: bool) -> set[T]:
-    """Those to which one of a collective needs a link: the two beside it in the ring, or all (direct exchange)."""
+def neighbours_of(order: Sequence[T], one: T, *, is_ring: bool) -> set[T]:
+    """Those to which one of a collective needs a link: the two beside it in the ring, or all (other algorithms)."""
     place = order.index(one)
-    beside = order if is_direct else (order[place - 1], order[(place + 1) % len(order)])
+    beside = (order[place - 1], order[(place + 1) % len(order)]) if is_ring else order
     return set(beside) - {one}
 
 

@@ -108,7 +108,7 @@ class RunningAttempt:
 
     def edges_of(self, peer_id: bytes) -> set[bytes]:
         """The peers to which a peer needs a link."""
-        return neighbours_of(self.order, peer_id, is_direct=self.algorithm == Algorithm.DIRECT)
+        return neighbours_of(self.order, peer_id, is_ring=self.algorithm == Algorithm.RING)
 
 
 @dataclass(eq=False)

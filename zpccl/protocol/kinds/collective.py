@@ -78,26 +78,27 @@ class Reduction(Attempt):
         return self.how.lanes[0].algorithm
 
     @property
-    def is_direct(self) -> bool:
-        """True for the direct exchange, which needs all links instead of only those of a ring."""
-        return self.algorithm == Algorithm.DIRECT
+    def is_ring(self) -> bool:
+        """True for the ring, which needs the links of neighbours only; other algorithms need all."""
+        return self.algorithm == Algorithm.RING
 
     @property
     def edges(self) -> list[tuple[Peer, Peer]]:
         """The links that it uses."""
         if self.spec.kind == CollectiveKind.BROADCAST:
             return ring_edges(self.order)[:-1]  # The last peer sends nothing to the root.
-        return mesh_edges(self.order) if self.is_direct else ring_edges(self.order)
+        return ring_edges(self.order) if self.is_ring else mesh_edges(self.order)
 
     @property
     def link_count(self) -> int:
         """Element count of the ring that would send as much on each link."""
-        return max(1, self.spec.count // max(1, len(self.order) - 1)) if self.is_direct else self.spec.count
+        is_shared = self.algorithm == Algorithm.DIRECT
+        return max(1, self.spec.count // max(1, len(self.order) - 1)) if is_shared else self.spec.count
 
     def are_neighbours(self, one: Peer, other: Peer) -> bool:
         """True if it uses the link between two participants."""
         distance = abs(self.order.index(one) - self.order.index(other))
-        return distance > 0 and (self.is_direct or distance in (1, len(self.order) - 1))
+        return distance > 0 and (not self.is_ring or distance in (1, len(self.order) - 1))
 
 
 @dataclass(slots=True, eq=False)
