@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import random
 import statistics
 import time
@@ -45,6 +46,9 @@ class CutPeer(ReducingPeer):
     def go_on(self, staying: list[int], must_fail: bool) -> dict[str, Any]:
         """All-reduces until the result is the sum of the remaining peers, after a call has failed if `must_fail`.
 
+        Each call has a tag of its own, so that none is planned ahead: one that is may be planned again around a cut,
+        and succeed after the same time.
+
         Args:
             staying: numbers of the remaining peers.
             must_fail: the same peers took part before the cut, so successful calls count only after a failed one.
@@ -58,10 +62,12 @@ class CutPeer(ReducingPeer):
         texts: list[str] = []
         restored, deadline_ns = True, time.monotonic_ns() + int(UNNOTICED_S * NS)
         due = pattern(staying, self.dtype)
-        while time.monotonic_ns() < deadline_ns:
+        for tag in itertools.count(1):
+            if time.monotonic_ns() >= deadline_ns:
+                break
             self.refill()
             try:
-                self.comm.all_reduce(self.tensor, self.tensor, timeout=UNNOTICED_S)
+                self.comm.all_reduce(self.tensor, self.tensor, tag=tag, timeout=UNNOTICED_S)
             except zpccl.PeerLost as error:
                 errors_ns.append(time.monotonic_ns())
                 texts.append(str(error))
