@@ -74,7 +74,7 @@ def test_what_may_wait_is_sent_with_the_next_message(monkeypatch: pytest.MonkeyP
     loop._flush(NOW_NS)
     assert sent == [(b"b", 3), (b"c", 1)]
     loop._flush(NOW_NS + limits.SEND_HOLD_NS)
-    assert sent[2:] == [(b"a", 2)] and loop._send_ns is None
+    assert sent[2:] == [(b"a", 2)] and loop._outgoing.deadline_ns is None
     loop._perform([lazy] * (limits.MESSAGE_PARTS_MAX + 1), NOW_NS)
     loop._flush(NOW_NS)
     assert sent[3:] == [(to, count) for to in (b"a", b"b") for count in (limits.MESSAGE_PARTS_MAX, 1)]

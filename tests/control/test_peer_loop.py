@@ -119,7 +119,7 @@ def test_what_may_wait_does_not_wait_long(loop: PeerLoop, router: zmq.Socket[byt
     assert loop._deadline_ns() == NOW_NS + limits.SEND_HOLD_NS
     loop._run_once(set(), NOW_NS + limits.SEND_HOLD_NS)
     assert len(router.recv_multipart()) == 3
-    assert loop._send_ns is None
+    assert loop._outgoing.deadline_ns is None
 
 
 def test_what_waits_is_not_sent_on_another_connection(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:

@@ -35,6 +35,7 @@ from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
 from zpccl.control.inflow import Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
+from zpccl.control.outgoing import Outgoing
 from zpccl.control.waiter import Waiter, is_readable
 from zpccl.control.zap import BoundedLog, HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
 from zpccl.errors import InvalidArgument, InvalidUsage
@@ -112,9 +113,7 @@ class MasterLoop:
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
-        self._unsent: dict[bytes, list[bytes | zmq.Frame]] = {}  # By connection.
-        self._urgent: dict[bytes, None] = {}  # Connections for which that cannot wait.
-        self._send_ns: int | None = None  # When all is to be sent; None: nothing waits.
+        self._outgoing: Outgoing[bytes, bytes | zmq.Frame] = Outgoing()  # By routing id.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
         self._nameless_count = 0
         self._traffic = Traffic()
@@ -177,7 +176,7 @@ class MasterLoop:
 
     def _deadline_ns(self, tick_ns: int | None) -> int | None:
         """Time of the next timer, without any input; None: there is none. `tick_ns`: when the machine wants a Tick."""
-        deadlines = [tick_ns, self._send_ns, self.inflow.deadline_ns()]
+        deadlines = [tick_ns, self._outgoing.deadline_ns, self.inflow.deadline_ns()]
         if self._publish is not None and not self._is_published and self._published_ns is not None:
             deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -232,7 +231,7 @@ class MasterLoop:
         if tick_ns is not None and now_ns >= tick_ns:
             batch.append(Tick())
         for routing_id in closed:
-            self._unsent.pop(routing_id, None)
+            self._outgoing.drop(routing_id)
         if batch:
             self._handle(batch, now_ns)
         self._flush(now_ns)
@@ -270,12 +269,12 @@ class MasterLoop:
                 break
             routing_id = self._socket.recv(zmq.NOBLOCK)
             frame = self._socket.recv(copy=False)
-            parts, wire_bytes = [frame.bytes], self.inflow.wire_bytes(len(frame.buffer))
+            frames, wire_bytes = [frame], self.inflow.wire_bytes(len(frame.buffer))
             while frame.more:
                 frame = self._socket.recv(copy=False)
                 wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
-                if len(parts) <= limits.MESSAGE_PARTS_MAX:  # All others are dropped.
-                    parts.append(frame.bytes)
+                if len(frames) <= limits.MESSAGE_PARTS_MAX:  # All others are dropped.
+                    frames.append(frame)
             size += wire_bytes
             if self.inflow.is_cut(routing_id):
                 continue
@@ -285,27 +284,25 @@ class MasterLoop:
                 if self._nameless_count == 1:  # Logged once, because there may be many.
                     logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
                 continue
-            self._traffic.messages_received += len(parts)
+            self._traffic.messages_received += len(frames)
             self._traffic.received_bytes += wire_bytes
             self._new_senders.append((routing_id, descriptor, wire_bytes))
             identity = ""
             if self._zap is not None:
                 identity = identity_of(frame)
-            for event in self._events_of(routing_id, frame, parts, identity):
+            for event in self._events_of(routing_id, frames, identity):
                 if self._zap is None or identity in self._zap.allowed or _is_farewell(event):
                     batch.append(event)
         return batch
 
-    def _events_of(
-        self, routing_id: bytes, frame: zmq.Frame, parts: Sequence[bytes], identity: str
-    ) -> Iterator[MasterEvent]:
-        """The messages of a peer that came together. `frame`: one of the parts; it knows the connection."""
-        if len(parts) > limits.MESSAGE_PARTS_MAX:
+    def _events_of(self, routing_id: bytes, frames: Sequence[zmq.Frame], identity: str) -> Iterator[MasterEvent]:
+        """The messages of a peer that came together."""
+        if len(frames) > limits.MESSAGE_PARTS_MAX:
             yield MalformedReceived(routing_id, f"more than {limits.MESSAGE_PARTS_MAX} messages at once")
             return
-        for part in parts:
+        for frame in frames:
             try:
-                message = decode_peer_message(part)
+                message = decode_peer_message(frame.bytes)
             except (Malformed, OtherVersion) as error:
                 yield MalformedReceived(routing_id, error.message)
             else:
@@ -354,29 +351,15 @@ class MasterLoop:
                 if len(effect.connections) > 1:
                     data = zmq.Frame(data, copy=True)  # All send queues then share one copy.
                 for connection in effect.connections:
-                    self._queue(connection, data, now_ns, may_wait=effect.may_wait)  # type: ignore[arg-type]
+                    assert isinstance(connection, bytes)  # They are routing ids here.
+                    self._outgoing.add(connection, data, now_ns, may_wait=effect.may_wait)
             else:
                 lines = self._refusals if effect.of_stranger else self._lines
                 lines.write(effect.level, effect.text, now_ns)
 
-    def _queue(self, routing_id: bytes, data: bytes | zmq.Frame, now_ns: int, *, may_wait: bool) -> None:
-        """What goes to the same peer is sent together, with what was held back."""
-        unsent = self._unsent.setdefault(routing_id, [])
-        unsent.append(data)
-        if not may_wait or len(unsent) >= limits.MESSAGE_PARTS_MAX:
-            self._urgent[routing_id] = None
-        elif self._send_ns is None:
-            self._send_ns = now_ns + limits.SEND_HOLD_NS
-
     def _flush(self, now_ns: int) -> None:
-        due = self._urgent
-        if self._send_ns is not None and now_ns >= self._send_ns:
-            due, self._send_ns = dict.fromkeys(self._unsent), None
-        for routing_id in due:
-            parts = self._unsent.pop(routing_id, [])
-            for first in range(0, len(parts), limits.MESSAGE_PARTS_MAX):
-                self._send(routing_id, parts[first : first + limits.MESSAGE_PARTS_MAX], now_ns)
-        self._urgent = {}
+        for routing_id, parts in self._outgoing.take(now_ns):
+            self._send(routing_id, parts, now_ns)
 
     def _send(self, routing_id: bytes, parts: Sequence[bytes | zmq.Frame], now_ns: int) -> None:
         if routing_id in self._unreachable:
@@ -402,8 +385,8 @@ class MasterLoop:
         self._unreachable[routing_id] = None
 
     def _close(self) -> None:
-        if self._send_ns is not None:
-            self._flush(self._send_ns)
+        if self._outgoing.deadline_ns is not None:
+            self._flush(self._outgoing.deadline_ns)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=limits.LINGER_MS)

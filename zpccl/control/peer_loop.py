@@ -42,6 +42,7 @@ from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
+from zpccl.control.outgoing import Outgoing
 from zpccl.control.waiter import Waiter, is_readable
 from zpccl.engine.ciphers import Cipher
 from zpccl.engine.engine import (
@@ -132,8 +133,7 @@ class PeerLoop:
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
         self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces that run.
-        self._unsent: list[bytes] = []  # Messages to the master.
-        self._send_ns: int | None = None  # When they are to be sent; None: there are none.
+        self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
         self._restoring: list[PendingCall] = []  # Whose memory is not the user's yet.
         self._restorer = Workers(1)
         self._link_ids: dict[bytes, int] = {}
@@ -191,7 +191,7 @@ class PeerLoop:
 
     def _close_socket(self) -> None:
         self._connection = None
-        self._unsent, self._send_ns = [], None  # All is said on the next connection.
+        self._outgoing.clear()  # All is said on the next connection.
         for source in (self._socket, self._monitor):
             self._waiter.unregister(source)
         self._socket.disable_monitor()
@@ -381,7 +381,7 @@ class PeerLoop:
         self._broker.ask_mechanism(self._endpoints[index].removeprefix("tcp://"), on_answer)
 
     def _deadline_ns(self) -> int | None:
-        deadlines = (self._machine.deadline_ns(), self._session.deadline_ns(), self._send_ns)
+        deadlines = (self._machine.deadline_ns(), self._session.deadline_ns(), self._outgoing.deadline_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
@@ -453,21 +453,12 @@ class PeerLoop:
     def _send(self, effect: effects.Send, now_ns: int) -> None:
         if self._session.phase is not Phase.UP:
             return  # All is said on the next connection.
-        self._unsent.append(encode(effect.message))
-        if not effect.may_wait:
-            self._send_ns = now_ns
-        elif self._send_ns is None:
-            self._send_ns = now_ns + limits.SEND_HOLD_NS
+        self._outgoing.add(None, encode(effect.message), now_ns, may_wait=effect.may_wait)
 
     def _flush(self, now_ns: int) -> None:
-        """Sends the messages of this turn, and those that were held back, together."""
-        is_due = self._send_ns is not None and now_ns >= self._send_ns
-        if not is_due and len(self._unsent) < limits.MESSAGE_PARTS_MAX:
-            return
-        unsent, self._unsent, self._send_ns = self._unsent, [], None
         try:
-            for first in range(0, len(unsent), limits.MESSAGE_PARTS_MAX):
-                self._socket.send_multipart(unsent[first : first + limits.MESSAGE_PARTS_MAX], zmq.NOBLOCK)
+            for _, parts in self._outgoing.take(now_ns):
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             logger.debug("the master has hung: its queue is full, and libzmq is about to find out")
 

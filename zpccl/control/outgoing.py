@@ -1,0 +1,61 @@
+"""Messages that are still to be sent, by destination.
+
+Waking the thread of ZeroMQ costs more than a message does. So what goes to one destination in one turn of a loop is
+sent together, as parts of one message of ZeroMQ, and with what nobody waits for: that is held back for SEND_HOLD_NS at
+most.
+
+It belongs to the thread of its loop, which takes what is due at the end of each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from zpccl import limits
+
+ToT = TypeVar("ToT", bound=Hashable)
+DataT = TypeVar("DataT")
+
+
+class Outgoing(Generic[ToT, DataT]):
+    """The messages of one socket.
+
+    Attributes:
+        deadline_ns: when what is held back is due; None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.deadline_ns: int | None = None
+        self._unsent: dict[ToT, list[DataT]] = {}
+        self._urgent: dict[ToT, None] = {}  # Destinations for which that cannot wait.
+
+    def add(self, to: ToT, data: DataT, now_ns: int, *, may_wait: bool) -> None:
+        """Adds a message behind the others to its destination."""
+        unsent = self._unsent.setdefault(to, [])
+        unsent.append(data)
+        if not may_wait or len(unsent) >= limits.MESSAGE_PARTS_MAX:
+            self._urgent[to] = None
+        elif self.deadline_ns is None:
+            self.deadline_ns = now_ns + limits.SEND_HOLD_NS
+
+    def take(self, now_ns: int) -> list[tuple[ToT, list[DataT]]]:
+        """What is due: destinations, and messages to send to each together."""
+        is_due = self.deadline_ns is not None and now_ns >= self.deadline_ns
+        due = {to: self._unsent.pop(to) for to in list(self._unsent if is_due else self._urgent)}
+        self._urgent.clear()
+        if not self._unsent:
+            self.deadline_ns = None
+        most = limits.MESSAGE_PARTS_MAX
+        return [(to, parts[first : first + most]) for to, parts in due.items() for first in range(0, len(parts), most)]
+
+    def drop(self, to: ToT) -> None:
+        """A destination is gone."""
+        self._unsent.pop(to, None)
+        self._urgent.pop(to, None)
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._unsent.clear()
+        self._urgent.clear()
+        self.deadline_ns = None
