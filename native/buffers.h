@@ -126,6 +126,26 @@ static inline void frame_fill(zp__transmit *tx, const zp__span *span, const uint
 	tx->body = body;
 }
 
+/* Of algorithms in which frames wait for no others, and whose bodies have a place when they are admitted. */
+static inline int room_is_there(zp__receive *rx)
+{
+	(void)rx;
+	return 0;
+}
+
+static inline void sent_count(zp__attempt *attempt, zp__slot *slot)
+{
+	(void)slot;
+	attempt->tx_remaining--;
+	zp__attempt_progress(attempt);
+}
+
+static inline void unsent_count(zp__attempt *attempt, zp__slot *slot)
+{
+	(void)slot;
+	attempt->tx_remaining++;
+}
+
 /* Lock held. Unparks the connections of `link` whose next frame belongs to the attempt. */
 static inline void link_unpark(const zp__attempt *attempt, zp__link *link)
 {

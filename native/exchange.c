@@ -50,12 +50,6 @@ static enum zp__verdict exchange_admit(zp__attempt *attempt, zp__receive *rx)
 	return ZP__ADMIT;
 }
 
-static int exchange_make_room(zp__receive *rx)
-{
-	(void)rx;
-	return 0;
-}
-
 static void exchange_landed(zp__receive *rx)
 {
 	zp__attempt *attempt = rx->attempt;
@@ -82,19 +76,6 @@ static void exchange_prepare(zp__connection *c)
 	frame_fill(tx, &span, body);
 }
 
-static void exchange_sent(zp__attempt *attempt, zp__slot *slot)
-{
-	(void)slot;
-	attempt->tx_remaining--;
-	zp__attempt_progress(attempt);
-}
-
-static void exchange_unsent(zp__attempt *attempt, zp__slot *slot)
-{
-	(void)slot;
-	attempt->tx_remaining++;
-}
-
 static void exchange_cut(zp__receive *rx)
 {
 	rx->slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
@@ -103,9 +84,9 @@ static void exchange_cut(zp__receive *rx)
 const zp__algorithm zp__exchange = {.allocate = exchange_allocate,
 				    .start = exchange_start,
 				    .admit = exchange_admit,
-				    .make_room = exchange_make_room,
+				    .make_room = room_is_there,
 				    .landed = exchange_landed,
 				    .prepare = exchange_prepare,
-				    .sent = exchange_sent,
-				    .unsent = exchange_unsent,
+				    .sent = sent_count,
+				    .unsent = unsent_count,
 				    .cut = exchange_cut};

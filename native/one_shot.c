@@ -75,12 +75,6 @@ static enum zp__verdict one_shot_admit(zp__attempt *attempt, zp__receive *rx)
 	return ZP__ADMIT;
 }
 
-static int one_shot_make_room(zp__receive *rx)
-{
-	(void)rx;
-	return 0;
-}
-
 static void one_shot_landed(zp__receive *rx)
 {
 	zp__attempt *attempt = rx->attempt;
@@ -115,19 +109,6 @@ static void one_shot_prepare(zp__connection *c)
 	frame_fill(tx, &span, body);
 }
 
-static void one_shot_sent(zp__attempt *attempt, zp__slot *slot)
-{
-	(void)slot;
-	attempt->tx_remaining--;
-	zp__attempt_progress(attempt);
-}
-
-static void one_shot_unsent(zp__attempt *attempt, zp__slot *slot)
-{
-	(void)slot;
-	attempt->tx_remaining++;
-}
-
 static void one_shot_cut(zp__receive *rx)
 {
 	copy_of(rx->attempt, rx->slot, neighbour_at(rx->attempt, rx->link))->flags &= (uint8_t)~ZP__SLOT_ARRIVING;
@@ -136,9 +117,9 @@ static void one_shot_cut(zp__receive *rx)
 const zp__algorithm zp__one_shot = {.allocate = one_shot_allocate,
 				    .start = one_shot_start,
 				    .admit = one_shot_admit,
-				    .make_room = one_shot_make_room,
+				    .make_room = room_is_there,
 				    .landed = one_shot_landed,
 				    .prepare = one_shot_prepare,
-				    .sent = one_shot_sent,
-				    .unsent = one_shot_unsent,
+				    .sent = sent_count,
+				    .unsent = unsent_count,
 				    .cut = one_shot_cut};
