@@ -15,7 +15,7 @@
 #include "support/faults.h"
 #include "support/pair.h"
 
-enum { CONNECTIONS = 3, THREADS = 2, COUNT = 20000, BYTES = COUNT * 4, SETS = 6 };
+enum { CONNECTIONS = 3, THREADS = 2, COUNT = 16000, BYTES = COUNT * 4, SETS = 6 };
 enum { OUTPUT_BYTES = 2 * BYTES /* of an all-gather; the others have less */ };
 enum { ROUNDS_PER_CHECK = 100, ROUNDS_PER_LINK = 50, ROUNDS_PER_ENGINE = 250 };
 enum { RESIDENT_GROWTH_BYTES_MAX = 16 << 20, IDLE_BYTES_MAX = 4 << 20 }; /* What engines keep mapped for later. */

@@ -75,19 +75,30 @@ void pair_close(pair *both)
 
 enum { OUT_OF_PLACE, IN_PLACE_RESTORE, IN_PLACE, QUANTISED, MODES };
 
+static bool all_reduces(uint32_t kind)
+{
+	return kind < PAIR_ALL_REDUCES || kind >= PAIR_ONE_SHOT;
+}
+
+/* Of an all-reduce. */
+static uint32_t mode_of(uint32_t kind)
+{
+	return kind < PAIR_ALL_REDUCES ? kind % MODES : kind - PAIR_ONE_SHOT;
+}
+
 bool kind_is_in_place(uint32_t kind)
 {
-	return kind < PAIR_ALL_REDUCES ? kind % MODES != OUT_OF_PLACE : kind == PAIR_BROADCAST;
+	return all_reduces(kind) ? mode_of(kind) != OUT_OF_PLACE : kind == PAIR_BROADCAST;
 }
 
 bool kind_restores(uint32_t kind)
 {
-	return kind >= PAIR_ALL_REDUCES || kind % MODES != IN_PLACE;
+	return !all_reduces(kind) || mode_of(kind) != IN_PLACE;
 }
 
 bool kind_is_quantised(uint32_t kind)
 {
-	return kind < PAIR_ALL_REDUCES && kind % MODES == QUANTISED;
+	return all_reduces(kind) && mode_of(kind) == QUANTISED;
 }
 
 uint64_t pair_output_count(int side, uint32_t kind, uint64_t count)
@@ -124,15 +135,17 @@ zp_reduce_plan pair_plan(int side, uint64_t attempt, uint32_t kind, void *input,
 	pair_id(0, peers);
 	pair_id(1, peers + ZP_PEER_ID_BYTES);
 	bool quantised = kind_is_quantised(kind);
-	bool all_reduces = kind < PAIR_ALL_REDUCES;
+	enum zp_algorithm algorithm = kind >= PAIR_ONE_SHOT				      ? ZP_ONE_SHOT
+				      : kind < PAIR_ALL_REDUCES && kind / MODES ? ZP_DIRECT
+										      : ZP_RING;
 	return (zp_reduce_plan){.attempt = attempt,
-				.kind = all_reduces ? ZP_ALL_REDUCE : ZP_BROADCAST + (kind - PAIR_BROADCAST),
-				.owners = all_reduces ? NULL : owners,
+				.kind = all_reduces(kind) ? ZP_ALL_REDUCE : ZP_BROADCAST + (kind - PAIR_BROADCAST),
+				.owners = all_reduces(kind) ? NULL : owners,
 				.dtype = quantised ? ZP_FLOAT : ZP_INT32,
 				.op = ZP_SUM,
 				.quantization = quantised ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,
 				.block_elements = 64,
-				.algorithm = all_reduces && kind / MODES ? ZP_DIRECT : ZP_RING,
+				.algorithm = algorithm,
 				.world_size = 2,
 				.rank = (uint32_t)side,
 				.frame_bytes = 512,

@@ -25,9 +25,11 @@ int pair_link(pair *both, uint32_t connection_count, bool encrypted);
 
 void pair_close(pair *both);
 
-/* What attempts differ in. All-reduces: each algorithm, out of place, in place with and without restore, and quantised, in
- * place. Then one each of the other collectives; the chunk, row or part of number i belongs to rank 1 - i. */
-enum { PAIR_ALL_REDUCES = 8, PAIR_BROADCAST = PAIR_ALL_REDUCES, PAIR_ALL_GATHER, PAIR_REDUCE_SCATTER, PAIR_KINDS };
+/* What attempts differ in. All-reduces in a ring and direct: out of place, in place with and without restore, and
+ * quantised, in place. Then one each of the other collectives; the chunk, row or part of number i belongs to rank 1 - i.
+ * Then all-reduces in one shot, which are not quantised. */
+enum { PAIR_ALL_REDUCES = 8, PAIR_BROADCAST = PAIR_ALL_REDUCES, PAIR_ALL_GATHER, PAIR_REDUCE_SCATTER };
+enum { PAIR_ONE_SHOT = PAIR_REDUCE_SCATTER + 1, PAIR_KINDS = PAIR_ONE_SHOT + 3 };
 bool kind_is_in_place(uint32_t kind);
 bool kind_restores(uint32_t kind);
 bool kind_is_quantised(uint32_t kind);
