@@ -19,11 +19,20 @@
 /* Bound on unsent bytes in the kernel (TCP_NOTSENT_LOWAT): a slow connection delays little more than its own frame. */
 #define UNSENT_BYTES_MAX (512 << 10)
 
-/* True if both ends have the same address, so that both are on this host. */
+static bool is_unix(int fd)
+{
+	struct sockaddr_storage own;
+	socklen_t length = sizeof own;
+	return getsockname(fd, (struct sockaddr *)&own, &length) == 0 && own.ss_family == AF_UNIX;
+}
+
+/* True if both ends are on this host: of a Unix-domain socket, or if both have the same address. */
 bool zp__sock_is_local(int fd)
 {
 	struct sockaddr_storage own, other;
 	socklen_t own_length = sizeof own, other_length = sizeof other;
+	if (is_unix(fd))
+		return true;
 	if (getsockname(fd, (struct sockaddr *)&own, &own_length) < 0 ||
 	    getpeername(fd, (struct sockaddr *)&other, &other_length) < 0 || own.ss_family != other.ss_family)
 		return false;
@@ -103,11 +112,11 @@ ssize_t zp__sock_receive(int fd, struct iovec *iov, int count)
 	return n < 0 ? -errno : n;
 }
 
-/* True if TCP acknowledgements are outstanding. */
+/* True if TCP acknowledgements are outstanding. Of a Unix-domain socket the kernel would count what was not read. */
 bool zp__sock_has_unsent(int fd)
 {
 	int bytes = 0;
-	return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
+	return !is_unix(fd) && ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
 /* Milliseconds since the last TCP acknowledgement, if one is outstanding; else, or if the socket is not TCP, 0. If the

@@ -9,7 +9,7 @@ import threading
 from e2e.harness import HANG_SECONDS
 from e2e.strangers import raw, read
 
-from zpccl.control.addresses import format_address, listen_on_first_free
+from zpccl.control.addresses import format_address, listen_locally, listen_on_first_free
 from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript, accepted
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.engine.ciphers import Cipher
@@ -19,9 +19,12 @@ RUN = b"r" * 16
 
 
 class Broker:
-    """A broker, and what it hands over and reports. With `ciphers`, links need the key of the pair."""
+    """A broker, and what it hands over and reports.
 
-    def __init__(self, name: str, connections: int, ciphers: tuple[Cipher, ...] = ()) -> None:
+    With `ciphers`, links need the key of the pair. A `local` one is reached at a Unix-domain socket, too.
+    """
+
+    def __init__(self, name: str, connections: int, ciphers: tuple[Cipher, ...] = (), *, local: bool = False) -> None:
         self.peer_id = name.encode().ljust(16, b".")
         self.links: queue.SimpleQueue[NewLink] = queue.SimpleQueue()
         self.added: queue.SimpleQueue[NewConnection] = queue.SimpleQueue()
@@ -36,6 +39,7 @@ class Broker:
             requires_keys=bool(ciphers),
             ciphers=ciphers or (Cipher.PLAIN,),
             on_connection=self.added.put,
+            local_listener=listen_locally(self.peer_id) if local else None,
         )
         self.broker.set_run(RUN)
         self.address = self.broker.addresses[0]

@@ -21,11 +21,18 @@ from typing import Any
 from zpccl import limits
 from zpccl.caller import checked_int, public
 from zpccl.collectives import AsyncReduceHandle, Collectives
-from zpccl.control.addresses import advertised_address, listen_on_first_free, parse_listen, parse_masters
+from zpccl.control.addresses import (
+    advertised_address,
+    listen_locally,
+    listen_on_first_free,
+    parse_listen,
+    parse_masters,
+)
 from zpccl.control.calls import PendingCall
 from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import PeerLoop
+from zpccl.control.switches import read_switch
 from zpccl.errors import InvalidArgument, InvalidUsage, TooFewPeers
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
@@ -73,6 +80,8 @@ class Communicator(Collectives):
             True with a secret.
         upload_limit: bytes a second at most that this peer sends of shared state, 1 MiB or more, so that state for
             newcomers leaves room for training (ZPCCL_UPLOAD_LIMIT). Left out: no limit.
+        local_sockets: whether peers of one host, which share its network namespace, use Unix-domain sockets between
+            themselves (ZPCCL_LOCAL_SOCKETS: 1 or 0): about twice as quick as TCP. Left out: True.
 
     Raises:
         InvalidArgument: an argument that can never be right, `encrypt=True` without a secret, or a secret without
@@ -96,6 +105,7 @@ class Communicator(Collectives):
         master_key: str | None = None,
         encrypt: bool | None = None,
         upload_limit: float | None = None,
+        local_sockets: bool | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._loop: PeerLoop | None = None
@@ -123,6 +133,7 @@ class Communicator(Collectives):
         )
         self._master_timeout_ns = _nanoseconds(master_timeout, "master_timeout")
         self._upload = _upload_bucket(upload_limit)
+        self._local_sockets, _ = read_switch(local_sockets, "local_sockets")
 
     def __enter__(self) -> Communicator:
         """Connects, unless that is done already."""
@@ -229,6 +240,7 @@ class Communicator(Collectives):
             self._heartbeat_timeout_ns,
             self._keys,
             self._ciphers,
+            None if self._local_sockets is False else listen_locally(peer_id),
         )
 
     @public

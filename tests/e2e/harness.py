@@ -13,6 +13,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -125,6 +126,25 @@ def link_facts(comm: zpccl.Communicator, ask: Callable[[Engine, bytes], T]) -> l
         with contextlib.suppress(OSError):  # It is lost.
             facts.append(ask(loop.engine, peer_id))
     return facts
+
+
+LOCAL_PREFIX = b"\0zpccl/"
+"""Of the names of Unix-domain sockets of peers."""
+
+
+def stream_sockets() -> Iterator[tuple[socket.socket, Any, Any]]:
+    """Copies of the connected stream sockets of this process, TCP and Unix-domain ones, each with its two addresses."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            copy = socket.socket(fileno=os.dup(int(name)))
+            with contextlib.suppress(OSError):
+                if copy.type == socket.SOCK_STREAM:
+                    own, other = copy.getsockname(), copy.getpeername()  # Fails once the connection is lost.
+                    yield copy, own, other
+                    continue
+            copy.close()
 
 
 # --- In the child ---------------------------------------------------------------------------------------------------
@@ -470,8 +490,8 @@ def sums(children: Iterable[Child]) -> list[float]:
 
 
 def connect(peer: Peer, address: str, n_attempts: int = 5, **options: Any) -> int:
-    """Connects; returns the epoch at which it was admitted."""
-    peer.comm = zpccl.Communicator(address, **options)
+    """Connects; returns the epoch at which it was admitted. Peers use TCP, as between hosts, unless options differ."""
+    peer.comm = zpccl.Communicator(address, **{"local_sockets": False, **options})
     peer.comm.connect(n_attempts)
     return peer.comm.epoch
 

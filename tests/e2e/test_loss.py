@@ -56,10 +56,11 @@ def fork_worker(peer: Peer) -> int:
     return pid
 
 
-def test_a_worker_that_survives_its_trainer_does_not_hide_its_death() -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_a_worker_that_survives_its_trainer_does_not_hide_its_death(local: bool) -> None:
     """L2: it has inherited all connections, and closed them. Heartbeats would be missed too late for this test."""
     with cluster("--heartbeat-timeout", "3000") as run:
-        members = run.members(3)
+        members = run.members(3, local_sockets=local)
         worker = members[2].call(fork_worker)
         try:
             members[2].signal(signal.SIGKILL)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
 import random
 import socket
 from collections import defaultdict
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from e2e import harness
-from e2e.harness import Peer, cluster, until
+from e2e.harness import LOCAL_PREFIX, Peer, cluster, until
 from e2e.secured import SECRET, write_private
 from zpccl.engine.engine import Engine
 
@@ -31,23 +29,22 @@ def data_sockets(peer: Peer, master_port: int) -> dict[Any, list[socket.socket]]
     """Copies of the sockets of the links that this process dialled, by address of the other end."""
     found: dict[Any, list[socket.socket]] = defaultdict(list)
     listening = {address.rpartition(":")[2] for address in harness.loop_of(peer.comm).options.addresses}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            copy = socket.socket(fileno=os.dup(int(name)))
-            with contextlib.suppress(OSError):
-                is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-                other = copy.getpeername() if is_tcp else None
-                if other and other[1] != master_port and str(copy.getsockname()[1]) not in listening:
-                    found[other].append(copy)
-                    continue
+    for copy, own, other in harness.stream_sockets():
+        if copy.family == socket.AF_UNIX:
+            is_dialled = other[: len(LOCAL_PREFIX)] == LOCAL_PREFIX
+        else:
+            is_dialled = other[1] != master_port and str(own[1]) not in listening
+        if is_dialled:
+            found[other].append(copy)
+        else:
             copy.close()
     return found
 
 
 def reset(connection: socket.socket) -> None:
-    """Ends a TCP connection with a reset: what is on its way, in both directions, is gone."""
+    """Ends a connection: what is on its way is gone, over TCP in both directions."""
+    if connection.family == socket.AF_UNIX:
+        return connection.shutdown(socket.SHUT_RDWR)
     unspecified = (ctypes.c_uint16 * 8)(socket.AF_UNSPEC)
     assert ctypes.CDLL(None, use_errno=True).connect(connection.fileno(), unspecified, 16) == 0, ctypes.get_errno()
 
@@ -97,10 +94,11 @@ def reduce_while_they_break(peer: Peer, master_port: int | None, in_place: bool)
     return {"rounds": rounds, "states": states(peer), "epoch": peer.comm.epoch}
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_reduces_go_on_while_connections_break(in_place: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("in_place", "local"), [(True, False), (False, False), (True, True), (False, True)])
+def test_reduces_go_on_while_connections_break(in_place: bool, local: bool, tmp_path: Path) -> None:
     """S1: the last peer dialled both its links, so it breaks them and dials again. In place, the run has a secret."""
-    options: dict[str, Any] = {"connections": CONNECTIONS, **({"secret": SECRET} if in_place else {})}
+    options: dict[str, Any] = {"connections": CONNECTIONS, "local_sockets": local}
+    options |= {"secret": SECRET} if in_place else {}
     arguments = ("--secret-file", write_private(tmp_path / "secret", SECRET)) if in_place else ()
     with cluster(*arguments) as run:
         children = run.members(2, **options)

@@ -30,10 +30,11 @@ def unread_bytes(child: Child, sockets: set[str], port: int) -> int:
     return total
 
 
-def test_stopped_for_less_than_the_heartbeat_timeout() -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_stopped_for_less_than_the_heartbeat_timeout(local: bool) -> None:
     """L1: the others wait, for some heartbeats that nobody answers; nothing else happens."""
     with cluster() as run:
-        children = run.members(4)
+        children = run.members(4, local_sockets=local)
         for child in children:
             child.start(train)
         assert [child.note() for child in children] == [4] * 4

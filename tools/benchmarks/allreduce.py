@@ -5,8 +5,8 @@ Before each repetition all processes are ready and wait; its time is that of the
 Small all-reduces are repeated within one repetition, and the mean time counts.
 
   zpccl    all processes call `all_reduce`, SUM, out of place (--place: in place, with or without restore). Several
-           values of --algorithm or --encryption take turns as systems of their own. `authenticated` is a run with a
-           secret whose frames are not encrypted, `encrypted` one with the cipher that zpccl chooses
+           values of --algorithm, --encryption or --sockets take turns as systems of their own. `authenticated` is a
+           run with a secret whose frames are not encrypted, `encrypted` one with the cipher that zpccl chooses
   gloo     torch.distributed.all_reduce, in place (its only mode), one TCP connection per pair; if torch is installed
   raw_tcp  no reduction, no protocol: each process sends 2(N-1)/N times the tensor to its ring neighbour while it
            receives as much from the other one, from and to warm memory, over --connections sockets; one thread, poll,
@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_systems(parser, SYSTEMS)
     add(parser, "--algorithm", ["auto"], "of zpccl", choices=ALGORITHMS)
     add(parser, "--encryption", ["plain"], "of zpccl", choices=ENCRYPTIONS)
+    text = "of zpccl: local ones, as by itself within a host, or TCP"
+    add(parser, "--sockets", ["local"], text, choices=("local", "tcp"))
     add(parser, "--place", "out", "where zpccl puts the result", choices=PLACES)
     text = "tensors of the size in one all_reduce_multiple_with_retry; zpccl only; 1: all_reduce"
     add(parser, "--batch", 1, text, type=positive)
@@ -85,16 +87,16 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def start_systems(
     stack: contextlib.ExitStack, options: argparse.Namespace, peers: int, connections: int
 ) -> list[System]:
-    """Starts the requested systems. A forced algorithm and the encryption are part of the label."""
+    """Starts the requested systems. What differs from the defaults of a user is part of the label."""
     systems = []
     how = {"place": options.place, "batch": options.batch, "concurrent": options.concurrent}
     for name in options.systems:
         if name != "zpccl":
             systems.append(stack.enter_context(start_system(LOOPBACK, name, peers, connections)))
             continue
-        for algorithm, encryption in itertools.product(options.algorithm, options.encryption):
-            label = " ".join(["zpccl", *(what for what in (algorithm, encryption) if what not in ("auto", "plain"))])
-            ways = {"algorithm": algorithm, "encryption": encryption, **how}
+        for way in itertools.product(options.algorithm, options.encryption, options.sockets):
+            label = " ".join(["zpccl", *(what for what in way if what not in ("auto", "plain", "local"))])
+            ways = {**dict(zip(("algorithm", "encryption", "sockets"), way, strict=True)), **how}
             systems.append(stack.enter_context(start_system(LOOPBACK, name, peers, connections, label=label, **ways)))
     return systems
 

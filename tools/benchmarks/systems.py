@@ -135,6 +135,7 @@ class ZpcclBench(Bench):
         concurrent: its `max_in_flight`.
         algorithm: one of ALGORITHMS.
         encryption: one of ENCRYPTIONS.
+        sockets: "local", or "tcp" also where processes share a host.
         secret: of the run; None: there is none.
     """
 
@@ -149,11 +150,12 @@ class ZpcclBench(Bench):
         concurrent: int = 4,
         algorithm: str = "auto",
         encryption: str = "plain",
+        sockets: str = "local",
         secret: str | None = None,
     ) -> None:
         super().__init__(rank, peers)
         is_encrypted = encryption not in ("plain", "authenticated")
-        self.peer = Peer(address, connections, secret=secret, encrypt=is_encrypted)
+        self.peer = Peer(address, connections, secret=secret, encrypt=is_encrypted, local_sockets=sockets == "local")
         self.place, self.algorithm = place, algorithm
         self.batch, self.concurrent = batch, concurrent
         self.descriptors: list[zpccl.ReduceOpDescriptor] = []

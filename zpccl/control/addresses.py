@@ -1,4 +1,7 @@
-"""Addresses: parsing of "host:port" and "[ipv6]:port", listening sockets, and the addresses of this host."""
+"""Addresses: parsing of "host:port" and "[ipv6]:port", listening sockets, and the addresses of this host.
+
+Peers of one host meet at a Unix-domain socket, which moves about twice as many bytes a second as TCP does there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import errno
 import ipaddress
 import re
 import socket
+import sys
 
 import ifaddr
 
@@ -129,6 +133,34 @@ def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
     except OSError:
         listener.close()
         raise
+
+
+def local_address(peer_id: bytes) -> str:
+    """Where the processes of its host reach a peer: the abstract name of a Unix-domain socket, which begins with NUL.
+
+    The name follows from the random id, so nobody has to tell it, and no peer can make another one connect to the
+    socket of some other program. On another host, or in another network namespace, there is no such socket.
+    """
+    return f"\0zpccl/{peer_id.hex()}"
+
+
+def is_local_address(address: str) -> bool:
+    """True for what `local_address` returns."""
+    return address.startswith("\0")
+
+
+def listen_locally(peer_id: bytes) -> socket.socket | None:
+    """A non-blocking socket that listens at the local address of a peer; None where there are no abstract names."""
+    if not sys.platform.startswith("linux"):
+        return None
+    with contextlib.ExitStack() as on_failure, contextlib.suppress(OSError):  # A sandbox may forbid each step.
+        listener = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(local_address(peer_id))
+        listener.listen(limits.LISTEN_BACKLOG)
+        listener.setblocking(False)
+        on_failure.pop_all()
+        return listener
+    return None
 
 
 def advertised_address(advertise: str, port: int) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
+from zpccl.control.switches import read_switch
 from zpccl.engine.ciphers import Cipher, available
 from zpccl.errors import InvalidArgument
 
 _NEEDS_PYNACL = "encryption of data needs PyNaCl: pip install 'zpccl[secure]'"
-_WORDS = {"1": True, "true": True, "0": False, "false": False, "": None}
 
 
 def ciphers_to_offer(encrypt: bool | None, *, has_secret: bool) -> tuple[Cipher, ...]:
@@ -22,15 +20,7 @@ def ciphers_to_offer(encrypt: bool | None, *, has_secret: bool) -> tuple[Cipher,
     Raises:
         InvalidArgument: encryption is required, but there is no PyNaCl, or no secret; or the option is not a bool.
     """
-    source = "encrypt="
-    if encrypt is None and "ZPCCL_ENCRYPT" in os.environ:
-        source = "ZPCCL_ENCRYPT"
-        text = os.environ[source].lower()
-        if text not in _WORDS:
-            raise InvalidArgument(f"ZPCCL_ENCRYPT is {text!r}; set it to 1 or 0")
-        encrypt = _WORDS[text]
-    if not (encrypt is None or isinstance(encrypt, bool)):
-        raise InvalidArgument(f"encrypt={encrypt!r} is not True, False or None")
+    encrypt, source = read_switch(encrypt, "encrypt")
     if encrypt and not has_secret:
         raise InvalidArgument(f"{source} asks for encryption, which needs a secret; set ZPCCL_SECRET or secret=")
     if encrypt is False or not has_secret:

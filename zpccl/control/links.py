@@ -1,6 +1,6 @@
 """Setting up links: listening, dialling, the handshake of data connections; dialling lost connections again.
 
-One thread runs an asyncio loop; it owns the listener and every socket until the link is complete. Complete links go to
+One thread runs an asyncio loop; it owns the listeners and every socket until the link is complete. Complete links go to
 `on_link` as a list of connected sockets, failures of dialling to `on_failed`; both are called in this thread and must
 only pass on. All public methods may be called from any thread.
 
@@ -32,7 +32,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from zpccl import limits
-from zpccl.control.addresses import format_address, parse_address, reachable_at
+from zpccl.control.addresses import format_address, is_local_address, local_address, parse_address, reachable_at
 from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns
 from zpccl.control.forks import closed_in_children
 from zpccl.control.greeting import mechanism_of
@@ -63,6 +63,7 @@ _CONNECT_TIMEOUT_S = limits.CONNECT_TIMEOUT_NS / limits.SECOND
 _STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
 _RETRY_S = limits.LINK_RETRY_INTERVAL_NS / limits.SECOND
 _RETRY_MAX_S = limits.LINK_RETRY_INTERVAL_MAX_NS / limits.SECOND
+_THIS_HOST = "this host"
 
 
 @dataclass
@@ -175,6 +176,8 @@ class LinkBroker:
         requires_keys: the run has a secret, so no link is set up without a key from the master.
         ciphers: with which a link may be set up; PLAIN is the only one that goes without keys.
         on_connection: called with each connection that is added to an open link; without it none is.
+        local_listener: for peers of this host, at its `local_address`; the broker owns it from now on. None: they come
+            and are dialled like others.
     """
 
     def __init__(
@@ -188,9 +191,11 @@ class LinkBroker:
         requires_keys: bool = False,
         ciphers: Sequence[Cipher] = (Cipher.PLAIN,),
         on_connection: Callable[[NewConnection], None] | None = None,
+        local_listener: socket.socket | None = None,
     ) -> None:
         self._peer_id = peer_id
-        self._listener = closed_in_children(listener)
+        self._dials_locally = local_listener is not None
+        self._listeners = [closed_in_children(each) for each in (listener, local_listener) if each is not None]
         self._connection_count = connection_count
         self._on_link = on_link
         self._on_failed = on_failed
@@ -291,32 +296,36 @@ class LinkBroker:
         self._drop_link(peer_id)
 
     async def _accept_until_stopped(self) -> None:
-        self._loop.add_reader(self._listener, self._accept)
+        for listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
         await self._stop.wait()
-        self._loop.remove_reader(self._listener)
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
         tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}  # Those of forgotten dials too.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, address = self._listener.accept()
+            connection, address = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # It is gone already.
             return
         except OSError as error:  # Descriptors or memory ran out. The connection waits; so do we.
             logger.warning("cannot accept a data connection: %s", error)
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again)
+            self._loop.remove_reader(listener)
+            self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again, listener)
             return
-        if not self._make_room(address[0]):
+        host = _THIS_HOST if listener.family == socket.AF_UNIX else address[0]
+        if not self._make_room(host):
             return connection.close()
         closed_in_children(connection).setblocking(False)
         name = _peer_name(connection)
         task = self._loop.create_task(self._take_part(connection))
         timers = (self._loop.call_later(seconds, task.cancel) for seconds in (_HELLO_TIMEOUT_S, _TIMEOUT_S))
-        self._handshakes[task] = handshake = _Handshake(address[0], *timers)
+        self._handshakes[task] = handshake = _Handshake(host, *timers)
 
         def end(task: asyncio.Task[None]) -> None:
             self._handshakes.pop(task, None)
@@ -342,9 +351,9 @@ class LinkBroker:
         victim.cancel()
         return True
 
-    def _accept_again(self) -> None:
+    def _accept_again(self, listener: socket.socket) -> None:
         if not self._stop.is_set():
-            self._loop.add_reader(self._listener, self._accept)
+            self._loop.add_reader(listener, self._accept, listener)
 
     # --- Accepting --------------------------------------------------------------------------------------------------
 
@@ -461,7 +470,7 @@ class LinkBroker:
         ids = self._run_id, self._peer_id, neighbour.peer_id
         hello = LinkHello(*ids, nonce, 0, self._connection_count, offers, share)
         secrets = _Secrets(neighbour.link_key, private)
-        address, first = await self._dial_any(neighbour.addresses, hello, secrets)
+        address, first = await self._dial_any(neighbour, hello, secrets)
         dialled = [first]
         try:
             hellos = [dataclasses.replace(first.hello, index=index) for index in range(1, first.hello.count)]
@@ -528,7 +537,7 @@ class LinkBroker:
             return on_connection(new)
 
     async def _dial_one_more(self, neighbour: Neighbour, hello: LinkHello, secrets: _Secrets) -> _Dialled:
-        _, one = await self._dial_any(neighbour.addresses, hello, secrets)
+        _, one = await self._dial_any(neighbour, hello, secrets)
         try:
             await self._confirm(one)
         except BaseException:
@@ -536,11 +545,15 @@ class LinkBroker:
             raise
         return one
 
-    async def _dial_any(self, addresses: tuple[str, ...], hello: LinkHello, secrets: _Secrets) -> tuple[str, _Dialled]:
-        """The first address where the right peer answers. Each has a head start over the next."""
+    async def _dial_any(self, neighbour: Neighbour, hello: LinkHello, secrets: _Secrets) -> tuple[str, _Dialled]:
+        """The first address where the right peer answers. Each has a head start over the next.
+
+        The local one comes first: a neighbour that is not on this host has none, which the kernel tells at once.
+        """
         reasons: list[str] = []
         tries: dict[asyncio.Task[_Dialled], str] = {}
-        waiting = list(addresses)
+        waiting = [local_address(neighbour.peer_id)] if self._dials_locally else []
+        waiting += neighbour.addresses
         try:
             while waiting or tries:
                 if waiting:
@@ -553,21 +566,29 @@ class LinkBroker:
                     error = task.exception()
                     if error is None:
                         return address, task.result()
-                    reasons.append(f"{address}: {_text(error)}")
+                    if not is_local_address(address):
+                        reasons.append(f"{address}: {_text(error)}")
             raise HandshakeError("; ".join(reasons) or "it gave no address")
         finally:
             for task in tries:
                 task.cancel()
                 task.add_done_callback(_close_result)
 
-    async def _dial_one(self, address: str, hello: LinkHello, secrets: _Secrets) -> _Dialled:
+    async def _resolve(self, address: str) -> tuple[int, Any]:
+        """The family of an address, and what its sockets connect to."""
+        if is_local_address(address):
+            return socket.AF_UNIX, address
         host, port = parse_address(address)
         try:  # A number needs no thread that asks a name server.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, target = found[0]
-        connection = closed_in_children(socket.socket(family, kind, protocol))
+        family, _, _, _, target = found[0]
+        return family, target
+
+    async def _dial_one(self, address: str, hello: LinkHello, secrets: _Secrets) -> _Dialled:
+        family, target = await self._resolve(address)
+        connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
         try:
             connection.setblocking(False)
             await self._loop.sock_connect(connection, target)
@@ -616,6 +637,8 @@ def _taken(connection: socket.socket) -> socket.socket:
 
 
 def _peer_name(connection: socket.socket) -> str:
+    if connection.family == socket.AF_UNIX:
+        return _THIS_HOST
     try:
         host, port = connection.getpeername()[:2]
         return format_address(host.removeprefix("::ffff:"), port)

@@ -114,6 +114,7 @@ class PeerLoop:
         heartbeat_timeout_ns: a master that is silent for so long is away.
         keys: what proves this peer and the master to each other; None in a run without a secret.
         ciphers: with which links may be set up.
+        local_listener: listens for peers of this host (`LinkBroker`); None: they use TCP.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class PeerLoop:
         heartbeat_timeout_ns: int,
         keys: PeerKeys | None = None,
         ciphers: Sequence[Cipher] = (Cipher.PLAIN,),
+        local_listener: socket.socket | None = None,
     ) -> None:
         self._keys = keys
         self._lock = threading.RLock()  # The collector of garbage may close another loop, or this one, inside it.
@@ -153,6 +155,7 @@ class PeerLoop:
             requires_keys=keys is not None,
             ciphers=ciphers,
             on_connection=self._on_new_connection,
+            local_listener=local_listener,
         )
         self.options = replace(options, addresses=self._broker.addresses)
         self._machine = PeerMachine(self.options)

@@ -1,0 +1,132 @@
+"""Links between peers of one host, over Unix-domain sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+from brokers import Broker
+from e2e.harness import HANG_SECONDS
+from e2e.strangers import is_dropped
+
+from zpccl import limits
+from zpccl.control.addresses import listen_locally, local_address
+from zpccl.engine.ciphers import Cipher
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract names are Linux's")
+
+COUNT = 3
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, Broker]]:
+    """Which of them have a local socket is the parameter; both, if there is none."""
+    one_local, other_local = getattr(request, "param", (True, True))
+    one, other = Broker("one", COUNT, local=one_local), Broker("other", COUNT, local=other_local)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def families(one: Broker, other: Broker) -> set[socket.AddressFamily]:
+    """Of the sockets of a link that is coming up, at both ends."""
+    ours, theirs = one.link().sockets, other.link().sockets
+    assert len(ours) == len(theirs) == COUNT
+    for sender, receiver in zip(ours, theirs, strict=True):
+        sender.sendall(b"x")
+        receiver.settimeout(HANG_SECONDS)
+        assert receiver.recv(10) == b"x", "nothing of the handshake is left"
+    return {connection.family for connection in (*ours, *theirs)}
+
+
+def test_they_meet_at_the_local_socket_first(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    other.meet(one)
+    one.meet(other, dial=True)
+    assert families(one, other) == {socket.AF_UNIX}
+
+
+def test_no_other_address_is_needed(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    other.meet(one)
+    one.meet(other, "127.0.0.1:1", dial=True)
+    assert families(one, other) == {socket.AF_UNIX}
+
+
+@pytest.mark.parametrize("pair", [(True, False), (False, True)], indirect=True)
+def test_where_one_has_none_they_use_tcp(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    other.meet(one)
+    one.meet(other, dial=True)
+    assert families(one, other) == {socket.AF_INET}
+
+
+def test_the_link_is_authenticated_as_over_tcp() -> None:
+    """S7: who does not have the key of the pair is refused, at the local address and at the other."""
+    ciphers = (Cipher.PLAIN,)
+    one, other = Broker("one", COUNT, ciphers, local=True), Broker("other", COUNT, ciphers, local=True)
+    try:
+        other.meet(one, key=b"k" * 32)
+        one.meet(other, dial=True, key=b"w" * 32)
+        assert "closed" in one.failure()
+        one.meet(other, dial=True, key=b"k" * 32)
+        assert families(one, other) == {socket.AF_UNIX}
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_failure_names_only_what_a_person_can_look_at(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    other.close()
+    one.meet(other, "127.0.0.1:1", dial=True)
+    reason = one.failure()
+    assert reason.count("127.0.0.1:1") == 2 and "zpccl/" not in reason and "\0" not in reason
+
+
+def test_a_lost_connection_comes_back_there(pair: tuple[Broker, Broker]) -> None:
+    one, other = pair
+    other.meet(one)
+    one.meet(other, dial=True)
+    assert families(one, other) == {socket.AF_UNIX}
+    one.broker.redial(other.peer_id, 1, 2, 0)
+    theirs = other.connection()
+    theirs.connection.sendall(theirs.ready)
+    ours = one.connection()
+    assert ours.connection.family == theirs.connection.family == socket.AF_UNIX
+
+
+def test_silent_processes_of_the_host_do_not_keep_a_neighbour_out(pair: tuple[Broker, Broker]) -> None:
+    """B2: as many as there may be handshakes."""
+    one, other = pair
+    other.meet(one)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(limits.HANDSHAKES_MAX + 10)]
+        for connection in silent:
+            connection.settimeout(HANG_SECONDS)
+            connection.connect(local_address(other.peer_id))
+        one.meet(other, dial=True)
+        families(one, other)
+        assert one.failures.empty()
+        for connection in silent:
+            assert is_dropped(connection)
+
+
+def test_the_name_is_free_when_the_peer_is_gone() -> None:
+    with contextlib.closing(Broker("one", COUNT, local=True)):
+        assert listen_locally(b"one".ljust(16, b".")) is None, "it is taken"
+    again = listen_locally(b"one".ljust(16, b"."))
+    assert again is not None
+    again.close()
+
+
+def test_a_sandbox_without_unix_sockets_leaves_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> socket.socket:
+        raise OSError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr("zpccl.control.addresses.socket.socket", refuse)
+    assert listen_locally(b"one".ljust(16, b".")) is None

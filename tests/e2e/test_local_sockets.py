@@ -1,0 +1,93 @@
+"""Peers of one host whose data goes over Unix-domain sockets: the same promises as over TCP, which other tests use."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zpccl
+from e2e import harness
+from e2e.harness import LOCAL_PREFIX, Child, Cluster, Peer, all_of, cluster
+from e2e.secured import SECRET, write_private
+
+pytestmark = pytest.mark.e2e
+
+ELEMENTS = 1 << 20
+
+
+def data_families(peer: Peer, master_port: int) -> set[str]:
+    """The families of the sockets of its links."""
+    found = set()
+    for connection, own, other in harness.stream_sockets():
+        with connection:
+            if connection.family != socket.AF_UNIX:
+                found |= {"tcp"} if other[1] != master_port else set()
+            elif LOCAL_PREFIX in (own[: len(LOCAL_PREFIX)], other[: len(LOCAL_PREFIX)]):
+                found.add("unix")
+    return found
+
+
+def families_of(run: Cluster, members: list[Child]) -> list[set[str]]:
+    return all_of(members, data_families, int(run.master.address.rpartition(":")[2]))
+
+
+def share(peer: Peer, value: float) -> tuple[float, float]:
+    """A reduce and a sync. Returns the sum, and what is shared."""
+    total = peer.comm.all_reduce(np.full(ELEMENTS, value, np.float32))
+    weights = np.full(ELEMENTS, value, np.float32)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
+    state.revision = 1 if value == 1 else 0
+    peer.comm.sync_shared_state(state)
+    assert (total == total[0]).all() and (weights == weights[0]).all()
+    return float(total[0]), float(weights[0])
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
+def test_all_data_goes_over_them(secret: str | None, tmp_path: Path) -> None:
+    """S1, S5; with a secret it is encrypted, as over TCP."""
+    arguments = ("--secret-file", write_private(tmp_path / "secret", secret)) if secret else ()
+    with cluster(*arguments) as run:
+        members = run.members(3, local_sockets=True, secret=secret)
+        for child, value in zip(members, (1.0, 10.0, 100.0), strict=True):
+            child.start(share, value)
+        assert [child.value() for child in members] == [(111.0, 1.0)] * 3
+        assert families_of(run, members) == [{"unix"}] * 3
+
+
+def test_whoever_has_none_is_reached_by_tcp() -> None:
+    with cluster() as run:
+        members = run.members(2, local_sockets=True)
+        members.append(run.newcomer(members, local_sockets=False))
+        assert harness.sums(members) == [3.0] * 3
+        assert families_of(run, members) == [{"unix", "tcp"}, {"unix", "tcp"}, {"tcp"}]
+
+
+def reduce_in_place(peer: Peer, value: float) -> tuple[float, tuple[str, ...]]:
+    """Reduces large tensors in place until one is lost. Returns what the tensor holds then, and who was lost."""
+    tensor = np.full(8 * ELEMENTS, value, np.float32)
+    moved = peer.bytes_moved()
+    peer.note_when(lambda: peer.bytes_moved() > moved + tensor.nbytes, "moving")
+    while True:
+        tensor[:] = value
+        try:
+            peer.comm.all_reduce(tensor, tensor)
+        except zpccl.PeerLost as error:
+            assert (tensor == tensor[0]).all()
+            return float(tensor[0]), error.peers
+
+
+def test_a_peer_is_killed() -> None:
+    """S2, L1: the others notice at once, by no heartbeat, and have their old tensors."""
+    with cluster("--heartbeat-timeout", "3000") as run:
+        members = run.members(3, local_sockets=True)
+        for child, value in zip(members, (1.0, 10.0, 100.0), strict=True):
+            child.start(reduce_in_place, value)
+        members[2].note()
+        members[2].kill()
+        ended = [child.value() for child in members[:2]]
+        assert [value for value, _ in ended] == [1.0, 10.0]
+        assert ended[0][1] == ended[1][1] != ()
+        assert harness.sums(members[:2]) == [2.0] * 2
