@@ -232,6 +232,33 @@ def test_messages_on_later_calls_may_come_twice() -> None:
     assert bench.verdict("a", 3) == bench.verdict("b", 3) == Decision(3, 0, 2, attempt_id=AHEAD + 1)
 
 
+@pytest.mark.parametrize("last", ["report", "vote"])
+def test_what_comes_behind_a_loss_in_one_step_is_not_taken_before_what_came_earlier(last: str) -> None:
+    """S1, L1: a and b have committed three calls with c; the master hears of all that, and of the death of c, at once.
+
+    It decides the first call when it removes c. What has come of later calls, and was kept, counts before what follows.
+    """
+    bench = Bench("abc")
+    bench.disconnect("c")
+    bench.now_ns += bench.options.disconnect_grace_ns
+    bench.call("a")
+    with bench.standing_still():
+        bench.call("b")
+        for number in (2, 3, 4):
+            for name in "ab":
+                bench.finish(name, number, AHEAD + number - 2)
+                if name == "a" or number < 4 or last == "report":
+                    bench.call(name, number + 1, AHEAD + number - 1)
+        bench.tick()
+        for name in "ab":
+            if last == "vote" and name == "b":
+                bench.call("b", 5, AHEAD + 3)
+            bench.finish(name, 5, AHEAD + 3)
+    for number in (2, 3, 4, 5):
+        decisions = [bench.verdict(name, number) for name in "ab"]
+        assert [decision and decision.result for decision in decisions] == [Result.SUCCESS] * 2, number
+
+
 def test_a_later_call_may_be_withdrawn() -> None:
     """L1: of a it is gone, and its next one takes its place."""
     bench = Bench()

@@ -284,6 +284,7 @@ class Operations:
 
     def on_message(self, peer: Peer, message: PeerMessage, now_ns: int) -> None:
         """A member makes calls, reports on attempts, or withdraws a call."""
+        self._repeat(now_ns)  # What came before this message counts before it.
         if isinstance(message, Votes):
             self._forget_answers(peer, message.oldest_call_id)
             for vote in message.votes:
@@ -521,15 +522,19 @@ class Operations:
         """Plans or answers operations whose votes suffice. Called after every event."""
         self._evaluate(now_ns)
         while self._again:
-            again, self._again = self._again, []
-            for peer, message in again:
-                if self._registry.peers.get(peer.peer_id) is not peer:
-                    continue
-                if isinstance(message, Report):
-                    self._on_report(peer, message, now_ns)
-                else:
-                    self._on_vote(peer, message, key_of(peer, message.spec), now_ns)
+            self._repeat(now_ns)
             self._evaluate(now_ns)
+
+    def _repeat(self, now_ns: int) -> None:
+        """Handles messages that were kept for a later operation, now that the earlier one is not in their way."""
+        again, self._again = self._again, []
+        for peer, message in again:
+            if self._registry.peers.get(peer.peer_id) is not peer:
+                continue
+            if isinstance(message, Report):
+                self._on_report(peer, message, now_ns)
+            else:
+                self._on_vote(peer, message, key_of(peer, message.spec), now_ns)
 
     def _evaluate(self, now_ns: int) -> None:
         if self.pending:
