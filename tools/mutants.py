@@ -104,6 +104,10 @@ votes-that-were-taken-count-again: protocol.operation:Operations.forget (unit te
   L3: after a take-over, a vote counts both in the attempt that it began and in the next one
   - self._remove(operation, peer)
   + pass
+later-messages-overtake-kept-ones: protocol.operation:Operations.on_message (unit tests)
+  S1: a report is dropped, or a vote taken for that of the call before, because what came earlier still waits
+  - self._repeat(now_ns)
+  + pass
 decision-is-not-said-again: protocol.operation:Operations._on_report (simulator)
   L1: a peer that missed a decision because of a broken connection never gets it
   - self._outbox.send(peer, peer.answers[report.call_id])

@@ -57,6 +57,10 @@ class Violation(AssertionError):
         self.promise = promise
 
 
+QUICK_FACTOR = 30
+"""In a quick world all paths are shorter by this factor."""
+
+
 class Cluster:
     """Masters, peers, and the simulated world between them.
 
@@ -206,6 +210,10 @@ class Cluster:
     def child_rng(self) -> random.Random:
         """A source of randomness for one actor."""
         return random.Random(self._rng.getrandbits(64))
+
+    def distance_ns(self, usual_ns: int) -> int:
+        """The time that something takes which depends on how far the parts of the world are from each other."""
+        return usual_ns // QUICK_FACTOR if self.script.is_quick else usual_ns
 
     def draw_clock(self) -> LocalClock:
         """The clock of a new process."""

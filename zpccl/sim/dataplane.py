@@ -314,7 +314,7 @@ class DataPlane:
             self._watch(attempt, part)
 
     def _fail_later(self, attempt: RunningAttempt, part: Part, fault: bytes) -> None:
-        delay_ns = self._rng.randrange(40 * MS)
+        delay_ns = self._cluster.distance_ns(self._rng.randrange(40 * MS))
         part.timers.append(self._cluster.clock.after(delay_ns, lambda: self._fail(attempt, part, fault)))
 
     def _lose_later(self, attempt: RunningAttempt, part: Part, other_id: bytes) -> None:
@@ -337,7 +337,7 @@ class DataPlane:
         part.node.handle(events.ReduceDone(attempt.attempt_id, 0, error, fault))
 
     def _delay_ns(self, node: SimulatedPeer) -> int:
-        return self._rng.randrange(MS, 150 * MS) * node.slowness
+        return self._cluster.distance_ns(self._rng.randrange(MS, 150 * MS)) * node.slowness
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ class Faults:
     """The key of a peer is revoked: at one master now, at each other master seconds later."""
     master_pauses: float = 0.0
     """A master stands still for a while, then takes all that has come at once."""
+    busy_chance: float = 0.3
+    """A master is busy: what comes it takes some milliseconds later, with what has come meanwhile."""
     ambush_chance: float = 0.0
     """A master dies or loses connections exactly when its state changes: see nemesis.py."""
     first_chance: float = 0.0
@@ -548,6 +550,8 @@ class Injector:
             self._cluster.trace("fault", "**", f"{master.name} stands still for {duration_ns / SECOND:.3f} s")
             self._cluster.prolong(duration_ns)
             master.pause(duration_ns)
+            if self._cluster.faults.crashes and rng.random() < 0.5:  # It hears of calls and of a death at once.
+                self._later(rng.randrange(min(duration_ns, 200 * MS)), lambda: self._strike_crashes(rng))
 
     def _strike_stalls(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if node.connection is not None]

@@ -187,7 +187,7 @@ class Links:
         node.handle(events.LinkFailed(other_id, reason))
 
     def _tell_broken(self, peer_id: bytes, other_id: bytes, *, is_silent: bool) -> None:
-        times = (PATH_TIMEOUT_NS // 2, PATH_TIMEOUT_NS + SECOND) if is_silent else (40 * MS,)
+        times = (PATH_TIMEOUT_NS // 2, PATH_TIMEOUT_NS + SECOND) if is_silent else (self._cluster.distance_ns(40 * MS),)
         if self._pair(peer_id, other_id).ends[peer_id].state is EndState.UP:
             self._tell(peer_id, other_id, self._rng.randrange(*times), "broken")
 

@@ -216,7 +216,7 @@ class Network:
         """Makes a connection to a master; `node` is None for strangers."""
         self._count += 1
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
-        latency_ns = int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS)
+        latency_ns = self._cluster.distance_ns(int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS))
         latency_ns = min(latency_ns * (node.slowness if node is not None else 1), 1000 * MS)
         if node is not None and node.is_far:
             latency_ns = max(latency_ns, FAR_NS)
@@ -298,10 +298,12 @@ class Network:
 
     def _notice_ns(self, is_silent: bool) -> int:
         """How long one end takes to notice a break. Even after a silent one it may learn sooner, by a TCP reset."""
-        return self._rng.randrange(HEARTBEAT_TIMEOUT_NS if is_silent and self._rng.random() < 0.6 else 50 * MS)
+        if is_silent and self._rng.random() < 0.6:
+            return self._rng.randrange(HEARTBEAT_TIMEOUT_NS)
+        return self._cluster.distance_ns(self._rng.randrange(50 * MS))
 
     def _delay_ns(self, connection: Connection) -> int:
-        return connection.latency_ns + self._rng.randrange(20 * MS)
+        return connection.latency_ns + self._cluster.distance_ns(self._rng.randrange(20 * MS))
 
     def _copies(self, connection: Connection) -> int:
         is_doubled = self._rng.random() < self._cluster.faults.duplicate_chance

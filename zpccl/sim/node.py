@@ -64,9 +64,12 @@ class SimulatedMaster:
         self.is_foreign = False
         """While it is down, a server of another protocol version answers at its address."""
         self._crash_count = 0
-        self._waiting: list[events.MasterEvent] | None = None  # What has come while it stands still.
+        self._waiting: list[events.MasterEvent] | None = None  # What has come while it stands still, or is busy.
+        self._still_until_ns = 0
+        self._rng = cluster.child_rng()
+        self._busy_ns_max = 0
         self.went_on_ns: int | None = None
-        """When it last went on after it had stood still."""
+        """When it last took several events at once."""
         self._timer: Timer | None = None
         self.restart(machine, clock)
 
@@ -84,7 +87,7 @@ class SimulatedMaster:
     def crash(self) -> None:
         """Kills the process; its memory is lost."""
         self.is_alive = False
-        self._waiting = None
+        self._waiting, self._still_until_ns = None, 0
         self._crash_count += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -100,6 +103,8 @@ class SimulatedMaster:
         self.clock = clock
         self.is_alive = True
         self.is_foreign = False
+        busy = 10 ** self._rng.uniform(-1, 2) * MS if self._rng.random() < self._cluster.faults.busy_chance else 0
+        self._busy_ns_max = int(busy) if self._cluster.injector.strikes("busy_chance") else 0
         self._arm()
 
     def _arm(self) -> None:
@@ -107,9 +112,11 @@ class SimulatedMaster:
         self._timer = self._cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
 
     def handle(self, event: events.MasterEvent) -> None:
-        """Takes an event, later if it stands still. Does nothing in a dead process."""
+        """Takes an event, later if it stands still or is busy. Does nothing in a dead process."""
         if not self.is_alive:
             return
+        if self._waiting is None and self._busy_ns_max:
+            self._wait(self._rng.randrange(self._busy_ns_max))
         if self._waiting is None:
             self._handle((event,))
         elif not isinstance(event, events.Tick):
@@ -117,21 +124,34 @@ class SimulatedMaster:
 
     def pause(self, duration_ns: int) -> None:
         """Makes the process stand still. Then it takes all that has come meanwhile at once."""
+        self._still_until_ns = max(self._still_until_ns, self._cluster.clock.now_ns + duration_ns)
         if self.is_alive and self._waiting is None:
+            self._wait(duration_ns)
+
+    def _wait(self, duration_ns: int) -> None:
+        if self._waiting is None:
             self._waiting = []
-            self._cluster.clock.after(duration_ns, functools.partial(self._go_on, self._crash_count))
+        self._cluster.clock.after(duration_ns, functools.partial(self._go_on, self._crash_count))
 
     def _go_on(self, crash_count: int) -> None:
         if crash_count != self._crash_count or self._waiting is None:
             return  # It has died since.
+        still_ns = self._still_until_ns - self._cluster.clock.now_ns
+        if still_ns > 0:
+            return self._wait(still_ns)
         waiting, self._waiting = self._waiting, None
         self.went_on_ns = self._cluster.clock.now_ns
-        waiting.sort(key=lambda event: isinstance(event, events.ConnectionClosed))  # The loop takes messages first.
-        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
-        if deadline_ns is not None and deadline_ns <= self._cluster.clock.now_ns:
-            waiting.append(events.Tick())
-        if waiting:
-            self._handle(waiting)
+        # The loop takes messages first, but not all at once, then the ends of connections. Those of connections that
+        # have sent what it takes later come again.
+        closed = [event for event in waiting if isinstance(event, events.ConnectionClosed)]
+        messages = [event for event in waiting if not isinstance(event, events.ConnectionClosed)]
+        count = self._rng.randint(0, len(messages)) if self._rng.random() < 0.5 else len(messages)
+        for batch in (messages[:count] + closed, messages[count:] + closed if messages[count:] else []):
+            deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
+            if deadline_ns is not None and deadline_ns <= self._cluster.clock.now_ns:
+                batch.append(events.Tick())
+            if batch and self.is_alive:
+                self._handle(batch)
 
     def _handle(self, batch: Sequence[events.MasterEvent]) -> None:
         """Passes events to the machine and performs the effects."""
