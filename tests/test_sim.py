@@ -109,7 +109,7 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_calm_runs_have_no_failures() -> None:
     """L2, S6: where nothing goes wrong nothing fails, joiners or not."""
-    cluster = Cluster(3, peer_count=4)
+    cluster = Cluster(3, peer_count=4, script=SIMPLE)
     cluster.run(steps=3000, faults=CALM)
     assert cluster.checkers.liveness.committed_count > 100
     assert cluster.checkers.liveness.aborted_count == 0
@@ -530,5 +530,5 @@ def test_random_programs_meet_all_that_may_come_of_a_call(monkeypatch: pytest.Mo
 def test_scripts_differ_between_seeds() -> None:
     scripts = {Script.draw(random.Random(seed)) for seed in range(100)}
     assert {script.groups for script in scripts} == {1, 2, 3}
-    for name in ("is_batched", "asks_beside", "optimizes", "syncs_always", "newcomers_receive", "drifts"):
+    for name in ("is_batched", "asks_beside", "optimizes", "syncs_always", "newcomers_receive", "drifts", "is_quick"):
         assert {getattr(script, name) for script in scripts} == {False, True}
