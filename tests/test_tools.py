@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import workers
 from benches import rows_of, run
-from benchmarks import call, cut_paths, kill_peer, pattern, scenario
+from benchmarks import call, cut_paths, kill_calls, kill_peer, pattern, scenario
 from benchmarks.raw_tcp import RawTcp
 from benchmarks.systems import RESET_PEAK, resident_bytes
 
@@ -539,6 +539,31 @@ def test_gloo_is_measured_beside() -> None:
     options = ["--peers", "2", "--bytes", "64KiB", "--reps", "1", "--systems", "gloo"]
     (row,) = rows_of("allreduce", *options)
     assert (row["system"], row["place"], row["connections"]) == ("gloo", "in", 1)
+
+
+@pytest.mark.e2e
+def test_kill_calls_keeps_the_promises() -> None:
+    """S1, S2, L1, L2."""
+    (found,) = rows_of("kill-calls", "--peers", "3", "--rounds", "5")
+    assert found["rounds"] == found["failed"] + found["went_on"] == 5
+    assert found["promises_kept"] is True
+
+
+def ended(call: int = 7, end: str = "failed", retry: str = "right") -> dict[str, Any]:
+    return {"call": call, "end": end, "retry": retry}
+
+
+def test_survivors_of_a_kill_must_agree() -> None:
+    assert kill_calls.judge([ended(), ended()]) == kill_calls.judge([ended(end="went on")] * 2) == []
+    (problem,) = kill_calls.judge([ended(), ended(end="went on")])
+    assert problem == "survivors disagree: call 7: failed; call 7: went on"
+    (problem,) = kill_calls.judge([ended(), ended(call=8)])
+    assert problem == "survivors disagree: call 7: failed; call 8: failed"
+
+
+def test_what_is_wrong_after_a_kill_is_named() -> None:
+    assert kill_calls.judge([ended(end="a sum was wrong")] * 2) == ["a sum was wrong"] * 2
+    assert kill_calls.judge([ended(), ended(retry="failed")]) == ["then failed"]
 
 
 @pytest.mark.parametrize("name", ["allreduce", "memory", "kill-peer", "cut-paths", "kill-master", "state-faults"])

@@ -30,6 +30,7 @@ SCENARIOS = {
     "quantise": "How fast are the kernels of quantisation?",
     "memory": "How much memory does an all-reduce take beyond the caller's buffers?",
     "kill-peer": "What happens to the others when a peer is killed in the middle, and how fast?",
+    "kill-calls": "Do all others see the same when a peer is killed at any moment of small calls?",
     "state-faults": "What becomes of a sync of shared state when something happens in the middle of it?",
     "kill-master": "What does a kill and restart of the master cost the calls that are under way?",
     "cut-paths": "When do the others notice that a host or a path has fallen silent, and when do they go on?",

@@ -161,6 +161,8 @@ def judge(reports: list[dict[str, Any]], kill_ns: int, finished: bool, wire_byte
 class Experiment:
     """The peers, and the rounds so far."""
 
+    peer_class = ReducingPeer
+
     def __init__(self, options: argparse.Namespace, address: str) -> None:
         self.options = options
         self.address = address
@@ -175,7 +177,7 @@ class Experiment:
         """Starts a peer, ready to connect."""
         number, self.numbers = self.numbers, self.numbers + 1
         o = self.options
-        worker = Worker(f"peer {number}", ReducingPeer, self.address, o.connections, number, o.bytes, o.dtype)
+        worker = Worker(f"peer {number}", self.peer_class, self.address, o.connections, number, o.bytes, o.dtype)
         self.workers[number] = worker
         worker.begin("ready")
         return number, worker
