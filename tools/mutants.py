@@ -728,10 +728,10 @@ released-though-it-is-bound: protocol.peer:PeerMachine._release_due (unit tests)
   S1: a call fails here that succeeds for the others, while their master leads this peer
   - call.has_told and self._acceptor.is_led
   + call.has_told and not self._acceptor
-tells-its-digest-after-its-withdrawal: protocol.peer:PeerMachine._start (unit tests)
+tells-its-digest-after-its-withdrawal: protocol.peer:PeerMachine._tells_digest (unit tests)
   S1: the master aborts what another peer has committed
-  - is_told and call.withdrawn is None
-  + is_told
+  - call.withdrawn is not None
+  + False
 bound-by-a-digest-that-was-not-told: protocol.peer:PeerMachine._on_reduce_done (unit tests)
   L1: a call that was withdrawn before its result waits for a master that is away
   - call.has_told = event.has_told

@@ -81,7 +81,7 @@ class Communicator(Collectives):
         upload_limit: bytes a second at most that this peer sends of shared state, 1 MiB or more, so that state for
             newcomers leaves room for training (ZPCCL_UPLOAD_LIMIT). Left out: no limit.
         local_sockets: whether peers of one host, which share its network namespace, use Unix-domain sockets between
-            themselves (ZPCCL_LOCAL_SOCKETS: 1 or 0): about twice as quick as TCP. Left out: True.
+            themselves, which cost less than TCP (ZPCCL_LOCAL_SOCKETS: 1 or 0). Left out: True.
 
     Raises:
         InvalidArgument: an argument that can never be right, `encrypt=True` without a secret, or a secret without

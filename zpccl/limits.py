@@ -30,6 +30,8 @@ MESSAGE_PARTS_MAX = 64
 """Control messages that are sent together, as parts of one of ZeroMQ: waking its thread costs more than the rest."""
 SEND_HOLD_NS = 5 * MS
 """For so long a message for which nobody waits is held back, to be sent with the next one."""
+SEND_HELD_MAX = 8
+"""So many are held back. A call makes two of them at a peer and one at the master, and they bring the plans ahead."""
 CONTROL_BATCH_BYTES_MAX = 1 * MIB
 """Bytes of messages that a master receives before it handles them."""
 PEERS_MAX = 2048

@@ -122,6 +122,19 @@ def test_what_may_wait_does_not_wait_long(loop: PeerLoop, router: zmq.Socket[byt
     assert loop._outgoing.deadline_ns is None
 
 
+def test_what_may_wait_waits_for_few_others(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
+    """B1. They bring the plans ahead, which calls use up meanwhile."""
+    run_until(loop, is_up(loop))
+    first_message(router)
+    for number in range(limits.SEND_HELD_MAX):
+        loop._flush(NOW_NS)
+        assert loop._outgoing.deadline_ns == (NOW_NS + limits.SEND_HOLD_NS if number else None)
+        loop._perform([Send(Withdraw(number), may_wait=True)], NOW_NS)
+    loop._flush(NOW_NS)
+    assert loop._outgoing.deadline_ns is None
+    assert len(router.recv_multipart()) == 1 + limits.SEND_HELD_MAX
+
+
 def test_what_waits_is_not_sent_on_another_connection(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
     """There the peer says everything anew, Hello first."""
     run_until(loop, is_up(loop))

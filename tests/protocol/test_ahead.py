@@ -362,7 +362,19 @@ def after_a_commit(names: str = "ab", plan: Plan | None = None) -> PeerBench:
 
 
 def vote(call_id: int, ahead: int = AHEAD, **changes: Any) -> Send:
-    return Send(Votes(call_id, (Vote(call_id, spec(**changes), ahead),)))
+    """Of an attempt that is planned ahead it may wait: the others have the same plan."""
+    return Send(Votes(call_id, (Vote(call_id, spec(**changes), ahead),)), may_wait=ahead > 0)
+
+
+def test_the_vote_for_what_only_the_master_decides_is_sent_at_once() -> None:
+    """In a broadcast peers tell each other no digests."""
+    peer = PeerBench().member("ab")
+    broadcast = spec(kind=CollectiveKind.BROADCAST, is_root=True)
+    peer.reduce(10, broadcast)
+    peer.hear(plan_of(10, names="ab"))
+    peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7))
+    peer.hear(Decision(10, 0, 2, attempt_id=FIRST_ATTEMPT, ahead=(AHEAD,)))
+    assert peer.reduce(11, broadcast)[-1] == Send(Votes(11, (Vote(11, broadcast, AHEAD),)))
 
 
 def test_the_same_call_starts_at_once() -> None:

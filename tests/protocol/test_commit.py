@@ -303,7 +303,7 @@ def test_calls_follow_each_other_without_the_master() -> None:
         assert bench.commit(call_id, attempt_id)[-2:] == end(call_id, attempt_id)
     assert bench.reduce(15) == []  # Held: the decision on call 11 brings the next plan.
     effects = bench.decided(11, AHEAD[0], ahead=(9,))
-    assert effects == [start(15, 9), Send(Votes(12, (Vote(15, spec(), 9),)))]
+    assert effects == [start(15, 9), Send(Votes(12, (Vote(15, spec(), 9),)), may_wait=True)]
 
 
 def planned_ahead() -> Bench:

@@ -1,6 +1,6 @@
 """Addresses: parsing of "host:port" and "[ipv6]:port", listening sockets, and the addresses of this host.
 
-Peers of one host meet at a Unix-domain socket, which moves about twice as many bytes a second as TCP does there.
+Peers of one host meet at a Unix-domain socket, which costs less than TCP does there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Messages that are still to be sent, by destination.
 
 Waking the thread of ZeroMQ costs more than a message does. So what goes to one destination in one turn of a loop is
-sent together, as parts of one message of ZeroMQ, and with what nobody waits for: that is held back for SEND_HOLD_NS at
-most.
+sent together, as parts of one message of ZeroMQ, and with what nobody waits for: that is held back for SEND_HOLD_NS, or
+until there are SEND_HELD_MAX.
 
 It belongs to the thread of its loop, which takes what is due at the end of each turn.
 """
@@ -34,7 +34,7 @@ class Outgoing(Generic[ToT, DataT]):
         """Adds a message behind the others to its destination."""
         unsent = self._unsent.setdefault(to, [])
         unsent.append(data)
-        if not may_wait or len(unsent) >= limits.MESSAGE_PARTS_MAX:
+        if not may_wait or len(unsent) >= limits.SEND_HELD_MAX:
             self._urgent[to] = None
         elif self.deadline_ns is None:
             self.deadline_ns = now_ns + limits.SEND_HOLD_NS

@@ -779,7 +779,10 @@ class PeerMachine:
             for call in calls:
                 self._answer_alone(call)
         elif self.state is State.MEMBER and calls:
-            self._send(Votes(self._oldest_call_id(), tuple(call.vote for call in calls)))
+            votes = Votes(self._oldest_call_id(), tuple(call.vote for call in calls))
+            # Others that have started the same attempts wait for digests, not for votes.
+            may_wait = all(call.ahead and self._tells_digest(call) for call in calls)
+            self._effects.append(Send(votes, may_wait=may_wait))
 
     def _reason_against(self, new: Sequence[Call]) -> PCCLError | None:
         """Why calls cannot be made now, or None. Calls other than collectives are made one at a time."""
@@ -913,9 +916,15 @@ class PeerMachine:
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
         lane = plan.how.lanes[0]
-        is_told = isinstance(call.spec, CollectiveSpec) and tells_digests(call.spec, len(lane.order))
-        how = lane.order, plan.how.frame_bytes, lane.algorithm, is_told and call.withdrawn is None
+        how = lane.order, plan.how.frame_bytes, lane.algorithm, self._tells_digest(call)
         return self._effects.append(StartReduce(call.call_id, plan.attempt_id, *how))
+
+    @staticmethod
+    def _tells_digest(call: Call) -> bool:
+        """True if the others are told the digest of the attempt that it runs."""
+        if call.plan is None or call.withdrawn is not None or not isinstance(call.spec, CollectiveSpec):
+            return False
+        return tells_digests(call.spec, len(call.plan.order))
 
     def _keep_ahead(self, spec: CollectiveSpec, how: Reducing | Fetching, attempt_ids: tuple[int, ...]) -> None:
         """The next calls at this tag may start at once, if they are the same."""
