@@ -102,7 +102,7 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(DataPlane, "_report_fetch", report)
     monkeypatch.setattr(DataPlane, "_tell", notice)
-    for seed in range(60):
+    for seed in range(120):
         run_seed(seed, steps=800, faults="swarm", peers=5)
     assert [what for what, count in reached.items() if not count] == []
 
