@@ -19,22 +19,16 @@
 /* Bound on unsent bytes in the kernel (TCP_NOTSENT_LOWAT): a slow connection delays little more than its own frame. */
 #define UNSENT_BYTES_MAX (512 << 10)
 
-static bool is_unix(int fd)
-{
-	struct sockaddr_storage own;
-	socklen_t length = sizeof own;
-	return getsockname(fd, (struct sockaddr *)&own, &length) == 0 && own.ss_family == AF_UNIX;
-}
-
 /* True if both ends are on this host: of a Unix-domain socket, or if both have the same address. */
 bool zp__sock_is_local(int fd)
 {
 	struct sockaddr_storage own, other;
 	socklen_t own_length = sizeof own, other_length = sizeof other;
-	if (is_unix(fd))
+	if (getsockname(fd, (struct sockaddr *)&own, &own_length) < 0)
+		return false;
+	if (own.ss_family == AF_UNIX)
 		return true;
-	if (getsockname(fd, (struct sockaddr *)&own, &own_length) < 0 ||
-	    getpeername(fd, (struct sockaddr *)&other, &other_length) < 0 || own.ss_family != other.ss_family)
+	if (getpeername(fd, (struct sockaddr *)&other, &other_length) < 0 || own.ss_family != other.ss_family)
 		return false;
 	if (own.ss_family == AF_INET)
 		return ((struct sockaddr_in *)&own)->sin_addr.s_addr == ((struct sockaddr_in *)&other)->sin_addr.s_addr;
@@ -110,6 +104,13 @@ ssize_t zp__sock_receive(int fd, struct iovec *iov, int count)
 	if (n == 0)
 		return -ECONNRESET;
 	return n < 0 ? -errno : n;
+}
+
+static bool is_unix(int fd)
+{
+	struct sockaddr_storage own;
+	socklen_t length = sizeof own;
+	return getsockname(fd, (struct sockaddr *)&own, &length) == 0 && own.ss_family == AF_UNIX;
 }
 
 /* True if TCP acknowledgements are outstanding. Of a Unix-domain socket the kernel would count what was not read. */

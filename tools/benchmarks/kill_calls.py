@@ -15,10 +15,9 @@ import time
 from typing import Any
 
 from common import Row, Rows, add, positive, say, whole
-from workers import Master, close_all
 
 import zpccl
-from benchmarks.kill_peer import Experiment, ReducingPeer
+from benchmarks.kill_peer import Experiment, ReducingPeer, measure_with
 from benchmarks.pattern import pattern, worst_error
 from benchmarks.scenario import Scenario
 
@@ -119,13 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> Rows:
-    with Master() as master:
-        experiment = Calls(options, master.address)
-        try:
-            experiment.play()
-        finally:
-            close_all(list(experiment.workers.values()))
-    yield experiment.summary()
+    return measure_with(Calls, options)
 
 
 SCENARIO = Scenario(__doc__, add_arguments, measure, "Peers killed at any moment of small calls")

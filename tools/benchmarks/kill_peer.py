@@ -281,14 +281,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--seed", 0)
 
 
-def measure(options: argparse.Namespace) -> Rows:
+def measure_with(kind: type[Experiment], options: argparse.Namespace) -> Rows:
+    """Plays an experiment of this kind, in a run of its own; yields its summary."""
     with Master() as master:
-        experiment = Experiment(options, master.address)
+        experiment = kind(options, master.address)
         try:
             experiment.play()
         finally:
             close_all(list(experiment.workers.values()))
     yield experiment.summary()
+
+
+def measure(options: argparse.Namespace) -> Rows:
+    return measure_with(Experiment, options)
 
 
 SCENARIO = Scenario(__doc__, add_arguments, measure, "Peers killed in the middle of an all-reduce")

@@ -3,7 +3,7 @@
     cluster = Cluster(seed, peer_count=5)
     cluster.run(steps=600, faults=CHURN)      # safety: checkers raise Violation
     cluster.heal()
-    assert cluster.quiesces()     # liveness: L2
+    assert cluster.quiesces()                 # liveness: L2
 
 A step is one timer of the clock. All randomness comes from the seed, and each actor has its own random source, so a
 seed replays exactly. Nothing depends on the iteration order of sets.

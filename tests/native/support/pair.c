@@ -135,9 +135,7 @@ zp_reduce_plan pair_plan(int side, uint64_t attempt, uint32_t kind, void *input,
 	pair_id(0, peers);
 	pair_id(1, peers + ZP_PEER_ID_BYTES);
 	bool quantised = kind_is_quantised(kind);
-	enum zp_algorithm algorithm = kind >= PAIR_ONE_SHOT				      ? ZP_ONE_SHOT
-				      : kind < PAIR_ALL_REDUCES && kind / MODES ? ZP_DIRECT
-										      : ZP_RING;
+	bool direct = kind < PAIR_ALL_REDUCES && kind / MODES;
 	return (zp_reduce_plan){.attempt = attempt,
 				.kind = all_reduces(kind) ? ZP_ALL_REDUCE : ZP_BROADCAST + (kind - PAIR_BROADCAST),
 				.owners = all_reduces(kind) ? NULL : owners,
@@ -145,7 +143,9 @@ zp_reduce_plan pair_plan(int side, uint64_t attempt, uint32_t kind, void *input,
 				.op = ZP_SUM,
 				.quantization = quantised ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,
 				.block_elements = 64,
-				.algorithm = algorithm,
+				.algorithm = direct			 ? ZP_DIRECT
+					     : kind >= PAIR_ONE_SHOT ? ZP_ONE_SHOT
+								     : ZP_RING,
 				.world_size = 2,
 				.rank = (uint32_t)side,
 				.frame_bytes = 512,
