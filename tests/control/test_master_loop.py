@@ -16,6 +16,7 @@ from engine_mesh import until
 import zpccl
 from zpccl import limits
 from zpccl.control.master_loop import MasterLoop
+from zpccl.observe.snapshot import Snapshot
 from zpccl.protocol.effects import Broadcast
 from zpccl.protocol.messages import Hello, Kick, Leave, Ready, encode
 
@@ -59,6 +60,17 @@ def test_leave_counts_though_the_connection_closed_before_it_was_read(
     texts = [record.getMessage() for record in caplog.records]
     assert any(text.endswith(" left") for text in texts)
     assert not any("lost" in text for text in texts)
+
+
+def test_metrics_are_there_as_soon_as_the_master_is() -> None:
+    """Who reads them right after it has begun to listen finds all series."""
+    seen: list[Snapshot] = []
+    loop = MasterLoop("127.0.0.1:0", publish=seen.append)
+    try:
+        assert len(seen) == 1
+    finally:
+        loop.stop()
+        loop.run()
 
 
 def test_what_may_wait_is_sent_with_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,8 @@ class MasterLoop:
         keys: keys of the master and of the peers that may connect; None: anybody may.
         recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
             default of `options`.
-        publish: called with a snapshot at the start and soon after every change, at least METRICS_INTERVAL apart, in
-            the thread of the loop; it must not block.
+        publish: called with a snapshot by the constructor, then in the thread of the loop soon after every change, at
+            least METRICS_INTERVAL apart; it must not block.
         straggler_timeout: seconds after which a peer is removed if others wait for its vote; None: as in `options`.
 
     Attributes:
@@ -141,6 +141,7 @@ class MasterLoop:
         self.address = format_address(host, listening_port)
         """Where the master listens, "host:port"."""
         self.inflow = Inflow(listening_port, keys is not None, self.machine.standing, self._refusals)
+        self._show(time.monotonic_ns())
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
         socket = open_router(self._context, heartbeat_timeout_ns)
@@ -160,7 +161,6 @@ class MasterLoop:
                 if self._zap is not None:
                     waiter.register(self._zap.socket)
                 now_ns = time.monotonic_ns()
-                self._show(now_ns)
                 while not self._is_stopping:
                     tick_ns = self.machine.deadline_ns()
                     waiter.wait(poll_timeout_ms(self._deadline_ns(tick_ns), now_ns))
