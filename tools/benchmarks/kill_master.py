@@ -51,6 +51,9 @@ END_S = 90.0
 """Timeout for the peers to finish after the last kill."""
 VISITOR = "visitor"
 VISITOR_END_S = 15.0
+FIRST_VISIT_S = 60.0
+"""Timeout for the first visit after the last kill, on a machine that was too busy for one before."""
+VISIT_INTERVAL_S = 0.05
 ROLLING_PAUSE_S = 0.02
 VISITOR_PAUSE_S_MAX = 0.5
 VISIT_STEPS_MAX = 20
@@ -159,7 +162,7 @@ class LoopingPeer(Peer):
         }
 
     def visit(self, stop: str, seed: int) -> dict[str, Any]:
-        """Repeatedly joins, trains for some steps and leaves, until the file `stop` exists."""
+        """Repeatedly joins, trains for some steps and leaves, until the file `stop` exists. Makes `stop`.visited."""
         rng, path, visits, errors = random.Random(seed), Path(stop), 0, []
         while not path.exists():
             self._begin()
@@ -172,6 +175,7 @@ class LoopingPeer(Peer):
                             break
                         self._admit()
                     visits += 1
+                    path.with_suffix(".visited").touch()
             except zpccl.PCCLError as error:
                 errors.append(f"{type(error).__name__}: {error}")
             self.comm.close()
@@ -230,6 +234,10 @@ def run_loop(workers: list[Worker], masters: list[Master], options: argparse.Nam
             visitor.begin("visit", str(stop), options.seed)
         kills = kill_often(masters, options)
         time.sleep(options.pause)
+        if visitor is not None:
+            deadline = time.monotonic() + FIRST_VISIT_S
+            while not stop.with_suffix(".visited").exists() and time.monotonic() < deadline:
+                time.sleep(VISIT_INTERVAL_S)
         stop.touch()
         results = [worker.result(END_S) for worker in workers[: options.peers]]
         if visitor is not None:
