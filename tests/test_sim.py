@@ -212,6 +212,17 @@ def test_half_of_all_seeds_are_hard_on_leadership() -> None:
 
 
 @pytest.mark.slow
+def test_peers_die_when_others_are_calls_ahead_of_them() -> None:
+    """While the master keeps what the others say of later calls: their order must not be lost then."""
+    for seed in range(100):
+        cluster = Setup(faults="churn").build(seed)
+        cluster.run(1000, PROFILES["churn"])
+        if "behind_chance" in cluster.injector.struck:
+            return
+    pytest.fail("nobody was struck")
+
+
+@pytest.mark.slow
 def test_a_duel_has_all_that_may_befall_masters() -> None:
     """Kinds that the profile has strike in some seed, and masters change several times in each."""
     kinds = {

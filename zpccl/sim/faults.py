@@ -76,6 +76,8 @@ class Faults:
     """A master stands still for a while, then takes all that has come at once."""
     busy_chance: float = 0.3
     """A master is busy: what comes it takes some milliseconds later, with what has come meanwhile."""
+    behind_chance: float = 0.3
+    """A peer dies when its vote is on its way and others are one call ahead of it: see nemesis.py."""
     ambush_chance: float = 0.0
     """A master dies or loses connections exactly when its state changes: see nemesis.py."""
     first_chance: float = 0.0

@@ -1,27 +1,32 @@
-"""A nemesis of masters: it strikes exactly when the state of a master changes, or between two sends of one step.
+"""A nemesis of masters and of peers: it strikes at the moments at which they are weakest.
 
-Such moments are: a master begins to lead, changes its member list, commits it, asks for or receives a promise; and any
-step that sends to several peers. The master then dies, or a connection breaks, or some peers are cut off from it, after
-none, some or all of the messages of that step were sent.
+It strikes masters exactly when their state changes, or between two sends of one step. Such moments are: a master begins
+to lead, changes its member list, commits it, asks for or receives a promise; and any step that sends to several peers.
+The master then dies, or a connection breaks, or some peers are cut off from it, after none, some or all of the messages
+of that step were sent.
 
 If another master soon leads the peers that were cut off, the nemesis may drive them back: when that master has
 committed its list it dies or loses them, and the previous master becomes reachable again.
+
+It kills peers when their votes are still on their way and their master knows that others have completed that call and
+made later ones. The master is busy just then, and hears of the death together with what the others do.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from zpccl.limits import SECOND
+from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects
 from zpccl.protocol.events import MasterEvent, PeerMessageReceived
 from zpccl.protocol.messages import Refusal, Refused, RunReport
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
-    from zpccl.sim.node import SimulatedMaster
+    from zpccl.sim.node import SimulatedMaster, SimulatedPeer
 
 RARITY = 10
 """How much more likely a strike is at a change than at other steps with several sends."""
@@ -75,6 +80,25 @@ class Nemesis:
         sends = 0 if rng.random() < 0.3 else rng.randint(0, len(sent))
         return sends, lambda: self._strike(master, how, rng, self._left if is_return else None)
 
+    def ambush_peer(self, master: SimulatedMaster) -> None:
+        """May kill a peer that others are calls ahead of, the more likely the more calls."""
+        cluster, operations = self._cluster, master.machine.operations
+        if not cluster.faults.crashes or cluster.faults.fails_nothing:
+            return
+        for operation in list(operations.pending.values()):
+            calls = [sum(key == operation.key for key in peer.open_calls.values()) for peer in operation.reports]
+            ahead = max(calls, default=1) - 1
+            if not ahead or self._rng.random() >= cluster.faults.behind_chance * ahead:
+                continue
+            rng = random.Random(self._rng.getrandbits(64))
+            behind = [peer.peer_id for peer in operations.members_of(operation.key) if peer not in operation.votes]
+            victims = [cluster.nodes[peer_id] for peer_id in behind if cluster.nodes[peer_id].is_alive]
+            if victims:
+                victim, delay_ns = rng.choice(victims), rng.randrange(3 * MS)
+                if not cluster.spares(victim) and cluster.injector.strikes("behind_chance", victim):
+                    cluster.clock.after(delay_ns, functools.partial(_kill, victim))
+                    master.pause(int(10 ** rng.uniform(-1, 2) * MS))
+
     def _strike(self, master: SimulatedMaster, how: str, rng: random.Random, back_to: SimulatedMaster | None) -> None:
         cluster = self._cluster
         if back_to is not None:
@@ -87,3 +111,8 @@ class Nemesis:
         reach = rng.choice((0.4, 0.7, 1))
         hit = [rng.choice(nodes)] if how == "break" else [node for node in nodes if rng.random() < reach]
         cluster.injector.cut_off([(hit, master)], 0 if how == "break" else rng.randrange(6 * SECOND), is_silent=False)
+
+
+def _kill(victim: SimulatedPeer) -> None:
+    if victim.is_alive:
+        victim.crash(is_silent=False)

@@ -216,7 +216,9 @@ class Network:
         """Makes a connection to a master; `node` is None for strangers."""
         self._count += 1
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
-        latency_ns = self._cluster.distance_ns(int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS))
+        latency_ns = int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS)
+        if self._rng.random() < 0.7:  # Else peers that are near each other are far from their master.
+            latency_ns = self._cluster.distance_ns(latency_ns)
         latency_ns = min(latency_ns * (node.slowness if node is not None else 1), 1000 * MS)
         if node is not None and node.is_far:
             latency_ns = max(latency_ns, FAR_NS)

@@ -188,6 +188,7 @@ class SimulatedMaster:
                 return
         cluster.check_deadline(self.name, batch[-1], self.clock.world_ns(self.machine.deadline_ns()))
         self._arm()
+        cluster.nemesis.ambush_peer(self)
 
 
 @dataclass(eq=False)
