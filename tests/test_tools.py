@@ -351,7 +351,7 @@ def test_broken_promises_of_cuts_are_named(kind: str, report: dict[str, Any], re
 @pytest.mark.e2e
 def test_kill_peer_keeps_the_promises() -> None:
     """S1, S2, L1, L2."""
-    options = ["--peers", "3", "--bytes", "16MiB", "--rounds", "1"]
+    options = ["--peers", "3", "--bytes", "64MiB", "--rounds", "1"]
     (found,) = rows_of("kill-peer", *options)
     assert (found["rounds"], found["buffers_restored"], found["sums_right"]) == (1, 1, 1)
     assert 0 < found["ms_to_error_median"] <= found["ms_to_error_max"] <= kill_peer.MS_TO_ERROR_MAX

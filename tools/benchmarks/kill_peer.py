@@ -29,7 +29,7 @@ MS_TO_ERROR_MAX = 1000.0
 KILL_FRACTION_MIN, KILL_FRACTION_MAX = 0.05, 0.85
 """Range of the time of the kill, as a fraction of the duration of an undisturbed all-reduce."""
 WARM_UPS = 3
-MISSES_PER_ROUND_MAX = 5
+MISSES_PER_ROUND_MAX = 30
 """Maximum number of successive kills that miss the middle; then the tool fails."""
 MS_NS = 1e6
 
