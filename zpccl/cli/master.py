@@ -16,6 +16,9 @@ from zpccl.errors import PCCLError
 from zpccl.master_node import open_metrics
 from zpccl.observe.logs import LEVELS, log_to_stderr
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that stop the master."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of zpccl-master."""
@@ -112,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
             metrics.close()
         print(f"zpccl-master: {error.message}", file=sys.stderr)
         return 2
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, lambda *_: loop.stop())
     if options.allow is not None:
         signal.signal(signal.SIGHUP, lambda *_: loop.reload())
@@ -130,6 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         loop.run()
     finally:
+        for number in ENDING:  # It ends: at its exit Python would let a second signal kill the process.
+            signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         if metrics is not None:
             metrics.close()
