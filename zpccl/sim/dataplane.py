@@ -180,7 +180,7 @@ class DataPlane:
         attempt.calls[node.peer_id] = call_id
         clock = self._cluster.clock
         part.timers.append(clock.after(self._delay_ns(node), lambda: self._spoil(part)))
-        self._watch(attempt, part)
+        self._watch(attempt, part, clock.now_ns)
         links = self._cluster.links
         for other_id in sorted(attempt.edges_of(node.peer_id)):
             if not links.are_linked(node.peer_id, other_id):
@@ -304,14 +304,17 @@ class DataPlane:
         if done is not None:
             part.node.handle(done)
 
-    def _watch(self, attempt: RunningAttempt, part: Part) -> None:
-        part.timers.append(self._cluster.clock.after(STALL_TIMEOUT_NS, lambda: self._stall(attempt, part)))
+    def _watch(self, attempt: RunningAttempt, part: Part, since_ns: int) -> None:
+        due_ns = since_ns + STALL_TIMEOUT_NS
+        part.timers.append(self._cluster.clock.at(due_ns, lambda: self._stall(attempt, part, since_ns)))
 
-    def _stall(self, attempt: RunningAttempt, part: Part) -> None:
-        if not part.is_finished and part.node.machine.is_led:
+    def _stall(self, attempt: RunningAttempt, part: Part, since_ns: int) -> None:
+        """Fails a part that stalled: not while no master leads its peer, and not before a whole timeout after that."""
+        is_led, led_ns = part.node.machine.is_led, part.node.led_ns
+        if not part.is_finished and is_led and led_ns <= since_ns:
             self._fail(attempt, part, None)
         elif not part.is_finished:
-            self._watch(attempt, part)
+            self._watch(attempt, part, led_ns if is_led else self._cluster.clock.now_ns)
 
     def _fail_later(self, attempt: RunningAttempt, part: Part, fault: bytes) -> None:
         delay_ns = self._cluster.distance_ns(self._rng.randrange(40 * MS))

@@ -234,6 +234,8 @@ class SimulatedPeer:
         self.clock = cluster.draw_clock()
         self.is_ready = options.is_ready
         self.machine: PeerMachine = cluster.make_peer(options)
+        self.led_ns = 0
+        """When a master last began to lead it."""
         self.session = Session(self.peer_id, has_keys=True)
         self.socket_count = 0
         self.shared_state = state
@@ -298,8 +300,11 @@ class SimulatedPeer:
         cluster.trace(self.name, "<-", event)
         if cluster.coverage is not None:
             cluster.coverage.on_peer_event(self.machine, event)
+        was_led = self.machine.is_led
         done = self.machine.handle(event, self.clock.now_ns())
         self.machine.validate()
+        if self.machine.is_led and not was_led:
+            self.led_ns = cluster.clock.now_ns
         for effect in done:
             cluster.trace(self.name, "->", effect)
             cluster.checkers.on_peer_effect(self, effect)
