@@ -266,7 +266,7 @@ next-revision-not-expected: protocol.election:choose_revision (unit tests)
   + expected = last_revision
 admitted-before-it-is-ready: protocol.membership:Registry.joiners (simulator)
   S6: a joiner that still prefetches is admitted, and members wait for it in the next sync
-  - return [peer for peer in self._pending.values() if peer.phase is Phase.READY]
+  - return [peer for peer in self._pending.values() if peer.phase is PeerPhase.READY]
   + return list(self._pending.values())
 ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulator)
   L1: a joiner that became ready between its Hello and its Welcome is never admitted
@@ -326,8 +326,8 @@ withdrawal-before-all-are-heard: protocol.operation:Operations._on_withdraw (uni
   + not self._registry.order
 absent-members-taken-for-heard: protocol.master:MasterMachine._restore (unit tests)
   L3: members that are still looking for the new master are removed as if they had died
-  - absent.phase, absent.disconnected_ns = Phase.ABSENT, now_ns
-  + absent.phase, absent.disconnected_ns = Phase.FOLLOWING, now_ns
+  - absent.phase, absent.disconnected_ns = PeerPhase.ABSENT, now_ns
+  + absent.phase, absent.disconnected_ns = PeerPhase.FOLLOWING, now_ns
 epoch-of-the-dead-master-used-again: protocol.master:MasterMachine._restore (simulator)
   S3: an epoch that the former master announced to some peers gets another member list
   - self.registry.epoch = self.term << limits.EPOCH_BITS
@@ -777,15 +777,15 @@ ids-of-others-taken: protocol.operation:Operations.was_issued (unit tests)
 # --- The control connection -------------------------------------------------------------------------------------------
 connects-no-more: protocol.session:Session._on_tick (simulator)
   L2: a peer whose connection broke never opens another socket
-  - self.phase is Phase.PAUSED
-  + self.phase is Phase.ASKING
+  - self.phase is SocketPhase.PAUSED
+  + self.phase is SocketPhase.ASKING
 broken-connection-is-a-failed-try: protocol.session:Session.handle (unit tests)
   L3: a peer leaves a live master for a standby
   - self._pause(events.ConnectionDown(), now_ns)
   + self._pause(events.ConnectionFailed(_REFUSED), now_ns)
 answer-of-another-master-counts: protocol.session:Session.handle (unit tests)
   S7: a newcomer gives up because of the secret of a master that it has left
-  - self.phase is Phase.ASKING and event.index == self._index
-  + self.phase is Phase.ASKING
+  - self.phase is SocketPhase.ASKING and event.index == self._index
+  + self.phase is SocketPhase.ASKING
 """
 )

@@ -19,7 +19,7 @@ from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
 from zpccl.protocol.messages import Hello, Kick, Leave, Withdraw, decode_peer_message, encode
 from zpccl.protocol.peer import State
-from zpccl.protocol.session import Phase
+from zpccl.protocol.session import SocketPhase
 from zpccl.types import ReduceOp
 
 WAIT_MS = 10_000
@@ -58,7 +58,7 @@ def run_until(loop: PeerLoop, condition: Callable[[], bool]) -> None:
 
 
 def is_up(loop: PeerLoop) -> Callable[[], bool]:
-    return lambda: loop._session.phase is Phase.UP
+    return lambda: loop._session.phase is SocketPhase.UP
 
 
 def first_message(router: zmq.Socket[bytes]) -> tuple[bytes, object]:
@@ -160,15 +160,15 @@ def test_an_address_that_libzmq_does_not_take(loop: PeerLoop) -> None:
     """It fails the try; that of the first master is refused by connect() itself."""
     loop._endpoints = (loop._endpoints[0], "tcp://no address")
     loop._on_session(UseMaster(1), NOW_NS)
-    assert loop._session.phase is Phase.PAUSED
+    assert loop._session.phase is SocketPhase.PAUSED
 
 
 def test_the_greeting_of_the_server_ends_the_asking(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
     """L1: this master has no secret either, so there is no other reason than that it is none."""
     loop._on_session(events.TcpConnected(), NOW_NS)
     loop._on_session(events.HandshakeFailed(), NOW_NS)  # Not in truth.
-    assert loop._session.phase is Phase.ASKING
-    run_until(loop, lambda: loop._session.phase is Phase.PAUSED)
+    assert loop._session.phase is SocketPhase.ASKING
+    run_until(loop, lambda: loop._session.phase is SocketPhase.PAUSED)
 
 
 class Told(Engine):

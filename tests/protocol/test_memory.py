@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.calls import Call, Phase
+from zpccl.protocol.calls import Call, CallPhase
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     Decision,
@@ -69,7 +69,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
         memory.on_decision(Decision(LONG, *facts), None, ())
     plan = Plan(LONG, (LONG,) * group_size, Reducing((Lane(ids, 2),), limits.FRAME_BYTES_MAX))
     widest = spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX, datatype=255, op=255, quantization=255)
-    calls: list[Call] = [Call(LONG, widest, Phase.RUNNING, LONG, plan) for _ in range(calls_max)]
+    calls: list[Call] = [Call(LONG, widest, CallPhase.RUNNING, LONG, plan) for _ in range(calls_max)]
     addresses = ("h" * limits.ADDRESS_CHARS_MAX,) * limits.ADDRESSES_PER_PEER_MAX
     hello = Hello(ids[0], ids[0], True, limits.PEER_GROUP_MAX, listed[0].name, addresses, LONG)
     report = memory.report(hello, LONG, limits.EPOCH_MAX, listed, everybody, limits.EPOCH_MAX, calls)
@@ -98,7 +98,7 @@ def test_a_report_fits_after_the_group_has_shrunk() -> None:
         memory.on_decision(refusal(1, 1 + number, after), None, ())
     assert [outcome.order for outcome in outcomes(memory)] == [after] * (first + second)
     plans = [Plan(9, (2**32 - 1,) * len(ids), Reducing((Lane(ids),), 1)) for ids in [before] * first + [after] * second]
-    calls = [Call(1, spec(1), Phase.RUNNING, 9, plan) for plan in plans]
+    calls = [Call(1, spec(1), CallPhase.RUNNING, 9, plan) for plan in plans]
     assert len(encode(memory.report(HELLO, 0, 1, (), (), 0, calls))) <= limits.MESSAGE_BYTES_MAX
 
 
@@ -109,7 +109,7 @@ def test_the_ends_of_as_many_calls_as_another_may_have_in_flight_are_kept() -> N
     in_flight = limits.calls_open_max(256)
     for number in range(in_flight):
         plan = Plan(1 + number, (1,) * 256, Reducing((Lane(ids),), 1))
-        call = Call(number, spec(number), Phase.REPORTED, 1 + number, plan)
+        call = Call(number, spec(number), CallPhase.REPORTED, 1 + number, plan)
         memory.on_decision(Decision(number, 0, 256, attempt_id=1 + number), call, frozenset(ids))
     for number in range(limits.PARTIAL_REFUSALS_KEPT_MAX):  # The others had no part in these.
         memory.on_decision(refusal(1, 10_000 + number, ids[:2]), None, ())

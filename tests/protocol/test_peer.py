@@ -27,7 +27,7 @@ from zpccl.errors import (
     VersionMismatch,
 )
 from zpccl.protocol import events
-from zpccl.protocol.calls import Phase
+from zpccl.protocol.calls import CallPhase
 from zpccl.protocol.effects import (
     CloseLink,
     EndReduce,
@@ -1256,11 +1256,11 @@ def test_calls_that_may_not_run_beside_a_released_one(first: str, second: str, w
     peer.down()
     give_up(peer)
     assert bool(calls[second](11)) is not waits
-    assert (peer.machine.calls[11].phase is Phase.HELD) is waits
+    assert (peer.machine.calls[11].phase is CallPhase.HELD) is waits
     led_again(peer)
     said = peer.hear(Decision(10, LOST))
     assert bool(said) is waits
-    assert peer.machine.calls[11].phase is not Phase.HELD
+    assert peer.machine.calls[11].phase is not CallPhase.HELD
 
 
 def test_released_calls_count() -> None:

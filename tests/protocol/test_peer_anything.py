@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zpccl import limits
 from zpccl.protocol import events
-from zpccl.protocol.calls import Phase
+from zpccl.protocol.calls import CallPhase
 from zpccl.protocol.effects import EndReduce, EndSync, Reject, Resolve, Send, StartReduce, StartSync
 from zpccl.protocol.messages import (
     Decision,
@@ -179,7 +179,7 @@ def test_a_new_connection_is_told_everything_once(steps: list[tuple[str, int]]) 
     votes = [m for m in standing if isinstance(m, Votes | Report)]
     assert len(votes) + len(withdrawn) == len(standing)
     calls = watch.peer.machine.calls
-    told = {call_id for call_id, call in calls.items() if call.phase is not Phase.HELD}
+    told = {call_id for call_id, call in calls.items() if call.phase is not CallPhase.HELD}
     assert {m.votes[0].call_id if isinstance(m, Votes) else m.call_id for m in votes} == told
     assert standing == [message for call in calls.values() for message in call.standing(min(calls))]
     assert [m.call_id for m in withdrawn] == [call.call_id for call in calls.values() if call.withdrawn is not None]

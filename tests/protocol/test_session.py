@@ -11,7 +11,7 @@ from zpccl import limits
 from zpccl.protocol import events
 from zpccl.protocol.effects import AskMechanism, OpenSocket, UseMaster
 from zpccl.protocol.messages import MAGIC, Refusal, Refused, Welcome, encode
-from zpccl.protocol.session import Phase, Session
+from zpccl.protocol.session import Session, SocketPhase
 
 MS, SECOND = limits.MS, limits.SECOND
 AT_ONCE_NS = 10 * MS
@@ -19,19 +19,19 @@ LATE_NS = limits.CONNECT_TIMEOUT_NS
 WELCOME = Welcome(RUN_ID, 1)
 OTHER_VERSION = MAGIC + bytes([limits.PROTOCOL_VERSION + 1])
 UP_EVENTS = [events.DialStarted(), events.TcpConnected(), events.HandshakeDone()]
-PATHS: dict[Phase, list[Any]] = {
-    Phase.DIALLING: [],
-    Phase.HANDSHAKE: UP_EVENTS[:2],
-    Phase.ASKING: [*UP_EVENTS[:2], events.HandshakeFailed()],
-    Phase.UP: UP_EVENTS,
-    Phase.PAUSED: [events.DialFailed()],
+PATHS: dict[SocketPhase, list[Any]] = {
+    SocketPhase.DIALLING: [],
+    SocketPhase.HANDSHAKE: UP_EVENTS[:2],
+    SocketPhase.ASKING: [*UP_EVENTS[:2], events.HandshakeFailed()],
+    SocketPhase.UP: UP_EVENTS,
+    SocketPhase.PAUSED: [events.DialFailed()],
 }
 
 
 class Bench:
     """A session that is brought to a phase, with a clock that a test moves on."""
 
-    def __init__(self, phase: Phase = Phase.DIALLING, *, has_keys: bool = False, name: str = "a") -> None:
+    def __init__(self, phase: SocketPhase = SocketPhase.DIALLING, *, has_keys: bool = False, name: str = "a") -> None:
         self.session = Session(pid(name), has_keys=has_keys)
         self.now_ns = 7 * SECOND
         for event in PATHS[phase]:
@@ -62,23 +62,26 @@ class Bench:
 
 UP, DOWN, FAILED = events.ConnectionUp, events.ConnectionDown, events.ConnectionFailed
 MESSAGE = events.DataReceived(encode(WELCOME))
-CELLS: list[tuple[Any, dict[Phase, tuple[Phase, type]]]] = [
+CELLS: list[tuple[Any, dict[SocketPhase, tuple[SocketPhase, type]]]] = [
     (events.DialStarted(), {}),
-    (events.TcpConnected(), {Phase.DIALLING: (Phase.HANDSHAKE, type(None))}),
-    (events.HandshakeDone(), {Phase.HANDSHAKE: (Phase.UP, UP)}),
-    (events.DialFailed("no route"), {Phase.DIALLING: (Phase.PAUSED, FAILED)}),
-    (events.HandshakeFailed(), {Phase.HANDSHAKE: (Phase.ASKING, AskMechanism)}),
-    (events.MechanismTold(0, "", "no answer"), {Phase.ASKING: (Phase.PAUSED, FAILED)}),
-    (events.SocketBroke(), {Phase.HANDSHAKE: (Phase.PAUSED, FAILED), Phase.UP: (Phase.PAUSED, DOWN)}),
-    (MESSAGE, {phase: (phase, events.MasterMessageReceived) for phase in Phase}),
-    (UseMaster(1), dict.fromkeys(Phase, (Phase.DIALLING, OpenSocket))),
+    (events.TcpConnected(), {SocketPhase.DIALLING: (SocketPhase.HANDSHAKE, type(None))}),
+    (events.HandshakeDone(), {SocketPhase.HANDSHAKE: (SocketPhase.UP, UP)}),
+    (events.DialFailed("no route"), {SocketPhase.DIALLING: (SocketPhase.PAUSED, FAILED)}),
+    (events.HandshakeFailed(), {SocketPhase.HANDSHAKE: (SocketPhase.ASKING, AskMechanism)}),
+    (events.MechanismTold(0, "", "no answer"), {SocketPhase.ASKING: (SocketPhase.PAUSED, FAILED)}),
+    (
+        events.SocketBroke(),
+        {SocketPhase.HANDSHAKE: (SocketPhase.PAUSED, FAILED), SocketPhase.UP: (SocketPhase.PAUSED, DOWN)},
+    ),
+    (MESSAGE, {phase: (phase, events.MasterMessageReceived) for phase in SocketPhase}),
+    (UseMaster(1), dict.fromkeys(SocketPhase, (SocketPhase.DIALLING, OpenSocket))),
     (events.Tick(), {}),
 ]
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", SocketPhase)
 @pytest.mark.parametrize(("event", "cells"), CELLS, ids=[type(event).__name__ for event, _ in CELLS])
-def test_every_cell(event: Any, cells: dict[Phase, tuple[Phase, type]], phase: Phase) -> None:
+def test_every_cell(event: Any, cells: dict[SocketPhase, tuple[SocketPhase, type]], phase: SocketPhase) -> None:
     """What a cell leaves out changes nothing: neither the phase, nor when something is due."""
     bench = Bench(phase)
     due_ns = bench.session.deadline_ns()
@@ -92,17 +95,17 @@ def test_every_cell(event: Any, cells: dict[Phase, tuple[Phase, type]], phase: P
 
 def test_ticks_that_are_due() -> None:
     """L1: a server that talks on and on without a greeting has no end of its own."""
-    bench = Bench(Phase.HANDSHAKE)
+    bench = Bench(SocketPhase.HANDSHAKE)
     assert bench.until_due() == limits.REGISTRATION_TIMEOUT_NS
     assert bench.due() == [FAILED("the server there does not speak ZeroMQ")]
     assert bench.due() == [OpenSocket(0)]
-    assert bench.session.phase is Phase.DIALLING
+    assert bench.session.phase is SocketPhase.DIALLING
     assert bench.session.deadline_ns() is None, "libzmq ends it"
 
 
 def test_the_time_of_a_handshake_is_that_of_its_own_try() -> None:
     """L2: a master gives far peers more time to come back; looking up a name or a pause says nothing of the path."""
-    bench = Bench(Phase.PAUSED)
+    bench = Bench(SocketPhase.PAUSED)
     bench.due()
     bench.handle(events.DialStarted(), 3 * SECOND)
     bench.handle(events.TcpConnected(), 100 * MS)
@@ -117,10 +120,10 @@ def test_the_time_of_a_handshake_is_that_of_its_own_try() -> None:
 
 def test_a_key_that_is_not_allowed() -> None:
     """S7: the refusal says so itself; nothing is asked."""
-    bench = Bench(Phase.HANDSHAKE, has_keys=True)
+    bench = Bench(SocketPhase.HANDSHAKE, has_keys=True)
     refused = bench.one(events.HandshakeFailed(is_key_refused=True))
     assert isinstance(refused, events.AuthenticationRefused) and "allow list" in refused.reason
-    assert bench.session.phase is Phase.PAUSED
+    assert bench.session.phase is SocketPhase.PAUSED
 
 
 @pytest.mark.parametrize(
@@ -133,27 +136,27 @@ def test_a_key_that_is_not_allowed() -> None:
 )
 def test_another_idea_of_secrets(has_keys: bool, mechanism: str, text: str) -> None:
     """S7, L1: who has another secret, or none, is told so."""
-    bench = Bench(Phase.ASKING, has_keys=has_keys)
+    bench = Bench(SocketPhase.ASKING, has_keys=has_keys)
     refused = bench.one(events.MechanismTold(0, mechanism, ""))
     assert isinstance(refused, events.AuthenticationRefused) and text in refused.reason
 
 
 @pytest.mark.parametrize(("mechanism", "reason", "text"), [("NULL", "", "not speak ZeroMQ"), ("", "gone", "gone")])
 def test_what_is_no_master_fails_the_try(mechanism: str, reason: str, text: str) -> None:
-    failed = Bench(Phase.ASKING).one(events.MechanismTold(0, mechanism, reason))
+    failed = Bench(SocketPhase.ASKING).one(events.MechanismTold(0, mechanism, reason))
     assert isinstance(failed, FAILED) and text in failed.reason
 
 
 def test_who_fails_late_is_not_asked_and_the_try_counts() -> None:
     """L1: libzmq has waited in vain; nothing else would end connect()."""
-    bench = Bench(Phase.HANDSHAKE)
+    bench = Bench(SocketPhase.HANDSHAKE)
     assert isinstance(bench.one(events.HandshakeFailed(), LATE_NS), FAILED)
     assert bench.due() == [OpenSocket(0)]
 
 
 def test_only_newcomers_ask() -> None:
     """Whoever was registered knows the secret; a run that waits for its master asks nothing twice a second."""
-    bench = Bench(Phase.UP)
+    bench = Bench(SocketPhase.UP)
     bench.handle(MESSAGE)
     bench.handle(events.SocketBroke())
     bench.due()
@@ -162,7 +165,7 @@ def test_only_newcomers_ask() -> None:
 
 
 def test_an_answer_of_another_master_is_too_late() -> None:
-    bench = Bench(Phase.ASKING)
+    bench = Bench(SocketPhase.ASKING)
     bench.handle(UseMaster(1))
     for event in (*UP_EVENTS[:2], events.HandshakeFailed()):
         bench.handle(event)
@@ -190,20 +193,20 @@ def test_pauses_grow_up_to_a_bound() -> None:
         assert shortest <= pause_ns < shortest + least
 
 
-@pytest.mark.parametrize("phase", [Phase.UP, Phase.DIALLING])
-def test_pauses_begin_anew(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [SocketPhase.UP, SocketPhase.DIALLING])
+def test_pauses_begin_anew(phase: SocketPhase) -> None:
     """After a connection, and at another master. The first is short enough for the master to wait for this peer."""
     bench = Bench()
     pauses(bench, 6)
     for event in PATHS[phase] or [UseMaster(1)]:
         bench.handle(event)
-    bench.handle(events.SocketBroke() if phase is Phase.UP else events.DialFailed())
+    bench.handle(events.SocketBroke() if phase is SocketPhase.UP else events.DialFailed())
     assert bench.until_due() < 2 * limits.RECONNECT_INTERVAL_NS < limits.DISCONNECT_GRACE_NS
 
 
 def test_a_broken_connection_is_no_failed_try() -> None:
     """L2: libzmq says of it, too, that it will try again. The peer stays with its master."""
-    bench = Bench(Phase.UP)
+    bench = Bench(SocketPhase.UP)
     assert bench.one(events.SocketBroke()) == DOWN()
     assert bench.handle(events.DialFailed()) == []
     assert bench.due() == [OpenSocket(0)]
@@ -218,14 +221,14 @@ def test_peers_do_not_come_back_together() -> None:
 
 def test_messages_of_a_master() -> None:
     refused = Refused(Refusal.FULL, "full")
-    assert Bench(Phase.UP).one(events.DataReceived(encode(refused))) == events.MasterMessageReceived(refused)
+    assert Bench(SocketPhase.UP).one(events.DataReceived(encode(refused))) == events.MasterMessageReceived(refused)
 
 
 @pytest.mark.parametrize(
     ("data", "kind"), [(OTHER_VERSION, events.OtherVersionReceived), (b"GET /", events.NonsenseReceived)]
 )
 def test_what_is_no_message_counts_once_a_connection(data: bytes, kind: type) -> None:
-    bench = Bench(Phase.UP)
+    bench = Bench(SocketPhase.UP)
     assert isinstance(bench.one(events.DataReceived(data)), kind)
     assert bench.handle(events.DataReceived(data)) == []
     assert isinstance(bench.one(MESSAGE), events.MasterMessageReceived)

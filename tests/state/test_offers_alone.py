@@ -14,7 +14,7 @@ import pytest
 from zpccl.engine.engine import Body, Engine
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MIB, SECOND
-from zpccl.state.offers import CHANNEL, Catalog, CopyPool, Kind, LentRegion, Offer, Offers, Prefetch
+from zpccl.state.offers import CHANNEL, Catalog, CopyPool, LentRegion, MessageKind, Offer, Offers, Prefetch
 from zpccl.state.regions import region
 from zpccl.types import DigestKind
 
@@ -59,7 +59,7 @@ class Net(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.posted: list[tuple[bytes, Kind, int, bytes]] = []
+        self.posted: list[tuple[bytes, MessageKind, int, bytes]] = []
         self.has_offer = threading.Event()
         self.lost: set[bytes] = set()
 
@@ -69,8 +69,8 @@ class Net(Engine):
             raise ConnectionError("no link")
         data = bytes(head) + bytes(body)
         kind, number = HEAD.unpack_from(data)
-        self.posted.append((peer, Kind(kind), number, data[HEAD.size :]))
-        if kind == Kind.TOLD and number:
+        self.posted.append((peer, MessageKind(kind), number, data[HEAD.size :]))
+        if kind == MessageKind.TOLD and number:
             self.has_offer.set()
         return True
 
@@ -109,34 +109,34 @@ def test_nonsense_about_offers(net: Net, junk: bytes) -> None:
     offers, body = Offers(net, 6), Message(junk)
     one = offer(offers, tensor(1))
     offers.on_message(A, body)
-    offers.on_message(B, message(Kind.ASK, 0))
+    offers.on_message(B, message(MessageKind.ASK, 0))
     assert net.has_offer.wait(WAIT_S) and body.data is None and one.is_open
     offers.close()
-    assert told(net, B) == [(Kind.TOLD, one.number), (Kind.GONE, one.number)]
+    assert told(net, B) == [(MessageKind.TOLD, one.number), (MessageKind.GONE, one.number)]
 
 
 def offer(offers: Offers, array: np.ndarray[Any, Any], revision: int = 4) -> Offer:
     return offers.offer(revision, {"w": region(array, "w")}, (), DigestKind.BLAKE3, None, copy=True)
 
 
-def told(net: Net, peer: bytes) -> list[tuple[Kind, int]]:
+def told(net: Net, peer: bytes) -> list[tuple[MessageKind, int]]:
     return [(kind, number) for to, kind, number, _ in net.posted if to == peer]
 
 
 def test_who_asks_is_told_and_hears_of_the_end(net: Net) -> None:
     offers = Offers(net, 6)
-    ask = message(Kind.ASK, 0)
+    ask = message(MessageKind.ASK, 0)
     offers.on_message(A, ask)
-    assert (told(net, A), ask.data) == ([(Kind.TOLD, 0)], None)
+    assert (told(net, A), ask.data) == ([(MessageKind.TOLD, 0)], None)
     one = offer(offers, tensor(1))
-    offers.on_message(A, message(Kind.ASK, 0))
+    offers.on_message(A, message(MessageKind.ASK, 0))
     assert net.has_offer.wait(WAIT_S)
-    offers.on_message(B, message(Kind.ASK, 0))
+    offers.on_message(B, message(MessageKind.ASK, 0))
     offers.lose_link(B)
     net.lost.add(B)
     one.withdraw()
-    assert told(net, A) == [(Kind.TOLD, 0), (Kind.TOLD, one.number), (Kind.GONE, one.number)]
-    assert told(net, B) == [(Kind.TOLD, one.number)]
+    assert told(net, A) == [(MessageKind.TOLD, 0), (MessageKind.TOLD, one.number), (MessageKind.GONE, one.number)]
+    assert told(net, B) == [(MessageKind.TOLD, one.number)]
     offers.close()
     with pytest.raises(InvalidUsage):
         offer(offers, tensor(1))
@@ -148,7 +148,7 @@ def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.Monke
     first, detach = offer(offers, tensor(1)), LentRegion.detach
 
     def ask_first(self: LentRegion) -> None:
-        offers.on_message(A, message(Kind.ASK, 0))
+        offers.on_message(A, message(MessageKind.ASK, 0))
         assert told(net, A) == []
         detach(self)
 
@@ -157,7 +157,7 @@ def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.Monke
     assert net.has_offer.wait(WAIT_S)
     second.withdraw()
     assert not first.is_open
-    assert told(net, A) == [(Kind.TOLD, second.number), (Kind.GONE, second.number)]
+    assert told(net, A) == [(MessageKind.TOLD, second.number), (MessageKind.GONE, second.number)]
 
 
 def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
@@ -169,7 +169,7 @@ def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
     own.on_told(A, 9, Catalog(4, DigestKind.BLAKE3, ()))
     own.on_told(A, 0, None)
     assert own.run() is None
-    assert told(net, A) == [(Kind.ASK, 0)] * 2
+    assert told(net, A) == [(MessageKind.ASK, 0)] * 2
 
 
 def prefetch(net: Net, array: np.ndarray[Any, Any]) -> Prefetch:
@@ -189,7 +189,7 @@ def test_a_prefetch_ends_at_once_where_nobody_is_or_offers(net: Net) -> None:
     other.on_told(A, 0, None)
     other.on_peer_gone(B)
     assert other.run() is None
-    assert told(net, A) == told(net, B) == [(Kind.ASK, 0)]
+    assert told(net, A) == told(net, B) == [(MessageKind.ASK, 0)]
 
 
 def test_a_prefetch_that_is_stopped(net: Net) -> None:
@@ -203,16 +203,16 @@ def test_what_is_here_already_is_not_fetched(net: Net) -> None:
     array = tensor(1)
     offers = Offers(net, 6)
     one = offer(offers, array)
-    offers.on_message(A, message(Kind.ASK, 0))
+    offers.on_message(A, message(MessageKind.ASK, 0))
     assert net.has_offer.wait(WAIT_S)
-    (catalog,) = (rest for _, kind, _, rest in net.posted if kind is Kind.TOLD)
+    (catalog,) = (rest for _, kind, _, rest in net.posted if kind is MessageKind.TOLD)
     one.withdraw()
     own = offers.make_prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND)
     own.on_peers((B,))
     own.on_link_up(B)
-    offers.on_message(B, message(Kind.TOLD, one.number, catalog))
+    offers.on_message(B, message(MessageKind.TOLD, one.number, catalog))
     assert own.run() == 4
-    assert told(net, B) == [(Kind.ASK, 0)]
+    assert told(net, B) == [(MessageKind.ASK, 0)]
 
 
 @pytest.mark.parametrize("kind", DigestKind)

@@ -58,7 +58,7 @@ from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import Member, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
-from zpccl.protocol.session import Phase, Session, SessionEvent
+from zpccl.protocol.session import Session, SessionEvent, SocketPhase
 from zpccl.state.offers import Offers
 from zpccl.state.workers import Workers
 
@@ -454,7 +454,7 @@ class PeerLoop:
                 self._answer(effect)
 
     def _send(self, effect: effects.Send, now_ns: int) -> None:
-        if self._session.phase is not Phase.UP:
+        if self._session.phase is not SocketPhase.UP:
             return  # All is said on the next connection.
         self._outgoing.add(None, encode(effect.message), now_ns, may_wait=effect.may_wait)
 

@@ -67,7 +67,7 @@ from zpccl.protocol.messages import (
 from zpccl.types import CollectiveKind
 
 
-class Phase(enum.Enum):
+class CallPhase(enum.Enum):
     """How far a call has come."""
 
     HELD = "held"
@@ -85,7 +85,7 @@ class Call:
 
     call_id: int
     spec: Spec
-    phase: Phase = Phase.VOTING
+    phase: CallPhase = CallPhase.VOTING
     attempt_id: int | None = None
     plan: Plan | None = None
     """The plan of the attempt, once it has arrived."""
@@ -111,7 +111,7 @@ class Call:
     @property
     def has_answer(self) -> bool:
         """True if the user does not wait any more."""
-        return self.is_released or self.phase is Phase.COMMITTED
+        return self.is_released or self.phase is CallPhase.COMMITTED
 
     @property
     def vote(self) -> Vote:
@@ -128,7 +128,7 @@ class Call:
         A withdrawal comes before the vote, which might otherwise complete the operation; but if the call can succeed,
         the withdrawal comes last.
         """
-        if self.phase is Phase.HELD:
+        if self.phase is CallPhase.HELD:
             return ()
         messages = self._vote_and_report(oldest_call_id)
         if self.withdrawn is None or self.has_told:

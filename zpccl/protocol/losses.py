@@ -20,7 +20,7 @@ from zpccl import limits
 from zpccl.protocol.membership import Peer, Registry
 
 
-class Network(enum.Enum):
+class NetworkState(enum.Enum):
     """What the master takes its own network for."""
 
     UP = "up"
@@ -44,7 +44,7 @@ class Losses:
     """
 
     def __init__(self, registry: Registry, grace_ns: int, recovery_wait_ns: int) -> None:
-        self.network = Network.UP
+        self.network = NetworkState.UP
         self._registry = registry
         self._grace_ns = grace_ns
         self._recovery_wait_ns = recovery_wait_ns
@@ -62,21 +62,21 @@ class Losses:
 
     def on_message(self, now_ns: int) -> None:
         """A message has come, from anyone."""
-        if self.network is Network.DOWN:
+        if self.network is NetworkState.DOWN:
             self._enter_back(now_ns)
 
     def _enter_back(self, now_ns: int) -> None:
-        self.network, self._back_ns = Network.BACK, now_ns
+        self.network, self._back_ns = NetworkState.BACK, now_ns
 
     def on_disconnected(self, now_ns: int) -> bool:
         """A member has disconnected, and knows no other master. True if all members have, at about the same time."""
         members = self._registry.order
-        if self.network is not Network.UP or any(peer.connection is not None for peer in members):
+        if self.network is not NetworkState.UP or any(peer.connection is not None for peer in members):
             return False
         last_ns = self._last_loss_ns
         if len(members) <= 1 and (last_ns is None or now_ns - last_ns >= limits.CUT_OFF_SPREAD_NS):
             return False
-        self.network = Network.DOWN
+        self.network = NetworkState.DOWN
         if self._registry.connected_pending():
             self._enter_back(now_ns)
         return True
@@ -87,8 +87,8 @@ class Losses:
 
     def settle(self) -> None:
         """To be called after every event."""
-        if self.network is not Network.UP and all(peer.connection is not None for peer in self._registry.order):
-            self.network = Network.UP
+        if self.network is not NetworkState.UP and all(peer.connection is not None for peer in self._registry.order):
+            self.network = NetworkState.UP
 
     def loss_ns(self, peer: Peer, *, may_be_elsewhere: bool) -> int | None:
         """When a disconnected peer is lost; None while that is not known.
@@ -98,8 +98,8 @@ class Losses:
         """
         assert peer.disconnected_ns is not None
         recovery_wait_ns = max(self._recovery_wait_ns, self._longest_grace_ns)
-        if self.network is not Network.UP and peer.is_member:
-            return None if self.network is Network.DOWN else self._back_ns + recovery_wait_ns
+        if self.network is not NetworkState.UP and peer.is_member:
+            return None if self.network is NetworkState.DOWN else self._back_ns + recovery_wait_ns
         if may_be_elsewhere:
             wait_ns = limits.CUT_OFF_WAIT_NS if self._is_linked(peer) else limits.QUORUM_WAIT_NS
             return peer.disconnected_ns + max(recovery_wait_ns, wait_ns)

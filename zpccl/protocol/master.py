@@ -51,9 +51,9 @@ from zpccl.protocol.kinds.collective import Collectives
 from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, is_sole
-from zpccl.protocol.losses import Losses, Network
+from zpccl.protocol.losses import Losses, NetworkState
 from zpccl.protocol.master_list import CommonList
-from zpccl.protocol.membership import Outbox, Peer, Phase, Registry, Standing, names
+from zpccl.protocol.membership import Outbox, Peer, PeerPhase, Registry, Standing, names
 from zpccl.protocol.memory import has_decided
 from zpccl.protocol.messages import (
     NO_ID,
@@ -186,7 +186,7 @@ class MasterMachine:
     @property
     def is_alone(self) -> bool:
         """True while it waits for members that all disconnected at once."""
-        return self._losses.network is not Network.UP
+        return self._losses.network is not NetworkState.UP
 
     @property
     def is_recovering(self) -> bool:
@@ -428,7 +428,7 @@ class MasterMachine:
             token=hello.token,
             connection=connection,
             connection_count=hello.connection,
-            phase=Phase.READY if hello.is_ready else Phase.PREFETCHING,
+            phase=PeerPhase.READY if hello.is_ready else PeerPhase.PREFETCHING,
         )
         self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.add(peer)
@@ -472,7 +472,7 @@ class MasterMachine:
         """A member has accepted a list, which may commit it."""
         if message.epoch >> limits.EPOCH_BITS != self.term:
             return
-        peer.phase = Phase.FOLLOWING
+        peer.phase = PeerPhase.FOLLOWING
         if self._leader.acknowledge(peer.peer_id, message.epoch):
             self._on_members_committed(now_ns)
 
@@ -555,7 +555,7 @@ class MasterMachine:
 
     def _loss_ns(self, peer: Peer, may_lead: bool) -> int | None:
         # A master that cannot lead steps down soon: those whom it holds are waited for at the one that can.
-        is_new_here = self._leader.needs_quorum and peer.phase in (Phase.ABSENT, Phase.REPORTED)
+        is_new_here = self._leader.needs_quorum and peer.phase in (PeerPhase.ABSENT, PeerPhase.REPORTED)
         return self._losses.loss_ns(peer, may_be_elsewhere=is_new_here and may_lead)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
@@ -842,7 +842,7 @@ class MasterMachine:
             absent = Peer(member.peer_id, member.group, member.name, (), b"", None)
             self.registry.add(absent)
             self.registry.admit([absent])
-            absent.phase, absent.disconnected_ns = Phase.ABSENT, now_ns
+            absent.phase, absent.disconnected_ns = PeerPhase.ABSENT, now_ns
         self.registry.old_members = tuple(sorted(history.adopted.old_members))
         self.registry.epoch = self.term << limits.EPOCH_BITS
         self._outbox.log(
@@ -943,7 +943,7 @@ class MasterMachine:
             return None
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
-            peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, Phase.REPORTED, None
+            peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, PeerPhase.REPORTED, None
             self._losses.note_handshake(peer, hello.handshake_ms)
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:

@@ -46,7 +46,7 @@ class Standing(enum.Enum):
     MEMBER = "member"
 
 
-class Phase(enum.Enum):
+class PeerPhase(enum.Enum):
     """Where a peer stands in the run."""
 
     PREFETCHING = "prefetching"
@@ -61,7 +61,11 @@ class Phase(enum.Enum):
     """A member that follows this master."""
 
 
-_OF_MEMBERS = (Phase.FOLLOWING, Phase.REPORTED, Phase.ABSENT)  # The usual one first, since it is found at once.
+_OF_MEMBERS = (
+    PeerPhase.FOLLOWING,
+    PeerPhase.REPORTED,
+    PeerPhase.ABSENT,
+)  # The usual one first, since it is found at once.
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +80,7 @@ class Peer:
     connection: Hashable | None
     connection_count: int = 0
     """Number of its latest connection; the peer counts them."""
-    phase: Phase = Phase.READY
+    phase: PeerPhase = PeerPhase.READY
     disconnected_ns: int | None = None
     handshake_ms: int = 0
     """How long a handshake of the peer with this master takes; 0: not known."""
@@ -105,17 +109,17 @@ class Peer:
     @property
     def has_reported(self) -> bool:
         """False for a member of an adopted run that is still to report."""
-        return self.phase is not Phase.ABSENT
+        return self.phase is not PeerPhase.ABSENT
 
     def on_ready(self) -> None:
         """A pending peer fetches no state ahead any more."""
-        if self.phase is Phase.PREFETCHING:
-            self.phase = Phase.READY
+        if self.phase is PeerPhase.PREFETCHING:
+            self.phase = PeerPhase.READY
 
 
 def have_reported(peers: Iterable[Peer]) -> bool:
     """True if none of the peers is still to report."""
-    absent = Phase.ABSENT  # Asked of all participants at each report: a lookup for each costs as much as the rest.
+    absent = PeerPhase.ABSENT  # Asked of all participants at each report: a lookup for each costs as much as the rest.
     return all(peer.phase is not absent for peer in peers)
 
 
@@ -167,7 +171,7 @@ class Registry:
 
     def joiners(self) -> list[Peer]:
         """Pending peers that may be admitted, in order of registration."""
-        return [peer for peer in self._pending.values() if peer.phase is Phase.READY]
+        return [peer for peer in self._pending.values() if peer.phase is PeerPhase.READY]
 
     def connected_pending(self) -> list[Peer]:
         """Pending peers that are connected, in order of registration."""
@@ -195,7 +199,7 @@ class Registry:
         """Makes pending peers members, at the end of the ring, in a new epoch."""
         for peer in peers:
             assert not peer.is_member and self.peers[peer.peer_id] is peer
-            peer.phase = Phase.FOLLOWING
+            peer.phase = PeerPhase.FOLLOWING
             del self._pending[peer.peer_id]
             self._member_counts[peer.group] = self.member_count(peer.group) + 1
             self.order.append(peer)

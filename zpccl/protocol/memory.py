@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.protocol.calls import Call, Phase, is_sync
+from zpccl.protocol.calls import Call, CallPhase, is_sync
 from zpccl.protocol.messages import (
     CollectiveSpec,
     Decision,
@@ -113,7 +113,7 @@ class Memory:
         """The run report: all that a new master must know."""
         running: list[Running] = []
         for call in calls:
-            if call.phase in (Phase.VOTING, Phase.COMMITTED) or call.plan is None or call.ahead:
+            if call.phase in (CallPhase.VOTING, CallPhase.COMMITTED) or call.plan is None or call.ahead:
                 continue  # Of a plan ahead the vote tells, and a committed one is an outcome.
             if isinstance(call.plan.how, Reducing):
                 running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))

@@ -72,7 +72,7 @@ from zpccl.protocol import events
 from zpccl.protocol.calls import (
     Ahead,
     Call,
-    Phase,
+    CallPhase,
     Released,
     error_of,
     error_of_kick,
@@ -268,10 +268,10 @@ class PeerMachine:
         released = Released(calls)
         for call in calls:
             if call.is_released:
-                assert call.withdrawn is not None and call.phase in (Phase.VOTING, Phase.REPORTED)
-            elif call.phase is Phase.HELD:
+                assert call.withdrawn is not None and call.phase in (CallPhase.VOTING, CallPhase.REPORTED)
+            elif call.phase is CallPhase.HELD:
                 assert not self._free([call]) and call.withdrawn is None
-            elif call.phase is not Phase.COMMITTED:
+            elif call.phase is not CallPhase.COMMITTED:
                 assert not released.block(call), "all calls are held that released ones block"
         waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.has_answer]
         assert sorted(self._release_ns) == sorted(waiting)
@@ -749,7 +749,7 @@ class PeerMachine:
             return
         free = self._free(calls)
         for call in calls:
-            call.phase = Phase.HELD
+            call.phase = CallPhase.HELD
             self.calls[call.call_id] = call
         self._vote(free)
 
@@ -765,7 +765,7 @@ class PeerMachine:
 
     def _undecided(self) -> list[Call]:
         """Calls that were committed between the peers, and of which the decision is still to come."""
-        return [call for call in self.calls.values() if call.phase is Phase.COMMITTED]
+        return [call for call in self.calls.values() if call.phase is CallPhase.COMMITTED]
 
     def _after_last_round(self, spec: Spec) -> Spec:
         return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
@@ -773,7 +773,7 @@ class PeerMachine:
     def _vote(self, calls: Sequence[Call]) -> None:
         """Sends the votes of calls, and starts those that are planned ahead."""
         for call in calls:
-            call.phase = Phase.VOTING
+            call.phase = CallPhase.VOTING
             self._start_ahead(call)
         if self.state is State.RETURNING:
             for call in calls:
@@ -844,7 +844,7 @@ class PeerMachine:
             if event.timed_out
             else InvalidUsage("the call was interrupted")
         )
-        if call.phase is Phase.HELD or self.state is State.RETURNING:  # It was never sent to the master.
+        if call.phase is CallPhase.HELD or self.state is State.RETURNING:  # It was never sent to the master.
             del self.calls[call.call_id]
             return self._effects.append(Reject(call.call_id, call.withdrawn))
         if not call.has_told:  # Else it is bound: another participant may have committed its attempt.
@@ -868,7 +868,7 @@ class PeerMachine:
         assert call.withdrawn is not None
         self._log(Level.WARNING, f"call {call.call_id} ends without an answer from a master; the run continues")
         del self._release_ns[call.call_id]
-        is_running = call.phase is Phase.RUNNING
+        is_running = call.phase is CallPhase.RUNNING
         if call.attempt_id is not None:
             self._end(call, call.attempt_id, commit=False)
         call.is_released = True
@@ -883,7 +883,7 @@ class PeerMachine:
         if call.attempt_id is not None:
             self._digests.forget(call.attempt_id)
         if call.has_answer:
-            held = [other for other in self.calls.values() if other.phase is Phase.HELD]
+            held = [other for other in self.calls.values() if other.phase is CallPhase.HELD]
             self._vote(self._free(held))
 
     def _on_plan(self, plan: Plan) -> None:
@@ -894,7 +894,7 @@ class PeerMachine:
             call = None
         if call is not None:
             self._recall(call)
-        if call is not None and call.phase is not Phase.VOTING:
+        if call is not None and call.phase is not CallPhase.VOTING:
             call = None  # It has a plan.
         if call is None and isinstance(plan.how, Fetching):
             return None
@@ -911,7 +911,7 @@ class PeerMachine:
         return None
 
     def _start(self, call: Call, plan: Plan) -> None:
-        call.phase, call.attempt_id, call.plan, call.begun_ns = Phase.RUNNING, plan.attempt_id, plan, self._now_ns
+        call.phase, call.attempt_id, call.plan, call.begun_ns = CallPhase.RUNNING, plan.attempt_id, plan, self._now_ns
         self._attempt_max = max(self._attempt_max, plan.attempt_id)
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
@@ -954,13 +954,13 @@ class PeerMachine:
 
     def _recall(self, call: Call) -> None:
         """Another plan has come for a call: one ahead that it has started is void."""
-        if not call.ahead or call.phase is Phase.COMMITTED:
+        if not call.ahead or call.phase is CallPhase.COMMITTED:
             return
         if not call.is_released:
             self._end(call, call.ahead, commit=False)
         if call.has_told and call.withdrawn is not None:
             self._send(Withdraw(call.call_id))  # Now it is not bound any more.
-        call.phase, call.ahead, call.attempt_id, call.plan, call.report = Phase.VOTING, 0, None, None, None
+        call.phase, call.ahead, call.attempt_id, call.plan, call.report = CallPhase.VOTING, 0, None, None, None
         call.has_told = False
 
     # --- The commit between peers -----------------------------------------------------------------------------------
@@ -975,14 +975,14 @@ class PeerMachine:
     def _commit(self, call: Call) -> None:
         """Commits the attempt of a call, if all participants are known to have the same result."""
         plan, report, own_id = call.plan, call.report, self.options.peer_id
-        if call.phase is not Phase.REPORTED or not call.has_told or call.is_released:
+        if call.phase is not CallPhase.REPORTED or not call.has_told or call.is_released:
             return
         assert plan is not None and report is not None
         calls = self._digests.calls_of(plan.attempt_id, report.digest, set(plan.order) - {own_id})
         if calls is None or len(self._undecided()) >= limits.CALLS_UNDECIDED_MAX:
             return
         calls[own_id] = call.call_id
-        call.phase = Phase.COMMITTED
+        call.phase = CallPhase.COMMITTED
         self._release_ns.pop(call.call_id, None)
         numbers = tuple(calls[peer_id] for peer_id in plan.order)
         count, number = len(plan.order), plan.attempt_id
@@ -998,7 +998,7 @@ class PeerMachine:
 
     def _on_reduce_done(self, event: events.ReduceDone, now_ns: int) -> None:
         call = self._call_of_attempt(event.attempt_id)
-        if call is None or not is_collective(call) or call.phase is not Phase.RUNNING:
+        if call is None or not is_collective(call) or call.phase is not CallPhase.RUNNING:
             return
         call.has_told = event.has_told  # From now on this peer is bound to its result.
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
@@ -1007,7 +1007,7 @@ class PeerMachine:
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
         call = self._call_of_attempt(event.attempt_id)
-        if call is None or not is_sync(call) or call.phase is Phase.VOTING:
+        if call is None or not is_sync(call) or call.phase is CallPhase.VOTING:
             return
         if call.report is not None and not (call.report.ok and event.error):
             return  # Already reported.
@@ -1024,7 +1024,7 @@ class PeerMachine:
         duration_us: int = 0,
         dropped: tuple[tuple[bytes, str], ...] = (),
     ) -> None:
-        call.phase, call.attempt_id = Phase.REPORTED, attempt_id
+        call.phase, call.attempt_id = CallPhase.REPORTED, attempt_id
         ok, reason = not error, error[: limits.TEXT_CHARS_MAX]
         named = tuple(Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX])
         facts = (digest, duration_us) if ok else (0, 0)
@@ -1054,7 +1054,7 @@ class PeerMachine:
                 self._keep_ahead(call.spec, call.plan.how, decision.ahead)
             elif not decision.committed:
                 self._ahead.pop(call.spec.tag, None)
-        if call.phase is Phase.COMMITTED:
+        if call.phase is CallPhase.COMMITTED:
             return self._on_late_decision(call, decision)
         self._settle(call)
         attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None

@@ -74,7 +74,7 @@ SessionEffect: TypeAlias = (
 """Actions of the shell, and events that it passes to the machine of the peer."""
 
 
-class Phase(enum.Enum):
+class SocketPhase(enum.Enum):
     """The state of the current socket."""
 
     DIALLING = "dialling"
@@ -93,7 +93,7 @@ class Session:
     """
 
     def __init__(self, peer_id: bytes, *, has_keys: bool) -> None:
-        self.phase = Phase.DIALLING
+        self.phase = SocketPhase.DIALLING
         self._peer_id = peer_id
         self._has_keys = has_keys
         self._index = 0
@@ -110,7 +110,7 @@ class Session:
 
     def validate(self) -> None:
         """Asserts what always holds between events."""
-        assert (self._due_ns is not None) == (self.phase in (Phase.HANDSHAKE, Phase.PAUSED))
+        assert (self._due_ns is not None) == (self.phase in (SocketPhase.HANDSHAKE, SocketPhase.PAUSED))
 
     def handle(self, event: SessionEvent, now_ns: int) -> list[SessionEffect]:
         """Takes one event and returns what to do, in order."""
@@ -120,24 +120,24 @@ class Session:
             self._index, self._failures = event.index, 0
             return self._open()
         if isinstance(event, events.MechanismTold):
-            is_asked = self.phase is Phase.ASKING and event.index == self._index
+            is_asked = self.phase is SocketPhase.ASKING and event.index == self._index
             return self._pause(self._verdict(event), now_ns) if is_asked else []
         if isinstance(event, events.Tick):
             return self._on_tick(now_ns)
-        if self.phase is Phase.DIALLING:
+        if self.phase is SocketPhase.DIALLING:
             return self._on_dialling(event, now_ns)
-        if self.phase is Phase.HANDSHAKE:
+        if self.phase is SocketPhase.HANDSHAKE:
             return self._on_handshake(event, now_ns)
-        if self.phase is Phase.UP and isinstance(event, events.SocketBroke):
+        if self.phase is SocketPhase.UP and isinstance(event, events.SocketBroke):
             return self._pause(events.ConnectionDown(), now_ns)
         return []  # Of a socket that is no longer used.
 
-    def _enter(self, phase: Phase, due_ns: int | None = None) -> None:
+    def _enter(self, phase: SocketPhase, due_ns: int | None = None) -> None:
         self.phase, self._due_ns = phase, due_ns
 
     def _open(self) -> list[SessionEffect]:
         """Begins a try."""
-        self._enter(Phase.DIALLING)
+        self._enter(SocketPhase.DIALLING)
         self._begun_ns = None
         self._socket_count += 1
         return [OpenSocket(self._index)]
@@ -146,7 +146,7 @@ class Session:
         """Ends a try or a connection. Pauses differ, so peers that lose a master together reconnect one by one."""
         pause_ns = min(limits.RECONNECT_INTERVAL_NS << min(self._failures, 8), limits.RECONNECT_INTERVAL_MAX_NS)
         salt = zlib.crc32(self._peer_id + self._socket_count.to_bytes(8, "big"))
-        self._enter(Phase.PAUSED, now_ns + pause_ns + salt % limits.RECONNECT_INTERVAL_NS)
+        self._enter(SocketPhase.PAUSED, now_ns + pause_ns + salt % limits.RECONNECT_INTERVAL_NS)
         self._failures += 1
         return [why]
 
@@ -154,14 +154,14 @@ class Session:
         if isinstance(event, events.DialStarted):
             self._begun_ns = now_ns
         elif isinstance(event, events.TcpConnected):
-            self._enter(Phase.HANDSHAKE, now_ns + limits.REGISTRATION_TIMEOUT_NS)
+            self._enter(SocketPhase.HANDSHAKE, now_ns + limits.REGISTRATION_TIMEOUT_NS)
         elif isinstance(event, events.DialFailed):
             return self._pause(events.ConnectionFailed(event.reason or _REFUSED), now_ns)
         return []
 
     def _on_handshake(self, event: SessionEvent, now_ns: int) -> list[SessionEffect]:
         if isinstance(event, events.HandshakeDone):
-            self._enter(Phase.UP)
+            self._enter(SocketPhase.UP)
             self._failures, self._has_complained = 0, False
             return [events.ConnectionUp(0 if self._begun_ns is None else now_ns - self._begun_ns)]
         if isinstance(event, events.SocketBroke):
@@ -171,7 +171,7 @@ class Session:
         if event.is_key_refused:
             return self._pause(events.AuthenticationRefused(_KEY_REFUSED), now_ns)
         if self._is_newcomer and self._due_ns is not None and self._due_ns - now_ns > _HANDSHAKE_LEFT_NS:
-            self._enter(Phase.ASKING)
+            self._enter(SocketPhase.ASKING)
             return [AskMechanism(self._index)]
         return self._pause(events.ConnectionFailed(_NO_ZMQ), now_ns)
 
@@ -201,6 +201,6 @@ class Session:
     def _on_tick(self, now_ns: int) -> list[SessionEffect]:
         if self._due_ns is None or now_ns < self._due_ns:
             return []
-        if self.phase is Phase.PAUSED:
+        if self.phase is SocketPhase.PAUSED:
             return self._open()
         return self._pause(events.ConnectionFailed(_NO_ZMQ), now_ns)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from zpccl import limits
 from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
 from zpccl.protocol import effects
-from zpccl.protocol.calls import Phase
+from zpccl.protocol.calls import CallPhase
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
 from zpccl.protocol.messages import (
     Decision,
@@ -124,7 +124,7 @@ class Agreement(Checker):
             self._released.setdefault(node.peer_id, set()).add((released[0].call_id, attempt))
             return self.cluster.require(not commit, "S1", f"{node.name} commits attempt {attempt_id} undecided")
         calls = node.machine.calls.values()
-        if any(call.phase is Phase.COMMITTED and call.attempt_id == attempt_id for call in calls):
+        if any(call.phase is CallPhase.COMMITTED and call.attempt_id == attempt_id for call in calls):
             return self._on_commit_between(node, attempt)
         decided = {committed for committed, masters in self.decisions.get(attempt, {}).items() if masters}
         is_survivor = node.machine.state is State.MEMBER

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 from zpccl.protocol import events
-from zpccl.protocol.calls import Call, Phase
+from zpccl.protocol.calls import Call, CallPhase
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.membership import have_reported
 from zpccl.protocol.messages import (
@@ -27,8 +27,7 @@ from zpccl.protocol.messages import (
     TopologySpec,
 )
 from zpccl.protocol.peer import PeerMachine, State
-from zpccl.protocol.session import Phase as SessionPhase
-from zpccl.protocol.session import Session, SessionEvent
+from zpccl.protocol.session import Session, SessionEvent, SocketPhase
 from zpccl.sim.faults import KINDS
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def name_of_call(call: Call) -> str:
 def names_of_calls() -> list[str]:
     """All names that name_of_call() can return."""
     rounds = [f"{kind.name.lower()} round" for kind in TopologyKind]
-    return [f"{name} {phase.value}" for name in _NAMES.values() for phase in Phase] + rounds
+    return [f"{name} {phase.value}" for name in _NAMES.values() for phase in CallPhase] + rounds
 
 
 def states_of_peer(machine: PeerMachine) -> Iterable[str]:
@@ -178,7 +177,7 @@ class Coverage:
             rows = names_of_events(events.PeerEvent, events.MasterMessageReceived, MasterMessage)
             return rows, names_of_peer_states()
         if table == SESSION:
-            return sorted(kind.__name__ for kind in get_args(SessionEvent)), [phase.value for phase in SessionPhase]
+            return sorted(kind.__name__ for kind in get_args(SessionEvent)), [phase.value for phase in SocketPhase]
         if table == MASTER:
             rows = names_of_events(events.MasterEvent, events.PeerMessageReceived, PeerMessage)
             return rows, [*names_of_conditions(), *SENDERS, LEADING]

@@ -47,7 +47,7 @@ CHANNEL = 0
 """The channel on which offers are announced."""
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """Kinds of messages."""
 
     ASK = 0
@@ -56,7 +56,7 @@ class Kind(enum.IntEnum):
 
 
 _HEAD = struct.Struct(">BQ")
-"""Kind, and number of the offer, which is a free channel of the engine."""
+"""Kind of the message, and number of the offer, which is a free channel of the engine."""
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -81,7 +81,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Catalog] = msgspec.msgpack.Decoder(Catalog)
 
 
-def _say(engine: Engine, peer: bytes, kind: Kind, number: int, body: bytes = b"") -> None:
+def _say(engine: Engine, peer: bytes, kind: MessageKind, number: int, body: bytes = b"") -> None:
     with suppress(OSError):  # The peer is gone, or the engine is closed.
         engine.post_message(peer, CHANNEL, _HEAD.pack(kind, number), body, limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
 
@@ -282,7 +282,7 @@ class Offer:
                     return
                 askers = tuple(self._askers)
             for peer in askers:
-                _say(engine, peer, Kind.TOLD, self.number, self._catalog)
+                _say(engine, peer, MessageKind.TOLD, self.number, self._catalog)
             transfer.run()
         except Exception:
             logger.exception("an offer of state ends: this is a bug in zpccl")
@@ -308,7 +308,7 @@ class Offer:
         if transfer is not None:
             transfer.end(commit=False)
         for peer in askers:
-            _say(self._engine, peer, Kind.GONE, self.number)
+            _say(self._engine, peer, MessageKind.GONE, self.number)
 
     def on_ask(self, peer: bytes) -> bool:
         """A peer asks for the offer. False: it has ended."""
@@ -318,7 +318,7 @@ class Offer:
             self._askers[peer] = None
             is_ready = self._transfer is not None
         if is_ready:
-            _say(self._engine, peer, Kind.TOLD, self.number, self._catalog)
+            _say(self._engine, peer, MessageKind.TOLD, self.number, self._catalog)
         return True
 
     def lose_link(self, peer: bytes) -> None:
@@ -448,7 +448,7 @@ class Prefetch:
 
     def _ask(self, peer: bytes) -> None:
         if peer not in self._useless:
-            _say(self._engine, peer, Kind.ASK, 0)
+            _say(self._engine, peer, MessageKind.ASK, 0)
 
     def _suits(self, catalog: Catalog) -> bool:
         offered = {entry.key: (entry.datatype, entry.count) for entry in catalog.entries}
@@ -666,7 +666,7 @@ class Offers:
         try:
             data = body.read()
             kind, number = _HEAD.unpack_from(data)
-            if kind == Kind.TOLD and number:
+            if kind == MessageKind.TOLD and number:
                 catalog = _decoder.decode(data[_HEAD.size :])
                 number |= FREE_CHANNEL  # Whoever tells of another one shall not have it opened here.
             if number == DIGEST_CHANNEL:
@@ -676,11 +676,11 @@ class Offers:
         except OSError:
             return None  # The engine is closed.
         _, prefetch = self._both()
-        if kind == Kind.ASK:
+        if kind == MessageKind.ASK:
             self._on_ask(peer)
-        elif prefetch is not None and kind == Kind.TOLD:
+        elif prefetch is not None and kind == MessageKind.TOLD:
             prefetch.on_told(peer, number, catalog)
-        elif prefetch is not None and kind == Kind.GONE:
+        elif prefetch is not None and kind == MessageKind.GONE:
             prefetch.on_gone(peer, number)
         return None
 
@@ -691,7 +691,7 @@ class Offers:
                 self._waiting[peer] = None
                 return
         if offer is None or not offer.on_ask(peer):
-            _say(self._engine, peer, Kind.TOLD, 0)
+            _say(self._engine, peer, MessageKind.TOLD, 0)
 
     def on_peers(self, peers: Iterable[bytes]) -> None:
         """Sets the peers that may offer something."""

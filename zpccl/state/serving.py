@@ -71,7 +71,7 @@ class TokenBucket:
         self._filled_ns = now_ns
 
 
-class Contents(Protocol):
+class ServableBlocks(Protocol):
     """The served contents. Worker threads call it."""
 
     def size_of(self, place: Place) -> int:
@@ -140,7 +140,7 @@ class Server:
 
     def __init__(
         self,
-        contents: Contents,
+        contents: ServableBlocks,
         post: Post,
         is_local: Callable[[bytes], bool],
         submit: Callable[[Job], None],
