@@ -54,7 +54,7 @@ CASES = (
         "hello.connection < known.connection_count",
         "hello.connection <= known.connection_count + 1",
         "flaky",
-        "S6",
+        "L2 S6",
     ),
     planted(
         "two-member-lists-of-one-epoch",
