@@ -622,12 +622,20 @@ returning-peer-asks-without-end: protocol.peer:PeerMachine._may_start_over (unit
   + self.state is State.RETURNING
 undecided-member-comes-late: protocol.peer:PeerMachine._may_join_instead (unit tests)
   S6: a member of a run that has decided nothing is removed, because the members of another one came before it
-  - return is_of_other_run and is_alone and not has_decided(self._run_report())
-  + return False
+  - return (is_of_other_run or is_passed_over) and not has_decided(self._run_report())
+  + return is_passed_over
 member-of-a-run-joins-another: protocol.peer:PeerMachine._may_join_instead (unit tests)
   L3: a member whose run has decided something goes over to another run without a word
-  - return is_of_other_run and is_alone and not has_decided(self._run_report())
-  + return is_of_other_run and is_alone
+  - return (is_of_other_run or is_passed_over) and not has_decided(self._run_report())
+  + return is_of_other_run or is_passed_over
+admission-that-came-to-nothing: protocol.peer:PeerMachine._may_join_instead (unit tests)
+  L3: a newcomer's first call ends with Kicked, because the master died before the list with it was committed
+  - is_passed_over = self._is_final(message) and not is_known_member
+  + is_passed_over = False
+member-that-was-removed-stays: protocol.peer:PeerMachine._may_join_instead (unit tests)
+  L1: a member that was removed waits to be admitted again, and its user does not learn of it
+  - is_passed_over = self._is_final(message) and not is_known_member
+  + is_passed_over = self._is_final(message)
 rounds-of-another-run: protocol.peer:PeerMachine._register (unit tests)
   S6: a peer reports the rounds of the run that yielded, and members are removed for having missed them
   - self._memory = Memory()

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.errors import Kicked, MasterUnreachable, Result
+from zpccl.errors import Kicked, MasterUnreachable, Result, TooFewPeers
 from zpccl.limits import SECOND
 from zpccl.protocol import events
-from zpccl.protocol.effects import Send, UseMaster
+from zpccl.protocol.effects import Reject, Send, UseMaster
 from zpccl.protocol.leadership import Promise
 from zpccl.protocol.messages import (
     Acknowledgement,
@@ -609,6 +609,31 @@ def test_the_master_of_now_can() -> None:
     peer.reconnect()
     peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, epoch=peer.machine.epoch + 1))
     assert isinstance(peer.machine.error, Kicked), "whatever it has promised: a committed list stays committed"
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_newcomer_whose_admission_came_to_nothing_waits_for_the_next(knows: bool) -> None:
+    """Standby, seed 9663024, L3: its master died before the list was committed; its first call ended with Kicked."""
+    peer = peer_of_two().pending()
+    peer.hear(replace(member_list(3, "ab"), old_members=pids("b"), parent=2))
+    if knows:
+        peer.hear(MembersCommitted(3))
+    assert peer.machine.epoch == 3
+    peer.reduce(5)
+    peer.reconnect()
+    peer.hear(Refused(Refusal.REPORT, "", term=9))
+    effects = peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, epoch=9 << 32))
+    if knows:
+        assert isinstance(peer.machine.error, Kicked), "it has been a member, so it was removed"
+        return
+    (hello,) = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert isinstance(hello, Hello) and not hello.is_member
+    assert [type(effect.error) for effect in effects if isinstance(effect, Reject)] == [TooFewPeers]
+    peer.hear(Welcome(RUN_ID, 9))
+    peer.hear(member_list(10 << 32, "ab"))
+    assert peer.machine.epoch == 0, "that list is of another term than the promised one"
+    peer.hear(member_list((9 << 32) + 1, "ab"))
+    assert peer.machine.state is State.MEMBER
 
 
 def test_a_pending_peer_acknowledges_a_list_without_it() -> None:

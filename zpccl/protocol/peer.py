@@ -23,7 +23,8 @@
     [3] With one master: CLOSED. A member also closes if it was removed by a committed list later than its own.
     [4] CLOSED if no try is left, or if all masters are of other versions. [5] Not while a master leads this peer.
     [6] The session connects again, and "next master" means the same one if there is only one.
-    [7] As YIELDED if the one master leads another run, and this peer's run has decided nothing.
+    [7] As YIELDED if this peer has taken part in nothing, and the one master leads another run, or a later list of this
+    one is committed while the peer does not know that of the one by which it was admitted.
 
 On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
 the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
@@ -40,8 +41,8 @@ stays open until the decision comes (commit.py).
 With several masters, the peer switches to the next one when one does not answer, or answers but does not lead the run
 within some time. A newcomer asks all masters whether they lead a run; only the first one may begin a run, once all have
 answered that they lead none. A run that newcomers began and that has decided nothing may yield to another one: its
-members register with that one, as RETURNING. Until it has admitted them their calls are answered as if they were
-alone; update_topology() waits.
+members register with that one, as RETURNING. So does one whose admission came to nothing. Until
+they are admitted their calls are answered as if they were alone; update_topology() waits.
 
 The peer keeps a link to every other peer of its group, as listed in the master's Neighbours. The end that dials tries
 again, with growing pauses, until the link is up or the neighbour is gone.
@@ -423,6 +424,10 @@ class PeerMachine:
         """True while a run has registered it, but not admitted it."""
         return self.state in (State.PENDING, State.RETURNING)
 
+    def _is_unregistered(self) -> bool:
+        """True for a returning peer that no run has registered since: its epoch is still that of its membership."""
+        return self.state is State.RETURNING and self.epoch > 0
+
     def _switch_master(self, now_ns: int) -> None:
         """Switches to the next master. From now on no master leads this peer, though no connection broke."""
         self._is_connected = False
@@ -479,8 +484,7 @@ class PeerMachine:
         Open messages are repeated once that master leads.
         """
         asked = Promise(message.term, message.leader)
-        is_unregistered = self.state is State.RETURNING and self.epoch > 0  # Still that of the run that has yielded.
-        if self.state is State.CONNECTING or is_unregistered or not self._acceptor.promise(asked):
+        if self.state is State.CONNECTING or self._is_unregistered() or not self._acceptor.promise(asked):
             return self._send(self._hello())
         self._miss_master(now_ns)
         self._masters.stay(now_ns)
@@ -536,7 +540,7 @@ class PeerMachine:
         if self.state is State.MEMBER:
             if is_other_run or not self._acceptor.obey(leader):
                 return self._log(Level.WARNING, "ignoring a master of another run, or one that was replaced")
-        elif is_other_run:
+        elif is_other_run or self._is_unregistered():
             self._register(message.run_id, leader)
         else:
             self._acceptor.register(leader)
@@ -588,23 +592,30 @@ class PeerMachine:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
 
     def _may_join_instead(self, message: Refused) -> bool:
-        """True if the one master now leads another run, while the run of this member has decided nothing."""
-        is_of_other_run = message.refusal is Refusal.UNKNOWN_SESSION and message.run_id not in (NO_ID, self.run_id)
-        is_alone = self.state is State.MEMBER and not self._masters.has_others
-        return is_of_other_run and is_alone and not has_decided(self._run_report())
+        """True for a member that has taken part in nothing, refused by the master of another run or of a later list.
+
+        The one master may lead another run, since that of this member has decided nothing. Or a later list of this run
+        is committed, and this peer does not know that the one by which it was admitted ever was.
+        """
+        if message.refusal is not Refusal.UNKNOWN_SESSION or self.state is not State.MEMBER:
+            return False
+        is_of_other_run = message.run_id not in (NO_ID, self.run_id) and not self._masters.has_others
+        is_known_member = not self._old_members or self.options.peer_id in self._old_members
+        is_passed_over = self._is_final(message) and not is_known_member
+        return (is_of_other_run or is_passed_over) and not has_decided(self._run_report())
 
     def _is_final(self, message: Refused) -> bool:
         """True if a committed list that is later than this peer's has removed it."""
         return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch
 
     def _on_yielded(self, now_ns: int) -> None:
-        """The run of this peer has decided nothing and yields to an earlier one: it registers with that one."""
+        """The run of this peer has decided nothing and yields to an earlier one, or it goes on without this peer."""
         if self.state is State.MEMBER:
             self.state = State.RETURNING
             for call in list(self.calls.values()):
                 self._answer_alone(call)
             self._miss_master(now_ns)
-            self._log(Level.WARNING, "the run yields to an earlier run; waiting to be admitted there")
+            self._log(Level.WARNING, "the run yields to an earlier one, or goes on without it; waiting to be admitted")
         self._acceptor.on_disconnected()
         self._send(self._hello())
 
