@@ -115,8 +115,13 @@ def main(arguments: list[str] | None = None) -> int:
             metrics.close()
         print(f"zpccl-master: {error.message}", file=sys.stderr)
         return 2
+
+    def end(*_: object) -> None:
+        ignore_further_signals()
+        loop.stop()
+
     for number in ENDING:
-        signal.signal(number, lambda *_: loop.stop())
+        signal.signal(number, end)
     if options.allow is not None:
         signal.signal(signal.SIGHUP, lambda *_: loop.reload())
     # Python runs handlers between its instructions: a signal just before the loop sleeps would not wake it.
@@ -133,13 +138,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         loop.run()
     finally:
-        for number in ENDING:  # It ends: at its exit Python would let a second signal kill the process.
-            signal.signal(number, signal.SIG_IGN)
-        signal.set_wakeup_fd(-1)
+        ignore_further_signals()
         if metrics is not None:
             metrics.close()
     logger.info("stopped")
     return 0
+
+
+def ignore_further_signals() -> None:
+    """It ends: its loop closes the descriptor, and at its exit Python would let a second signal kill the process."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
 
 
 if __name__ == "__main__":
