@@ -116,6 +116,20 @@ def test_all_of_them_go_on_at_once(bench: Standby) -> None:
     assert any(isinstance(message, Welcome) for _, message in bench.report("b", "ab"))
 
 
+def test_whoever_has_said_hello_is_waited_for(bench: Standby) -> None:
+    """L3: c may know a list with itself, of which the others have not heard yet."""
+    report = report_of("c", "abc", epoch=6, parent=5, old_members=pids("ab"))
+    hello = replace(report.hello, connection=1, **TWO)
+    bench.connections["c"] = "c1"
+    (asked,) = [message for _, message in bench.say("c", hello)]
+    assert asked.refusal is Refusal.REPORT
+    bench.report("a", "ab")
+    bench.report("b", "ab")
+    assert bench.machine.is_recovering
+    bench.say("c", replace(report, hello=bench.promising(hello)))
+    assert bench.names() == "abc"
+
+
 def test_a_part_that_is_no_quorum_waits_without_end(bench: Standby) -> None:
     """S3: c and d are half, without the lowest id."""
     bench.report("c", "abcd")
