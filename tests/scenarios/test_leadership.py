@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from zpccl import limits
-from zpccl.errors import Kicked, MasterUnreachable
+from zpccl.errors import Kicked, MasterUnreachable, TooFewPeers
 from zpccl.limits import MS, SECOND
-from zpccl.protocol.messages import RunReport, TopologyKind
+from zpccl.protocol.messages import Members, RunReport, TopologyKind
 from zpccl.protocol.peer import State
 
 from .world import Call, Master, Peer, World, check_agreement
@@ -299,3 +299,26 @@ def test_a_pending_peer_that_no_master_leads_gives_up() -> None:
     world.settle([call], 10 + limits.MASTER_TIMEOUT_NS / SECOND)
     assert isinstance(call.result, MasterUnreachable)
     check_members(world, members)
+
+
+def test_an_admission_that_no_quorum_knew_of_comes_to_nothing() -> None:
+    """L3: the newcomer knew of it alone. The run goes on without it, and it waits to be admitted again."""
+    world = two_masters()
+    members = world.begin_run("pqr", TWO)
+    newcomer = world.peer("s", TWO)
+    connecting = newcomer.connect()
+    world.until(lambda: newcomer.state is State.PENDING)
+    world.run(1)  # Its links come up.
+    world.filter = lambda peer, message: None if peer in members and isinstance(message, Members) else message
+    votes = [peer.topology() for peer in members]
+    world.until(lambda: connecting.has_ended, what="the newcomer is admitted")
+    world.kill_master("a")
+    world.cut([newcomer], "b")
+    world.filter = lambda peer, message: message
+    world.settle(votes)
+    world.join([newcomer], "b")
+    call = newcomer.reduce()
+    world.settle([call])
+    assert isinstance(call.result, TooFewPeers)
+    world.admit(members, [newcomer])
+    check_members(world, [*members, newcomer])
