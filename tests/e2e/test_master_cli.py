@@ -55,7 +55,12 @@ def test_says_where_it_listens_and_stops_cleanly(number: int) -> None:
         assert found and not found[1].endswith(":0")
         with zpccl.Communicator(found[1]) as comm:
             assert comm.world_size == 1
-            while child.poll() is None:  # However often it is told, until the process is gone.
+            child.send_signal(number)
+            child.send_signal(number)  # While it ends,
+            assert child.stderr is not None
+            while not (line := child.stderr.readline()).endswith("stopped\n"):
+                assert line and "Traceback" not in line
+            while child.poll() is None:  # and while it exits, however often.
                 child.send_signal(number)
             status, output, errors = ends(child)
         assert (status, output) == (0, "")

@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     def end(*_: object) -> None:
-        ignore_further_signals()
+        signal.set_wakeup_fd(-1)  # The loop is awake, and is about to close the descriptor.
         loop.stop()
 
     for number in ENDING:
@@ -138,18 +138,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         loop.run()
     finally:
-        ignore_further_signals()
+        # At its exit Python would let a further signal kill the process. Not sooner: Python prints a traceback
+        # where one comes at the very moment when its handler is replaced.
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
         if metrics is not None:
             metrics.close()
     logger.info("stopped")
     return 0
-
-
-def ignore_further_signals() -> None:
-    """It ends: its loop closes the descriptor, and at its exit Python would let a second signal kill the process."""
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)
 
 
 if __name__ == "__main__":
