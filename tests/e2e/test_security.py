@@ -130,7 +130,7 @@ def test_the_secret_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPat
             zpccl.Communicator(master.address).connect()
 
 
-HELLO = encode(Hello(b"?" * 16, b"?" * 16, False, 0, "stranger", ("127.0.0.1:1",)))
+HELLO = encode(Hello(b"?" * 16, b"?" * 16, False, 0, "intruder", ("127.0.0.1:1",)))
 INTRUSIONS = {
     **GARBAGE,
     "a peer without a mechanism": GREETING + READY + b"\x00" + bytes([len(HELLO)]) + HELLO,
@@ -150,7 +150,7 @@ def test_no_bytes_get_past_the_door(run: Cluster, busy: list[Child], what: str) 
             connection.shutdown(socket.SHUT_WR)
         assert is_dropped(connection)
     new = run.master.log.read_text()[len(before) :]
-    assert "stranger" not in new and "malformed" not in new
+    assert "intruder" not in new and "malformed" not in new
 
 
 # --- Keys of one's own ------------------------------------------------------------------------------------------------
