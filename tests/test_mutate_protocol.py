@@ -186,14 +186,18 @@ def own_signals() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_signals")
-def test_a_survivor_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [(), ("--by-simulator",)])
+def test_a_survivor_is_named(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A fault that nobody catches ends the tool with 1."""
     monkeypatch.setattr(mutate_protocol, "MUTANTS", (HARMLESS,))
-    assert mutate_protocol.main(FEW) == 1
+    assert mutate_protocol.main([*FEW, *options]) == 1
     said = capsys.readouterr()
     assert "0 of 1 mutants caught" in said.out
     assert "SURVIVED" in said.out
     assert "harmless: survived" in said.err
+    assert ("passed by the unit tests" in said.err) == (not options)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import WorkerFailed, positive, print_table, run_tool, say
@@ -37,7 +37,9 @@ OUTPUT = "output.txt"
 SURVIVED = "SURVIVED"
 SEEDS = 300
 CHECK_TIMEOUT_S = 600.0
-"""Timeout of a check."""
+"""Timeout of a check, beside that of the seeds."""
+SEED_TIMEOUT_S = 0.5
+"""What each seed adds to it."""
 
 _FOUND = {
     SIMULATOR: re.compile(r"^seed (?P<by>\d+)\b.* failed: (?P<text>.*)$", re.MULTILINE),
@@ -57,6 +59,19 @@ class Effort:
     """Files or folders of unit tests, below the root."""
     asks_both: bool
     """Run both checks for each mutant, even if the first has caught it."""
+    only: str | None
+    """Run this check alone; None: both, or the other one where the first has not caught it."""
+
+    def checkers(self, mutant: Mutant) -> tuple[str, ...]:
+        """The checks for a mutant, the one that is expected to catch it first."""
+        if self.only is not None:
+            return (self.only,)
+        return (mutant.finder, SIMULATOR if mutant.finder == TESTS else TESTS)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a check may take."""
+        return CHECK_TIMEOUT_S + SEED_TIMEOUT_S * self.seeds
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,7 @@ def command_of(checker: str, effort: Effort) -> list[str]:
     return [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider", *effort.tests]
 
 
-async def run(command: Sequence[str], folder: Path) -> tuple[int | None, str]:
+async def run(command: Sequence[str], folder: Path, timeout_s: float) -> tuple[int | None, str]:
     """Runs a command in a copy. Returns its exit status (None: timeout) and its output."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "ZPCCL_"))}
     environment |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
@@ -147,7 +162,7 @@ async def run(command: Sequence[str], folder: Path) -> tuple[int | None, str]:
         )
         try:
             with contextlib.suppress(asyncio.TimeoutError):
-                status = await asyncio.wait_for(process.wait(), CHECK_TIMEOUT_S)
+                status = await asyncio.wait_for(process.wait(), timeout_s)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -176,22 +191,23 @@ def judge(checker: str, status: int | None, output: str) -> tuple[str, str]:
 async def check(checker: str, folder: Path, effort: Effort) -> Finding:
     """Runs one check on a copy."""
     began = time.monotonic()
-    status, output = await run(command_of(checker, effort), folder)
+    status, output = await run(command_of(checker, effort), folder, effort.timeout_s)
     by, text = judge(checker, status, output)
     return Finding(by, text, time.monotonic() - began)
 
 
 async def try_original(pristine: Path, effort: Effort) -> None:
-    """Checks the unmodified protocol.
+    """Checks the unmodified protocol, with SEEDS seeds at most: campaigns without a fault are the simulator's own.
 
     Raises:
         WorkerFailed: it fails, or a check would import another zpccl than that of the copy.
     """
+    effort = replace(effort, seeds=min(effort.seeds, SEEDS))
     where = "import pathlib, zpccl; print(pathlib.Path(zpccl.__file__).resolve().parent.parent)"
-    _, found = await run([sys.executable, "-c", where], pristine)
+    _, found = await run([sys.executable, "-c", where], pristine, CHECK_TIMEOUT_S)
     if found.strip() != str(pristine.resolve()):
         raise WorkerFailed(f"a copy in {pristine} runs another zpccl: {found.strip()}")
-    for checker in (SIMULATOR, TESTS):
+    for checker in (SIMULATOR, TESTS) if effort.only is None else (effort.only,):
         finding = await check(checker, pristine, effort)
         if finding.by:
             raise WorkerFailed(f"the unmodified protocol fails: {finding.by}: {finding.text}")
@@ -206,7 +222,7 @@ async def try_mutant(mutant: Mutant, pristine: Path, effort: Effort) -> MutantRe
         folder = Path(name)
         make_copy(pristine, folder)
         put_in(mutant, folder)
-        for checker in (mutant.finder, SIMULATOR if mutant.finder == TESTS else TESTS):
+        for checker in effort.checkers(mutant):
             if effort.asks_both or not any(finding.by for finding in findings):
                 try:
                     findings.append(await check(checker, folder, effort))
@@ -242,7 +258,7 @@ def print_list(mutants: Sequence[Mutant]) -> int:
 
 
 def check_mutants(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
-    effort = Effort(options.seeds, tuple(options.tests), options.both)
+    effort = Effort(options.seeds, tuple(options.tests), options.both, SIMULATOR if options.by_simulator else None)
     places = {mutant: place(mutant) for mutant in mutants}
     verdicts = asyncio.run(try_all(mutants, effort, options.jobs))
     rows = [(v.mutant.name, places[v.mutant], v.fate, f"{v.seconds:.1f}") for v in verdicts]
@@ -269,7 +285,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"unit tests (default {' '.join(TEST_FOLDERS)})",
     )
     parser.add_argument("--jobs", type=positive, default=1, help="mutants at the same time (default 1)")
-    parser.add_argument("--both", action="store_true", help="let both checks look at each mutant, to compare them")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--both", action="store_true", help="let both checks look at each mutant, to compare them")
+    which.add_argument("--by-simulator", action="store_true", help="let the simulator alone look at each mutant")
     return parser.parse_args(arguments)
 
 
