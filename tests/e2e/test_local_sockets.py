@@ -16,6 +16,8 @@ from e2e.secured import SECRET, write_private
 pytestmark = pytest.mark.e2e
 
 ELEMENTS = 1 << 20
+KILLS_MAX = 20
+"""So many may miss the middle of a call, on a machine where nothing runs on time."""
 
 
 def data_families(peer: Peer, master_port: int) -> set[str]:
@@ -66,28 +68,36 @@ def test_whoever_has_none_is_reached_by_tcp() -> None:
 
 
 def reduce_in_place(peer: Peer, value: float) -> tuple[float, tuple[str, ...]]:
-    """Reduces large tensors in place until one is lost. Returns what the tensor holds then, and who was lost."""
+    """Reduces large tensors in place until somebody is lost. Returns what the tensor holds then, and who was lost in
+    the call; nobody, if that was between two calls.
+    """
     tensor = np.full(8 * ELEMENTS, value, np.float32)
     moved = peer.bytes_moved()
     peer.note_when(lambda: peer.bytes_moved() > moved + tensor.nbytes, "moving")
-    while True:
+    while peer.comm.world_size == 3:
         tensor[:] = value
         try:
             peer.comm.all_reduce(tensor, tensor)
         except zpccl.PeerLost as error:
             assert (tensor == tensor[0]).all()
             return float(tensor[0]), error.peers
+    return value, ()
 
 
 def test_a_peer_is_killed() -> None:
     """S2, L1: the others notice at once, by no heartbeat, and have their old tensors."""
     with cluster("--heartbeat-timeout", "3000") as run:
-        members = run.members(3, local_sockets=True)
-        for child, value in zip(members, (1.0, 10.0, 100.0), strict=True):
-            child.start(reduce_in_place, value)
-        members[2].note()
-        members[2].kill()
-        ended = [child.value() for child in members[:2]]
-        assert [value for value, _ in ended] == [1.0, 10.0]
-        assert ended[0][1] == ended[1][1] != ()
-        assert harness.sums(members[:2]) == [2.0] * 2
+        members = run.members(2, local_sockets=True)
+        lost: tuple[str, ...] = ()
+        for _ in range(KILLS_MAX):
+            victim = run.newcomer(members, local_sockets=True)
+            for child, value in zip([*members, victim], (1.0, 10.0, 100.0), strict=True):
+                child.start(reduce_in_place, value)
+            victim.note()
+            victim.kill()
+            (one, lost), other = [child.value() for child in members]
+            assert (one, *other) == (1.0, 10.0, lost)
+            if lost:
+                break
+        assert lost
+        assert harness.sums(members) == [2.0] * 2
