@@ -162,7 +162,10 @@ class LoopingPeer(Peer):
         }
 
     def visit(self, stop: str, seed: int) -> dict[str, Any]:
-        """Repeatedly joins, trains for some steps and leaves, until the file `stop` exists. Makes `stop`.visited."""
+        """Repeatedly joins, trains for some steps and leaves, until the file `stop` exists.
+
+        `stop`.visited says how often so far: it may still wait for members when these have left.
+        """
         rng, path, visits, errors = random.Random(seed), Path(stop), 0, []
         while not path.exists():
             self._begin()
@@ -175,7 +178,7 @@ class LoopingPeer(Peer):
                             break
                         self._admit()
                     visits += 1
-                    path.with_suffix(".visited").touch()
+                    path.with_suffix(".visited").write_text(str(visits), encoding="ascii")
             except zpccl.PCCLError as error:
                 errors.append(f"{type(error).__name__}: {error}")
             self.comm.close()
@@ -235,8 +238,8 @@ def run_loop(workers: list[Worker], masters: list[Master], options: argparse.Nam
         kills = kill_often(masters, options)
         time.sleep(options.pause)
         if visitor is not None:
-            deadline = time.monotonic() + FIRST_VISIT_S
-            while not stop.with_suffix(".visited").exists() and time.monotonic() < deadline:
+            deadline, visited = time.monotonic() + FIRST_VISIT_S, stop.with_suffix(".visited")
+            while not visited.exists() and time.monotonic() < deadline:
                 time.sleep(VISIT_INTERVAL_S)
         stop.touch()
         results = [worker.result(END_S) for worker in workers[: options.peers]]
@@ -246,6 +249,8 @@ def run_loop(workers: list[Worker], masters: list[Master], options: argparse.Nam
             except WorkerFailed as error:  # It may wait for members that have left.
                 visits["errors"].append(str(error))
                 visitor.kill()
+                if visited.exists():
+                    visits["visits"] = int(visited.read_text(encoding="ascii"))
     return summarise(options, kills, results, visits, [master.terms() for master in masters])
 
 
