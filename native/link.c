@@ -279,6 +279,29 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 	return link ? 0 : -ENOTCONN;
 }
 
+int zp_link_get_flow(zp_engine *engine, const uint8_t peer[], zp_link_flow *flow)
+{
+	*flow = (zp_link_flow){.round_trip_us = UINT32_MAX};
+	pthread_mutex_lock(&engine->mutex);
+	const zp__link *link = zp__link_find(engine, peer);
+	if (link) {
+		flow->link = link->id;
+		flow->connection_count = link->connection_count;
+		for (uint32_t i = 0; i < link->connection_count; i++) {
+			zp__sock_flow one;
+			if (link->local || !is_live(&link->connections[i]) || !zp__sock_flow_of(link->connections[i].fd, &one))
+				continue;
+			flow->acked_bytes[i] = one.acked_bytes;
+			flow->busy_us[i] = one.busy_us;
+			flow->limited[i] = one.limited;
+			if (one.round_trip_us < flow->round_trip_us)
+				flow->round_trip_us = one.round_trip_us;
+		}
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	return link ? 0 : -ENOTCONN;
+}
+
 /* Takes the link out of use: shuts its connections down (their threads close them soon), fails the attempts that use it
  * and, if `tell`, queues LINK_LOST. */
 void zp__link_lose(zp__link *link, int status, bool tell)

@@ -4,8 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
+#include <linux/tcp.h> /* Its tcp_info has more than that of netinet/tcp.h. */
 #include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -130,6 +131,21 @@ uint64_t zp__sock_silence_ms(int fd)
 	    (info.tcpi_unacked == 0 && info.tcpi_probes < 2))
 		return 0;
 	return info.tcpi_last_ack_recv;
+}
+
+/* False: the socket is not TCP, or the kernel counts less than this. */
+bool zp__sock_flow_of(int fd, zp__sock_flow *flow)
+{
+	struct tcp_info info = {0};
+	socklen_t length = sizeof info;
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0 ||
+	    length < offsetof(struct tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time)
+		return false;
+	*flow = (zp__sock_flow){.acked_bytes = info.tcpi_bytes_acked,
+				.busy_us = info.tcpi_busy_time,
+				.round_trip_us = info.tcpi_min_rtt,
+				.limited = !info.tcpi_delivery_rate_app_limited};
+	return true;
 }
 
 uint64_t zp__now_ns(void)

@@ -8,12 +8,21 @@
 
 struct iovec;
 
+/* What TCP has sent on a connection. */
+typedef struct {
+	uint64_t acked_bytes;
+	uint64_t busy_us;	/* while it had data to send, or to be acknowledged */
+	uint32_t round_trip_us; /* least of late; UINT32_MAX: not known */
+	bool limited;		/* at its last sample, it had all the time more to send than the path took */
+} zp__sock_flow;
+
 int zp__sock_prepare(int fd, uint32_t path_timeout_ms);
 bool zp__sock_is_local(int fd);
 uint64_t zp__sock_silence_ms(int fd);
 ssize_t zp__sock_send(int fd, struct iovec *iov, int count);
 ssize_t zp__sock_receive(int fd, struct iovec *iov, int count);
 bool zp__sock_has_unsent(int fd);
+bool zp__sock_flow_of(int fd, zp__sock_flow *flow);
 uint64_t zp__now_ns(void);
 
 #endif

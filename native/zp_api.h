@@ -164,6 +164,16 @@ typedef struct {
 	uint32_t generation[ZP_LINK_CONNECTIONS_MAX];
 } zp_link_stats;
 
+/* What TCP has sent on a link between hosts, by connection: a measurement is the difference of two of these. */
+typedef struct {
+	uint64_t link;		   /* its id */
+	uint32_t connection_count; /* the used length of the arrays below */
+	uint32_t round_trip_us;	   /* the least of all connections; UINT32_MAX: not known */
+	uint64_t acked_bytes[ZP_LINK_CONNECTIONS_MAX]; /* 0 where none is open now, and within a host */
+	uint64_t busy_us[ZP_LINK_CONNECTIONS_MAX];     /* while there was something to send, or to be acknowledged */
+	uint8_t limited[ZP_LINK_CONNECTIONS_MAX];      /* 1: of late by the path, and not by what there was to send */
+} zp_link_flow;
+
 /* Functions of an AEAD, as libsodium declares them: output, its length, input, its length, additional data, its length,
  * secret nonce (unused), nonce, key; for `decrypt` the secret nonce is the third argument. Output and input may be the
  * same buffer. They return 0; `decrypt` returns another value if the tag does not match. */
@@ -223,6 +233,9 @@ int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t link, uint32_t
 int zp_link_close(zp_engine *engine, const uint8_t peer[]);
 
 int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *stats);
+
+/* -ENOTCONN: there is no link. A system call for each connection. */
+int zp_link_get_flow(zp_engine *engine, const uint8_t peer[], zp_link_flow *flow);
 
 /* Starts an attempt at a collective. A REDUCE_DONE follows unless zp_reduce_end() comes first. Until zp_reduce_end()
  * returns, input and output belong to the engine. -ENOTCONN: a link is missing that the algorithm needs (ring: to the

@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 MESSAGE_BYTES_MAX = 8 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -249,6 +249,10 @@ DIRECT_BYTES_PER_SECOND = 850_000_000
 """The same in a direct exchange. On one machine it is lower, because shares are buffered in memory."""
 SPEED_TENSOR_BYTES = 4 * MIB
 """Attempts with smaller tensors do not update the measured rates."""
+PATH_SAMPLE_MIN_BYTES = 256 * KIB
+"""What a path has carried of an attempt says nothing of its rate if it is less than this."""
+PATHS_SAMPLED_MAX = 128
+"""Of a peer, in one report."""
 QUANTIZED_DIRECT_PERCENT_MAX = 150
 """A direct exchange of a quantised tensor may take this share of the ring's time: it rounds fewer times."""
 RING_EXACT_PEERS_MAX = 12

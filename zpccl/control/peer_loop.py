@@ -43,6 +43,7 @@ from zpccl.control.keys import PeerKeys
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.control.outgoing import Outgoing
+from zpccl.control.rates import RateMeter
 from zpccl.control.waiter import Waiter, is_readable
 from zpccl.engine.ciphers import Cipher
 from zpccl.engine.engine import (
@@ -144,6 +145,7 @@ class PeerLoop:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.engine = Engine()
         self.engine.open_channel(DIGEST_CHANNEL)
+        self._rates = RateMeter(self.engine)
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._broker = LinkBroker(
             options.peer_id,
@@ -393,7 +395,8 @@ class PeerLoop:
             if call is not None:
                 call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
             error = os.strerror(-event.status) if event.status < 0 else ""
-            done = events.ReduceDone(event.attempt_id, event.digest, error, event.fault, event.has_told)
+            paths = self._rates.end(event.attempt_id)
+            done = events.ReduceDone(event.attempt_id, event.digest, error, event.fault, event.has_told, paths)
             self._handle(done, now_ns)
         elif isinstance(event, MessageReceived):  # All others go to the transfers themselves.
             if event.channel_id == DIGEST_CHANNEL:
@@ -480,6 +483,7 @@ class PeerLoop:
 
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
+        self._rates.end(effect.attempt_id)
         if call is not None and call.start is not None:  # It has not begun.
             call.start = None
             return self.engine.end_reduce(effect.attempt_id, commit=False)
@@ -505,6 +509,8 @@ class PeerLoop:
         try:
             plan = call.plan(effect, self.options.peer_id, names)
             if plan.count:
+                if call.send.nbytes >= limits.SPEED_TENSOR_BYTES:
+                    self._rates.begin(effect.attempt_id, plan.peers)
                 self.engine.start_reduce(plan)
             else:
                 self._post(events.ReduceDone(effect.attempt_id))

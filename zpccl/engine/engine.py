@@ -32,6 +32,7 @@ FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
 DIGEST_CHANNEL = 2**64 - 1
 """The free channel on which participants of a collective tell each other the digests of their results."""
 _NOBODY = bytes(PEER_ID_BYTES)
+_UNKNOWN_US = 2**32 - 1
 
 
 class EngineError(OSError):
@@ -180,6 +181,25 @@ class LinkStats:
     tx_bytes: list[int]
     rx_bytes: list[int]
     generations: list[int]
+
+
+@dataclass(frozen=True)
+class LinkFlow:
+    """What TCP has sent on a link since its connections were opened, by connection.
+
+    Attributes:
+        link_id: what `open_link` returned.
+        round_trip_us: the least of late; None: not known.
+        acked_bytes: acknowledged by the other end; 0 where no connection is open.
+        busy_us: how long there was something to send, or to be acknowledged.
+        is_limited: of late by the path, and not by what there was to send.
+    """
+
+    link_id: int
+    round_trip_us: int | None
+    acked_bytes: list[int]
+    busy_us: list[int]
+    is_limited: list[bool]
 
 
 class Body:
@@ -478,6 +498,24 @@ class Engine:
             tx_bytes=list(stats.tx_bytes)[:count],
             rx_bytes=list(stats.rx_bytes)[:count],
             generations=list(stats.generation)[:count],
+        )
+
+    def link_flow(self, peer: bytes) -> LinkFlow:
+        """What TCP has sent on the link to `peer`. All zeros within a host, where no path is measured.
+
+        Raises:
+            EngineError: ENOTCONN, there is no link.
+        """
+        flow = ffi.new("zp_link_flow *")
+        with self._handle as engine:
+            check_rc(lib.zp_link_get_flow(engine, _peer(peer), flow), "zp_link_get_flow")
+        count = flow.connection_count
+        return LinkFlow(
+            link_id=flow.link,
+            round_trip_us=flow.round_trip_us if flow.round_trip_us < _UNKNOWN_US else None,
+            acked_bytes=list(flow.acked_bytes)[:count],
+            busy_us=list(flow.busy_us)[:count],
+            is_limited=[bool(limited) for limited in list(flow.limited)[:count]],
         )
 
     def is_local(self, peer: bytes) -> bool:

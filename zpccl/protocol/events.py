@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zpccl.protocol.messages import MasterMessage, PeerMessage, Vote
+from zpccl.protocol.messages import MasterMessage, PathSample, PeerMessage, Vote
 
 # --- To the master --------------------------------------------------------------------------------------------------
 
@@ -178,6 +178,7 @@ class ReduceDone:
         error: "" or the failure.
         fault: the neighbour whose link failed.
         has_told: the other participants were told the digest.
+        paths: what the paths to others have carried.
     """
 
     attempt_id: int
@@ -185,6 +186,7 @@ class ReduceDone:
     error: str = ""
     fault: bytes | None = None
     has_told: bool = False
+    paths: tuple[PathSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

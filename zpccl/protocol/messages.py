@@ -193,6 +193,19 @@ class Dropped(_Message, frozen=True):
     reason: Annotated[str, Meta(max_length=limits.OUTCOME_TEXT_CHARS_MAX)]
 
 
+class PathSample(_Message, frozen=True):
+    """What the path to a peer has carried during an attempt."""
+
+    peer_id: PeerId
+    sent_bytes: Natural
+    busy_us: Annotated[int, Meta(ge=1)]
+    """How long there was something to send, or to be acknowledged."""
+    round_trip_us: Natural = 0
+    """The least of late. 0: not known."""
+    is_limited: bool = False
+    """The path could carry no more: there was more to send all the time."""
+
+
 class Report(_Message, tag="report", frozen=True):
     """How an attempt ended for its sender.
 
@@ -215,6 +228,8 @@ class Report(_Message, tag="report", frozen=True):
     """The sources that a sync has stopped using."""
     count: Annotated[int, Meta(ge=0, le=limits.PEERS_MAX)] = 0
     """How many peers took part in a collective that has a result."""
+    paths: Annotated[tuple[PathSample, ...], Meta(max_length=limits.PATHS_SAMPLED_MAX)] = ()
+    """Of a collective on a large tensor: what the paths to others have carried."""
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):

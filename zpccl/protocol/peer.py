@@ -121,6 +121,7 @@ from zpccl.protocol.messages import (
     Neighbour,
     Neighbours,
     NeighboursChanged,
+    PathSample,
     PeerMessage,
     Plan,
     Ready,
@@ -1013,7 +1014,7 @@ class PeerMachine:
             return
         call.has_told = event.has_told  # From now on this peer is bound to its result.
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
-        self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us)
+        self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us, paths=event.paths)
         self._commit(call)
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
@@ -1034,13 +1035,14 @@ class PeerMachine:
         digest: int = 0,
         duration_us: int = 0,
         dropped: tuple[tuple[bytes, str], ...] = (),
+        paths: tuple[PathSample, ...] = (),
     ) -> None:
         call.phase, call.attempt_id = CallPhase.REPORTED, attempt_id
         ok, reason = not error, error[: limits.TEXT_CHARS_MAX]
         named = tuple(Dropped(who, why[: limits.OUTCOME_TEXT_CHARS_MAX]) for who, why in dropped[: limits.PEERS_MAX])
         facts = (digest, duration_us) if ok else (0, 0)
         count = len(call.plan.order) if ok and call.plan is not None and is_collective(call) else 0
-        call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named, count)
+        call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named, count, paths)
         self._effects.append(Send(call.report, may_wait=call.has_told))
 
     def _call_of_attempt(self, attempt_id: int) -> Call | None:

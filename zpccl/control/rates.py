@@ -1,0 +1,58 @@
+"""What each path carries while attempts run, as TCP counts it.
+
+A path's rate is what was acknowledged over the time in which a connection of the link had something to send, or to be
+acknowledged. If there was more to send all the time, that is what the path can carry; if not, it can carry at least so
+much. Small tensors measure nothing, nor do links within a host.
+
+The thread of the peer's loop alone uses a meter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from zpccl import limits
+from zpccl.engine.engine import Engine, EngineError, LinkFlow
+from zpccl.protocol.messages import PathSample
+
+
+class RateMeter:
+    """Measures the paths of the attempts that run.
+
+    Args:
+        engine: whose links.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._begun: dict[int, dict[bytes, LinkFlow]] = {}  # By attempt and peer: when it began.
+
+    def begin(self, attempt_id: int, peers: Iterable[bytes]) -> None:
+        """An attempt on a large tensor begins."""
+        self._begun[attempt_id] = {peer: flow for peer in peers if (flow := self._flow(peer)) is not None}
+
+    def end(self, attempt_id: int) -> tuple[PathSample, ...]:
+        """An attempt has ended, or has its result. Returns what it has measured, once."""
+        begun = self._begun.pop(attempt_id, {})
+        samples = [measure(peer, before, self._flow(peer)) for peer, before in begun.items()]
+        return tuple(sample for sample in samples if sample is not None)
+
+    def _flow(self, peer: bytes) -> LinkFlow | None:
+        with contextlib.suppress(EngineError):  # No link, or none any more.
+            return self._engine.link_flow(peer)
+        return None
+
+
+def measure(peer: bytes, before: LinkFlow, after: LinkFlow | None) -> PathSample | None:
+    """The difference of two measurements of a link. None: the link is another one, or too little was sent on it."""
+    if after is None or after.link_id != before.link_id:
+        return None
+    sent = [new - old for old, new in zip(before.acked_bytes, after.acked_bytes, strict=True)]
+    busy = [new - old for old, new in zip(before.busy_us, after.busy_us, strict=True)]
+    places = [place for place in range(len(sent)) if sent[place] > 0 and busy[place] > 0]  # Else it was replaced.
+    total, busy_us = sum(sent[place] for place in places), max((busy[place] for place in places), default=0)
+    if total < limits.PATH_SAMPLE_MIN_BYTES:
+        return None
+    limited = sum(sent[place] for place in places if after.is_limited[place])
+    return PathSample(peer, total, busy_us, after.round_trip_us or 0, 2 * limited >= total)
