@@ -26,6 +26,7 @@ SCENARIOS = {
     "state": "How fast do newcomers get the shared state, and from how many, beside plain copies?",
     "join": "How long do members stop for a newcomer, with and without fetching the state ahead?",
     "wan": "What does an all-reduce carry over long fat pipes, with how many connections?",
+    "uneven": "How long does an all-reduce take over uneven networks, beside what they allow?",
     "master": "What does one decision cost a master of many peers?",
     "quantise": "How fast are the kernels of quantisation?",
     "memory": "How much memory does an all-reduce take beyond the caller's buffers?",
