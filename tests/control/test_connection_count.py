@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from typing import cast
 
 import pytest
 
 from zpccl import limits
-from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns
+from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, use_bbr
 
 
 @pytest.mark.parametrize("round_trip_ms", [0, 0.05, 10, 24])
@@ -45,3 +46,39 @@ def test_the_congestion_control_is_that_of_the_socket() -> None:
     one, other = socket.socketpair()
     with one, other:
         assert congestion_control(one) == ""
+
+
+class FarConnection:
+    """Stands for a connection with this round-trip time and congestion control, which may be chosen or not."""
+
+    def __init__(self, round_trip_ms: int, name: str, is_allowed: bool) -> None:
+        self.round_trip_us, self.name, self.is_allowed = round_trip_ms * 1000, name, is_allowed
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert level == socket.IPPROTO_TCP
+        if option == socket.TCP_INFO:
+            return bytes(68) + self.round_trip_us.to_bytes(4, "little")
+        assert option == socket.TCP_CONGESTION
+        return self.name.encode().ljust(size, b"\0")
+
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        if not self.is_allowed:
+            raise PermissionError
+        self.name = value.decode()
+
+
+@pytest.mark.parametrize(
+    ("round_trip_ms", "name", "is_allowed", "expected"),
+    [
+        (100, "cubic", True, ("bbr", True)),
+        (100, "cubic", False, ("cubic", False)),
+        (100, "bbr2", False, ("bbr2", True)),
+        (10, "cubic", True, ("cubic", True)),
+        (10, "cubic", False, ("cubic", True)),
+    ],
+)
+def test_bbr_far_away(round_trip_ms: int, name: str, is_allowed: bool, expected: tuple[str, bool]) -> None:
+    connection = FarConnection(round_trip_ms, name, is_allowed)
+    is_well = use_bbr(cast(socket.socket, connection))
+    assert (connection.name, is_well) == expected

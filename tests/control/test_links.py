@@ -67,6 +67,18 @@ def test_the_dialler_chooses_by_round_trip_and_congestion_control(
         other.close()
 
 
+def test_a_kernel_without_bbr_is_named_once_by_each_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pair: tuple[Broker, Broker]
+) -> None:
+    monkeypatch.setattr("zpccl.control.links.use_bbr", lambda _: False)
+    one, other = pair
+    one.meet(other)
+    other.meet(one, dial=True)
+    assert len(one.link().sockets) == len(other.link().sockets) > 1
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert all("tcp_allowed_congestion_control" in record.getMessage() for record in caplog.records)
+
+
 def test_the_right_address_is_found_among_wrong_ones(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
     other.meet(one)

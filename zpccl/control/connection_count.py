@@ -1,4 +1,7 @@
-"""The default number of connections of a link, chosen once, when its first connection is up.
+"""The congestion control of far connections, and the default number of connections of a link.
+
+Each end of a far connection asks the kernel for BBR, for this socket alone. Where that is refused, the one that the
+system is set to stays. The number of connections is chosen once, when the first one is up.
 
 The congestion window of a connection is bounded by the kernel's buffer limits and by packet loss. So its throughput
 falls as the round-trip time grows, and more connections make up for that; on a short path they gain nothing. How many
@@ -26,8 +29,23 @@ def connections_for(round_trip_ns: int, congestion_control: str) -> int:
     """
     if round_trip_ns < limits.LINK_FAR_ROUND_TRIP_NS:
         return limits.LINK_CONNECTIONS_DEFAULT
-    is_bbr = congestion_control.startswith("bbr")  # Later versions may be called bbr2, bbr3.
+    is_bbr = _is_bbr(congestion_control)
     return limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_bbr else limits.LINK_CONNECTIONS_FAR_DEFAULT
+
+
+def use_bbr(connection: socket.socket) -> bool:
+    """Asks for BBR if the connection is far. False: it is, and the kernel does not let this process have it."""
+    if round_trip_ns(connection) < limits.LINK_FAR_ROUND_TRIP_NS or _is_bbr(congestion_control(connection)):
+        return True
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    except OSError:
+        return False
+    return True
+
+
+def _is_bbr(name: str) -> bool:
+    return name.startswith("bbr")  # Later versions may be called bbr2, bbr3.
 
 
 def round_trip_ns(connection: socket.socket) -> int:

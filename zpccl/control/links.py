@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, is_local_address, local_address, parse_address, reachable_at
-from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns
+from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, use_bbr
 from zpccl.control.forks import closed_in_children
 from zpccl.control.greeting import mechanism_of
 from zpccl.control.handshake import (
@@ -204,6 +204,7 @@ class LinkBroker:
         self._on_connection = on_connection
         self._links: dict[bytes, _OpenLink] = {}  # The last one with each neighbour, while it is open.
         self._link_count = 0  # Handed over so far.
+        self._lacks_bbr = False  # That was found, and said.
         self._refusals = RefusalLog(logger)
         self.addresses = reachable_at(listener, advertise)
         self._run_id = b""
@@ -387,6 +388,7 @@ class LinkBroker:
             raise HandshakeError("its sender is a neighbour no more")
         check_hello(data, link_key)
         handshake.host = ""
+        self._choose_congestion_control(connection)
         cipher = best_of(self._ciphers, hello.ciphers)
         if cipher is None:
             await self._loop.sock_sendall(connection, encode_refusal(Signal.DISAGREE))
@@ -592,6 +594,7 @@ class LinkBroker:
         try:
             connection.setblocking(False)
             await self._loop.sock_connect(connection, target)
+            self._choose_congestion_control(connection)
             if hello.count == 0:
                 count = connections_for(round_trip_ns(connection), congestion_control(connection))
                 hello = dataclasses.replace(hello, count=count)
@@ -601,6 +604,15 @@ class LinkBroker:
         except BaseException:
             connection.close()
             raise
+
+    def _choose_congestion_control(self, connection: socket.socket) -> None:
+        if not use_bbr(connection) and not self._lacks_bbr:
+            self._lacks_bbr = True
+            logger.warning(
+                "the kernel does not let this process use BBR, so far links lose rate with each lost packet (%s); "
+                "as root: modprobe tcp_bbr; sysctl net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'",
+                congestion_control(connection),
+            )
 
     async def _confirm(self, one: _Dialled) -> None:
         await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT))
