@@ -33,6 +33,7 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     PeerMessage,
     Plan,
+    Reducing,
     Report,
     TopologyKind,
     Vote,
@@ -47,7 +48,7 @@ from zpccl.sim.faults import TURNS
 from zpccl.sim.node import SimulatedPeer
 from zpccl.sim.program import Script, make_spec
 from zpccl.sim.runs import Setup, replay_command, run_seed, tight_limits
-from zpccl.types import Algorithm, CollectiveKind
+from zpccl.types import CollectiveKind
 
 SEEDS_PER_TEST = 10
 STILL = Faults("still")
@@ -485,7 +486,7 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     buffers = [Buffer(1), Buffer(10), Buffer(100)]
     spec = make_spec(0, 8, CollectiveKind.ALL_REDUCE, is_root=False)
     plane = cluster.dataplane
-    start = StartReduce(999, ATTEMPT, order, 4096, Algorithm.RING)
+    start = StartReduce(999, ATTEMPT, Reducing(order, 4096))
     for node, buffer in zip(nodes[:2], buffers, strict=False):
         plane.start_reduce(node, start, spec, buffer)
     assert all(part.finish is None for part in plane.attempts[nodes[0].key(ATTEMPT)].parts.values())

@@ -69,9 +69,8 @@ CASES = (
         "protocol.kinds.collective:Collectives._send_plan",
         "self._outbox.broadcast(peers, Plan(attempt.attempt_id, calls, attempt.how, ahead))",
         "for peer in peers:\n"
-        "    order = tuple(other.peer_id for other in attempt.order)\n"
-        "    lane = Lane(order[::-1] if order[0] == peer.peer_id else order, attempt.algorithm)\n"
-        "    how = Reducing((lane,), attempt.how.frame_bytes)\n"
+        "    order = attempt.how.order\n"
+        "    how = Reducing(order[::-1] if order[0] == peer.peer_id else order, attempt.how.frame_bytes)\n"
         "    self._outbox.broadcast([peer], Plan(attempt.attempt_id, calls, how))",
         "calm",
         "S3",

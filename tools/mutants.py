@@ -32,8 +32,8 @@ digests-of-the-lost-not-compared: protocol.kinds.collective:Collectives.judge (u
   + len({attempt.reports[peer].digest for peer in survivors}) <= 1
 frames-cut-anew-by-another-master: protocol.kinds.collective:Collectives.restore (unit tests)
   S3: peers that get the plan from the new master cut the tensor differently from the others
-  - plan.how.frame_bytes
-  + limits.FRAME_BYTES_DEFAULT
+  - running.plan.how
+  + Reducing(running.plan.how.order, limits.FRAME_BYTES_DEFAULT, running.plan.how.algorithm)
 attempt-decided-before-all-are-heard: protocol.operation:Operations.decide (unit tests)
   L3: after a take-over, decides an attempt that the former master may have decided differently
   - have_reported(survivors)

@@ -241,6 +241,12 @@ ONE_SHOT_BYTES_MAX = 64 * KIB
 """What a peer may send and receive in a one-shot exchange: its tensor, to each of the others."""
 DIRECT_PEERS_MAX = 128
 """Maximum for the direct exchange: with more peers a frame would be a few KiB, and all pairs need a link."""
+LANES_MAX = DIRECT_PEERS_MAX
+"""Of a plan: with a star for each peer."""
+LANE_PARENTS_MAX = 1024
+"""Of all lanes of a plan that are no stars."""
+LANE_SHARE_MAX = 2**16
+"""The weights of lanes are whole numbers up to this."""
 HOP_LATENCY_NS = 1 * MS
 """Estimated latency of one hop of a small frame, until attempts have measured it."""
 RING_BYTES_PER_SECOND = 1_000_000_000

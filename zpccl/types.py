@@ -224,6 +224,9 @@ class Algorithm(enum.IntEnum):
     ONE_SHOT = 3
     """A one-shot exchange: each peer sends every other peer the whole tensor, and reduces all of them. One hop. AUTO
     chooses it for small tensors that are not quantised. Needs a working path between all pairs."""
+    TREES = 4
+    """Trees that follow the network, each for a share of the tensor, which is summed up to the root; the result comes
+    down again. AUTO chooses them where paths are uneven. Needs working paths between neighbours in the trees only."""
 
     @classmethod
     def parse(cls, name: str) -> Algorithm:

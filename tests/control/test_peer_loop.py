@@ -17,7 +17,7 @@ from zpccl.engine.engine import Engine, EngineEvent, ReduceDone, ReducePlan
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
-from zpccl.protocol.messages import Hello, Kick, Leave, Withdraw, decode_peer_message, encode
+from zpccl.protocol.messages import Hello, Kick, Leave, Reducing, Withdraw, decode_peer_message, encode
 from zpccl.protocol.peer import State
 from zpccl.protocol.session import SocketPhase
 from zpccl.types import ReduceOp
@@ -250,10 +250,8 @@ def test_who_gives_up_before_its_attempt_begins_tells_nothing(
     plans: list[ReducePlan] = []
     monkeypatch.setattr(engine, "start_reduce", plans.append)
     call = running(loop, 1)
-    loop._perform(
-        [EndReduce(1, commit=False), StartReduce(11, 2, (loop.options.peer_id, b"o" * 16), 4096, tells_digest=True)],
-        NOW_NS,
-    )
+    how = Reducing((loop.options.peer_id, b"o" * 16), 4096)
+    loop._perform([EndReduce(1, commit=False), StartReduce(11, 2, how, tells_digest=True)], NOW_NS)
     loop.withdraw(call, timed_out=True)
     loop._run_once({loop._wakeup}, NOW_NS)
     engine.go_on.set()

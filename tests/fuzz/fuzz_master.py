@@ -187,7 +187,7 @@ def _running(world: World, choices: Choices) -> m.Running:
     order, calls = choices.some_of(world.peer_ids(), 4), choices.some_of(CALLS, 4)
     attempt_id = choices.one_of(ATTEMPTS)
     if choices.number(2):
-        how = m.Reducing((m.Lane(order),), 1 + choices.number(65536))
+        how = m.Reducing(order, 1 + choices.number(65536))
         return m.Running(m.Plan(attempt_id, calls, how), spec(choices.number(2)) if choices.number(8) else None)
     fetching = m.Fetching(order, choices.number(4), choices.some_of(world.peer_ids(), 2))
     return m.Running(m.Plan(attempt_id, calls, fetching), is_open=bool(choices.number(2)))

@@ -27,7 +27,6 @@ from zpccl.protocol.messages import (
     FetchEntry,
     Fetching,
     Hello,
-    Lane,
     Leave,
     Linked,
     Member,
@@ -149,7 +148,7 @@ class MasterBench:
         self.said: dict[Hashable, list[Any]] = {}  # By connection.
         self.groups: dict[str, int] = {}
         self.epochs: dict[int, Members] = {}
-        self.plans: dict[int, Any] = {}
+        self.plans: dict[int, Reducing] = {}
         self.verdicts: dict[tuple[Hashable, int], Decision] = {}
         self.ahead = 0  # The last plan ahead that was handed out.
         self.logged: list[Log] = []
@@ -187,8 +186,8 @@ class MasterBench:
             listed = msgspec.structs.replace(message, old_members=())
             assert self.epochs.setdefault(message.epoch, listed) == listed, "S3: one member list an epoch"
         elif isinstance(message, Plan) and isinstance(message.how, Reducing):
-            lanes = message.how.lanes
-            assert self.plans.setdefault(message.attempt_id, lanes) == lanes, "S3: one plan an attempt"
+            how = self.plans.setdefault(message.attempt_id, message.how)
+            assert how == message.how, "S3: one plan an attempt"
         elif isinstance(message, Decision):
             name = str(connection).rstrip("0123456789")
             known = self.verdicts.setdefault((name, message.call_id), message)
@@ -498,7 +497,7 @@ def sync_plan(
 
 def reducing(names: str = "ab", algorithm: int = Algorithm.RING, frame_bytes: int = FRAME) -> Reducing:
     """How a collective of `names` runs."""
-    return Reducing((Lane(pids(names), algorithm),), frame_bytes)
+    return Reducing(pids(names), frame_bytes, algorithm)
 
 
 def fetching(plan: Plan) -> Fetching:
@@ -539,11 +538,10 @@ def fail_by(bench: MasterBench, one: str, other: str, call_id: int, count: int =
     """All vote; `one` finds its link to `other` at fault after a while. Returns the order of the attempt."""
     for name in bench.names():
         bench.begin(name, call_id, spec(count=count))
-    attempt_id, lanes = list(bench.plans.items())[-1]
+    attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")
-    order: tuple[bytes, ...] = lanes[0].order
-    return order
+    return how.order
 
 
 def said_together(machine: MasterMachine, what: str, number: int) -> list[events.MasterEvent]:

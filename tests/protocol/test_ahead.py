@@ -20,7 +20,6 @@ from zpccl.types import Algorithm, CollectiveKind
 
 from .harness import (
     FIRST_ATTEMPT,
-    FRAME,
     RUN_ID,
     MasterBench,
     PeerBench,
@@ -196,7 +195,7 @@ def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -
     bench.finish("x", 1, attempt_id)
     bench.say("y", votes)
     bench.finish("y", 1, attempt_id)
-    planned = {number: lanes[0].order for number, lanes in bench.plans.items()}
+    planned = {number: how.order for number, how in bench.plans.items()}
     assert list(planned.values()) == [pids("ab"), pids("xy")] and 999 not in planned
     for name in "ab":
         bench.finish(name, 1)
@@ -348,7 +347,7 @@ def test_a_new_master_waits_for_what_all_have_started(ok: bool) -> None:
 
 
 def start(call_id: int, attempt_id: int, names: str = "ab") -> StartReduce:
-    return StartReduce(call_id, attempt_id, pids(names), FRAME, tells_digest=True)
+    return StartReduce(call_id, attempt_id, reducing(names), tells_digest=True)
 
 
 def after_a_commit(names: str = "ab", plan: Plan | None = None) -> PeerBench:

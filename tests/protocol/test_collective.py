@@ -52,7 +52,7 @@ def test_the_ring_is_in_order_of_admission() -> None:
     for name in "ab":
         bench.begin(name, 1)
     sent = bench.begin("c", 1)
-    assert [message.how.lanes[0].order for _, message in sent] == [pids("cab")] * 3
+    assert [message.how.order for _, message in sent] == [pids("cab")] * 3
 
 
 def test_many_tags_in_any_order() -> None:
@@ -85,8 +85,8 @@ def test_groups_are_independent() -> None:
     bench.members("x", "y", group=1)
     for name in "axby":
         bench.begin(name, 1, spec(count=8 if name in "ab" else 9))
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
-    assert bench.plans[FIRST_ATTEMPT + 1][0].order == pids("xy")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
+    assert bench.plans[FIRST_ATTEMPT + 1].order == pids("xy")
     bench.lose("y")
     bench.finish("x", 1, FIRST_ATTEMPT + 1, ok=False, reason="lost y")
     assert bench.verdict("x", 1) == aborted(1, "lost y", "y", attempt_id=FIRST_ATTEMPT + 1)
@@ -260,7 +260,7 @@ def test_a_ring_goes_around_a_link_that_is_down() -> None:
     unlink(bench, "ab")
     for name in "abcd":
         bench.begin(name, 1)
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("acbd")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("acbd")
     for name in "abcd":
         bench.finish(name, 1)
     assert bench.verdict("b", 1) == committed(1, peers=4)
@@ -278,7 +278,7 @@ def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
     bench.say("a", Linked(pids("cd")))
     assert bench.plans == {}
     bench.say("c", Linked(pids("abd")))
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("acbd")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("acbd")
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -292,7 +292,7 @@ def test_links_are_not_waited_for_without_end(copies: int) -> None:
     kick = Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a")
     assert bench.tick(1)[0] == ("b1", kick)
     assert bench.names() == "ac"
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ac")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("ac")
     for name in "ac":
         bench.finish(name, 1)
     assert bench.verdict("a", 1) == committed(1)
@@ -306,7 +306,7 @@ def test_the_worst_connected_member_goes() -> None:
     (gone, kick) = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0]
     assert (gone, kick.reason) == ("b1", "no working data connection to a, c, d")
     assert bench.names() == "acde"
-    assert [lanes[0].order for lanes in bench.plans.values()] == [pids("adce")] * 2
+    assert [how.order for how in bench.plans.values()] == [pids("adce")] * 2
 
 
 def test_two_halves_without_a_link_between_them() -> None:
@@ -317,7 +317,7 @@ def test_two_halves_without_a_link_between_them() -> None:
         bench.begin(name, 1)
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == "ab"
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
 
 
 def test_groups_are_judged_by_their_own_links() -> None:
@@ -326,7 +326,7 @@ def test_groups_are_judged_by_their_own_links() -> None:
     bench.say("x", Linked(()))
     for name in "xyab":
         bench.begin(name, 1)
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == "abx"
     assert bench.verdict("x", 1) == Decision(1, Result.TOO_FEW_PEERS, reason=ALONE)
@@ -339,10 +339,10 @@ def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, .
     """All vote and succeed. Returns the order of the attempt."""
     for name in bench.names():
         bench.begin(name, call_id, spec(count=count))
-    attempt_id, lanes = list(bench.plans.items())[-1]
+    attempt_id, how = list(bench.plans.items())[-1]
     for name in bench.names():
         bench.finish(name, call_id, attempt_id)
-    order: tuple[bytes, ...] = lanes[0].order
+    order = how.order
     return order
 
 
@@ -387,7 +387,7 @@ def test_a_link_that_goes_on_failing_counts_as_down() -> None:
         bench.begin(name, tries + 1)
     sent = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert sent[0] == ("b1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a"))
-    assert list(bench.plans.values())[-1][0].order == pids("ac")
+    assert list(bench.plans.values())[-1].order == pids("ac")
 
 
 def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tuple[bytes, ...]:
@@ -397,12 +397,12 @@ def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tup
     """
     for name in bench.names():
         bench.begin(name, call_id, spec(**changes))
-    attempt_id, lanes = list(bench.plans.items())[-1]
+    attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.STALL_TIMEOUT_NS)
     blamed = {fault[0]: pid(fault[1]) for fault in faults}
     for name in sorted(bench.names(), key=lambda name: name in blamed):  # Who knows something is the last to say it.
         bench.finish(name, call_id, attempt_id, ok=False, digest=0, fault=blamed.get(name), reason="timed out")
-    order: tuple[bytes, ...] = lanes[0].order
+    order = how.order
     return order
 
 
@@ -473,12 +473,12 @@ def test_groups_are_doubted_on_their_own() -> None:
             bench.begin(name, call_id)
         bench.tick(limits.STALL_TIMEOUT_NS)
         for attempt_id in list(bench.plans)[-2:]:
-            is_first = bench.plans[attempt_id][0].order == pids("abcd")
+            is_first = bench.plans[attempt_id].order == pids("abcd")
             for name in "abcd" if is_first else "wxyz":
                 bench.finish(name, call_id, attempt_id, ok=not is_first, digest=0)
     for name in "abcdwxyz":
         bench.begin(name, 3)
-    orders = [lanes[0].order for lanes in bench.plans.values()][-2:]
+    orders = [how.order for how in bench.plans.values()][-2:]
     assert pids("wxyz") in orders and pids("abcd") not in orders
 
 
@@ -524,7 +524,7 @@ def test_a_loss_may_end_the_wait_for_links() -> None:
         bench.begin(name, 1)
     assert bench.plans == {}
     bench.leave("b")
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ac")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("ac")
 
 
 def test_a_ring_needs_only_its_own_links() -> None:
@@ -532,7 +532,7 @@ def test_a_ring_needs_only_its_own_links() -> None:
     bench.say("a", Linked(pids("bd")))  # Not c, which is across the ring.
     for name in "abcd":
         bench.begin(name, 1)
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("abcd")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("abcd")
 
 
 # --- The end of an attempt ------------------------------------------------------------------------------------------
@@ -664,7 +664,7 @@ def test_a_retry_among_the_survivors() -> None:
     assert bench.verdict("a", 1) == aborted(1, "lost b", "b", peers=3)
     for name in "ac":
         bench.begin(name, 2)
-    assert bench.plans[FIRST_ATTEMPT + 1][0].order == pids("ac")
+    assert bench.plans[FIRST_ATTEMPT + 1].order == pids("ac")
 
 
 def test_reports_on_unknown_attempts_are_ignored() -> None:
@@ -707,7 +707,7 @@ def test_withdraw_while_voting() -> None:
     assert bench.withdraw("a", 1) == [("a1", Decision(1, LOST, reason="withdrawn"))]
     assert bench.begin("c", 1) == []
     bench.begin("a", 2)
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("abc")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("abc")
 
 
 def test_withdraw_the_only_vote() -> None:
@@ -738,7 +738,7 @@ def test_withdrawals_that_wait_are_heeded() -> None:
             bench.begin(name, 2, spec(count=77))
     withdrawn = Decision(1, LOST, reason="withdrawn")
     assert bench.verdicts == {("a", 1): withdrawn, ("b", 1): withdrawn}
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("ab")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
 
 
 @pytest.mark.parametrize("reported", [False, True])

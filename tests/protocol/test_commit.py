@@ -28,7 +28,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import SPLIT, State
 from zpccl.types import CollectiveKind
 
-from .harness import FIRST_ATTEMPT, FRAME, RUN_ID, PeerBench, member_list, neighbour, pid, pids, plan_of, spec
+from .harness import FIRST_ATTEMPT, RUN_ID, PeerBench, member_list, neighbour, pid, pids, plan_of, reducing, spec
 
 AHEAD = (5, 6, 7, 8)
 
@@ -85,7 +85,7 @@ class Bench(PeerBench):
 
 
 def start(call_id: int, attempt_id: int, *, tells_digest: bool = True) -> StartReduce:
-    return StartReduce(call_id, attempt_id, pids("abc"), FRAME, tells_digest=tells_digest)
+    return StartReduce(call_id, attempt_id, reducing("abc"), tells_digest=tells_digest)
 
 
 def end(call_id: int = 10, attempt_id: int = FIRST_ATTEMPT, count: int = 3) -> list[Any]:

@@ -35,7 +35,7 @@ def planned(
     """All vote: the algorithm of the plan."""
     for name in bench.names():
         bench.begin(name, call_id, spec(algorithm=algorithm, count=count, **changes))
-    return Algorithm(list(bench.plans.values())[-1][0].algorithm)
+    return Algorithm(list(bench.plans.values())[-1].algorithm)
 
 
 def last_attempt(bench: MasterBench) -> int:
@@ -269,7 +269,9 @@ def test_a_peer_does_what_the_plan_says_and_tells_another_master() -> None:
     peer = PeerBench().member("abc")
     peer.reduce(10)
     plan = Plan(FIRST_ATTEMPT, (10, 10, 10), reducing("abc", Algorithm.DIRECT, 65536))
-    assert peer.hear(plan) == [StartReduce(10, FIRST_ATTEMPT, pids("abc"), 65536, Algorithm.DIRECT, tells_digest=True)]
+    assert peer.hear(plan) == [
+        StartReduce(10, FIRST_ATTEMPT, reducing("abc", Algorithm.DIRECT, 65536), tells_digest=True)
+    ]
     running = running_attempt(FIRST_ATTEMPT, "abc", (10, 10, 10), spec(), Algorithm.DIRECT, 65536)
     (report,) = [effect.message for effect in peer.hear(Refused(Refusal.REPORT, "", term=77))]
     assert report.running == (running,)

@@ -26,7 +26,6 @@ from zpccl.types import Algorithm, CollectiveKind, ReduceOp
 
 from .harness import (
     FIRST_ATTEMPT,
-    FRAME,
     MasterBench,
     PeerBench,
     fail_by,
@@ -121,7 +120,7 @@ def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
     cut(bench, "a", "b")
     for name in "abc":
         bench.begin(name, 1, ROOT if name == "c" else OTHER)
-    order = bench.begin("d", 1, OTHER)[0][1].how.lanes[0].order
+    order = bench.begin("d", 1, OTHER)[0][1].how.order
     assert order[0] == pid("c") and order in (pids("cadb"), pids("cbda"))
 
 
@@ -213,7 +212,7 @@ def test_an_all_to_all_waits_for_all_links() -> None:
         assert bench.begin(name, 1, ALL_TO_ALL) == []
     assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
     bench.link("a", "b", "c", "d")
-    assert list(bench.plans.values()) == [reducing("abcd", Algorithm.DIRECT).lanes]
+    assert list(bench.plans.values()) == [reducing("abcd", Algorithm.DIRECT)]
 
 
 def test_an_all_to_all_is_refused_if_two_members_do_not_reach_each_other() -> None:
@@ -293,7 +292,7 @@ def test_a_barrier_does_not_make_plans_late() -> None:
     peer = PeerBench().member()
     peer.reduce(2, BARRIER, spec(1))
     peer.hear(passed(2, 2, FIRST_ATTEMPT + 1))
-    assert peer.plan(3) == [StartReduce(3, FIRST_ATTEMPT, pids("ab"), FRAME, tells_digest=True)]
+    assert peer.plan(3) == [StartReduce(3, FIRST_ATTEMPT, reducing("ab"), tells_digest=True)]
 
 
 def test_a_peer_is_told_that_a_barrier_failed() -> None:

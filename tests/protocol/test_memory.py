@@ -12,7 +12,6 @@ from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     Decision,
     Hello,
-    Lane,
     Member,
     Plan,
     Reducing,
@@ -67,7 +66,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
         answer = refusal(LONG, LONG - number, ids, reason)
         facts = (answer.result, 0, reason, field, values, 0, answer.attempt_id, answer.order, (LONG,) * group_size)
         memory.on_decision(Decision(LONG, *facts), None, ())
-    plan = Plan(LONG, (LONG,) * group_size, Reducing((Lane(ids, 2),), limits.FRAME_BYTES_MAX))
+    plan = Plan(LONG, (LONG,) * group_size, Reducing(ids, limits.FRAME_BYTES_MAX, 2))
     widest = spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX, datatype=255, op=255, quantization=255)
     calls: list[Call] = [Call(LONG, widest, CallPhase.RUNNING, LONG, plan) for _ in range(calls_max)]
     addresses = ("h" * limits.ADDRESS_CHARS_MAX,) * limits.ADDRESSES_PER_PEER_MAX
@@ -97,7 +96,7 @@ def test_a_report_fits_after_the_group_has_shrunk() -> None:
     for number in range(first, first + second):
         memory.on_decision(refusal(1, 1 + number, after), None, ())
     assert [outcome.order for outcome in outcomes(memory)] == [after] * (first + second)
-    plans = [Plan(9, (2**32 - 1,) * len(ids), Reducing((Lane(ids),), 1)) for ids in [before] * first + [after] * second]
+    plans = [Plan(9, (2**32 - 1,) * len(ids), Reducing(ids, 1)) for ids in [before] * first + [after] * second]
     calls = [Call(1, spec(1), CallPhase.RUNNING, 9, plan) for plan in plans]
     assert len(encode(memory.report(HELLO, 0, 1, (), (), 0, calls))) <= limits.MESSAGE_BYTES_MAX
 
@@ -108,7 +107,7 @@ def test_the_ends_of_as_many_calls_as_another_may_have_in_flight_are_kept() -> N
     memory.on_members([Member(peer_id, 0, "n") for peer_id in ids], 0, is_committed=True)
     in_flight = limits.calls_open_max(256)
     for number in range(in_flight):
-        plan = Plan(1 + number, (1,) * 256, Reducing((Lane(ids),), 1))
+        plan = Plan(1 + number, (1,) * 256, Reducing(ids, 1))
         call = Call(number, spec(number), CallPhase.REPORTED, 1 + number, plan)
         memory.on_decision(Decision(number, 0, 256, attempt_id=1 + number), call, frozenset(ids))
     for number in range(limits.PARTIAL_REFUSALS_KEPT_MAX):  # The others had no part in these.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from zpccl import limits
 from zpccl.protocol import messages as m
+from zpccl.types import Algorithm
 
 from .harness import HELLO, pid, spec, sync_spec, topology_vote
 
@@ -58,7 +59,7 @@ specs = st.builds(
     st.integers(1, 2**31),
     bytes_,
 )
-algorithms = st.integers(1, 2)
+ranks = st.integers(0, limits.DIRECT_PEERS_MAX - 1)
 entries = st.builds(m.StateEntry, keys, bytes_, naturals, st.booleans(), digests)
 faults = st.none() | ids
 neighbours = st.builds(m.Neighbour, ids, names, addresses, st.booleans())
@@ -75,8 +76,11 @@ outcomes = st.builds(
     *(naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts), naturals, naturals),
     *(tuples(ids), tuples(naturals), tuples(names)),
 )
-lanes = st.builds(m.Lane, tuples(ids), algorithms).map(lambda lane: (lane,))
-hows = st.builds(m.Reducing, lanes, st.integers(1, 2**24)) | st.builds(
+lanes = st.builds(m.Lane, st.integers(0, limits.LANE_SHARE_MAX), ranks, st.just(()) | tuples(ranks, 3, 3))
+reducings = st.builds(m.Reducing, tuples(ids), st.integers(1, 2**24), st.integers(1, 3)) | st.builds(
+    m.Reducing, tuples(ids, 3, 3), st.integers(1, 2**24), st.just(Algorithm.TREES), tuples(lanes, 1, 4)
+)
+hows = reducings | st.builds(
     m.Fetching,
     *(tuples(ids), naturals, tuples(ids), tuples(st.builds(m.FetchEntry, keys, digests)), tuples(ids), tuples(ids)),
 )
@@ -345,13 +349,13 @@ def test_bounds_of_peer_messages(data: bytes) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        m.Plan(1, (), m.Reducing((), 1)),
-        m.Plan(1, (), m.Reducing((m.Lane(()), m.Lane(())), 1)),
-        m.Plan(1, (), m.Reducing((m.Lane((b"x",)),), 1)),
-        m.Plan(1, (), m.Reducing((m.Lane((), 0),), 1)),
-        m.Plan(1, (), m.Reducing((m.Lane((), 4),), 1)),
-        m.Plan(1, (), m.Reducing((m.Lane(()),), 0)),
-        m.Plan(1, (), m.Reducing((m.Lane(()),), limits.FRAME_BYTES_MAX + 1)),
+        m.Plan(1, (), m.Reducing((b"x",), 1)),
+        m.Plan(1, (), m.Reducing((), 1, 0)),
+        m.Plan(1, (), m.Reducing((), 1, 5)),
+        m.Plan(1, (), m.Reducing((), 0)),
+        m.Plan(1, (), m.Reducing((), limits.FRAME_BYTES_MAX + 1)),
+        m.Plan(1, (), m.Reducing((), 1, Algorithm.TREES, (m.Lane(limits.LANE_SHARE_MAX + 1, 0),))),
+        m.Plan(1, (), m.Reducing((), 1, Algorithm.TREES, (m.Lane(1, limits.DIRECT_PEERS_MAX),))),
         m.Refused(9, ""),  # type: ignore[arg-type]
         m.Kick(1, "r" * 4097),
         m.Welcome(b"", 1),
@@ -362,6 +366,26 @@ def test_bounds_of_peer_messages(data: bytes) -> None:
 def test_bounds_of_master_messages(message: Any) -> None:
     with pytest.raises(m.Malformed):
         m.decode_master_message(m.encode(message))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "count", "lanes"),
+    [
+        (Algorithm.TREES, 3, ()),
+        (Algorithm.RING, 3, (m.Lane(1, 0),)),
+        (Algorithm.TREES, 3, (m.Lane(1, 0, (0, 0)),)),
+        (Algorithm.TREES, 3, (m.Lane(1, 0), m.Lane(1, 1, (1, 1, 1, 1)))),
+        (Algorithm.TREES, 128, (m.Lane(1, 0, (0,) * 128),) * (limits.LANE_PARENTS_MAX // 128 + 1)),
+    ],
+)
+def test_lanes_fit_their_plan(algorithm: int, count: int, lanes: tuple[m.Lane, ...]) -> None:
+    """Nobody can make such a plan, nor have it read."""
+    how = tuple(number.to_bytes(16, "big") for number in range(count)), 1, algorithm, lanes
+    with pytest.raises(ValueError, match="lane"):
+        m.Reducing(*how)
+    body = msgspec.msgpack.encode(["plan", 1, (), ["reduce", *how], ()])
+    with pytest.raises(m.Malformed):
+        m.decode_master_message(PREFIX + body)
 
 
 def test_the_bounds_themselves_are_allowed() -> None:

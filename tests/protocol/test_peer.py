@@ -64,7 +64,6 @@ from zpccl.protocol.peer import State
 from .harness import (
     CONNECT,
     FIRST_ATTEMPT,
-    FRAME,
     HELLO,
     HELLO_AGAIN,
     OPTIMIZE,
@@ -79,6 +78,7 @@ from .harness import (
     offer,
     pid,
     pids,
+    reducing,
     spec,
     sync_plan,
     topology_vote,
@@ -95,7 +95,7 @@ def begin(call_id: int, *specs: Any, oldest: int | None = None) -> Send:
 
 
 def start(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> StartReduce:
-    return StartReduce(call_id, attempt_id, pids(names), FRAME, tells_digest=True)
+    return StartReduce(call_id, attempt_id, reducing(names), tells_digest=True)
 
 
 def done(attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> events.ReduceDone:
@@ -1045,7 +1045,7 @@ def test_a_plan_for_a_call_that_was_given_up_still_counts() -> None:
     peer = PeerBench().member()
     peer.reduce(10)
     peer.handle(events.CallWithdrawn(10, timed_out=True))
-    assert peer.plan(10) == [StartReduce(10, FIRST_ATTEMPT, pids("ab"), FRAME)], "without its digest"
+    assert peer.plan(10) == [StartReduce(10, FIRST_ATTEMPT, reducing("ab"))], "without its digest"
     assert peer.hear(aborted(10))[0] == EndReduce(FIRST_ATTEMPT, False)
 
 

@@ -199,7 +199,7 @@ def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> No
     assert bench.names() == "abcj"
     for name in "abcj":
         bench.begin(name, 2)
-    assert bench.plans[FIRST_ATTEMPT][0].order == pids("acbj")
+    assert bench.plans[FIRST_ATTEMPT].order == pids("acbj")
 
 
 @pytest.mark.parametrize("links", ["", "a", "c"])

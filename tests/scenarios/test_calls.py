@@ -134,7 +134,7 @@ def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool)
         if isinstance(message, Members):
             return replace(message, members=members)
         if isinstance(message, Plan) and isinstance(message.how, Reducing):
-            how = replace(message.how, lanes=(replace(message.how.lanes[0], order=ids),))
+            how = replace(message.how, order=ids)
             return replace(message, how=how, calls=message.calls + (2**31,) * (size - 2))
         if isinstance(message, Decision) and not is_committed:
             return replace(message, result=Result.RANK_CONNECTION_LOST, reason="x" * limits.TEXT_CHARS_MAX)

@@ -189,7 +189,7 @@ class Peer:
             self.world.after(LATENCY_NS, lambda: self.world.join_link(self, effect.neighbour.peer_id))
         elif isinstance(effect, effects.StartReduce):
             self._call_of[effect.attempt_id] = effect.call_id
-            self.running[effect.attempt_id] = self.world.bits(effect.order)
+            self.running[effect.attempt_id] = self.world.bits(effect.how.order)
             self.world.after(ATTEMPT_NS, lambda: self.finish(effect.attempt_id) if self.finishes else None)
         elif isinstance(effect, effects.EndReduce):
             value = self.running.pop(effect.attempt_id, 0)

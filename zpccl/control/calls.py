@@ -71,12 +71,13 @@ class PendingCall:
         Raises:
             PCCLError, MemoryError: there is no room for the result.
         """
-        spec, order, owners = self.spec, start.order, owners_of(start.order)
+        spec, how = self.spec, start.how
+        order, owners = how.order, owners_of(how.order)
         assert isinstance(spec, CollectiveSpec)
         rank, kind = order.index(own_id), CollectiveKind(spec.kind)
         self.peers = tuple((order[owner], names.get(order[owner], order[owner].hex()[:8])) for owner in owners)
         self.place = owners.index(rank)
-        self.algorithm = Algorithm(start.algorithm)
+        self.algorithm = Algorithm(how.algorithm)
         recv = self.recv_for(len(order), self.place)
         if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL):
             owners = ()
@@ -94,7 +95,7 @@ class PendingCall:
             count=spec.count,
             input_address=self.send.address,
             output_address=recv.address,
-            frame_bytes=start.frame_bytes,
+            frame_bytes=how.frame_bytes,
             restore=self.restore,
             kind=kind,
             owners=owners,

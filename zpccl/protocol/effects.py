@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from zpccl.errors import PCCLError
-from zpccl.protocol.messages import Fetching, MasterMessage, Neighbour, PeerMessage
-from zpccl.types import Algorithm
+from zpccl.protocol.messages import Fetching, MasterMessage, Neighbour, PeerMessage, Reducing
 
 
 class Level(enum.IntEnum):
@@ -84,16 +83,14 @@ class StartReduce:
     """Start the data plane on the buffers of a call.
 
     Attributes:
-        order: that of the ring, or of the ranks.
+        how: the plan.
         tells_digest: the data plane tells all others the digest of the result as soon as it is there, unless the call
             is withdrawn before. A broken link may lose it.
     """
 
     call_id: int
     attempt_id: int
-    order: tuple[bytes, ...]
-    frame_bytes: int
-    algorithm: int = Algorithm.RING
+    how: Reducing
     tells_digest: bool = False
 
 

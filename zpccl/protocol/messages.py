@@ -38,8 +38,10 @@ Values: TypeAlias = Annotated[
 CallIds: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PEERS_MAX)]
 PlansAhead: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PLANS_AHEAD_AT_TAG_MAX)]
 """Attempts that the receiver may start ahead of a plan, the next one first."""
-PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=3)]
+PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=4)]
 """A value of `Algorithm` other than AUTO."""
+Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=limits.DIRECT_PEERS_MAX)]
+"""A place in the order of a plan."""
 FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
@@ -384,23 +386,32 @@ class NeighboursChanged(_Message, tag="neighbours_changed", frozen=True):
 
 
 class Lane(_Message, frozen=True):
-    """A share of the tensor, the peers that reduce it, and the algorithm. A plan has one lane with the whole tensor."""
+    """A share of the tensor, and the tree over which it is reduced: up to its root, and down again."""
 
-    order: PeerIds
-    """The order of the ring; in a direct exchange, of the ranks."""
-    algorithm: PlannedAlgorithm = Algorithm.RING
+    share: Annotated[int, Meta(ge=0, le=limits.LANE_SHARE_MAX)]
+    """The weight of the share, beside those of the other lanes."""
+    root: Rank
+    parents: Annotated[tuple[Rank, ...], Meta(max_length=limits.DIRECT_PEERS_MAX)] = ()
+    """The parent of each rank; the root names itself. None: the root is the parent of all."""
 
 
 class Reducing(_Message, tag="reduce", frozen=True):
     """How a collective moves tensors. It is the same for all participants, so a new master can restore it from one."""
 
-    lanes: Annotated[tuple[Lane, ...], Meta(min_length=1, max_length=1)]
+    order: PeerIds
+    """All participants: the order of the ring, or of the ranks."""
     frame_bytes: FrameBytes
+    algorithm: PlannedAlgorithm = Algorithm.RING
+    lanes: Annotated[tuple[Lane, ...], Meta(max_length=limits.LANES_MAX)] = ()
+    """Of TREES, and of nothing else."""
 
-    @property
-    def order(self) -> PeerIds:
-        """All participants."""
-        return self.lanes[0].order
+    def __post_init__(self) -> None:
+        if bool(self.lanes) != (self.algorithm == Algorithm.TREES):
+            raise ValueError("trees have lanes, other algorithms have none")
+        if any(lane.parents and len(lane.parents) != len(self.order) for lane in self.lanes):
+            raise ValueError("a lane names one parent for each participant, or none")
+        if sum(len(lane.parents) for lane in self.lanes) > limits.LANE_PARENTS_MAX:
+            raise ValueError(f"lanes name more than {limits.LANE_PARENTS_MAX} parents")
 
 
 class FetchEntry(_Message, frozen=True):

@@ -139,7 +139,6 @@ from zpccl.protocol.messages import (
     Withdraw,
 )
 from zpccl.protocol.rings import neighbours_of
-from zpccl.types import Algorithm
 
 LEFT_BEHIND = "the others finished a collective without this peer"
 """Why a peer leaves if a collective is committed and it lacks the result."""
@@ -927,9 +926,9 @@ class PeerMachine:
         self._attempt_max = max(self._attempt_max, plan.attempt_id)
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
-        lane = plan.how.lanes[0]
-        how = lane.order, plan.how.frame_bytes, lane.algorithm, self._tells_digest(call)
-        return self._effects.append(StartReduce(call.call_id, plan.attempt_id, *how))
+        return self._effects.append(
+            StartReduce(call.call_id, plan.attempt_id, plan.how, tells_digest=self._tells_digest(call))
+        )
 
     @staticmethod
     def _tells_digest(call: Call) -> bool:
@@ -956,8 +955,7 @@ class PeerMachine:
             return
         if ahead.attempt_ids[0] + limits.PLAN_AHEAD_AGE_MAX <= self._attempt_max:
             return
-        is_ring = ahead.how.lanes[0].algorithm == Algorithm.RING
-        beside = neighbours_of(ahead.how.order, self.options.peer_id, is_ring=is_ring)
+        beside = neighbours_of(ahead.how, self.options.peer_id)
         if all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside):
             call.ahead, *later = ahead.attempt_ids
             if later:

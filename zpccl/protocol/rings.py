@@ -1,4 +1,4 @@
-"""The order of peers in a ring, and the links that it needs.
+"""The order of peers in a ring, and the links that a plan needs.
 
 The order is that of admission while its links work. If they do not, it is one that needs no broken link: in a small
 group found by an exact search (a Hamiltonian cycle), in a large one by a bounded search that repairs the order of
@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from zpccl import limits
+from zpccl.protocol.messages import Lane, Reducing
+from zpccl.types import Algorithm
 
 T = TypeVar("T")
 
@@ -26,11 +28,32 @@ def ring_edges(order: Sequence[T]) -> list[tuple[T, T]]:
     return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]
 
 
-def neighbours_of(order: Sequence[T], one: T, *, is_ring: bool) -> set[T]:
-    """Those to which one of a collective needs a link: the two beside it in the ring, or all (other algorithms)."""
-    place = order.index(one)
-    beside = (order[place - 1], order[(place + 1) % len(order)]) if is_ring else order
-    return set(beside) - {one}
+def neighbours_of(how: Reducing, one: bytes) -> set[bytes]:
+    """The participants to which one of them needs a link: those beside it in the ring or in the trees, or all."""
+    order, rank = how.order, how.order.index(one)
+    if how.algorithm == Algorithm.RING:
+        return {order[rank - 1], order[(rank + 1) % len(order)]} - {one}
+    if how.algorithm == Algorithm.TREES:
+        edges = [edge for lane in how.lanes for edge in tree_edges(lane, len(order)) if rank in edge]
+        return {order[place] for edge in edges for place in edge} - {one}
+    return set(order) - {one}
+
+
+def tree_edges(lane: Lane, count: int) -> list[tuple[int, int]]:
+    """The edges of a lane's tree among so many peers: each rank but the root's with its parent."""
+    parents = lane.parents or (lane.root,) * count
+    return [(rank, parent) for rank, parent in enumerate(parents) if rank != lane.root]
+
+
+def plan_edges(how: Reducing) -> list[tuple[bytes, bytes]]:
+    """The links that an attempt of this plan uses, each once."""
+    order = how.order
+    if how.algorithm == Algorithm.RING:
+        return ring_edges(order)
+    if how.algorithm != Algorithm.TREES:
+        return mesh_edges(order)
+    pairs = {(min(edge), max(edge)) for lane in how.lanes for edge in tree_edges(lane, len(order))}
+    return [(order[one], order[other]) for one, other in sorted(pairs)]
 
 
 def owners_of(order: Sequence[bytes]) -> tuple[int, ...]:

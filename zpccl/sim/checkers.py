@@ -215,7 +215,7 @@ class InputSafety(Checker):
         """Records the input of each peer."""
         if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
             attempt = node.key(effect.attempt_id)
-            self._orders.setdefault(attempt, effect.order)  # By a plan ahead, perhaps.
+            self._orders.setdefault(attempt, effect.how.order)  # By a plan ahead, perhaps.
             inputs = self._inputs.setdefault(attempt, {})
             call = node.calls[effect.call_id]
             inputs[node.peer_id] = call.value_before

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching
+from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching, Reducing
 from zpccl.protocol.rings import neighbours_of
 from zpccl.sim.clock import Timer
-from zpccl.types import Algorithm, CollectiveKind
+from zpccl.types import CollectiveKind
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -97,10 +97,8 @@ class RunningAttempt:
     """One attempt at a collective, with the parts of the peers that have started it."""
 
     attempt_id: int
-    order: tuple[bytes, ...]
+    how: Reducing
     kind: int
-    algorithm: int
-    frame_bytes: int
     parts: dict[bytes, Part] = field(default_factory=dict)
     inputs: dict[bytes, int] = field(default_factory=dict)
     calls: dict[bytes, int] = field(default_factory=dict)
@@ -108,7 +106,12 @@ class RunningAttempt:
 
     def edges_of(self, peer_id: bytes) -> set[bytes]:
         """The peers to which a peer needs a link."""
-        return neighbours_of(self.order, peer_id, is_ring=self.algorithm == Algorithm.RING)
+        return neighbours_of(self.how, peer_id)
+
+    @property
+    def order(self) -> tuple[bytes, ...]:
+        """The participants in the order of the plan."""
+        return self.how.order
 
 
 @dataclass(eq=False)
@@ -160,13 +163,9 @@ class DataPlane:
         self, node: SimulatedPeer, start: effects.StartReduce, spec: CollectiveSpec, buffer: Buffer
     ) -> None:
         """Begins one peer's part in an attempt. ReduceDone follows unless end_reduce() comes first."""
-        call_id, attempt_id, order = start.call_id, start.attempt_id, start.order
-        algorithm, frame_bytes = start.algorithm, start.frame_bytes
-        begun = RunningAttempt(attempt_id, order, spec.kind, algorithm, frame_bytes)
-        attempt = self.attempts.setdefault(node.key(attempt_id), begun)
-        plan = attempt.order, attempt.algorithm, attempt.frame_bytes
-        is_one = plan == (order, algorithm, frame_bytes)
-        self._cluster.require(is_one, "S3", f"attempt {attempt_id} has two orders, algorithms or frame sizes")
+        call_id, attempt_id, order = start.call_id, start.attempt_id, start.how.order
+        attempt = self.attempts.setdefault(node.key(attempt_id), RunningAttempt(attempt_id, start.how, spec.kind))
+        self._cluster.require(attempt.how == start.how, "S3", f"attempt {attempt_id} has two plans")
         has_data = spec.kind != CollectiveKind.BARRIER
         self._cluster.require(has_data and attempt.kind == spec.kind, "S1", f"attempt {attempt_id} is of two kinds")
         self._cluster.require(

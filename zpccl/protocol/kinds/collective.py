@@ -35,18 +35,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.commit import tells_digests
 from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import CollectiveSpec, Decision, Lane, Plan, Reducing, Report, Running, Vote, cut
+from zpccl.protocol.messages import CollectiveSpec, Decision, Plan, Reducing, Report, Running, Vote, cut
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Kind, Operation, Operations, Verdict, key_of
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.rings import mesh_edges, ring_edges
+from zpccl.protocol.rings import neighbours_of, plan_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
@@ -75,30 +73,25 @@ class Reduction(Attempt):
     @property
     def algorithm(self) -> int:
         """The algorithm of the plan."""
-        return self.how.lanes[0].algorithm
-
-    @property
-    def is_ring(self) -> bool:
-        """True for the ring, which needs the links of neighbours only; other algorithms need all."""
-        return self.algorithm == Algorithm.RING
+        return self.how.algorithm
 
     @property
     def edges(self) -> list[tuple[Peer, Peer]]:
         """The links that it uses."""
-        if self.spec.kind == CollectiveKind.BROADCAST:
-            return ring_edges(self.order)[:-1]  # The last peer sends nothing to the root.
-        return ring_edges(self.order) if self.is_ring else mesh_edges(self.order)
+        peers = {peer.peer_id: peer for peer in self.calls}
+        edges = [(peers[one], peers[other]) for one, other in plan_edges(self.how)]
+        # Of a broadcast, the last peer sends nothing to the root.
+        return edges[:-1] if self.spec.kind == CollectiveKind.BROADCAST else edges
 
     @property
     def link_count(self) -> int:
-        """Element count of the ring that would send as much on each link."""
-        is_shared = self.algorithm == Algorithm.DIRECT
+        """Element count of the ring that would send as much on each link, at least."""
+        is_shared = self.algorithm in (Algorithm.DIRECT, Algorithm.TREES)
         return max(1, self.spec.count // max(1, len(self.order) - 1)) if is_shared else self.spec.count
 
     def are_neighbours(self, one: Peer, other: Peer) -> bool:
         """True if it uses the link between two participants."""
-        distance = abs(self.order.index(one) - self.order.index(other))
-        return distance > 0 and (not self.is_ring or distance in (1, len(self.order) - 1))
+        return other.peer_id in neighbours_of(self.how, one.peer_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -284,8 +277,9 @@ class Collectives(Kind[Reduction]):
 
     def _how(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Reducing:
         algorithm = self._algorithm(spec, order, now_ns)
-        lane = Lane(tuple(peer.peer_id for peer in order), algorithm)
-        return Reducing((lane,), frame_bytes(algorithm, self._speeds_of(order)))
+        return Reducing(
+            tuple(peer.peer_id for peer in order), frame_bytes(algorithm, self._speeds_of(order)), algorithm
+        )
 
     # --- Plans ahead ------------------------------------------------------------------------------------------------
 
@@ -392,8 +386,8 @@ class Collectives(Kind[Reduction]):
     def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
         """Continues an attempt of a former master. All participants have the same plan, so one report suffices."""
         del reporter
-        plan, spec = running.plan, running.spec
-        if plan.attempt_id in self._operations.running or not isinstance(plan.how, Reducing) or spec is None:
+        plan, how, spec = running.plan, running.plan.how, running.spec
+        if plan.attempt_id in self._operations.running or not isinstance(how, Reducing) or spec is None:
             return None
         ahead = False
         for peer in self._operations.present(calls):  # Some calls may have an answer, or a later attempt.
@@ -403,14 +397,7 @@ class Collectives(Kind[Reduction]):
         present = self._operations.present(calls)
         if not present:
             return None
-        lane = replace(plan.how.lanes[0], order=tuple(peer.peer_id for peer in calls))
-        attempt = Reduction(
-            attempt_id=plan.attempt_id,
-            key=key_of(present[0], spec),
-            calls=calls,
-            spec=spec,
-            how=Reducing((lane,), plan.how.frame_bytes),
-        )
+        attempt = Reduction(attempt_id=plan.attempt_id, key=key_of(present[0], spec), calls=calls, spec=spec, how=how)
         for peer in present:
             self._operations.forget(peer, calls[peer])
             peer.open_calls.setdefault(calls[peer], attempt.key)
