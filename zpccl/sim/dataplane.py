@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching, Reducing
+from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching, PathSample, Reducing
 from zpccl.protocol.rings import neighbours_of
 from zpccl.sim.clock import Timer
 from zpccl.types import CollectiveKind
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
     from zpccl.sim.node import SimulatedPeer
 
+RATE_CHANGE_CHANCE = 0.05
+"""For each path, at each measurement."""
 RUBBISH = -1
 
 
@@ -155,6 +157,7 @@ class DataPlane:
         self.ended: set[tuple[bytes, int]] = set()
         self.wrong: set[tuple[bytes, int]] = set()  # Peers that computed a wrong result.
         self.fetches: dict[tuple[bytes, int], Fetch] = {}
+        self._rates: dict[frozenset[bytes], int] = {}  # Bytes per second of each path, where they are uneven.
         self.changed: set[tuple[bytes, int]] = set()  # Peers whose user wrote into a state that was being synced.
 
     # --- Collectives ------------------------------------------------------------------------------------------------
@@ -294,8 +297,23 @@ class DataPlane:
         told = digest if is_shared else 0
         if part.tells_digest:
             self._send_digest(attempt, part, told)
-        part.done = events.ReduceDone(attempt.attempt_id, told, has_told=part.tells_digest)
+        paths = self._measure(attempt, part.node.peer_id) if self._cluster.script.is_uneven else ()
+        part.done = events.ReduceDone(attempt.attempt_id, told, has_told=part.tells_digest, paths=paths)
         part.finish = self._cluster.clock.after(self._rng.randrange(2 * MS), lambda: self._hear(part))
+
+    def _measure(self, attempt: RunningAttempt, peer_id: bytes) -> tuple[PathSample, ...]:
+        """What the paths to others have carried, as a peer says. Some have changed since."""
+        samples = []
+        for other_id in sorted(attempt.edges_of(peer_id)):
+            edge = frozenset((peer_id, other_id))
+            if edge not in self._rates or self._rng.random() < RATE_CHANGE_CHANCE:
+                self._rates[edge] = int(10 ** self._rng.uniform(6, 9))
+            busy_us = self._rng.randrange(1000, 10_000_000)
+            sent_bytes = self._rates[edge] * busy_us // 1_000_000
+            samples.append(
+                PathSample(other_id, sent_bytes, busy_us, self._rng.randrange(200_000), self._rng.random() < 0.7)
+            )
+        return tuple(samples)
 
     def _hear(self, part: Part) -> None:
         """The machine hears that the result is there, unless it has."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from zpccl.sim.node import SimulatedPeer
 
 COUNT = 64
+LARGE_COUNT = 1 << 22
+"""Elements of a tensor where paths are uneven, so that plans follow them."""
 QUICK_ROUNDS = 8
 
 
@@ -58,6 +60,9 @@ class Script:
     is_quick: bool = False
     """All is near, and a step makes its collectives several times in a row: peers are calls ahead of the master."""
 
+    is_uneven: bool = False
+    """Tensors are large, paths have rates of their own, and these change."""
+
     def kind_of(self, tag: int) -> CollectiveKind:
         """The kind of the collective with a tag: often an all-reduce."""
         kinds = (CollectiveKind.ALL_REDUCE,) * 3 + tuple(CollectiveKind)
@@ -80,6 +85,7 @@ class Script:
             varies=rng.random() < 0.5,
             fetches_ahead=rng.random() < 0.4,
             is_quick=rng.random() < 0.3,
+            is_uneven=rng.random() < 0.3,
         )
 
 
@@ -265,8 +271,9 @@ class Loop:
 
     def _spec(self, tag: int) -> CollectiveSpec:
         is_wrong = self.node.rng.random() < self.node.faults.mismatch_chance
-        other_count = COUNT + self.node.rng.randrange(1, 3)
-        count = other_count if is_wrong and self.node.strikes("mismatch_chance") else COUNT
+        usual_count = LARGE_COUNT if self.script.is_uneven else COUNT
+        other_count = usual_count + self.node.rng.randrange(1, 3)
+        count = other_count if is_wrong and self.node.strikes("mismatch_chance") else usual_count
         kind = self.script.kind_of(tag)
         return make_spec(tag, count, kind, is_root=is_newest(self.node))
 
