@@ -165,13 +165,27 @@ static void attempt_free(zp__attempt *attempt)
 	free(attempt);
 }
 
-static int attempt_allocate(zp__attempt *attempt)
+/* Lists the neighbours, without their links. */
+static int neighbours_list(zp__attempt *attempt)
 {
-	const zp__layout *l = &attempt->layout;
-	attempt->neighbour_count = attempt->plan.algorithm == ZP_RING ? 2 : l->world_size - 1;
+	const zp_reduce_plan *plan = &attempt->plan;
+	uint32_t n = plan->world_size, of_ring[] = {(plan->rank + 1) % n, (plan->rank + n - 1) % n};
+	bool ring = plan->algorithm == ZP_RING;
+	attempt->neighbour_count = ring ? 2 : n - 1;
 	attempt->neighbours = calloc(attempt->neighbour_count, sizeof *attempt->neighbours);
 	if (!attempt->neighbours)
 		return -ENOMEM;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
+		attempt->neighbours[i].rank = ring ? of_ring[i] : i + (i >= plan->rank);
+	return 0;
+}
+
+static int attempt_allocate(zp__attempt *attempt)
+{
+	const zp__layout *l = &attempt->layout;
+	int rc = neighbours_list(attempt);
+	if (rc < 0)
+		return rc;
 	attempt->slots = calloc(l->slot_count, sizeof *attempt->slots);
 	if (!attempt->slots)
 		return -ENOMEM;
@@ -180,7 +194,7 @@ static int attempt_allocate(zp__attempt *attempt)
 	bool aside = attempt->mode == ZP__IN_PLACE_RESTORE;
 	if (attempt->mode == ZP__SCATTER)
 		aside = l->world_size > 2 && !l->sum_itemsize; /* Two peers forward nothing. */
-	int rc = zp__region_take(attempt->engine, aside ? attempt->plan.count * l->itemsize : 0, &attempt->workspace);
+	rc = zp__region_take(attempt->engine, aside ? attempt->plan.count * l->itemsize : 0, &attempt->workspace);
 	return rc < 0 ? rc : attempt->algorithm->allocate(attempt);
 }
 
@@ -253,22 +267,16 @@ static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attemp
 	return rc;
 }
 
-static zp__link *link_to(zp_engine *engine, const zp_reduce_plan *plan, uint32_t rank)
-{
-	return zp__link_find(engine, plan->peers + (size_t)rank % plan->world_size * ZP_PEER_ID_BYTES);
-}
-
 /* Lock held. Finds the links that the attempt needs. */
 static int attempt_link(zp_engine *engine, zp__attempt *attempt, const zp_reduce_plan *plan)
 {
-	bool ring = plan->algorithm == ZP_RING;
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
-		uint32_t rank = !ring ? i + (i >= plan->rank) : plan->rank + (i ? plan->world_size - 1 : 1);
-		attempt->neighbours[i].link = link_to(engine, plan, rank);
-		if (!attempt->neighbours[i].link)
+		zp__neighbour *neighbour = &attempt->neighbours[i];
+		neighbour->link = zp__link_find(engine, plan->peers + (size_t)neighbour->rank * ZP_PEER_ID_BYTES);
+		if (!neighbour->link)
 			return -ENOTCONN;
 	}
-	if (ring) {
+	if (plan->algorithm == ZP_RING) {
 		attempt->next = attempt->neighbours[0].link;
 		attempt->previous = attempt->neighbours[1].link;
 		attempt->flow = &attempt->neighbours[0].flow;

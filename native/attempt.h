@@ -31,6 +31,7 @@ enum {
 
 /* A peer that an attempt sends frames to or gets them from. */
 typedef struct {
+	uint32_t rank;
 	zp__link *link;
 	zp__flow flow; /* to it */
 } zp__neighbour;

@@ -1,5 +1,5 @@
-/* Where the bytes of a slot are, and what the algorithms share: operations on slots, and the numbers of neighbours where
- * all are linked to all. "Pinned" as in attempt.h. */
+/* Where the bytes of a slot are, and what the algorithms share: operations on slots and neighbours. "Pinned" as in
+ * attempt.h. */
 #ifndef ZP_BUFFERS_H
 #define ZP_BUFFERS_H
 
@@ -14,11 +14,7 @@
 #include "quantise.h"
 #include "reduce.h"
 
-static inline uint32_t rank_of(const zp__attempt *attempt, uint32_t neighbour)
-{
-	return neighbour + (neighbour >= attempt->layout.rank);
-}
-
+/* Where all are linked to all. */
 static inline uint32_t neighbour_of(const zp__attempt *attempt, uint32_t rank)
 {
 	return rank - (rank > attempt->layout.rank);

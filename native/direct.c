@@ -123,7 +123,7 @@ static void direct_start(zp__attempt *attempt)
 		own_slot(attempt, number)->missing = (uint16_t)attempt->neighbour_count;
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
 		for (uint64_t number = 0; number < attempt->window; number++)
-			share_offer(attempt, rank_of(attempt, i), number);
+			share_offer(attempt, attempt->neighbours[i].rank, number);
 }
 
 static enum zp__verdict share_admit(zp__attempt *attempt, zp__receive *rx, zp__slot *slot, uint32_t neighbour)
@@ -167,7 +167,7 @@ static enum zp__verdict direct_admit(zp__attempt *attempt, zp__receive *rx)
 	if (neighbour == attempt->neighbour_count || !slot)
 		return ZP__VIOLATION;
 	bool is_share = frame->kind == ZP__REDUCE_SCATTER;
-	if (frame->chunk != (is_share ? attempt->layout.rank : rank_of(attempt, neighbour)))
+	if (frame->chunk != (is_share ? attempt->layout.rank : attempt->neighbours[neighbour].rank))
 		return ZP__VIOLATION;
 	rx->slot = slot;
 	return (is_share ? share_admit : result_admit)(attempt, rx, slot, neighbour);

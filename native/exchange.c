@@ -24,7 +24,7 @@ static void exchange_start(zp__attempt *attempt)
 	attempt->rx_remaining = attempt->tx_remaining = slots * attempt->neighbour_count;
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
 		zp__neighbour *to = &attempt->neighbours[i];
-		zp__slot *slot = row_at(attempt, rank_of(attempt, i));
+		zp__slot *slot = row_at(attempt, to->rank);
 		for (uint64_t k = 0; k < slots; k++, slot++) {
 			slot->kind = ZP__ALL_GATHER;
 			zp__link_offer(to->link, &to->flow, &slot->node);
@@ -40,7 +40,7 @@ static enum zp__verdict exchange_admit(zp__attempt *attempt, zp__receive *rx)
 		return ZP__VIOLATION;
 	if (rx->frame.kind != ZP__ALL_GATHER || rx->frame.chunk != own)
 		return ZP__VIOLATION;
-	zp__slot *slot = row_at(attempt, rank_of(attempt, neighbour)) + (named - row_at(attempt, own));
+	zp__slot *slot = row_at(attempt, attempt->neighbours[neighbour].rank) + (named - row_at(attempt, own));
 	if (slot->flags & ZP__SLOT_LANDING)
 		return ZP__VIOLATION;
 	slot->flags |= ZP__SLOT_LANDING;
