@@ -113,10 +113,17 @@ extern const zp__algorithm zp__direct;	 /* direct.c */
 extern const zp__algorithm zp__exchange; /* exchange.c: of an all-to-all */
 extern const zp__algorithm zp__one_shot; /* one_shot.c */
 
-/* direct.c. Pinned. Reduces the shares of all neighbours, layout.wire_stride bytes apart, and our own, in order of rank.
- * `own` may equal `result`. Overwrites `shares`. Returns the checksum of the result. */
-uint64_t zp__shares_join(const zp__attempt *attempt, uint8_t *result, const uint8_t *own, uint8_t *shares,
-			 uint64_t elements);
+/* What is reduced to one: `count` shares in order of rank, of which number `place` is our own. */
+typedef struct {
+	uint32_t count, place;
+	const uint32_t *inputs; /* the other shares are means of so many inputs; NULL: of one each, or no means */
+	uint32_t divisor;	/* of the sum; 1: what is made is no mean */
+} zp__join;
+
+/* direct.c. Pinned. Reduces the shares of others, layout.wire_stride bytes apart, and our own. `result` may be `own` or the
+ * first of `shares`, which are overwritten. Returns the checksum of the result. */
+uint64_t zp__shares_join(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
+			 uint8_t *shares, uint64_t elements);
 
 zp__attempt *zp__attempt_find(zp_engine *engine, uint64_t id);		       /* lock held */
 void zp__attempt_fail(zp__attempt *attempt, int status, const uint8_t *fault); /* lock held */

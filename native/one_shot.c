@@ -88,7 +88,11 @@ static void one_shot_landed(zp__receive *rx)
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
 	if (attempt->mode == ZP__IN_PLACE_RESTORE)
 		save(attempt, slot, &span);
-	uint64_t checksum = zp__shares_join(attempt, output_at(attempt, &span), own_at(attempt, &span),
+	const zp_reduce_plan *plan = &attempt->plan;
+	zp__join join = {.count = plan->world_size,
+			 .place = plan->rank,
+			 .divisor = plan->op == ZP_AVG ? plan->world_size : 1};
+	uint64_t checksum = zp__shares_join(attempt, &join, output_at(attempt, &span), own_at(attempt, &span),
 					    share_at(attempt, slot, 0), span.elements);
 	pthread_mutex_lock(&attempt->engine->mutex);
 	slot->flags |= ZP__SLOT_RESULT;

@@ -17,6 +17,9 @@ typedef struct {
 	void (*widen)(void *wide, const void *from, size_t count);
 	/* wide[i] = wide[i] op from[i]. By op; NULL: there is nothing to gain, and `reduce` does. */
 	void (*fold[ZP__OPS])(void *wide, const void *from, size_t count);
+	/* wide[i] = wide[i] + mean[i] * shares: a mean of up to ZP__WORLD_SIZE_MAX shares, which makes the product exact.
+	 * NULL: of integers, whose means are too coarse to go on with. */
+	void (*fold_mean)(void *wide, const void *mean, size_t count, uint32_t shares);
 	/* to[i] = wide[i] / divisor, rounded once; integers toward zero. */
 	void (*narrow)(void *to, const void *wide, size_t count, uint32_t divisor);
 	/* The mean of one share more: to[i] = (a[i] * (shares - 1) + b[i]) / shares, rounded once; `to` may be `a` or `b`.

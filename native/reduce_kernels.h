@@ -61,6 +61,15 @@ typedef double ZP__NAME(f64) ZP__UNALIGNED;
 		ZP__INDEPENDENT for (size_t i = 0; i < count; i++) w[i] OP LOAD(f[i]);                            \
 	}
 
+#define FOLD_MEAN_KERNEL(NAME, LOAD)                                                                                   \
+	static void ZP__NAME(fold_mean_##NAME)(void *wide, const void *mean, size_t count, uint32_t shares)            \
+	{                                                                                                              \
+		ZP__NAME(f32) *w = wide;                                                                               \
+		const ZP__NAME(u16) *m = mean;                                                                         \
+		float weight = (float)shares;                                                                          \
+		ZP__INDEPENDENT for (size_t i = 0; i < count; i++) w[i] += LOAD(m[i]) * weight;                   \
+	}
+
 #define WIDE_KERNELS(NAME, TYPE, SUM, SIGNED, REAL, LOAD, STORE)                                                       \
 	FOLD_KERNEL(widen_##NAME, TYPE, SUM, LOAD, =)                                                                  \
 	FOLD_KERNEL(fold_sum_##NAME, TYPE, SUM, LOAD, +=)                                                              \
@@ -117,6 +126,8 @@ WIDE_KERNELS(f16, u16, f32, float, float, ZP__NAME(float_of_half), ZP__NAME(half
 WIDE_KERNELS(bf16, u16, f32, float, float, ZP__NAME(float_of_brain), ZP__NAME(brain_of_float))
 FOLD_KERNEL(fold_prod_f16, u16, f32, ZP__NAME(float_of_half), *=)
 FOLD_KERNEL(fold_prod_bf16, u16, f32, ZP__NAME(float_of_brain), *=)
+FOLD_MEAN_KERNEL(f16, ZP__NAME(float_of_half))
+FOLD_MEAN_KERNEL(bf16, ZP__NAME(float_of_brain))
 
 #define OPS_OF(TYPE)                                                                                                   \
 	{                                                                                                              \
@@ -125,13 +136,14 @@ FOLD_KERNEL(fold_prod_bf16, u16, f32, ZP__NAME(float_of_brain), *=)
 	}
 
 /* Of integers only the mean is made wide: their sums and products wrap to the same bits at any width. */
-#define WIDE_OF(TYPE, SUM, PROD)                                                                                       \
+#define WIDE_OF(TYPE, SUM, PROD, MEAN)                                                                                 \
 	{                                                                                                              \
-		ZP__NAME(widen_##TYPE), {SUM, ZP__NAME(fold_sum_##TYPE), PROD}, ZP__NAME(narrow_##TYPE),               \
+		ZP__NAME(widen_##TYPE), {SUM, ZP__NAME(fold_sum_##TYPE), PROD}, MEAN, ZP__NAME(narrow_##TYPE),         \
 			ZP__NAME(mean_##TYPE)                                                                          \
 	}
-#define WIDE_INTEGER(TYPE) WIDE_OF(TYPE, NULL, NULL)
-#define WIDE_FLOAT(TYPE) WIDE_OF(TYPE, ZP__NAME(fold_sum_##TYPE), ZP__NAME(fold_prod_##TYPE))
+#define WIDE_INTEGER(TYPE) WIDE_OF(TYPE, NULL, NULL, NULL)
+#define WIDE_FLOAT(TYPE)                                                                                               \
+	WIDE_OF(TYPE, ZP__NAME(fold_sum_##TYPE), ZP__NAME(fold_prod_##TYPE), ZP__NAME(fold_mean_##TYPE))
 
 static const zp__reduce_kernels ZP__NAME(kernels) = {
 	ZP__ISA_NAME,
@@ -149,6 +161,7 @@ static const zp__reduce_kernels ZP__NAME(kernels) = {
 #undef DIVIDE_KERNEL
 #undef OPS_OF
 #undef FOLD_KERNEL
+#undef FOLD_MEAN_KERNEL
 #undef WIDE_KERNELS
 #undef WIDE_OF
 #undef WIDE_INTEGER

@@ -250,6 +250,7 @@ static void test_wide_where_it_helps(const zp__reduce_kernels *kernels)
 		CHECK(narrow == (zp__itemsize[dtype] < 4 || dtype == ZP_UINT32 || dtype == ZP_INT32));
 		CHECK((kernels->divide[dtype] == NULL) == narrow);
 		CHECK(!wide->widen == !narrow && !wide->narrow == !narrow && !wide->mean == !narrow);
+		CHECK(!wide->fold_mean == !(narrow && is_float(dtype)));
 		CHECK(!wide->fold[ZP_AVG] == !narrow && !wide->fold[ZP_MAX] && !wide->fold[ZP_MIN]);
 		CHECK(!wide->fold[ZP_SUM] == !(narrow && is_float(dtype)) && !wide->fold[ZP_PROD] == !wide->fold[ZP_SUM]);
 	}
@@ -305,6 +306,30 @@ static void test_mean(const zp__reduce_kernels *kernels)
 			kernels->wide[dtype].mean(inplace, inplace, b, COUNT - 1, shares[k]);
 			for (size_t i = 0; i < COUNT - 1; i++)
 				CHECK(same(dtype, get(dtype, inplace, i), get(dtype, result, i)));
+		}
+}
+
+/* A mean of many shares counts as their sum. */
+static void test_fold_mean(const zp__reduce_kernels *kernels)
+{
+	uint64_t seed = 8;
+	static const uint32_t shares[] = {1, 2, 7, 2048};
+	for (uint32_t dtype = 0; dtype < ZP__DTYPES; dtype++)
+		for (size_t k = 0; kernels->wide[dtype].fold_mean && k < 4; k++) {
+			uint8_t *a = inputs[0], *b = inputs[1] + 1;
+			fill(dtype, a, &seed);
+			fill(dtype, b, &seed);
+			memset(wide_sums, 0x5a, sizeof wide_sums);
+			kernels->wide[dtype].widen(wide_sums + 1, a, COUNT - 1);
+			kernels->wide[dtype].fold_mean(wide_sums + 1, b, COUNT - 1, shares[k]);
+			for (size_t i = 0; i < COUNT - 1; i++) {
+				volatile float expected = (float)get(dtype, b, i).real * (float)shares[k];
+				expected += (float)get(dtype, a, i).real;
+				float got;
+				memcpy(&got, wide_sums + 1 + i * sizeof got, sizeof got);
+				CHECK(isnan(expected) ? isnan(got) : got == expected);
+			}
+			CHECK(wide_sums[1 + (COUNT - 1) * sizeof(float)] == 0x5a);
 		}
 }
 
@@ -421,6 +446,7 @@ int main(void)
 		test_wide_where_it_helps(kernels);
 		test_wide_holds_all_peers(kernels);
 		test_mean(kernels);
+		test_fold_mean(kernels);
 		test_recorded_results(kernels);
 		tested++;
 	}
