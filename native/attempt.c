@@ -245,7 +245,7 @@ static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attemp
 	attempt->engine = engine;
 	attempt->algorithm = plan->kind == ZP_ALL_TO_ALL  ? &zp__exchange
 			     : plan->algorithm == ZP_ONE_SHOT ? &zp__one_shot
-			     : plan->algorithm == ZP_DIRECT   ? &zp__direct
+			     : plan->algorithm == ZP_DIRECT   ? &zp__trees
 							      : &zp__ring;
 	attempt->plan = *plan;
 	attempt->plan.peers = NULL;

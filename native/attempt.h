@@ -109,7 +109,7 @@ struct zp__algorithm {
 };
 
 extern const zp__algorithm zp__ring;	 /* ring.c */
-extern const zp__algorithm zp__direct;	 /* direct.c */
+extern const zp__algorithm zp__trees;	 /* trees.c */
 extern const zp__algorithm zp__exchange; /* exchange.c: of an all-to-all */
 extern const zp__algorithm zp__one_shot; /* one_shot.c */
 
@@ -120,7 +120,7 @@ typedef struct {
 	uint32_t divisor;	/* of the sum; 1: what is made is no mean */
 } zp__join;
 
-/* direct.c. Pinned. Reduces the shares of others, layout.wire_stride bytes apart, and our own. `result` may be `own` or the
+/* trees.c. Pinned. Reduces the shares of others, layout.wire_stride bytes apart, and our own. `result` may be `own` or the
  * first of `shares`, which are overwritten. Returns the checksum of the result. */
 uint64_t zp__shares_join(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
 			 uint8_t *shares, uint64_t elements);

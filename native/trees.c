@@ -76,7 +76,7 @@ static uint8_t *wire_at(const zp__attempt *attempt, uint64_t number, uint32_t ne
 	return attempt->wire.memory + at * attempt->layout.wire_stride;
 }
 
-static int direct_allocate(zp__attempt *attempt)
+static int trees_allocate(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
 	uint64_t own = zp__chunk_slots(l, l->rank);
@@ -113,7 +113,7 @@ static void share_offer(zp__attempt *attempt, uint32_t chunk, uint64_t number)
 	offer(attempt, neighbour_of(attempt, chunk), slot);
 }
 
-static void direct_start(zp__attempt *attempt)
+static void trees_start(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
 	uint64_t own = zp__chunk_slots(l, l->rank);
@@ -159,7 +159,7 @@ static enum zp__verdict result_admit(zp__attempt *attempt, zp__receive *rx, zp__
 	return ZP__ADMIT;
 }
 
-static enum zp__verdict direct_admit(zp__attempt *attempt, zp__receive *rx)
+static enum zp__verdict trees_admit(zp__attempt *attempt, zp__receive *rx)
 {
 	const zp__frame *frame = &rx->frame;
 	uint32_t neighbour = neighbour_at(attempt, rx->link);
@@ -173,7 +173,7 @@ static enum zp__verdict direct_admit(zp__attempt *attempt, zp__receive *rx)
 	return (is_share ? share_admit : result_admit)(attempt, rx, slot, neighbour);
 }
 
-static int direct_make_room(zp__receive *rx)
+static int trees_make_room(zp__receive *rx)
 {
 	zp__attempt *attempt = rx->attempt;
 	if (rx->frame.kind != ZP__ALL_GATHER || attempt->mode != ZP__IN_PLACE_RESTORE || attempt->quantised)
@@ -313,7 +313,7 @@ static void result_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot)
 	pthread_mutex_unlock(&attempt->engine->mutex);
 }
 
-static void direct_landed(zp__receive *rx)
+static void trees_landed(zp__receive *rx)
 {
 	if (rx->frame.kind == ZP__REDUCE_SCATTER)
 		share_landed(rx->attempt, rx->slot);
@@ -336,7 +336,7 @@ static const uint8_t *share_prepare(zp__attempt *attempt, zp__slot *slot, const 
 	return body;
 }
 
-static void direct_prepare(zp__connection *c)
+static void trees_prepare(zp__connection *c)
 {
 	zp__transmit *tx = &c->tx;
 	zp__attempt *attempt = tx->attempt;
@@ -357,7 +357,7 @@ static void direct_prepare(zp__connection *c)
 	frame_fill(tx, &span, body);
 }
 
-static void direct_sent(zp__attempt *attempt, zp__slot *slot)
+static void trees_sent(zp__attempt *attempt, zp__slot *slot)
 {
 	uint32_t neighbour;
 	if (is_copy(attempt, slot))
@@ -370,13 +370,13 @@ static void direct_sent(zp__attempt *attempt, zp__slot *slot)
 	zp__attempt_progress(attempt);
 }
 
-static void direct_unsent(zp__attempt *attempt, zp__slot *slot)
+static void trees_unsent(zp__attempt *attempt, zp__slot *slot)
 {
 	attempt->tx_remaining++;
 	slot->flags &= (uint8_t)~ZP__SLOT_SENT;
 }
 
-static void direct_cut(zp__receive *rx)
+static void trees_cut(zp__receive *rx)
 {
 	zp__attempt *attempt = rx->attempt;
 	zp__slot *slot = rx->slot;
@@ -388,12 +388,12 @@ static void direct_cut(zp__receive *rx)
 	copy_of(attempt, number, neighbour_at(attempt, rx->link))->flags &= (uint8_t)~ZP__SLOT_ARRIVING;
 }
 
-const zp__algorithm zp__direct = {.allocate = direct_allocate,
-				  .start = direct_start,
-				  .admit = direct_admit,
-				  .make_room = direct_make_room,
-				  .landed = direct_landed,
-				  .prepare = direct_prepare,
-				  .sent = direct_sent,
-				  .unsent = direct_unsent,
-				  .cut = direct_cut};
+const zp__algorithm zp__trees = {.allocate = trees_allocate,
+				 .start = trees_start,
+				 .admit = trees_admit,
+				 .make_room = trees_make_room,
+				 .landed = trees_landed,
+				 .prepare = trees_prepare,
+				 .sent = trees_sent,
+				 .unsent = trees_unsent,
+				 .cut = trees_cut};
