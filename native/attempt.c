@@ -16,6 +16,7 @@
 #include "buffers.h"
 #include "early.h"
 #include "engine.h"
+#include "lanes.h"
 #include "message.h"
 #include "quantise.h"
 #include "reduce.h"
@@ -95,7 +96,7 @@ static int plan_check(const zp_reduce_plan *p)
 		return -EINVAL;
 	if (p->kind == ZP_ALL_TO_ALL && p->count % p->world_size)
 		return -EINVAL;
-	if (p->count < 1 || p->count > ZP__ELEMENTS_MAX || !owners_valid(p) || buffers_check(p) < 0)
+	if (p->count < 1 || p->count > ZP__ELEMENTS_MAX || !owners_valid(p) || !zp__lanes_valid(p) || buffers_check(p) < 0)
 		return -EINVAL;
 	if (p->algorithm == ZP_ONE_SHOT && p->count * zp__itemsize[p->dtype] > ZP_ONE_SHOT_BYTES_MAX / (p->world_size - 1))
 		return -EINVAL;
@@ -108,15 +109,31 @@ static int plan_check(const zp_reduce_plan *p)
 }
 
 /* Sets number and size of the chunks: a broadcast and a one-shot exchange have one chunk of `count` elements, an all-gather
- * world_size of them; other collectives share `count` elements among world_size chunks. */
+ * world_size of them; lanes are chunks; other collectives share `count` elements among world_size chunks. */
 static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
 {
 	l->reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
 	l->gathers = p->kind != ZP_REDUCE_SCATTER && p->kind != ZP_ALL_TO_ALL;
-	l->chunks = p->kind == ZP_BROADCAST || p->algorithm == ZP_ONE_SHOT ? 1 : p->world_size;
+	l->chunks = p->kind == ZP_BROADCAST || p->algorithm == ZP_ONE_SHOT ? 1 : p->lanes ? p->lane_count : p->world_size;
 	bool shares = (l->reduces && p->algorithm != ZP_ONE_SHOT) || p->kind == ZP_ALL_TO_ALL;
 	l->chunk_elements = shares ? p->count / p->world_size : p->count;
-	l->long_chunks = l->reduces && shares ? p->count % p->world_size : 0;
+	l->long_chunks = l->reduces && shares && !p->lanes ? p->count % p->world_size : 0;
+	for (uint32_t i = 0; i < p->lane_count; i++)
+		if (p->lanes[i].elements > l->chunk_elements || i == 0)
+			l->chunk_elements = p->lanes[i].elements;
+}
+
+static int lanes_cut(const zp_reduce_plan *p, zp__layout *l)
+{
+	l->cuts = calloc(l->chunks + 1, sizeof *l->cuts);
+	if (!l->cuts)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < l->chunks; i++) {
+		uint64_t slots = (p->lanes[i].elements + l->frame_elements - 1) / l->frame_elements;
+		l->cuts[i + 1].position = l->cuts[i].position + p->lanes[i].elements;
+		l->cuts[i + 1].first_slot = l->cuts[i].first_slot + slots;
+	}
+	return 0;
 }
 
 static int layout_make(const zp_reduce_plan *p, zp__layout *l)
@@ -127,11 +144,12 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 	if (p->algorithm == ZP_RING && l->reduces && p->op == ZP_AVG && p->dtype < ZP_UINT64 && p->world_size > 2)
 		l->sum_itemsize = zp__wide_itemsize[p->dtype];
 	uint64_t longest = l->chunk_elements + (l->long_chunks > 0);
-	uint32_t frame_bytes = p->frame_bytes;
+	uint64_t frame_bytes = p->frame_bytes;
+	zp__need need = {0};
 	if (p->algorithm == ZP_DIRECT) {
-		/* Buffers of one slot: a share and a quantised result for each peer. A window of slots must fit. */
-		uint32_t fair = ZP__DIRECT_WINDOW_BYTES / ZP__DIRECT_WINDOW_SLOTS / (2 * p->world_size);
-		frame_bytes = frame_bytes < fair ? frame_bytes : fair;
+		need = zp__lanes_need(p);
+		uint64_t fair = ZP__TREES_WINDOW_BYTES / ZP__TREES_WINDOW_SLOTS / need.buffers;
+		frame_bytes = frame_bytes < fair ? frame_bytes : fair > ZP__FRAME_BYTES_MIN ? fair : ZP__FRAME_BYTES_MIN;
 	}
 	l->frame_elements = frame_bytes / (l->sum_itemsize ? l->sum_itemsize : l->itemsize);
 	if (l->frame_elements > longest)
@@ -149,7 +167,12 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 	l->long_slots = (l->chunk_elements + 1 + l->frame_elements - 1) / l->frame_elements;
 	l->short_slots = (l->chunk_elements + l->frame_elements - 1) / l->frame_elements;
 	l->slot_count = l->long_chunks * l->long_slots + (l->chunks - l->long_chunks) * l->short_slots;
-	return l->slot_count > ZP__SLOTS_MAX ? -EINVAL : 0;
+	int rc = p->lanes ? lanes_cut(p, l) : 0;
+	if (rc == 0 && p->lanes)
+		l->slot_count = l->cuts[l->chunks].first_slot;
+	if (l->slot_count > ZP__SLOTS_MAX || need.elements / l->frame_elements > 2 * ZP__SLOTS_MAX)
+		rc = -EINVAL;
+	return need.buffers * l->wire_stride > ZP__TREES_WINDOW_BYTES ? -EINVAL : rc;
 }
 
 static void attempt_free(zp__attempt *attempt)
@@ -158,6 +181,8 @@ static void attempt_free(zp__attempt *attempt)
 	zp__region_give(attempt->engine, &attempt->wire);
 	zp__region_give(attempt->engine, &attempt->shares);
 	free(attempt->neighbours);
+	free(attempt->layout.cuts);
+	free(attempt->trees);
 	free(attempt->copies);
 	free(attempt->slots);
 	free(attempt->owners);
@@ -171,12 +196,12 @@ static int neighbours_list(zp__attempt *attempt)
 	const zp_reduce_plan *plan = &attempt->plan;
 	uint32_t n = plan->world_size, of_ring[] = {(plan->rank + 1) % n, (plan->rank + n - 1) % n};
 	bool ring = plan->algorithm == ZP_RING;
-	attempt->neighbour_count = ring ? 2 : n - 1;
-	attempt->neighbours = calloc(attempt->neighbour_count, sizeof *attempt->neighbours);
+	attempt->neighbours = calloc(ring ? 2 : n - 1, sizeof *attempt->neighbours);
 	if (!attempt->neighbours)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
-		attempt->neighbours[i].rank = ring ? of_ring[i] : i + (i >= plan->rank);
+	for (uint32_t i = 0; i < (ring ? 2 : n); i++)
+		if (ring || (i != plan->rank && zp__lanes_connect(plan, plan->rank, i)))
+			attempt->neighbours[attempt->neighbour_count++].rank = ring ? of_ring[i] : i;
 	return 0;
 }
 
@@ -260,6 +285,7 @@ static int attempt_new(zp_engine *engine, const zp_reduce_plan *plan, zp__attemp
 		rc = peers_copy(attempt, plan);
 	if (rc == 0)
 		rc = attempt_allocate(attempt);
+	attempt->plan.lanes = NULL;
 	if (rc < 0)
 		attempt_free(attempt);
 	else

@@ -17,6 +17,7 @@
 #include "zp_api.h"
 
 typedef struct zp__algorithm zp__algorithm;
+typedef struct zp__tree zp__tree;
 
 enum {
 	ZP__SLOT_REDUCED = 1, /* the reduce-scatter frame was received (or none comes here) and our share is added */
@@ -26,8 +27,8 @@ enum {
 	ZP__SLOT_SAVED = 16,  /* the old bytes of the output are in the workspace */
 	ZP__SLOT_ARRIVING = 32 /* the reduce-scatter frame is being received */
 };
-/* In the direct exchange two flags mean something else. In a slot of another peer's chunk: REDUCED, our share may be
- * sent; SENT, it was sent. In a copy: REDUCED, the result may be sent to the neighbour; SENT, it was sent. */
+/* In trees two flags mean something else. In a slot: REDUCED, our share may be sent to the parent; SENT, it was sent. In a
+ * copy: REDUCED, the result may be sent to the child; SENT, it was sent. */
 
 /* A peer that an attempt sends frames to or gets them from. */
 typedef struct {
@@ -44,7 +45,10 @@ struct zp__slot {
 	uint32_t checksum; /* of the body to send: the lower half */
 	uint8_t flags;
 	uint8_t kind;	  /* to send: enum zp__frame_kind */
-	uint16_t missing; /* direct, our own chunk: shares that are still to be received */
+	union {
+		uint16_t missing; /* trees, one-shot: shares that are still to be received */
+		uint16_t lane;	  /* trees, of a copy */
+	};
 };
 
 /* Where the partial sums of a reduction are. */
@@ -59,11 +63,11 @@ struct zp__attempt {
 	zp__list node; /* in a bucket of engine->attempts */
 	zp_engine *engine;
 	const zp__algorithm *algorithm;
-	zp_reduce_plan plan; /* `peers` is not valid any more */
+	zp_reduce_plan plan; /* `peers` and `lanes` are not valid any more */
 	zp__layout layout;
 	enum zp__mode mode;
 	bool quantised;
-	zp__neighbour *neighbours; /* ring: next and previous. Else all others in order of rank */
+	zp__neighbour *neighbours; /* ring: next and previous. Else, in order of rank, all that frames go to or come from */
 	uint32_t neighbour_count;
 	zp__link *next, *previous; /* ring; equal where world_size is 2 */
 	zp__flow *flow;		   /* ring: to `next` */
@@ -71,12 +75,13 @@ struct zp__attempt {
 	uint32_t *owners;     /* used by the layout. All-reduce: NULL */
 	uint8_t *told;	      /* ids of all peers by rank, to tell them the digest; NULL: it is told to nobody */
 	zp__region workspace; /* in place with restore, and scatter of three or more peers: size of the tensor */
-	/* One per slot and neighbour. direct: of our own chunk, for its share and its result. one-shot: for our share and
+	zp__tree *trees;      /* by lane */
+	/* trees: one per slot and child, for its share and its result. one-shot: one per slot and neighbour, for our share and
 	 * its. ring: NULL */
 	zp__slot *copies;
-	uint64_t window;   /* direct: slots of a chunk that are in flight at the same time */
-	zp__region shares; /* direct: shares of our own chunk, `window` slots for each neighbour; one-shot: all */
-	/* Quantised, or wide sums: layout.wire_stride bytes per slot (direct: per slot of the window). one-shot: a copy of the
+	uint64_t copy_count; /* trees */
+	zp__region shares;   /* trees: shares of our children, of the windows of all lanes; one-shot: all */
+	/* Quantised, or wide sums: layout.wire_stride bytes per slot (trees: per slot of a window). one-shot: a copy of the
 	 * input. */
 	zp__region wire;
 	uint64_t rx_remaining, tx_remaining; /* frames */
@@ -120,7 +125,7 @@ typedef struct {
 	uint32_t divisor;	/* of the sum; 1: what is made is no mean */
 } zp__join;
 
-/* trees.c. Pinned. Reduces the shares of others, layout.wire_stride bytes apart, and our own. `result` may be `own` or the
+/* shares.c. Pinned. Reduces the shares of others, layout.wire_stride bytes apart, and our own. `result` may be `own` or the
  * first of `shares`, which are overwritten. Returns the checksum of the result. */
 uint64_t zp__shares_join(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
 			 uint8_t *shares, uint64_t elements);

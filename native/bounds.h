@@ -26,8 +26,9 @@
 #define ZP__BUFFERS_SPARE_MAX 48u
 #define ZP__POOL_IDLE_NS ((uint64_t)5000000000)	  /* after this, idle memory is offered to the kernel (MADV_FREE) */
 #define ZP__POOL_KEEP_NS ((uint64_t)600000000000) /* after this, idle memory is unmapped */
-#define ZP__DIRECT_WINDOW_BYTES (24u << 20)
-#define ZP__DIRECT_WINDOW_SLOTS 8u /* minimum, except where a quantisation block is larger than the frame allows */
+#define ZP__LANES_MAX 256u
+#define ZP__TREES_WINDOW_BYTES (24u << 20)
+#define ZP__TREES_WINDOW_SLOTS 8u /* of each lane, at least, except where a smallest frame or a quantisation block is larger */
 #define ZP__RECORD_PLAINTEXT_BYTES (32u << 10) /* maximum of one record of an encrypted connection */
 #define ZP__RECORDS_BUFFERED 4u /* records that an encrypted connection buffers in each direction */
 /* Bounds on retransmission: of an attempt, RESENDS_MIN frames plus RESENDS_PER_SLOT_MAX for each slot, then it fails; of

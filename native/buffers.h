@@ -14,12 +14,6 @@
 #include "quantise.h"
 #include "reduce.h"
 
-/* Where all are linked to all. */
-static inline uint32_t neighbour_of(const zp__attempt *attempt, uint32_t rank)
-{
-	return rank - (rank > attempt->layout.rank);
-}
-
 /* Index of the neighbour at the other end of a link; neighbour_count: none. */
 static inline uint32_t neighbour_at(const zp__attempt *attempt, const zp__link *link)
 {

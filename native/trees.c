@@ -1,139 +1,274 @@
-/* The direct exchange of one attempt: two hops, for any number of peers, and two roundings where the tensor is quantised.
+/* Lanes of trees of one attempt at an all-reduce. Each lane reduces its part of the tensor up a tree of all ranks and sends
+ * the result down it, slot by slot:
  *
- * Rank j owns chunk j. All other ranks send it their shares of that chunk (reduce-scatter frames). It reduces them and
- * its own share in order of rank, so that the result does not depend on the order of arrival, and sends the result to
- * all (all-gather frames). Nothing is forwarded. The thread that receives the last share of a slot reduces the slot.
+ *   a leaf    sends its share of a slot to its parent (a reduce-scatter frame);
+ *   others    wait for the shares of all their children and reduce them and their own input, in order of rank, so that the
+ *             result does not depend on the order of arrival. That makes their share, which they send to their parent;
+ *   the root  makes the result in that way, and sends it to its children (all-gather frames), who forward it verbatim.
  *
- *   mode              | shares are    | the result of our own chunk        | the result of another chunk
- *                     | received      |                                    |
- *   not quantised     | in `shares`   | is made in the output and sent     | is received in the output
- *                     |               | from there                         |
- *   quantised         | in `shares`   | is made in `wire`, sent from there | is received in `wire`, where our share was
- *                     |               | and dequantised to the output      | quantised, and dequantised to the output
+ * The thread that receives the last share of a slot reduces the slot. The direct exchange is the case of one star for each
+ * rank, all of the same length: rank j is the parent of all others in lane j. That takes two hops, for any number of ranks,
+ * and two roundings where the tensor is quantised.
+ *
+ *   mode              | shares are    | the share of an inner rank   | a result
+ *                     | received in   | is made in, and sent from    |
+ *   not quantised     | `shares`      | the buffer of the share of   | is made or received in the output, and sent from there
+ *                     |               | its first child              |
+ *   quantised         | `shares`      | `wire`, where a leaf         | is made or received in `wire`, sent from there, and
+ *                     |               | quantises its share          | dequantised to the output
  *
  * In place with restore, the old bytes of the output are saved to the workspace before a result overwrites them.
  *
- * The window. Besides the workspace an attempt needs buffers for a window of slots, at most ZP__DIRECT_WINDOW_BYTES
- * whatever the size of the tensor, and the slots themselves. Each sender of shares limits itself: it queues the shares
- * of the first `window` slots of each chunk; each result of slot s that it receives lets it queue the share of slot
- * s + window of the same chunk. Therefore, when a share of slot s arrives,
- *   - the share of slot s - window from the same peer was reduced already, because that peer has its result;
- * and when all shares of slot s have arrived,
- *   - every peer has received the result of slot s - window: its buffer in `wire` may be overwritten.
- * All peers compute the same window from the same plan.
+ * AVG. A share that has been reduced is
+ *   float, double, 64-bit integers, quantised     the sum, which the root divides
+ *   16-bit floats                                 the mean of the inputs in it, which counts as so many: no sum overflows
+ *   narrower integers                             nothing: neither has room, so only stars are legal (lanes.c)
+ *
+ * The window. Besides the workspace an attempt needs buffers for a window of slots of each lane, on no rank more than
+ * ZP__TREES_WINDOW_BYTES whatever the size of the tensor, and the slots themselves. The window of a lane is in proportion to
+ * its length, so that no lane is held back more than another. All ranks compute the same windows from the same plan. A leaf
+ * queues the shares of the first `window` slots; each result of slot s that it receives lets it queue the share of slot
+ * s + window. Others need no such rule: what is in a share is no further than the slowest leaf below. Therefore, when the
+ * share of slot s + window arrives from a child,
+ *   - that child has received the result of slot s, which all leaves below it have got through it. It came from here, and
+ *     so from our parent, who has our share of slot s. Hence the buffer of the child's share of slot s may be overwritten:
+ *     what was there was reduced, and our own share, if it was made there, has arrived;
+ * and when the shares of slot s + window have arrived from all children,
+ *   - all of them have received the result of slot s: its buffer in `wire` may be overwritten.
+ * In `wire`, the result of a slot overwrites our share of it, which it contains and which has therefore arrived; and the share
+ * of a leaf overwrites a result that it has dequantised before it queued that share.
  *
  * Why it cannot deadlock. No frame on a connection waits for another frame, of its own or of another attempt: by the
  * rule above there is a free buffer for each share that arrives, and for each result, because our share of its slot was
  * sent. (The sending thread may not have recorded that yet; then the frame waits some microseconds for that thread,
  * which waits for nothing. Frames of an attempt that is not begun here are kept or not sent yet: early.c.) So every queued
- * frame reaches its receiver. Shares of slots below `window` are queued at the start, and the share of slot s when the
- * result of slot s - window has arrived: by induction all of them arrive.
+ * frame reaches its receiver. Leaves queue their shares of slots below `window` at the start, and the share of slot s when the
+ * result of slot s - window has arrived: by induction over slots, and in a slot from the leaves up and from the root down, all
+ * shares and results arrive.
  *
  * A buffer is overwritten only after what was sent from it has arrived: a result proves that the share arrived, and a
  * share one window later proves that the result arrived. So every frame that may not have arrived can be retransmitted.
  *
  * The functions marked "pinned" work on the memory of slots without the lock: by the same rules only one thread at a
  * time uses a buffer. */
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
 #include "buffers.h"
+#include "lanes.h"
 
-/* Index of a slot in its chunk. */
-static uint64_t slot_number(const zp__attempt *attempt, const zp__slot *slot, uint32_t chunk)
+#define NO_PARENT UINT32_MAX
+
+/* Our part in the tree of a lane. */
+struct zp__tree {
+	uint32_t parent; /* its number among our neighbours, or NO_PARENT */
+	uint32_t child_count;
+	const uint32_t *children; /* their numbers, in order of rank */
+	zp__join join;
+	uint64_t window; /* slots of the lane that are in flight at the same time */
+	/* Where what is of this lane begins: in copies; in buffers of shares; in buffers of `wire`. */
+	uint64_t first_copy, first_share, first_wire;
+};
+
+/* --- Slots and buffers -------------------------------------------------------------------------------------------- */
+
+static zp__slot *slot_at(const zp__attempt *attempt, uint32_t lane, uint64_t number)
 {
-	return slot_index(attempt, slot) - zp__chunk_first_slot(&attempt->layout, chunk);
+	return attempt->slots + zp__chunk_first_slot(&attempt->layout, lane) + number;
 }
 
-static zp__slot *own_slot(const zp__attempt *attempt, uint64_t number)
+/* Index of a slot in its lane. */
+static uint64_t slot_number(const zp__attempt *attempt, const zp__slot *slot, uint32_t lane)
 {
-	return attempt->slots + zp__chunk_first_slot(&attempt->layout, attempt->layout.rank) + number;
+	return slot_index(attempt, slot) - zp__chunk_first_slot(&attempt->layout, lane);
 }
 
-static zp__slot *copy_of(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
+static zp__slot *copy_of(const zp__attempt *attempt, const zp__tree *tree, uint64_t number, uint32_t child)
 {
-	return attempt->copies + number * attempt->neighbour_count + neighbour;
+	return attempt->copies + tree->first_copy + number * tree->child_count + child;
 }
 
 static bool is_copy(const zp__attempt *attempt, const zp__slot *slot)
 {
-	uint64_t own = zp__chunk_slots(&attempt->layout, attempt->layout.rank);
-	return attempt->copies && slot >= attempt->copies && slot < attempt->copies + own * attempt->neighbour_count;
+	return attempt->copies && slot >= attempt->copies && slot < attempt->copies + attempt->copy_count;
 }
 
-/* The buffer for a neighbour's share of slot `number` of our chunk. */
-static uint8_t *share_at(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
+/* The tree of a copy; sets the numbers of its slot and of its child. */
+static const zp__tree *copy_find(const zp__attempt *attempt, const zp__slot *copy, uint64_t *number, uint32_t *child)
 {
-	uint64_t at = number % attempt->window * attempt->neighbour_count + neighbour;
+	const zp__tree *tree = &attempt->trees[copy->lane];
+	uint64_t index = (uint64_t)(copy - attempt->copies) - tree->first_copy;
+	*number = index / tree->child_count;
+	*child = (uint32_t)(index % tree->child_count);
+	return tree;
+}
+
+/* The child at the other end of a link; child_count: none. */
+static uint32_t child_at(const zp__tree *tree, uint32_t neighbour)
+{
+	uint32_t child = 0;
+	while (child < tree->child_count && tree->children[child] != neighbour)
+		child++;
+	return child;
+}
+
+/* The buffer of a child's share. */
+static uint8_t *share_at(const zp__attempt *attempt, const zp__tree *tree, uint64_t number, uint32_t child)
+{
+	uint64_t at = tree->first_share + number % tree->window * tree->child_count + child;
 	return attempt->shares.memory + at * attempt->layout.wire_stride;
 }
 
-/* The quantised bytes of slot `number` of a neighbour's chunk; with neighbour_count, of our own chunk. */
-static uint8_t *wire_at(const zp__attempt *attempt, uint64_t number, uint32_t neighbour)
+/* The buffer of the quantised bytes of a slot. */
+static uint8_t *wire_at(const zp__attempt *attempt, const zp__tree *tree, uint64_t number)
 {
-	uint64_t at = number % attempt->window * (attempt->neighbour_count + 1) + neighbour;
-	return attempt->wire.memory + at * attempt->layout.wire_stride;
+	return attempt->wire.memory + (tree->first_wire + number % tree->window) * attempt->layout.wire_stride;
+}
+
+/* Where a share is that was made of those of children. */
+static uint8_t *partial_at(const zp__attempt *attempt, const zp__tree *tree, uint64_t number)
+{
+	return attempt->quantised ? wire_at(attempt, tree, number) : share_at(attempt, tree, number, 0);
+}
+
+/* --- Start -------------------------------------------------------------------------------------------------------- */
+
+/* Sets what of a tree does not depend on slots; numbers of children and inputs go to `numbers`. Returns the end of them. */
+static uint32_t *tree_make(const zp__attempt *attempt, zp__tree *tree, uint32_t lane, uint32_t *numbers)
+{
+	const zp_reduce_plan *plan = &attempt->plan;
+	uint32_t rank = plan->rank, parent = zp__parent_of(plan, lane, rank), counts[ZP__WORLD_SIZE_MAX];
+	bool averages = plan->op == ZP_AVG, halves = plan->dtype == ZP_FLOAT16 || plan->dtype == ZP_BFLOAT16;
+	bool means = averages && halves && plan->lanes && !attempt->quantised;
+	tree->parent = NO_PARENT;
+	tree->children = numbers;
+	for (uint32_t i = 0; i < attempt->neighbour_count; i++) {
+		uint32_t other = attempt->neighbours[i].rank;
+		if (other == parent)
+			tree->parent = i;
+		if (zp__parent_of(plan, lane, other) != rank)
+			continue;
+		numbers[tree->child_count++] = i;
+		tree->join.place += other < rank;
+	}
+	numbers += tree->child_count;
+	tree->join.count = tree->child_count + 1;
+	tree->join.divisor = averages && parent == rank ? plan->world_size : 1;
+	if (!means)
+		return numbers;
+	zp__tree_count(plan->lanes[lane].parents, plan->world_size, counts);
+	tree->join.divisor = counts[rank];
+	tree->join.inputs = numbers;
+	for (uint32_t i = 0; i < tree->child_count; i++)
+		*numbers++ = counts[attempt->neighbours[tree->children[i]].rank];
+	return numbers;
+}
+
+static int copies_make(zp__attempt *attempt)
+{
+	if (!attempt->copy_count)
+		return 0;
+	attempt->copies = calloc(attempt->copy_count, sizeof *attempt->copies);
+	if (!attempt->copies)
+		return -ENOMEM;
+	for (uint32_t lane = 0; lane < attempt->layout.chunks; lane++) {
+		const zp__tree *tree = &attempt->trees[lane];
+		uint64_t slots = zp__chunk_slots(&attempt->layout, lane);
+		for (uint64_t i = 0; i < slots * tree->child_count; i++) {
+			zp__slot *copy = attempt->copies + tree->first_copy + i;
+			zp__list_init(&copy->node);
+			copy->lane = (uint16_t)lane;
+		}
+		for (uint64_t i = 0; i < slots; i++)
+			slot_at(attempt, lane, i)->missing = (uint16_t)tree->child_count;
+	}
+	return 0;
 }
 
 static int trees_allocate(zp__attempt *attempt)
 {
 	const zp__layout *l = &attempt->layout;
-	uint64_t own = zp__chunk_slots(l, l->rank);
-	size_t shares = attempt->neighbour_count * l->wire_stride;
-	size_t wire = attempt->quantised ? shares + l->wire_stride : 0;
-	uint64_t room = ZP__DIRECT_WINDOW_BYTES / (shares + wire);
-	attempt->window = room < l->long_slots ? room : l->long_slots;
-	assert(attempt->window);
-	if (own) {
-		attempt->copies = calloc(own * attempt->neighbour_count, sizeof *attempt->copies);
-		if (!attempt->copies)
-			return -ENOMEM;
-		for (uint64_t i = 0; i < own * attempt->neighbour_count; i++)
-			zp__list_init(&attempt->copies[i].node);
+	zp__need need = zp__lanes_need(&attempt->plan);
+	uint64_t room = ZP__TREES_WINDOW_BYTES / l->wire_stride, shares = 0, wires = 0;
+	attempt->trees = calloc(1, l->chunks * sizeof *attempt->trees + 2 * need.buffers * sizeof(uint32_t));
+	if (!attempt->trees)
+		return -ENOMEM;
+	uint32_t *numbers = (uint32_t *)(attempt->trees + l->chunks);
+	for (uint32_t lane = 0; lane < l->chunks; lane++) {
+		zp__tree *tree = &attempt->trees[lane];
+		uint64_t slots = zp__chunk_slots(l, lane), elements = zp__chunk_elements(l, lane);
+		if (!slots)
+			continue;
+		numbers = tree_make(attempt, tree, lane, numbers);
+		/* One slot, and a share of the rest of the room: on no rank more than `room` (layout_make). */
+		uint64_t window = 1 + elements * (room - need.buffers) / need.elements;
+		tree->window = window < slots ? window : slots;
+		tree->first_copy = attempt->copy_count;
+		tree->first_share = shares;
+		tree->first_wire = wires;
+		attempt->copy_count += slots * tree->child_count;
+		shares += tree->window * tree->child_count;
+		wires += attempt->quantised ? tree->window : 0;
 	}
-	int rc = zp__region_take(attempt->engine, own ? attempt->window * shares : 0, &attempt->shares);
-	return rc < 0 ? rc : zp__region_take(attempt->engine, attempt->window * wire, &attempt->wire);
+	int rc = copies_make(attempt);
+	if (rc == 0)
+		rc = zp__region_take(attempt->engine, shares * l->wire_stride, &attempt->shares);
+	return rc < 0 ? rc : zp__region_take(attempt->engine, wires * l->wire_stride, &attempt->wire);
 }
 
-static void offer(zp__attempt *attempt, uint32_t neighbour, zp__slot *slot)
+static void offer(zp__attempt *attempt, uint32_t neighbour, zp__slot *slot, enum zp__frame_kind kind)
 {
 	zp__neighbour *to = &attempt->neighbours[neighbour];
+	slot->kind = (uint8_t)kind;
+	slot->flags |= ZP__SLOT_REDUCED;
 	zp__link_offer(to->link, &to->flow, &slot->node);
 }
 
-/* Queues our share of slot `number` of another peer's chunk, if there is such a slot. */
-static void share_offer(zp__attempt *attempt, uint32_t chunk, uint64_t number)
+/* Queues our share of a slot. */
+static void share_offer(zp__attempt *attempt, uint32_t lane, uint64_t number)
 {
-	if (number >= zp__chunk_slots(&attempt->layout, chunk))
-		return;
-	zp__slot *slot = attempt->slots + zp__chunk_first_slot(&attempt->layout, chunk) + number;
-	slot->kind = ZP__REDUCE_SCATTER;
-	slot->flags |= ZP__SLOT_REDUCED;
-	offer(attempt, neighbour_of(attempt, chunk), slot);
+	offer(attempt, attempt->trees[lane].parent, slot_at(attempt, lane, number), ZP__REDUCE_SCATTER);
+}
+
+/* Queues the result of a slot for all children. */
+static void result_offer(zp__attempt *attempt, const zp__tree *tree, uint64_t number)
+{
+	for (uint32_t i = 0; i < tree->child_count; i++) {
+		/* Start with the next rank: if all started with the first, it would be sent everything at once. */
+		uint32_t child = (tree->join.place + i) % tree->child_count;
+		offer(attempt, tree->children[child], copy_of(attempt, tree, number, child), ZP__ALL_GATHER);
+	}
 }
 
 static void trees_start(zp__attempt *attempt)
 {
-	const zp__layout *l = &attempt->layout;
-	uint64_t own = zp__chunk_slots(l, l->rank);
-	uint64_t frames = own * attempt->neighbour_count + (l->slot_count - own);
-	attempt->rx_remaining = attempt->tx_remaining = frames;
-	for (uint64_t number = 0; number < own; number++)
-		own_slot(attempt, number)->missing = (uint16_t)attempt->neighbour_count;
-	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
-		for (uint64_t number = 0; number < attempt->window; number++)
-			share_offer(attempt, attempt->neighbours[i].rank, number);
+	uint64_t longest = 0;
+	for (uint32_t lane = 0; lane < attempt->layout.chunks; lane++) {
+		const zp__tree *tree = &attempt->trees[lane];
+		uint64_t frames = tree->child_count + (tree->parent != NO_PARENT);
+		attempt->rx_remaining += frames * zp__chunk_slots(&attempt->layout, lane);
+		longest = tree->window > longest ? tree->window : longest;
+	}
+	attempt->tx_remaining = attempt->rx_remaining;
+	for (uint64_t number = 0; number < longest; number++) /* All lanes begin, also where they share a link. */
+		for (uint32_t lane = 0; lane < attempt->layout.chunks; lane++)
+			if (!attempt->trees[lane].child_count && number < attempt->trees[lane].window)
+				share_offer(attempt, lane, number);
 }
 
-static enum zp__verdict share_admit(zp__attempt *attempt, zp__receive *rx, zp__slot *slot, uint32_t neighbour)
+/* --- Frames that come --------------------------------------------------------------------------------------------- */
+
+static enum zp__verdict share_admit(zp__attempt *attempt, zp__receive *rx, const zp__tree *tree, uint32_t neighbour)
 {
-	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
-	zp__slot *copy = copy_of(attempt, number, neighbour);
+	uint32_t child = child_at(tree, neighbour);
+	if (child == tree->child_count)
+		return ZP__VIOLATION;
+	uint64_t number = slot_number(attempt, rx->slot, rx->frame.chunk);
+	zp__slot *copy = copy_of(attempt, tree, number, child);
 	if (copy->flags & ZP__SLOT_ARRIVING)
 		return ZP__VIOLATION;
-	if (number >= attempt->window) {
-		zp__slot *before = copy_of(attempt, number - attempt->window, neighbour);
+	if (number >= tree->window) {
+		zp__slot *before = copy_of(attempt, tree, number - tree->window, child);
 		if (!(before->flags & ZP__SLOT_REDUCED))
 			return ZP__VIOLATION;
 		if (!(before->flags & ZP__SLOT_SENT))
@@ -141,36 +276,34 @@ static enum zp__verdict share_admit(zp__attempt *attempt, zp__receive *rx, zp__s
 		zp__list_remove(&before->node); /* The result of that slot has arrived. */
 	}
 	copy->flags |= ZP__SLOT_ARRIVING;
-	rx->body = share_at(attempt, number, neighbour);
+	rx->body = share_at(attempt, tree, number, child);
 	return ZP__ADMIT;
 }
 
-static enum zp__verdict result_admit(zp__attempt *attempt, zp__receive *rx, zp__slot *slot, uint32_t neighbour)
+static enum zp__verdict result_admit(zp__attempt *attempt, zp__receive *rx, const zp__tree *tree, uint32_t neighbour)
 {
-	if (slot->flags & ZP__SLOT_LANDING || !(slot->flags & ZP__SLOT_REDUCED))
+	zp__slot *slot = rx->slot;
+	if (neighbour != tree->parent || slot->flags & ZP__SLOT_LANDING || !(slot->flags & ZP__SLOT_REDUCED))
 		return ZP__VIOLATION;
 	if (!(slot->flags & ZP__SLOT_SENT))
 		return ZP__PARK;
 	zp__list_remove(&slot->node); /* This result contains our share, so the share has arrived. */
 	slot->flags |= ZP__SLOT_LANDING;
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	rx->body = attempt->quantised ? wire_at(attempt, slot_number(attempt, slot, span.chunk), neighbour)
+	rx->body = attempt->quantised ? wire_at(attempt, tree, slot_number(attempt, slot, span.chunk))
 					: output_at(attempt, &span);
 	return ZP__ADMIT;
 }
 
 static enum zp__verdict trees_admit(zp__attempt *attempt, zp__receive *rx)
 {
-	const zp__frame *frame = &rx->frame;
 	uint32_t neighbour = neighbour_at(attempt, rx->link);
-	zp__slot *slot = slot_of(attempt, frame);
+	zp__slot *slot = slot_of(attempt, &rx->frame);
 	if (neighbour == attempt->neighbour_count || !slot)
 		return ZP__VIOLATION;
-	bool is_share = frame->kind == ZP__REDUCE_SCATTER;
-	if (frame->chunk != (is_share ? attempt->layout.rank : attempt->neighbours[neighbour].rank))
-		return ZP__VIOLATION;
 	rx->slot = slot;
-	return (is_share ? share_admit : result_admit)(attempt, rx, slot, neighbour);
+	bool is_share = rx->frame.kind == ZP__REDUCE_SCATTER;
+	return (is_share ? share_admit : result_admit)(attempt, rx, &attempt->trees[rx->frame.chunk], neighbour);
 }
 
 static int trees_make_room(zp__receive *rx)
@@ -183,117 +316,55 @@ static int trees_make_room(zp__receive *rx)
 	return 0;
 }
 
-/* NULL: nothing is gained by making elements wide. The sum of two is rounded once all the same. */
-static const zp__wide_kernels *wide_kernels_of(const zp_reduce_plan *plan, const zp__join *join)
+/* Reduces a slot whose shares have all arrived. Returns the checksum of the frames that carry what is made of them; of a
+ * result, sets `result_checksum` to that of its bytes in the output. */
+static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, const zp__span *span, uint64_t *result_checksum)
 {
-	const zp__wide_kernels *wide = &zp__reduce_kernels_of(zp__isa_best())->wide[plan->dtype];
-	return wide->fold[plan->op] && (join->count > 2 || join->divisor > 1) ? wide : NULL;
-}
-
-/* As piece_join, with elements made wide: rounded once, when the result is stored. */
-static void piece_join_wide(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
-			    uint8_t *shares, size_t at, size_t count)
-{
-	uint32_t sums[ZP__WIDE_PIECE_BYTES]; /* 4 bytes of sum for each of element, at most */
-	const zp__wide_kernels *wide = wide_kernels_of(&attempt->plan, join);
-	for (uint32_t i = 0; i < join->count; i++) {
-		uint32_t other = i - (i > join->place);
-		const uint8_t *share = (i == join->place ? own : shares + other * attempt->layout.wire_stride) + at;
-		uint32_t inputs = i == join->place || !join->inputs ? 1 : join->inputs[other];
-		if (i == 0)
-			wide->widen(sums, share, count);
-		else if (inputs == 1)
-			wide->fold[attempt->plan.op](sums, share, count);
-		if (inputs > 1)
-			wide->fold_mean(sums, share, count, inputs - (i == 0));
-	}
-	wide->narrow(result + at, sums, count, join->divisor);
-}
-
-/* Reduces `count` elements of all shares, `at` bytes from their start. Each element is read before it is written. */
-static void piece_join(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own, uint8_t *shares,
-		       size_t at, size_t count)
-{
-	const zp_reduce_plan *plan = &attempt->plan;
-	const zp__reduce_kernels *kernels = zp__reduce_kernels_of(zp__isa_best());
-	size_t stride = attempt->layout.wire_stride;
-	uint8_t *sum = shares + at;
-	const uint8_t *so_far = join->place == 0 ? own + at : sum;
-	for (uint32_t i = 1; i < join->count; i++) {
-		const uint8_t *next = i == join->place ? own + at : shares + (i - (i > join->place)) * stride + at;
-		uint8_t *to = i + 1 == join->count ? result + at : sum;
-		kernels->reduce[plan->dtype][plan->op](to, so_far, next, count);
-		so_far = to;
-	}
-	if (join->divisor > 1)
-		kernels->divide[plan->dtype](result + at, count, join->divisor);
-}
-
-uint64_t zp__shares_join(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
-			 uint8_t *shares, uint64_t elements)
-{
-	size_t itemsize = attempt->layout.itemsize, bytes = elements * itemsize;
-	bool wide = wide_kernels_of(&attempt->plan, join) != NULL;
-	size_t piece_bytes = wide ? ZP__WIDE_PIECE_BYTES : ZP__PIECE_BYTES;
-	zp__checksum so_far = {.bytes = 0};
-	for (size_t at = 0; at < bytes; at += piece_bytes) {
-		size_t n = bytes - at < piece_bytes ? bytes - at : piece_bytes;
-		(wide ? piece_join_wide : piece_join)(attempt, join, result, own, shares, at, n / itemsize);
-		zp__checksum_advance(&so_far, result, at + n);
-	}
-	return zp__checksum_finish(&so_far, result, bytes);
-}
-
-/* Reduces a slot of our chunk whose shares have all arrived. Returns the checksum of the frames that carry the result;
- * sets `result_checksum` to that of its bytes in the output. */
-static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, uint64_t number, uint64_t *result_checksum)
-{
-	const zp__layout *l = &attempt->layout;
-	zp__span span = zp__slot_span(l, slot_index(attempt, slot));
+	const zp__tree *tree = &attempt->trees[span->chunk];
+	uint64_t number = slot_number(attempt, slot, span->chunk);
+	bool is_result = tree->parent == NO_PARENT;
+	uint8_t *to = partial_at(attempt, tree, number);
 	if (attempt->quantised) {
 		const uint8_t *shares[ZP__WORLD_SIZE_MAX];
-		for (uint32_t i = 0; i < attempt->neighbour_count; i++)
-			shares[i] = share_at(attempt, number, i);
+		for (uint32_t i = 0; i < tree->child_count; i++)
+			shares[i] = share_at(attempt, tree, number, i);
 		zp__quantiser how = quantiser_of(&attempt->plan);
-		uint8_t *wire = wire_at(attempt, number, attempt->neighbour_count);
-		zp__quantise_join(zp__isa_best(), &how, wire, shares, l->world_size, l->rank, input_at(attempt, &span),
-				  span.elements, attempt->plan.op == ZP_AVG ? l->world_size : 1);
-		*result_checksum = result_dequantise(attempt, slot, &span, wire);
-		return zp__checksum_of(wire, zp__wire_bytes(l, span.elements));
+		zp__quantise_join(zp__isa_best(), &how, to, shares, tree->join.count, tree->join.place,
+				  input_at(attempt, span), span->elements, tree->join.divisor);
+		if (is_result)
+			*result_checksum = result_dequantise(attempt, slot, span, to);
+		return zp__checksum_of(to, zp__wire_bytes(&attempt->layout, span->elements));
 	}
-	if (attempt->mode == ZP__IN_PLACE_RESTORE)
-		save(attempt, slot, &span);
-	zp__join join = {.count = l->world_size,
-			 .place = l->rank,
-			 .divisor = attempt->plan.op == ZP_AVG ? l->world_size : 1};
-	*result_checksum = zp__shares_join(attempt, &join, output_at(attempt, &span), input_at(attempt, &span),
-					   share_at(attempt, number, 0), span.elements);
+	if (is_result && attempt->mode == ZP__IN_PLACE_RESTORE)
+		save(attempt, slot, span);
+	*result_checksum = zp__shares_join(attempt, &tree->join, is_result ? output_at(attempt, span) : to,
+					   input_at(attempt, span), share_at(attempt, tree, number, 0), span->elements);
 	return *result_checksum;
 }
 
 static void share_landed(zp__attempt *attempt, zp__slot *slot)
 {
-	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
 	pthread_mutex_lock(&attempt->engine->mutex);
 	bool last = --slot->missing == 0;
-	attempt->rx_remaining -= !last; /* The last share counts once the result is made. */
+	attempt->rx_remaining -= !last; /* The last share counts once all are reduced. */
 	pthread_mutex_unlock(&attempt->engine->mutex);
 	if (!last)
 		return;
-	uint64_t result_checksum, checksum = slot_join(attempt, slot, number, &result_checksum);
+	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
+	const zp__tree *tree = &attempt->trees[span.chunk];
+	uint64_t result_checksum, checksum = slot_join(attempt, slot, &span, &result_checksum);
+	uint64_t number = slot_number(attempt, slot, span.chunk);
 	pthread_mutex_lock(&attempt->engine->mutex);
 	slot->checksum = (uint32_t)checksum;
-	slot->flags |= ZP__SLOT_RESULT;
-	attempt->digest += zp__digest_share(slot_index(attempt, slot), result_checksum);
 	attempt->rx_remaining--;
 	bool goes_on = attempt->status == 0 && !attempt->ending;
-	for (uint32_t k = 0; goes_on && k < attempt->neighbour_count; k++) {
-		/* Start with the next rank: if all started with rank 0, it would be sent everything at once. */
-		uint32_t i = (attempt->layout.rank + k) % attempt->neighbour_count;
-		zp__slot *copy = copy_of(attempt, number, i);
-		copy->kind = ZP__ALL_GATHER;
-		copy->flags |= ZP__SLOT_REDUCED;
-		offer(attempt, i, copy);
+	if (tree->parent == NO_PARENT) {
+		slot->flags |= ZP__SLOT_RESULT;
+		attempt->digest += zp__digest_share(slot_index(attempt, slot), result_checksum);
+		if (goes_on)
+			result_offer(attempt, tree, number);
+	} else if (goes_on) {
+		share_offer(attempt, span.chunk, number);
 	}
 	zp__attempt_progress(attempt);
 	pthread_mutex_unlock(&attempt->engine->mutex);
@@ -302,13 +373,20 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 static void result_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot)
 {
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
+	const zp__tree *tree = &attempt->trees[span.chunk];
 	uint64_t checksum = attempt->quantised ? result_dequantise(attempt, slot, &span, rx->body) : rx->checksum;
+	uint64_t number = slot_number(attempt, slot, span.chunk), next = number + tree->window;
 	pthread_mutex_lock(&attempt->engine->mutex);
+	slot->checksum = (uint32_t)rx->checksum;
 	slot->flags |= ZP__SLOT_RESULT;
 	attempt->digest += zp__digest_share(slot_index(attempt, slot), checksum);
 	attempt->rx_remaining--;
-	if (attempt->status == 0 && !attempt->ending)
-		share_offer(attempt, span.chunk, slot_number(attempt, slot, span.chunk) + attempt->window);
+	if (attempt->status == 0 && !attempt->ending) {
+		if (tree->child_count)
+			result_offer(attempt, tree, number);
+		else if (next < zp__chunk_slots(&attempt->layout, span.chunk))
+			share_offer(attempt, span.chunk, next);
+	}
 	zp__attempt_progress(attempt);
 	pthread_mutex_unlock(&attempt->engine->mutex);
 }
@@ -321,14 +399,29 @@ static void trees_landed(zp__receive *rx)
 		result_landed(rx, rx->attempt, rx->slot);
 }
 
-/* Makes the body of a share: the thread that is about to send it quantises and checksums it. */
-static const uint8_t *share_prepare(zp__attempt *attempt, zp__slot *slot, const zp__span *span, bool encrypted)
+static void trees_cut(zp__receive *rx)
+{
+	zp__attempt *attempt = rx->attempt;
+	zp__slot *slot = rx->slot;
+	if (rx->frame.kind == ZP__ALL_GATHER) {
+		slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
+		return;
+	}
+	const zp__tree *tree = &attempt->trees[rx->frame.chunk];
+	uint32_t child = child_at(tree, neighbour_at(attempt, rx->link));
+	copy_of(attempt, tree, slot_number(attempt, slot, rx->frame.chunk), child)->flags &= (uint8_t)~ZP__SLOT_ARRIVING;
+}
+
+/* --- Frames that go ----------------------------------------------------------------------------------------------- */
+
+/* Makes the body of the share of a leaf: the thread that is about to send it quantises and checksums it. */
+static const uint8_t *leaf_prepare(zp__attempt *attempt, zp__slot *slot, const zp__span *span, bool encrypted)
 {
 	const uint8_t *body = input_at(attempt, span);
 	if (attempt->quantised) {
 		zp__quantiser how = quantiser_of(&attempt->plan);
 		uint64_t number = slot_number(attempt, slot, span->chunk);
-		uint8_t *wire = wire_at(attempt, number, neighbour_of(attempt, span->chunk));
+		uint8_t *wire = wire_at(attempt, &attempt->trees[span->chunk], number);
 		zp__quantise(zp__isa_best(), &how, wire, body, span->elements);
 		body = wire;
 	}
@@ -340,19 +433,22 @@ static void trees_prepare(zp__connection *c)
 {
 	zp__transmit *tx = &c->tx;
 	zp__attempt *attempt = tx->attempt;
-	const zp__layout *l = &attempt->layout;
 	zp__slot *slot = tx->slot;
 	const uint8_t *body;
 	zp__span span;
 	if (is_copy(attempt, slot)) {
-		uint64_t number = (uint64_t)(slot - attempt->copies) / attempt->neighbour_count;
-		slot->checksum = own_slot(attempt, number)->checksum;
-		span = zp__slot_span(l, slot_index(attempt, own_slot(attempt, number)));
-		body = attempt->quantised ? wire_at(attempt, number, attempt->neighbour_count)
-					  : output_at(attempt, &span);
+		uint64_t number;
+		uint32_t child;
+		const zp__tree *tree = copy_find(attempt, slot, &number, &child);
+		zp__slot *result = slot_at(attempt, slot->lane, number);
+		slot->checksum = result->checksum;
+		span = zp__slot_span(&attempt->layout, slot_index(attempt, result));
+		body = attempt->quantised ? wire_at(attempt, tree, number) : output_at(attempt, &span);
 	} else {
-		span = zp__slot_span(l, slot_index(attempt, slot));
-		body = share_prepare(attempt, slot, &span, c->records != NULL);
+		span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
+		const zp__tree *tree = &attempt->trees[span.chunk];
+		body = !tree->child_count ? leaf_prepare(attempt, slot, &span, c->records != NULL)
+					  : partial_at(attempt, tree, slot_number(attempt, slot, span.chunk));
 	}
 	frame_fill(tx, &span, body);
 }
@@ -360,10 +456,13 @@ static void trees_prepare(zp__connection *c)
 static void trees_sent(zp__attempt *attempt, zp__slot *slot)
 {
 	uint32_t neighbour;
-	if (is_copy(attempt, slot))
-		neighbour = (uint32_t)((uint64_t)(slot - attempt->copies) % attempt->neighbour_count);
-	else
-		neighbour = neighbour_of(attempt, zp__slot_span(&attempt->layout, slot_index(attempt, slot)).chunk);
+	if (is_copy(attempt, slot)) {
+		uint64_t number;
+		const zp__tree *tree = copy_find(attempt, slot, &number, &neighbour);
+		neighbour = tree->children[neighbour];
+	} else {
+		neighbour = attempt->trees[zp__slot_span(&attempt->layout, slot_index(attempt, slot)).chunk].parent;
+	}
 	slot->flags |= ZP__SLOT_SENT;
 	attempt->tx_remaining--;
 	link_unpark(attempt, attempt->neighbours[neighbour].link);
@@ -374,18 +473,6 @@ static void trees_unsent(zp__attempt *attempt, zp__slot *slot)
 {
 	attempt->tx_remaining++;
 	slot->flags &= (uint8_t)~ZP__SLOT_SENT;
-}
-
-static void trees_cut(zp__receive *rx)
-{
-	zp__attempt *attempt = rx->attempt;
-	zp__slot *slot = rx->slot;
-	if (rx->frame.kind == ZP__ALL_GATHER) {
-		slot->flags &= (uint8_t)~ZP__SLOT_LANDING;
-		return;
-	}
-	uint64_t number = slot_number(attempt, slot, attempt->layout.rank);
-	copy_of(attempt, number, neighbour_at(attempt, rx->link))->flags &= (uint8_t)~ZP__SLOT_ARRIVING;
 }
 
 const zp__algorithm zp__trees = {.allocate = trees_allocate,

@@ -59,7 +59,8 @@ enum zp_quantized { ZP_QUANTIZED_UINT8 = 0, ZP_QUANTIZED_INT8 = 1, ZP_QUANTIZED_
 
 enum zp_algorithm {
 	ZP_RING = 1,  /* cut-through ring: 2 (N - 1) hops; needs links between neighbours only */
-	ZP_DIRECT = 2, /* to the owner of each chunk and back: two hops, two quantisations; needs links between all peers */
+	ZP_DIRECT = 2, /* to the owner of each chunk and back: two hops, two quantisations; needs links between all peers. Or
+			* lanes of trees, each reduced up its tree and sent down it; needs links between parents and children */
 	ZP_ONE_SHOT = 3 /* the whole tensor to all others: one hop; needs links between all peers. Not quantised, and
 			 * (world_size - 1) * its bytes are at most ZP_ONE_SHOT_BYTES_MAX */
 };
@@ -107,6 +108,12 @@ typedef struct {
 	uint32_t block_elements; /* elements that share one scale */
 } zp_quantiser;
 
+/* A lane of an all-reduce: a part of the tensor, and the tree that reduces it. */
+typedef struct {
+	uint64_t elements;	 /* 0 is legal */
+	const uint32_t *parents; /* by rank; the root, of which there is one, is its own parent */
+} zp_lane;
+
 typedef struct {
 	uint64_t attempt;
 	uint32_t kind;		    /* enum zp_kind */
@@ -124,6 +131,10 @@ typedef struct {
 	const uint32_t *owners;	    /* all-gather: rank that owns each row; reduce-scatter: each part; every rank occurs
 				     * once. broadcast: one element, the root. all-reduce, all-to-all: NULL.
 				     * Read by zp_reduce_start() only */
+	const zp_lane *lanes;	    /* of an all-reduce with ZP_DIRECT: they cover the tensor in order. NULL: each rank is
+				     * the root of all others, for an equal part. AVG of integers narrower than 64 bits: the
+				     * root must be the parent of all. Read by zp_reduce_start() only */
+	uint32_t lane_count;	    /* 0 if `lanes` is NULL */
 	const void *input;	    /* count elements; only read, unless it equals `output` */
 	void *output;		    /* all-reduce: count elements, equal to `input` (in place) or without overlap;
 				     * broadcast: equal to `input`; all-gather: world_size rows of count elements;
@@ -239,7 +250,8 @@ int zp_link_get_flow(zp_engine *engine, const uint8_t peer[], zp_link_flow *flow
 
 /* Starts an attempt at a collective. A REDUCE_DONE follows unless zp_reduce_end() comes first. Until zp_reduce_end()
  * returns, input and output belong to the engine. -ENOTCONN: a link is missing that the algorithm needs (ring: to the
- * next and previous rank; direct exchange: to all ranks); the engine has learnt the id all the same. -ENOMEM; -EINVAL. */
+ * next and previous rank; lanes: to parents and children; else: to all ranks); the engine has learnt the id all the same.
+ * -ENOMEM; -EINVAL. */
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
 
 /* Ends an attempt, running or done. After it returns no thread of the engine reads or writes input or output. commit=1

@@ -41,7 +41,7 @@ from zpccl.engine.engine import Engine, EngineError, LinkLost, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
 
 WINDOW_BYTES = 24 << 20
-"""What the engine gives shares and quantised results of one attempt (ZP__DIRECT_WINDOW_BYTES)."""
+"""What the engine gives shares and quantised results of one attempt (ZP__TREES_WINDOW_BYTES)."""
 
 
 @pytest.fixture(scope="module")

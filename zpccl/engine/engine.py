@@ -51,6 +51,19 @@ def check_rc(rc: int, function: str) -> int:
 
 
 @dataclass(frozen=True)
+class TreeLane:
+    """A part of the tensor of an all-reduce, and the tree that reduces it: up to the root, and the result down again.
+
+    Args:
+        elements: of the part; 0 is legal, and then nobody needs a link for it.
+        parents: the parent of each rank; the root, of which there is one, is its own parent.
+    """
+
+    elements: int
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ReducePlan:
     """One attempt at a collective.
 
@@ -75,6 +88,8 @@ class ReducePlan:
         kind: what is done; BARRIER is nothing for an engine.
         owners: the rank that owns each row (all-gather) or part (reduce-scatter), or that of the root (broadcast).
             Empty for an all-reduce and an all-to-all, whose row j goes to rank j.
+        lanes: of an all-reduce with DIRECT: together, in order, the whole tensor. Empty: each rank is the root of all
+            others, for an equal part. In an AVG of integers narrower than 64 bits the root is the parent of all others.
         digest_channel: where the digest of the result is told to all other peers once it is there: attempt, `call`,
             digest, 64 bits each, big-endian. 0: to nobody.
         call: a number to tell with the digest.
@@ -96,6 +111,7 @@ class ReducePlan:
     quantized_datatype: QuantizedDataType = QuantizedDataType.UINT8
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
     owners: tuple[int, ...] = ()
+    lanes: tuple[TreeLane, ...] = ()
     digest_channel: int = 0
     call: int = 0
 
@@ -533,9 +549,16 @@ class Engine:
         Raises:
             EngineError: ENOTCONN without a link to a peer that it needs one to, EINVAL, EEXIST, ENOMEM. There is
                 nothing to end then.
+            ValueError: a tree has not as many ranks as there are peers.
         """
+        sizes = {len(lane.parents) for lane in plan.lanes}
+        if not sizes <= {len(plan.peers)}:
+            raise ValueError(f"the trees of {len(plan.peers)} peers have {sorted(sizes)} ranks")
         peers = ffi.new("uint8_t[]", b"".join(_peer(peer) for peer in plan.peers))
         owners = ffi.new("uint32_t[]", plan.owners) if plan.owners else ffi.NULL
+        trees = [ffi.new("uint32_t[]", lane.parents) for lane in plan.lanes]  # To be kept until the call has returned.
+        parts = [(lane.elements, tree) for lane, tree in zip(plan.lanes, trees, strict=True)]
+        lanes = ffi.new("zp_lane[]", parts) if parts else ffi.NULL
         native = ffi.new(
             "zp_reduce_plan *",
             {
@@ -553,6 +576,8 @@ class Engine:
                 "count": plan.count,
                 "peers": peers,
                 "owners": owners,
+                "lanes": lanes,
+                "lane_count": len(parts),
                 "input": ffi.cast("void *", plan.input_address),
                 "output": ffi.cast("void *", plan.output_address),
                 "restore": plan.restore,

@@ -1,0 +1,33 @@
+/* The lanes of the plan of an all-reduce, as all peers compute them: pure functions of the plan; see lanes.c. A plan that
+ * names none has those of the direct exchange: one for each rank, which is the root of all others. */
+#ifndef ZP_LANES_H
+#define ZP_LANES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "zp_api.h"
+
+/* What the rank that needs most has to buffer: a share of each of its children and, quantised, its own. */
+typedef struct {
+	uint64_t buffers;  /* for one slot of each lane */
+	uint64_t elements; /* for all slots of all lanes */
+} zp__need;
+
+static inline uint32_t zp__parent_of(const zp_reduce_plan *plan, uint32_t lane, uint32_t rank)
+{
+	return plan->lanes ? plan->lanes[lane].parents[rank] : lane;
+}
+
+/* True if the plan may have the lanes that it names, or names none. The rest of the plan must be valid. */
+bool zp__lanes_valid(const zp_reduce_plan *plan);
+
+/* True if frames go from one of two ranks to the other: in a lane that has elements, one is the parent of the other. */
+bool zp__lanes_connect(const zp_reduce_plan *plan, uint32_t rank, uint32_t other);
+
+zp__need zp__lanes_need(const zp_reduce_plan *plan);
+
+/* Sets inputs[r], for each rank r, to the number of ranks in its part of the tree, itself included. */
+void zp__tree_count(const uint32_t *parents, uint32_t world_size, uint32_t *inputs);
+
+#endif
