@@ -1,17 +1,19 @@
-/* Every kind of collective, at every small world size and odd counts, several at a time on the same links: run to the
+/* Every kind of collective, and lanes of trees, at every small world size and odd counts, several at a time on the same links: run to the
  * end, or cancelled at some moment. Meant above all for the sanitizers; tests/engine/test_kinds.py tests results in
  * breadth. One driver thread for all engines: what races are the threads of the engines. */
 #include <poll.h>
 
 #include "mesh.h"
+#include "trees.h"
 
 enum { SIZES_MAX = 8, CONNECTIONS = 2, WAIT_MS = 60000, COUNT_MAX = 3001 };
+enum { TREES = ZP_KINDS, KINDS };
 
 typedef struct {
 	zp_engine *engine;
 	int32_t *input, *output; /* of the broadcast, both are `tensor`; only the all-to-all reads all rows of the input */
-	int32_t *tensor, *rows, *sums, *swapped; /* one buffer for each kind */
-	uint64_t digests[ZP_KINDS];
+	int32_t *tensor, *rows, *sums, *swapped, *tree; /* one buffer for each kind */
+	uint64_t digests[KINDS];
 } peer_state;
 
 static peer_state peers[SIZES_MAX];
@@ -40,22 +42,29 @@ static void owners_shuffle(void)
 static void start(uint32_t rank, uint32_t kind, uint64_t id, uint64_t count)
 {
 	peer_state *self = &peers[rank];
+	trees lanes;
+	trees_make(&lanes, id, size, count, op == ZP_AVG);
 	zp_reduce_plan plan = {.attempt = id,
-			       .kind = kind,
+			       .kind = kind == TREES ? ZP_ALL_REDUCE : kind,
 			       .dtype = ZP_INT32,
 			       .op = op,
-			       .algorithm = kind == ZP_ALL_TO_ALL ? ZP_DIRECT : ZP_RING,
+			       .algorithm = kind == ZP_ALL_TO_ALL || kind == TREES ? ZP_DIRECT : ZP_RING,
 			       .world_size = size,
 			       .peers = ids,
 			       .rank = rank,
 			       .frame_bytes = 256,
 			       .count = kind == ZP_ALL_TO_ALL ? size * count : count,
-			       .owners = kind == ZP_ALL_REDUCE || kind == ZP_ALL_TO_ALL ? NULL : owners,
-			       .input = kind == ZP_BROADCAST ? self->tensor : self->input,
+			       .owners = kind == ZP_ALL_REDUCE || kind == ZP_ALL_TO_ALL || kind == TREES ? NULL : owners,
+			       .lanes = kind == TREES ? lanes.lanes : NULL,
+			       .lane_count = kind == TREES ? TREES_LANES : 0,
+			       .input = kind == ZP_BROADCAST ? self->tensor
+					: kind == TREES	     ? self->tree
+							     : self->input,
 			       .output = kind == ZP_ALL_REDUCE	 ? self->output
 					 : kind == ZP_BROADCAST	 ? self->tensor
 					 : kind == ZP_ALL_GATHER ? self->rows
 					 : kind == ZP_ALL_TO_ALL ? self->swapped
+					 : kind == TREES	 ? self->tree
 								 : self->sums,
 			       .restore = 1};
 	CHECK(zp_reduce_start(self->engine, &plan) == 0);
@@ -64,7 +73,7 @@ static void start(uint32_t rank, uint32_t kind, uint64_t id, uint64_t count)
 static void wait_all(uint64_t first)
 {
 	for (uint32_t rank = 0; rank < size; rank++) {
-		for (int wanted = ZP_KINDS; wanted;) {
+		for (int wanted = KINDS; wanted;) {
 			struct pollfd fd = {.fd = zp_engine_fd(peers[rank].engine), .events = POLLIN};
 			CHECK(poll(&fd, 1, WAIT_MS) == 1);
 			zp_event event;
@@ -98,6 +107,7 @@ static void results_check(uint64_t count)
 	for (uint32_t rank = 0; rank < size; rank++) {
 		for (uint64_t i = 0; i < count; i++) {
 			CHECK(peers[rank].output[i] == result_of(i));
+			CHECK(peers[rank].tree[i] == result_of(i));
 			CHECK(peers[rank].tensor[i] == value_of(root, i));
 			for (uint32_t row = 0; row < size; row++)
 				CHECK(peers[rank].rows[row * count + i] == value_of(owners[row], i));
@@ -111,13 +121,14 @@ static void results_check(uint64_t count)
 static void round_run(uint64_t count, int cancel)
 {
 	uint64_t first = last_id + 1;
-	last_id += ZP_KINDS;
+	last_id += KINDS;
 	owners_shuffle();
 	for (uint32_t rank = 0; rank < size; rank++) {
 		for (uint64_t i = 0; i < size * count; i++)
 			peers[rank].input[i] = value_of(rank, i);
 		memcpy(peers[rank].tensor, peers[rank].input, count * sizeof(int32_t));
-		for (uint32_t kind = 0; kind < ZP_KINDS; kind++)
+		memcpy(peers[rank].tree, peers[rank].input, count * sizeof(int32_t));
+		for (uint32_t kind = 0; kind < KINDS; kind++)
 			start(rank, kind, first + kind, count);
 	}
 	if (!cancel)
@@ -126,16 +137,19 @@ static void round_run(uint64_t count, int cancel)
 		for (uint64_t spin = random_next(&seed) % 100000; spin; spin--)
 			__asm__ volatile("" ::: "memory");
 	for (uint32_t rank = 0; rank < size; rank++) {
-		for (uint32_t kind = 0; kind < ZP_KINDS; kind++)
+		for (uint32_t kind = 0; kind < KINDS; kind++)
 			CHECK(zp_reduce_end(peers[rank].engine, first + kind, !cancel) == 0);
 		for (uint64_t i = 0; cancel && i < size * count; i++)
-			CHECK(peers[rank].input[i] == value_of(rank, i) && (i >= count || peers[rank].tensor[i] == value_of(rank, i)));
+			CHECK(peers[rank].input[i] == value_of(rank, i));
+		for (uint64_t i = 0; cancel && i < count; i++)
+			CHECK(peers[rank].tensor[i] == value_of(rank, i) && peers[rank].tree[i] == value_of(rank, i));
 	}
 	if (!cancel)
 		results_check(count);
 	for (uint32_t rank = 0; rank < size; rank++) { /* They are ours again: the sanitizers see who still writes. */
 		memset(peers[rank].output, 0, count * sizeof(int32_t));
 		memset(peers[rank].tensor, 0, count * sizeof(int32_t));
+		memset(peers[rank].tree, 0, count * sizeof(int32_t));
 		memset(peers[rank].rows, 0, size * count * sizeof(int32_t));
 		memset(peers[rank].sums, 0, count * sizeof(int32_t));
 		memset(peers[rank].swapped, 0, size * count * sizeof(int32_t));
@@ -162,6 +176,7 @@ static void size_run(uint32_t world_size, uint32_t thread_count)
 		self->input = numbers((uint64_t)size * COUNT_MAX);
 		self->output = numbers(COUNT_MAX);
 		self->tensor = numbers(COUNT_MAX);
+		self->tree = numbers(COUNT_MAX);
 		self->rows = numbers((uint64_t)size * COUNT_MAX);
 		self->sums = numbers(COUNT_MAX);
 		self->swapped = numbers((uint64_t)size * COUNT_MAX);
@@ -181,6 +196,7 @@ static void size_run(uint32_t world_size, uint32_t thread_count)
 		free(self->input);
 		free(self->output);
 		free(self->tensor);
+		free(self->tree);
 		free(self->rows);
 		free(self->sums);
 		free(self->swapped);

@@ -16,6 +16,7 @@
 #include "cipher.h"
 #include "frame.h"
 #include "mesh.h"
+#include "trees.h"
 
 enum { PEERS_MAX = 3, CONNECTIONS = 4, AT_A_TIME = 11, COUNT = 40009, WAIT_MS = 60000 };
 enum { MESSAGES = 5, MESSAGE_BYTES = 9000, CHANNEL = 1, FIRST_ATTEMPT = 2, ROUNDS = 12 };
@@ -317,8 +318,8 @@ static int32_t value_of(int rank, uint64_t attempt, size_t i)
 	return (int32_t)(uint32_t)(((uint64_t)rank + 1) * 2654435761u + attempt * 40503u + i * 97u);
 }
 
-/* All-reduces, 0: out of place; 1, 2: in place, with and without restore; 3 to 5: the same, quantised. Then the other
- * kinds, the broadcast in place with restore. */
+/* All-reduces, 0: out of place; 1, 2: in place, with and without restore; 3 to 5: the same, quantised. Each of them in a ring
+ * or exchanged directly, in two of three rounds over lanes of trees. Then the other kinds, the broadcast in place with restore. */
 enum { FIRST_QUANTISED = 3, BROADCAST = 6, REDUCE_SCATTER = 7, ALL_GATHER = 8, ALL_TO_ALL = 9, ONE_SHOT = 10 };
 
 static bool is_quantised(int kind)
@@ -366,6 +367,9 @@ static void reduce_start(int rank, uint64_t attempt, int kind)
 	int32_t *input = buffers[rank][kind][0], *output = in_place ? input : buffers[rank][kind][1];
 	uint8_t ids[PEERS_MAX][ZP_PEER_ID_BYTES];
 	uint32_t owners[PEERS_MAX];
+	trees lanes;
+	bool trees_too = direct && kind < BROADCAST && attempt / AT_A_TIME % 3;
+	trees_make(&lanes, attempt, (uint32_t)peer_count, COUNT, op_of(attempt) == ZP_AVG && !is_quantised(kind));
 	zp_reduce_plan plan = {.attempt = attempt,
 			       .kind = kinds[kind],
 			       .owners = kind < BROADCAST || kind >= ALL_TO_ALL ? NULL : owners,
@@ -374,6 +378,8 @@ static void reduce_start(int rank, uint64_t attempt, int kind)
 			       .quantization = is_quantised(kind) ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,
 			       .block_elements = 64,
 			       .algorithm = kind == ONE_SHOT ? ZP_ONE_SHOT : direct ? ZP_DIRECT : ZP_RING,
+			       .lanes = trees_too ? lanes.lanes : NULL,
+			       .lane_count = trees_too ? TREES_LANES : 0,
 			       .peers = ids[0],
 			       .world_size = (uint32_t)peer_count,
 			       .rank = (uint32_t)rank,

@@ -136,8 +136,12 @@ static void operation_raw(state *s)
 static void place(const attempt *a, uint32_t slot, zp__frame *frame)
 {
 	uint64_t elements = a->count / 2 + (frame->chunk < a->count % 2), longest = a->count / 2 + a->count % 2;
-	if (a->kind == PAIR_BROADCAST || a->kind == PAIR_ALL_GATHER || a->kind >= PAIR_ONE_SHOT)
+	if (a->kind >= PAIR_LANES) {
+		elements = pair_lane_elements(frame->chunk, a->count);
+		longest = pair_lane_elements(1, a->count);
+	} else if (a->kind == PAIR_BROADCAST || a->kind == PAIR_ALL_GATHER || a->kind >= PAIR_ONE_SHOT) {
 		elements = longest = a->count;
+	}
 	uint64_t whole = a->frame_bytes / 4 < longest ? a->frame_bytes / 4 : longest;
 	frame->offset = whole * slot;
 	uint64_t left = frame->offset < elements ? elements - frame->offset : 0;

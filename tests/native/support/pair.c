@@ -83,7 +83,7 @@ static bool all_reduces(uint32_t kind)
 /* Of an all-reduce. */
 static uint32_t mode_of(uint32_t kind)
 {
-	return kind < PAIR_ALL_REDUCES ? kind % MODES : kind - PAIR_ONE_SHOT;
+	return kind < PAIR_ALL_REDUCES ? kind % MODES : kind - (kind < PAIR_LANES ? PAIR_ONE_SHOT : PAIR_LANES);
 }
 
 bool kind_is_in_place(uint32_t kind)
@@ -129,16 +129,27 @@ bool pair_result_is_right(int side, uint32_t kind, const int32_t *output, uint64
 
 static uint8_t peers[2 * ZP_PEER_ID_BYTES]; /* in order of rank */
 static const uint32_t owners[2] = {1, 0};
+static const uint32_t parents[2][2] = {{0, 0}, {1, 1}};
+static zp_lane lanes[3];
+
+uint64_t pair_lane_elements(uint32_t lane, uint64_t count)
+{
+	return lane == 0 ? count / 4 : lane == 1 ? count - count / 4 : 0;
+}
 
 zp_reduce_plan pair_plan(int side, uint64_t attempt, uint32_t kind, void *input, void *output, uint64_t count)
 {
 	pair_id(0, peers);
 	pair_id(1, peers + ZP_PEER_ID_BYTES);
 	bool quantised = kind_is_quantised(kind);
-	bool direct = kind < PAIR_ALL_REDUCES && kind / MODES;
+	bool in_lanes = kind >= PAIR_LANES, direct = in_lanes || (kind < PAIR_ALL_REDUCES && kind / MODES);
+	for (uint32_t i = 0; i < 3; i++)
+		lanes[i] = (zp_lane){pair_lane_elements(i, count), parents[i % 2]};
 	return (zp_reduce_plan){.attempt = attempt,
 				.kind = all_reduces(kind) ? ZP_ALL_REDUCE : ZP_BROADCAST + (kind - PAIR_BROADCAST),
 				.owners = all_reduces(kind) ? NULL : owners,
+				.lanes = in_lanes ? lanes : NULL,
+				.lane_count = in_lanes ? 3 : 0,
 				.dtype = quantised ? ZP_FLOAT : ZP_INT32,
 				.op = ZP_SUM,
 				.quantization = quantised ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,

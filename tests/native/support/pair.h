@@ -27,9 +27,9 @@ void pair_close(pair *both);
 
 /* What attempts differ in. All-reduces in a ring and direct: out of place, in place with and without restore, and
  * quantised, in place. Then one each of the other collectives; the chunk, row or part of number i belongs to rank 1 - i.
- * Then all-reduces in one shot, which are not quantised. */
+ * Then all-reduces in one shot, which are not quantised, and over lanes. */
 enum { PAIR_ALL_REDUCES = 8, PAIR_BROADCAST = PAIR_ALL_REDUCES, PAIR_ALL_GATHER, PAIR_REDUCE_SCATTER };
-enum { PAIR_ONE_SHOT = PAIR_REDUCE_SCATTER + 1, PAIR_KINDS = PAIR_ONE_SHOT + 3 };
+enum { PAIR_ONE_SHOT = PAIR_REDUCE_SCATTER + 1, PAIR_LANES = PAIR_ONE_SHOT + 3, PAIR_KINDS = PAIR_LANES + 4 };
 bool kind_is_in_place(uint32_t kind);
 bool kind_restores(uint32_t kind);
 bool kind_is_quantised(uint32_t kind);
@@ -46,7 +46,11 @@ uint64_t pair_output_count(int side, uint32_t kind, uint64_t count);
 bool pair_result_is_right(int side, uint32_t kind, const int32_t *output, uint64_t count,
 			  int32_t (*value)(int side, uint64_t seed, size_t i), uint64_t seed);
 
-/* A plan of two for `side`: a SUM, of INT32 if it is not quantised. The caller may change it. */
+/* Elements of a lane of PAIR_LANES. */
+uint64_t pair_lane_elements(uint32_t lane, uint64_t count);
+
+/* A plan of two for `side`: a SUM, of INT32 if it is not quantised. The caller may change it. What it points to is valid until
+ * the next call. */
 zp_reduce_plan pair_plan(int side, uint64_t attempt, uint32_t kind, void *input, void *output, uint64_t count);
 
 /* Waits until an event waits in `engine`. */
