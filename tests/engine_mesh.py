@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from zpccl import limits
-from zpccl.engine.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan
+from zpccl.engine.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan, TreeLane
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -89,13 +89,22 @@ def wait_failure(engine: Engine) -> tuple[ReduceDone, LinkLost]:
 
 
 class Mesh:
-    """Engines, all linked with all, and the ids of their attempts. They use all connections, as between hosts."""
+    """Engines, all linked with all, or as `pairs` says, and the ids of their attempts. They use all connections, as
+    between hosts."""
 
-    def __init__(self, size: int, *, connections: int = 2, threads: int = 1, local_senders_max: int = 0) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        connections: int = 2,
+        threads: int = 1,
+        local_senders_max: int = 0,
+        pairs: Iterable[tuple[int, int]] | None = None,
+    ) -> None:
         self.size = size
         self.engines = [Engine(threads=threads, local_senders_max=local_senders_max) for _ in range(size)]
         self.last_id = 0
-        for a, b in itertools.combinations(range(size), 2):
+        for a, b in itertools.combinations(range(size), 2) if pairs is None else pairs:
             self.link(a, b, connections)
 
     def link(self, a: int, b: int, connections: int) -> None:
@@ -125,6 +134,7 @@ class Case:
     restore: bool = True
     algorithm: Algorithm = Algorithm.RING
     quantized: QuantizedDataType = QuantizedDataType.UINT8
+    lanes: tuple[TreeLane, ...] = ()
 
 
 @contextmanager
@@ -152,6 +162,7 @@ def make_plan(case: Case, attempt_id: int, rank: int, size: int, source: np.ndar
         restore=case.restore,
         algorithm=case.algorithm,
         quantized_datatype=case.quantized,
+        lanes=case.lanes,
     )
 
 
@@ -373,6 +384,45 @@ class Frame:
         return header + struct.pack(">I", header_checksum) + self.body
 
 
+def read_exactly(end: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = end.recv(min(count - len(data), 1 << 20))
+        assert piece, "the engine closed the connection"
+        data += piece
+    return data
+
+
+def receive_frame(end: socket.socket) -> Frame:
+    """The next frame that is no announcement, both of its checksums verified."""
+    header = read_exactly(end, HEADER.size + 4)
+    magic, kind, lane, reserved, id_, chunk, length, offset, body_checksum = HEADER.unpack(header[:-4])
+    assert (magic, reserved) == (b"ZPF2", 0)
+    assert struct.unpack(">I", header[-4:])[0] == wire_checksum(header[:-4])
+    body = read_exactly(end, length)
+    assert wire_checksum(body) == body_checksum
+    frame = Frame(kind, id_, chunk, offset, body, lane=lane)
+    return receive_frame(end) if kind in (OPENED, STARTED) else frame
+
+
+class Three:
+    """An engine at rank 0 of three, and a plain socket in the place of each of the others."""
+
+    def __init__(self, *, stall_timeout_ms: int = 10_000, buffer_bytes: int = 0) -> None:
+        self.engine = Engine(stall_timeout_ms=stall_timeout_ms, local_senders_max=0)
+        self.ends: dict[int, socket.socket] = {}
+        for rank in (1, 2):
+            near, far = socket_pair(buffer_bytes)
+            far.settimeout(WAIT_S)
+            self.engine.open_link(peer_id(rank), [near.detach()])
+            self.ends[rank] = far
+
+    def close(self) -> None:
+        self.engine.close()
+        for end in self.ends.values():
+            end.close()
+
+
 class HandMadePeer:
     """An engine at rank 0 of a ring of two, and plain sockets in the place of rank 1."""
 
@@ -409,26 +459,10 @@ class HandMadePeer:
         self.socket.sendall(frame.encode())
 
     def read_exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            piece = self.socket.recv(min(count - len(data), 1 << 20))
-            assert piece, "the engine closed the connection"
-            data += piece
-        return data
+        return read_exactly(self.socket, count)
 
     def receive(self) -> Frame:
-        """The next frame that is no announcement, both of its checksums verified."""
-        frame = self._receive()
-        return self.receive() if frame.kind in (OPENED, STARTED) else frame
-
-    def _receive(self) -> Frame:
-        header = self.read_exactly(HEADER.size + 4)
-        magic, kind, lane, reserved, id_, chunk, length, offset, body_checksum = HEADER.unpack(header[:-4])
-        assert (magic, reserved) == (b"ZPF2", 0)
-        assert struct.unpack(">I", header[-4:])[0] == wire_checksum(header[:-4])
-        body = self.read_exactly(length)
-        assert wire_checksum(body) == body_checksum
-        return Frame(kind, id_, chunk, offset, body, lane=lane)
+        return receive_frame(self.socket)
 
     def received_bytes(self) -> int:
         return sum(self.engine.link_stats(peer_id(1))[1])

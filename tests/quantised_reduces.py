@@ -1,4 +1,4 @@
-"""Quantised reduces made of the kernels alone, composed as by the ring and the direct exchange, and their error bounds.
+"""Quantised reduces made of the kernels alone, composed as by the ring and by lanes of trees, and their error bounds.
 
 The bounds are those of docs/quantisation.md, block by block: what spans a block, the error that its numbers have
 already, and the roundings of the arithmetic.
@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from engine_mesh import storage, to_float64
 from quantiser import Quantiser
+from tree_lanes import Parents, family, parts, root_of, stars
 
+from zpccl.engine.engine import TreeLane
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 QUANTISERS = tuple(
@@ -48,16 +50,29 @@ def ring(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(pieces)
 
 
+def trees(quantiser: Quantiser, inputs: Sequence[np.ndarray], lanes: Sequence[TreeLane]) -> np.ndarray:
+    """The result of lanes of trees: who has children reads their shares, reduces them and its own, quantises that."""
+
+    def share(parents: Parents, parts: Sequence[np.ndarray], rank: int) -> np.ndarray:
+        ranks = family(parents, rank)
+        if ranks == [rank]:
+            return encode(quantiser, parts[rank])
+        wire = np.empty(quantiser.wire_bytes(parts[rank].size), np.uint8)
+        shares = [share(parents, parts, other) for other in ranks if other != rank]
+        divisor = len(inputs) if quantiser.op is ReduceOp.AVG and rank == parents[rank] else 1
+        quantiser.join(wire, shares, ranks.index(rank), parts[rank], divisor)
+        return wire
+
+    pieces = []
+    for parents, parts_of_lane in parts(lanes, inputs):
+        wire = share(parents, parts_of_lane, root_of(parents))
+        pieces.append(decode(quantiser, wire, parts_of_lane[0].size))
+    return np.concatenate(pieces)
+
+
 def direct(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray:
     """The result of the direct exchange: rank j gets chunk j from all, adds in order of rank, and quantises once."""
-    size = len(inputs)
-    pieces = []
-    for owner, shares in enumerate(zip(*(np.array_split(x, size) for x in inputs), strict=True)):
-        sent = [encode(quantiser, x) for rank, x in enumerate(shares) if rank != owner]
-        wire = np.empty(quantiser.wire_bytes(shares[0].size), np.uint8)
-        quantiser.join(wire, sent, owner, shares[owner], size if quantiser.op is ReduceOp.AVG else 1)
-        pieces.append(decode(quantiser, wire, shares[0].size))
-    return np.concatenate(pieces)
+    return trees(quantiser, inputs, stars(len(inputs), inputs[0].size))
 
 
 _OPERATION: dict[ReduceOp, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -129,20 +144,29 @@ def ring_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray
     return np.concatenate(pieces)
 
 
-def direct_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Of `direct`: the shares of all but the owner are quantised once, and then the result."""
-    size = len(inputs)
+def trees_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray], lanes: Sequence[TreeLane]) -> np.ndarray:
+    """Of `trees`: what each rank sends up is quantised once, and is off by what its children's shares were; and the
+    result."""
+
+    def share(parents: Parents, parts: Sequence[np.ndarray], rank: int) -> tuple[np.ndarray, np.ndarray]:
+        own = to_float64(parts[rank], quantiser.datatype), np.zeros(parts[rank].size)
+        ranks = family(parents, rank)
+        shares = [own if other == rank else share(parents, parts, other) for other in ranks]
+        total, off = shares[0]
+        for other, error in shares[1:]:
+            total = _OPERATION[quantiser.op](total, other)
+            off = off + error + rounding(quantiser) * (np.abs(total) + off + error)
+        if quantiser.op is ReduceOp.AVG and rank == parents[rank]:
+            total, off = total / len(inputs), off / len(inputs) + rounding(quantiser) * (np.abs(total) + off)
+        return total, off + step_error(quantiser, total, off)
+
     pieces = []
-    for owner, shares in enumerate(zip(*(np.array_split(x, size) for x in inputs), strict=True)):
-        off, total = np.zeros(shares[0].size), np.zeros(shares[0].size)
-        for rank, x in enumerate(shares):
-            share = to_float64(x, quantiser.datatype)
-            total = share if rank == 0 else _OPERATION[quantiser.op](total, share)
-            if rank != owner:
-                off = off + step_error(quantiser, share, np.zeros_like(share))
-            off = off + rounding(quantiser) * (np.abs(total) + off)
-        if quantiser.op is ReduceOp.AVG:
-            total, off = total / size, off / size + rounding(quantiser) * (np.abs(total) + off)
-        off = off + step_error(quantiser, total, off)
+    for parents, parts_of_lane in parts(lanes, inputs):
+        total, off = share(parents, parts_of_lane, root_of(parents))
         pieces.append(off + storing(quantiser, np.abs(total) + off))
     return np.concatenate(pieces)
+
+
+def direct_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Of `direct`: the shares of all but the owner are quantised once, and then the result."""
+    return trees_bound(quantiser, inputs, stars(len(inputs), inputs[0].size))

@@ -6,7 +6,6 @@ What it has in common with the ring is tested by test_engine.py.
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -15,17 +14,16 @@ import pytest
 from engine_mesh import (
     ALL_GATHER,
     REDUCE_SCATTER,
-    WAIT_S,
     Case,
     Frame,
     Mesh,
+    Three,
     check_result,
     make_plan,
     open_until_the_end,
     peer_id,
     random_inputs,
     run,
-    socket_pair,
     storage,
     to_bfloat16,
     to_float64,
@@ -37,7 +35,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zpccl.engine.engine import Engine, EngineError, LinkLost, ReduceDone
+from zpccl.engine.engine import EngineError, LinkLost, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
 
 WINDOW_BYTES = 24 << 20
@@ -163,24 +161,6 @@ def test_two_roundings_whatever_the_number_of_peers(size: int) -> None:
 
 
 # --- Hostile peers ----------------------------------------------------------------------------------------------------
-
-
-class Three:
-    """An engine at rank 0 of three, and a plain socket in the place of each of the others."""
-
-    def __init__(self, *, stall_timeout_ms: int = 10_000, buffer_bytes: int = 0) -> None:
-        self.engine = Engine(stall_timeout_ms=stall_timeout_ms, local_senders_max=0)
-        self.ends: dict[int, socket.socket] = {}
-        for rank in (1, 2):
-            near, far = socket_pair(buffer_bytes)
-            far.settimeout(WAIT_S)
-            self.engine.open_link(peer_id(rank), [near.detach()])
-            self.ends[rank] = far
-
-    def close(self) -> None:
-        self.engine.close()
-        for end in self.ends.values():
-            end.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ The kernels themselves are tested in C: test_quantise.c, test_join.c.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,9 +20,13 @@ from quantised_reduces import (
     exact,
     ring,
     ring_bound,
+    trees,
+    trees_bound,
 )
 from quantiser import Quantiser
+from tree_lanes import any_lanes, count_of, mixed
 
+from zpccl.engine.engine import TreeLane
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 OPS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.MIN)
@@ -62,6 +67,31 @@ def _inputs(datatype: DataType, size: int, count: int, seed: int) -> list[np.nda
     return [v.astype(storage(datatype)) for v in values]
 
 
+@settings(max_examples=100)
+@given(
+    pair=st.sampled_from(QUANTISERS),
+    datatype=st.sampled_from(FLOATING),
+    op=st.sampled_from(OPS),
+    block=st.integers(1, 300),
+    lanes=st.integers(2, 16).flatmap(lambda size: any_lanes(size, 500)),
+    seed=st.integers(0, 2**32),
+)
+@pytest.mark.slow
+def test_bounds_of_trees(
+    pair: tuple[QuantizationAlgorithm, QuantizedDataType],
+    datatype: DataType,
+    op: ReduceOp,
+    block: int,
+    lanes: tuple[TreeLane, ...],
+    seed: int,
+) -> None:
+    """What is sent up is quantised once by each rank, whatever the form of the tree; the result, once more."""
+    quantiser = Quantiser(datatype, *pair, block, op)
+    inputs = _inputs(datatype, len(lanes[0].parents), count_of(lanes), seed)
+    off = np.abs(to_float64(trees(quantiser, inputs, lanes), datatype) - exact(op, inputs, datatype))
+    assert (off <= trees_bound(quantiser, inputs, lanes)).all()
+
+
 @pytest.mark.parametrize("pair", QUANTISERS)
 def test_direct_beats_the_ring_from_four_peers_on(pair: tuple[QuantizationAlgorithm, QuantizedDataType]) -> None:
     """Two quantisations of each element do less harm than N; the bounds say so, and so do the results."""
@@ -90,7 +120,7 @@ def meshes() -> Iterator[dict[int, Mesh]]:
 def test_the_engine_composes_them_so(
     meshes: dict[int, Mesh], pair: tuple[QuantizationAlgorithm, QuantizedDataType], datatype: DataType
 ) -> None:
-    """Ring and direct exchange of the engine give what the kernels give by hand, bit for bit, so its bounds."""
+    """Ring and trees of the engine give what the kernels give by hand, bit for bit, so its bounds."""
     algorithm, quantized = pair
     for size, mesh in meshes.items():
         for op in OPS:
@@ -99,3 +129,6 @@ def test_the_engine_composes_them_so(
                 case = Case(datatype, op, algorithm, 33, 900, algorithm=way, quantized=quantized)
                 expected = reduce(Quantiser(datatype, algorithm, quantized, 33, op), inputs)
                 assert run(mesh, case, inputs)[0].tobytes() == expected.tobytes(), (size, op, way)
+            case = replace(case, lanes=mixed(size, 3001))
+            expected = trees(Quantiser(datatype, algorithm, quantized, 33, op), inputs, case.lanes)
+            assert run(mesh, case, inputs)[0].tobytes() == expected.tobytes(), (size, op)

@@ -1,0 +1,483 @@
+"""Lanes of trees in the C engine: results, links, windows, lost connections, aborts, hostile peers.
+
+The direct exchange, which is stars alone, has tests of its own: test_direct.py. What is quantised: test_quantiser.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_mesh import (
+    ALL_GATHER,
+    FLOATING,
+    REDUCE_SCATTER,
+    Case,
+    Frame,
+    Mesh,
+    Three,
+    check_result,
+    make_plan,
+    open_until_the_end,
+    peer_id,
+    random_inputs,
+    receive_frame,
+    run,
+    socket_pair,
+    to_bfloat16,
+    to_float64,
+    until,
+    wait_done,
+    wait_events,
+)
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tree_lanes import Parents, any_lanes, binary, chain, count_of, cut, expected, mixed, star, stars
+
+from zpccl.engine.engine import ConnectionLost, EngineError, EngineEvent, LinkLost, ReduceDone, TreeLane
+from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
+
+DIRECT = Algorithm.DIRECT
+WORLD_SIZES = (2, 3, 5, 8)
+WINDOW_BYTES = 24 << 20
+"""What the engine gives the buffers of one attempt (ZP__TREES_WINDOW_BYTES)."""
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[dict[int, Mesh]]:
+    with open_until_the_end({size: Mesh(size, threads=1 + size % 2) for size in WORLD_SIZES}) as made:
+        yield made
+
+
+@pytest.fixture
+def three() -> Iterator[Three]:
+    with closing(Three()) as made:
+        yield made
+
+
+def needs_stars(case: Case) -> bool:
+    return case.op is ReduceOp.AVG and case.datatype not in FLOATING and case.datatype.itemsize < 8
+
+
+def lanes_for(case: Case, size: int, count: int) -> tuple[TreeLane, ...]:
+    if needs_stars(case):
+        return cut(count, [star(size, root) for root in (0, size - 1, 1)], (5, 0, 2))
+    return mixed(size, count)
+
+
+def check_bits(mesh: Mesh, case: Case, inputs: Sequence[np.ndarray]) -> None:
+    result = run(mesh, case, inputs)[0]
+    assert result.tobytes() == expected(case, case.lanes, inputs).tobytes(), case
+
+
+# --- Results (S1: equal bit for bit, and right) -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("datatype", DataType)
+def test_parity(meshes: dict[int, Mesh], datatype: DataType, op: ReduceOp) -> None:
+    """Chains, binary trees and stars of any length with several roots: every dtype and op, in place and not."""
+    rng = np.random.default_rng([datatype, op])
+    for size, mesh in meshes.items():
+        for in_place, restore, count in (False, True, 4099), (True, True, 4099), (True, False, 4099), (False, True, 7):
+            case = Case(datatype, op, in_place=in_place, restore=restore, frame_bytes=1000, algorithm=DIRECT)
+            case = replace(case, lanes=lanes_for(case, size, count))
+            inputs = random_inputs(rng, case, count, size)
+            check_bits(mesh, case, inputs)
+            check_result(case, inputs, expected(case, case.lanes, inputs))
+
+
+@hypothesis_settings(max_examples=150)
+@given(
+    data=st.data(),
+    size=st.sampled_from(WORLD_SIZES),
+    datatype=st.sampled_from(DataType),
+    op=st.sampled_from(ReduceOp),
+    frame_bytes=st.integers(64, 5000),
+    in_place=st.booleans(),
+    restore=st.booleans(),
+)
+def test_any_lanes(
+    meshes: dict[int, Mesh],
+    data: st.DataObject,
+    size: int,
+    datatype: DataType,
+    op: ReduceOp,
+    frame_bytes: int,
+    in_place: bool,
+    restore: bool,
+) -> None:
+    """Any trees, of any roots and lengths: what numpy makes of them, bit for bit."""
+    case = Case(datatype, op, in_place=in_place, restore=restore, frame_bytes=frame_bytes, algorithm=DIRECT)
+    lanes = data.draw(any_lanes(size, stars_only=needs_stars(case)))
+    case = replace(case, lanes=lanes)
+    check_bits(meshes[size], case, random_inputs(np.random.default_rng(frame_bytes), case, count_of(lanes), size))
+
+
+@pytest.mark.parametrize("datatype", [DataType.FLOAT, DataType.BFLOAT16, DataType.UINT16])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG])
+def test_equal_stars_are_the_direct_exchange(meshes: dict[int, Mesh], datatype: DataType, op: ReduceOp) -> None:
+    case = Case(datatype, op, frame_bytes=1000, algorithm=DIRECT)
+    for size, mesh in meshes.items():
+        inputs = random_inputs(np.random.default_rng(size), case, 4099, size)
+        named = run(mesh, replace(case, lanes=stars(size, 4099)), inputs)[0]
+        assert named.tobytes() == run(mesh, case, inputs)[0].tobytes()
+
+
+@pytest.mark.parametrize("tree", [chain(range(8)), binary(range(8)), chain((3, 1, 4, 0, 5, 2, 6, 7))])
+def test_a_mean_of_float16_does_not_overflow_on_the_way(meshes: dict[int, Mesh], tree: Parents) -> None:
+    """40,000 and 40,000 are more than float16 holds."""
+    inputs = [np.full(1000, 40_000, np.float16) for _ in range(8)]
+    case = Case(DataType.FLOAT16, ReduceOp.AVG, algorithm=DIRECT, lanes=(TreeLane(1000, tree),))
+    for quantization in (QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX):
+        assert (run(meshes[8], replace(case, quantization=quantization), inputs)[0] == 40_000).all()
+
+
+@pytest.mark.parametrize("datatype", [DataType.FLOAT16, DataType.BFLOAT16])
+def test_a_mean_of_means_counts_each_input_once(meshes: dict[int, Mesh], datatype: DataType) -> None:
+    """Of seven zeros and a one, wherever they are in the tree: about an eighth."""
+    lanes = cut(40, (chain(range(8)), binary(range(8)), star(8, 3)), (1, 1, 1))
+    case = Case(datatype, ReduceOp.AVG, algorithm=DIRECT, lanes=lanes)
+    for rank in range(8):
+        values = [np.full(40, float(other == rank), np.float32) for other in range(8)]
+        inputs = [to_bfloat16(v) if datatype is DataType.BFLOAT16 else v.astype(np.float16) for v in values]
+        np.testing.assert_allclose(to_float64(run(meshes[8], case, inputs)[0], datatype), 1 / 8, rtol=0.02)
+
+
+# --- Windows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_more_than_the_window_quantised(meshes: dict[int, Mesh], in_place: bool) -> None:
+    """B1: blocks of one element take 9 bytes on the wire, so that small tensors go beyond the windows of all lanes. A
+    rank with another window than its neighbours' would break its rules, and lose its links."""
+    lanes = mixed(5, 5 * (WINDOW_BYTES // 9 // 9 + 50_000))
+    case = Case(
+        DataType.FLOAT16,
+        ReduceOp.AVG,
+        QuantizationAlgorithm.MIN_MAX,
+        block_elements=1,
+        frame_bytes=1 << 15,
+        in_place=in_place,
+        algorithm=DIRECT,
+        lanes=lanes,
+    )
+    inputs = random_inputs(np.random.default_rng(3), case, count_of(lanes), 5)
+    check_result(case, inputs, run(meshes[5], case, inputs)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_place", [False, True])
+def test_more_than_the_window(meshes: dict[int, Mesh], in_place: bool) -> None:
+    """B1: the same of what is not quantised, where shares of inner ranks lie in the buffers of their children's."""
+    case = Case(frame_bytes=1 << 18, in_place=in_place, algorithm=DIRECT, lanes=mixed(5, 20_000_003))
+    check_bits(meshes[5], case, random_inputs(np.random.default_rng(2), case, 20_000_003, 5))
+
+
+# --- Links ------------------------------------------------------------------------------------------------------------
+
+
+def test_only_parents_and_children_need_a_link() -> None:
+    """Four in a row: lanes along it have any root; a lane without elements may have any tree."""
+    row = range(4)
+    lanes = (
+        TreeLane(3000, chain(row)),
+        TreeLane(0, star(4, 0)),
+        TreeLane(1999, (1, 1, 1, 2)),
+        TreeLane(1001, chain(row[::-1])),
+    )
+    with closing(Mesh(4, pairs=itertools.pairwise(row))) as mesh:
+        case = Case(algorithm=DIRECT, frame_bytes=1000, lanes=lanes)
+        check_bits(mesh, case, random_inputs(np.random.default_rng(1), case, 6000, 4))
+        case = replace(case, lanes=(*lanes, TreeLane(1, star(4, 1))))
+        data, attempt_id = np.ones(6001, np.float32), mesh.next_id()
+        for rank, engine in enumerate(mesh.engines):  # Rank 3 would be a child of 1.
+            plan = make_plan(case, attempt_id, rank, 4, data, np.empty_like(data))
+            if rank in (1, 3):
+                with pytest.raises(EngineError) as error:
+                    engine.start_reduce(plan)
+                assert error.value.errno == errno.ENOTCONN
+            engine.end_reduce(attempt_id, commit=False)
+
+
+STAR, CHAIN = star(3, 0), chain(range(3))
+UINT8_MEAN: dict[str, Any] = {"datatype": DataType.UINT8, "op": ReduceOp.AVG}
+INVALID: dict[str, tuple[tuple[TreeLane, ...], dict[str, Any]]] = {
+    "too few elements": ((TreeLane(99, STAR),), {}),
+    "too many elements": ((TreeLane(99, STAR), TreeLane(2, STAR)), {}),
+    "elements beyond all bounds": ((TreeLane(2**64 - 1, STAR), TreeLane(101, STAR)), {}),
+    "no root": ((TreeLane(100, (1, 2, 0)),), {}),
+    "two roots": ((TreeLane(100, (0, 1, 0)),), {}),
+    "a cycle beside the root": ((TreeLane(100, (0, 2, 1)),), {}),
+    "a parent that is no rank": ((TreeLane(100, (0, 0, 3)),), {}),
+    "a cycle in a lane without elements": ((TreeLane(0, (1, 0, 2)), TreeLane(100, STAR)), {}),
+    "a partial sum of small integers": ((TreeLane(50, STAR), TreeLane(50, CHAIN)), UINT8_MEAN),
+    "more lanes than may be": ((TreeLane(100, STAR), *[TreeLane(0, STAR)] * 256), {}),
+    "a ring": ((TreeLane(100, STAR),), {"algorithm": Algorithm.RING}),
+    "an all-to-all": ((TreeLane(99, STAR),), {"kind": CollectiveKind.ALL_TO_ALL, "count": 99}),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_what_is_no_plan(three: Three, name: str) -> None:
+    lanes, changes = INVALID[name]
+    data = np.ones(100, np.float32)
+    plan = replace(make_plan(Case(algorithm=DIRECT, lanes=lanes), 1, 0, 3, data, np.empty_like(data)), **changes)
+    with pytest.raises(EngineError) as error:
+        three.engine.start_reduce(plan)
+    assert error.value.errno == errno.EINVAL
+
+
+def test_a_tree_has_all_peers(three: Three) -> None:
+    data = np.ones(100, np.float32)
+    with pytest.raises(ValueError, match="the trees of 3 peers have"):
+        three.engine.start_reduce(
+            make_plan(Case(algorithm=DIRECT, lanes=(TreeLane(100, star(2, 0)),)), 1, 0, 3, data, data)
+        )
+
+
+# --- Lost connections, aborts, stalls ---------------------------------------------------------------------------------
+
+
+class Breakable:
+    """Five engines, linked by three connections each way, and copies of their sockets."""
+
+    SIZE = 5
+
+    def __init__(self) -> None:
+        self.mesh = Mesh(self.SIZE, pairs=())
+        self.copies: list[list[socket.socket]] = []
+        for a, b in itertools.combinations(range(self.SIZE), 2):
+            ends = [socket_pair() for _ in range(3)]
+            self.copies.append([near.dup() for near, _ in ends])
+            self.mesh.engines[a].open_link(peer_id(b), [near.detach() for near, _ in ends])
+            self.mesh.engines[b].open_link(peer_id(a), [far.detach() for _, far in ends])
+
+    def received(self, rank: int) -> int:
+        others = (other for other in range(self.SIZE) if other != rank)
+        return sum(sum(self.mesh.engines[rank].link_stats(peer_id(other))[1]) for other in others)
+
+    def done(self, rank: int) -> ReduceDone:
+        """The end of the one attempt that runs; connections may be lost before."""
+        events: list[EngineEvent] = []
+
+        def is_there() -> bool:
+            events.extend(self.mesh.engines[rank].poll())
+            return any(isinstance(event, ReduceDone) for event in events)
+
+        until(is_there)
+        (done,) = (event for event in events if not isinstance(event, ConnectionLost))
+        assert isinstance(done, ReduceDone)
+        return done
+
+    def close(self) -> None:
+        self.mesh.close()
+        for copy in itertools.chain(*self.copies):
+            copy.close()
+
+
+@pytest.fixture
+def breakable() -> Iterator[Breakable]:
+    with closing(Breakable()) as made:
+        yield made
+
+
+@pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.ZERO_POINT_SCALE])
+@pytest.mark.parametrize("seed", range(3))
+def test_frames_of_lost_connections_are_sent_again(
+    breakable: Breakable, seed: int, quantization: QuantizationAlgorithm
+) -> None:
+    """Shares, partial ones and results, also those that are forwarded: two connections of every link go on the way."""
+    rng, mesh = random.Random(seed), breakable.mesh
+    case = Case(
+        quantization=quantization,
+        quantized=QuantizedDataType.INT8,
+        in_place=True,
+        frame_bytes=4096,
+        algorithm=DIRECT,
+        lanes=mixed(5, 1_000_003),
+    )
+    inputs = random_inputs(np.random.default_rng(seed), case, 1_000_003, 5)
+    buffers = [x.copy() for x in inputs]
+    for rank, engine in enumerate(mesh.engines):
+        engine.start_reduce(make_plan(case, 1, rank, 5, buffers[rank], buffers[rank]))
+    for share in (0.1, 0.3):
+        wanted = int(share * 1_000_003 * (1 if quantization else 4))
+        rank = rng.randrange(5)
+        until(lambda rank=rank, wanted=wanted: breakable.received(rank) >= wanted)  # type: ignore[misc]
+        for copies in breakable.copies:
+            with copies.pop(rng.randrange(len(copies))) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+    done = [breakable.done(rank) for rank in range(5)]
+    assert [event.status for event in done] == [0] * 5
+    assert len({event.digest for event in done}) == 1
+    for engine in mesh.engines:
+        engine.end_reduce(1, commit=True)
+    assert all(buffer.tobytes() == buffers[0].tobytes() for buffer in buffers)
+    check_result(case, inputs, buffers[0])
+
+
+@pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX])
+def test_aborts_at_any_moment_restore_the_input(breakable: Breakable, quantization: QuantizationAlgorithm) -> None:
+    """S2, S4: some ranks have results, some have partial ones only, some are done; then another attempt is complete."""
+    rng, mesh = random.Random(1), breakable.mesh
+    case = Case(quantization=quantization, in_place=True, frame_bytes=2048, algorithm=DIRECT, lanes=mixed(5, 200_003))
+    inputs = random_inputs(np.random.default_rng(1), case, 200_003, 5)
+    for _ in range(30):
+        buffers = [x.copy() for x in inputs]
+        attempt_id = mesh.next_id()
+        before = [breakable.received(rank) for rank in range(5)]
+        for rank, engine in enumerate(mesh.engines):
+            engine.start_reduce(make_plan(case, attempt_id, rank, 5, buffers[rank], buffers[rank]))
+        watched, wanted = rng.randrange(5), rng.randrange(300_000 if quantization else 1_000_000)
+        until(lambda w=watched, n=wanted, b=before: breakable.received(w) - b[w] >= n)  # type: ignore[misc]
+        for rank in rng.sample(range(5), 5):
+            mesh.engines[rank].end_reduce(attempt_id, commit=False)
+            assert buffers[rank].tobytes() == inputs[rank].tobytes()
+    check_result(case, inputs, run(mesh, case, inputs)[0])
+
+
+COUNT = 1024
+"""Elements of a lane: a frame of 4 KiB."""
+INNER = (1, 1, 0)
+"""A tree in which rank 0 is the child of 1 and the parent of 2."""
+
+
+def frame(kind: int, lane: int, value: float, offset: int = 0) -> Frame:
+    return Frame(kind, 1, lane, offset, np.full(COUNT, value, np.float32).tobytes())
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_an_inner_rank_step_by_step(three: Three, steps: int) -> None:
+    """It adds its input to its child's share, sends the sum up and the result down as it came. S2: given up after any
+    of these steps, the input is as it was."""
+    case = Case(in_place=True, frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=(TreeLane(COUNT, INNER),))
+    buffer = np.arange(COUNT, dtype=np.float32)
+    before = buffer.tobytes()
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, buffer, buffer))
+    if steps >= 1:
+        three.ends[2].sendall(frame(REDUCE_SCATTER, 0, 5).encode())
+    if steps >= 2:
+        share = receive_frame(three.ends[1])
+        assert (share.kind, share.chunk, share.offset) == (REDUCE_SCATTER, 0, 0)
+        assert share.body == (np.arange(COUNT, dtype=np.float32) + 5).tobytes()
+    if steps >= 3:
+        three.ends[1].sendall(frame(ALL_GATHER, 0, 7).encode())
+    if steps >= 4:
+        assert receive_frame(three.ends[2]) == frame(ALL_GATHER, 0, 7)
+        assert wait_done(three.engine).status == 0
+        assert (buffer == 7).all()
+    three.engine.end_reduce(1, commit=False)
+    assert buffer.tobytes() == before
+    for rank in (1, 2):  # What comes late is dropped.
+        three.ends[rank].sendall(frame(REDUCE_SCATTER, 0, 9).encode() + frame(ALL_GATHER, 0, 9).encode())
+        sent = 2 * len(frame(ALL_GATHER, 0, 9).encode())
+        until(lambda rank=rank, sent=sent: sum(three.engine.link_stats(peer_id(rank))[1]) >= sent)  # type: ignore[misc]
+    assert buffer.tobytes() == before
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_loss_of_parent_or_child_fails_the_attempt_and_names_the_peer(three: Three, rank: int) -> None:
+    data = np.ones(COUNT, np.float32)
+    case = Case(in_place=True, algorithm=DIRECT, lanes=(TreeLane(COUNT, INNER),))
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, data, data))
+    three.ends[rank].close()
+    done = next(event for event in wait_events(three.engine, 2) if isinstance(event, ReduceDone))
+    assert done.status < 0 and done.fault == peer_id(rank)
+
+
+def test_who_is_no_neighbour_may_go(three: Three) -> None:
+    """Rank 2 has nothing to do with rank 0: its link is not the attempt's."""
+    data = np.ones(COUNT, np.float32)
+    output = np.empty_like(data)
+    case = Case(frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=(TreeLane(COUNT, (1, 1, 1)),))
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
+    three.ends[2].close()
+    (lost,) = wait_events(three.engine, 1)
+    assert isinstance(lost, LinkLost) and lost.peer == peer_id(2)
+    assert receive_frame(three.ends[1]) == frame(REDUCE_SCATTER, 0, 1)
+    three.ends[1].sendall(frame(ALL_GATHER, 0, 3).encode())
+    assert wait_done(three.engine).status == 0
+    assert (output == 3).all()
+
+
+def test_a_parent_that_takes_nothing_is_at_fault_for_the_stall() -> None:
+    count = 256 * COUNT
+    case = Case(frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=(TreeLane(count, INNER),))
+    data = np.ones(count, np.float32)
+    shares = b"".join(frame(REDUCE_SCATTER, 0, 1, offset).encode() for offset in range(0, count, COUNT))
+    with closing(Three(stall_timeout_ms=200, buffer_bytes=4096)) as three:
+        three.engine.start_reduce(make_plan(case, 1, 0, 3, data, np.empty_like(data)))
+        three.ends[2].sendall(shares)
+        done = wait_done(three.engine)
+        assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+
+
+# --- Hostile peers ----------------------------------------------------------------------------------------------------
+
+LANES = cut(5 * COUNT, (INNER, star(3, 0), (1, 1, 1), chain(range(3)), star(3, 2), (2, 2, 2)), (1, 1, 1, 1, 0, 1))
+"""Rank 0 is an inner rank, a root, a leaf of 1, the root of 1, which is the parent of 2, and a leaf of 2; lane 4 is
+empty."""
+
+HOSTILE = {
+    "a share from the parent": (1, [frame(REDUCE_SCATTER, 0, 1)]),
+    "a result from a child": (2, [frame(ALL_GATHER, 0, 1)]),
+    "a share twice": (2, [frame(REDUCE_SCATTER, 0, 1)] * 2),
+    "a share twice, to a root": (1, [frame(REDUCE_SCATTER, 1, 1)] * 2),
+    "a result before our share": (1, [frame(ALL_GATHER, 0, 1)]),
+    "a result for the root": (1, [frame(ALL_GATHER, 1, 1)]),
+    "a share for a leaf": (1, [frame(REDUCE_SCATTER, 2, 1)]),
+    "a result twice": (1, [frame(ALL_GATHER, 2, 1)] * 2),
+    "a result from one that is not the parent": (2, [frame(ALL_GATHER, 2, 1)]),
+    "a share from a child's child": (2, [frame(REDUCE_SCATTER, 3, 1)]),
+    "a lane without elements": (2, [frame(ALL_GATHER, 4, 1)]),
+    "a lane that is not there": (1, [frame(REDUCE_SCATTER, 6, 1)]),
+    "a frame between slots": (1, [frame(REDUCE_SCATTER, 1, 1, offset=1)]),
+    "a frame past the end": (1, [frame(REDUCE_SCATTER, 1, 1, offset=COUNT)]),
+    "a short share": (1, [Frame(REDUCE_SCATTER, 1, 1, 0, bytes(4 * COUNT - 4))]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three, name: str) -> None:
+    """S2, S4: the one who sent them is named, and nothing outside the buffer is written."""
+    rank, frames = HOSTILE[name]
+    count = count_of(LANES)
+    guarded = np.full(3 * count, 7, np.float32)
+    buffer = guarded[count : 2 * count]
+    buffer[:] = np.arange(count)
+    before = guarded.tobytes()
+    case = Case(in_place=True, frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=LANES)
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, buffer, buffer))
+    three.ends[rank].sendall(b"".join(frame.encode() for frame in frames))
+    events = wait_events(three.engine, 2)
+    assert {(event.status, event.fault) for event in events if isinstance(event, ReduceDone)} == {
+        (-errno.EPROTO, peer_id(rank))
+    }
+    assert {event.peer for event in events if isinstance(event, LinkLost)} == {peer_id(rank)}
+    three.engine.end_reduce(1, commit=False)
+    assert guarded.tobytes() == before
+
+
+@pytest.mark.parametrize("tree", [INNER, STAR])
+def test_a_share_beyond_the_window_is_a_violation(three: Three, tree: Parents) -> None:
+    """Leaves wait for results: one who does not could overwrite shares that are not reduced yet. The window has half of
+    this lane at most."""
+    count = 2 * WINDOW_BYTES // 4
+    case = Case(frame_bytes=1 << 18, algorithm=DIRECT, lanes=(TreeLane(count, tree), TreeLane(1000, STAR)))
+    data = np.zeros(count + 1000, np.float32)
+    output = np.empty_like(data)
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
+    middle = count // 2 // (1 << 16) * (1 << 16)
+    three.ends[2].sendall(Frame(REDUCE_SCATTER, 1, 0, middle, b"", length=1 << 18).encode())
+    done = next(event for event in wait_events(three.engine, 2) if isinstance(event, ReduceDone))
+    assert (done.status, done.fault) == (-errno.EPROTO, peer_id(2))
