@@ -143,13 +143,13 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 	/* For a mean of integers the partial sums of a ring travel in a wider type. Between two peers no sum travels. */
 	if (p->algorithm == ZP_RING && l->reduces && p->op == ZP_AVG && p->dtype < ZP_UINT64 && p->world_size > 2)
 		l->sum_itemsize = zp__wide_itemsize[p->dtype];
-	uint64_t longest = l->chunk_elements + (l->long_chunks > 0);
-	uint64_t frame_bytes = p->frame_bytes;
+	uint64_t longest = l->chunk_elements + (l->long_chunks > 0), frame_bytes = p->frame_bytes;
 	zp__need need = {0};
 	if (p->algorithm == ZP_DIRECT) {
 		need = zp__lanes_need(p);
 		uint64_t fair = ZP__TREES_WINDOW_BYTES / ZP__TREES_WINDOW_SLOTS / need.buffers;
-		frame_bytes = frame_bytes < fair ? frame_bytes : fair > ZP__FRAME_BYTES_MIN ? fair : ZP__FRAME_BYTES_MIN;
+		fair = fair > ZP__FRAME_BYTES_MIN ? fair : ZP__FRAME_BYTES_MIN;
+		frame_bytes = frame_bytes < fair ? frame_bytes : fair;
 	}
 	l->frame_elements = frame_bytes / (l->sum_itemsize ? l->sum_itemsize : l->itemsize);
 	if (l->frame_elements > longest)

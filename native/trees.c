@@ -30,9 +30,9 @@
  * queues the shares of the first `window` slots; each result of slot s that it receives lets it queue the share of slot
  * s + window. Others need no such rule: what is in a share is no further than the slowest leaf below. Therefore, when the
  * share of slot s + window arrives from a child,
- *   - that child has received the result of slot s, which all leaves below it have got through it. It came from here, and
- *     so from our parent, who has our share of slot s. Hence the buffer of the child's share of slot s may be overwritten:
- *     what was there was reduced, and our own share, if it was made there, has arrived;
+ *   - that child has received the result of slot s, which all leaves below it have got through it. It came from here and,
+ *     unless we are the root, from our parent, who has our share of slot s. Hence the buffer of the child's share of slot s
+ *     may be overwritten: what was there was reduced, and our own share, if it was made there, has arrived;
  * and when the shares of slot s + window have arrived from all children,
  *   - all of them have received the result of slot s: its buffer in `wire` may be overwritten.
  * In `wire`, the result of a slot overwrites our share of it, which it contains and which has therefore arrived; and the share

@@ -133,7 +133,8 @@ typedef struct {
 				     * Read by zp_reduce_start() only */
 	const zp_lane *lanes;	    /* of an all-reduce with ZP_DIRECT: they cover the tensor in order. NULL: each rank is
 				     * the root of all others, for an equal part. AVG of integers narrower than 64 bits: the
-				     * root must be the parent of all. Read by zp_reduce_start() only */
+				     * root must be the parent of all. What a rank with very many children in all lanes
+				     * together would have to buffer is -EINVAL. Read by zp_reduce_start() only */
 	uint32_t lane_count;	    /* 0 if `lanes` is NULL */
 	const void *input;	    /* count elements; only read, unless it equals `output` */
 	void *output;		    /* all-reduce: count elements, equal to `input` (in place) or without overlap;
