@@ -265,6 +265,10 @@ RING_EXACT_PEERS_MAX = 12
 """With at most this many peers the search finds a ring whenever one exists, within 10 ms."""
 RING_SEARCH_STEPS_MAX = 200_000
 """Links examined in the search for a larger ring."""
+RING_LEVEL_STEPS_MAX = 30_000
+"""The same in the search for one whose slowest path has a certain rate; there are some ten such searches."""
+RING_PASSES_MAX = 8
+"""Passes over a ring in which each two of its paths are compared with those that would shorten it."""
 ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
 ADDRESS_STAGGER_NS = 50 * MS

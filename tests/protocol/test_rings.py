@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zpccl import limits
-from zpccl.protocol.rings import find_order, ring_edges
+from zpccl.protocol.rings import find_order, quickest_order, ring_edges, shorter_order
 
 Edges = set[frozenset[int]]
 
@@ -119,3 +119,87 @@ def test_the_same_graph_gives_the_same_order() -> None:
     edges = [frozenset((i, i + 1)) for i in range(0, 98, 3)]
     others = edges[::-1]
     assert find_order(range(100), broken(set(edges))) == find_order(range(100), broken(set(others)))
+
+
+# --- Rates ------------------------------------------------------------------------------------------------------------
+
+Table = list[list[int]]
+
+
+def slowest(order: Sequence[int], rates: Table) -> int:
+    return min(rates[one][other] for one, other in ring_edges(order))
+
+
+def length(order: Sequence[int], delays: Table) -> int:
+    return sum(delays[one][other] for one, other in ring_edges(order))
+
+
+def random_table(rng: random.Random, count: int, values_max: int) -> Table:
+    """Symmetric, each value from 0 to values_max."""
+    table = [[0] * count for _ in range(count)]
+    for one, other in itertools.combinations(range(count), 2):
+        table[one][other] = table[other][one] = rng.randint(0, values_max)
+    return table
+
+
+@pytest.mark.parametrize("count", [4, 5, 6, 7])
+def test_no_ring_is_quicker(count: int) -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        rates, delays = random_table(rng, count, 3 + seed), random_table(rng, count, 100)
+        best = max(slowest((0, *rest), rates) for rest in itertools.permutations(range(1, count)))
+        order = quickest_order(rates, delays)
+        assert (order is None) == (best == 0)
+        if order is not None:
+            assert sorted(order) == list(range(count)) and slowest(order, rates) == best
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_two_or_three_have_one_ring(count: int) -> None:
+    table = [[5] * count for _ in range(count)]
+    assert quickest_order(table, table) == list(range(count))
+    assert quickest_order([[0] * count] * count, table) is None
+
+
+def test_the_search_among_many_is_about_as_good_as_the_one_among_few() -> None:
+    for seed in range(10):
+        rates = random_table(random.Random(seed), limits.RING_EXACT_PEERS_MAX, 10**6)
+        exact = quickest_order(rates, rates)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "RING_EXACT_PEERS_MAX", 0)
+            found = quickest_order(rates, rates)
+        assert exact is not None and found is not None
+        assert 10 * slowest(found, rates) >= 9 * slowest(exact, rates)
+
+
+@pytest.mark.parametrize("count", [16, 48])
+def test_a_hidden_ring_among_many_is_found(count: int) -> None:
+    """All paths of one ring are quick, in an order that nobody has told, and a few others."""
+    rng = random.Random(count)
+    rates = [[1] * count for _ in range(count)]
+    hidden = rng.sample(range(count), count)
+    quick = [*ring_edges(hidden), *(rng.sample(range(count), 2) for _ in range(count))]
+    for one, other in quick:
+        rates[one][other] = rates[other][one] = 9
+    order = quickest_order(rates, rates)
+    assert order is not None and slowest(order, rates) == 9
+
+
+def test_of_equally_quick_rings_a_short_one_is_taken() -> None:
+    """Peers stand in a circle, in mixed order."""
+    circle = [0, 5, 2, 7, 4, 1, 6, 3]
+    delays = [[0] * 8 for _ in range(8)]
+    for i, j in itertools.permutations(range(8), 2):
+        delays[circle[i]][circle[j]] = min((i - j) % 8, (j - i) % 8)
+    order = quickest_order([[1] * 8 for _ in range(8)], delays)
+    assert order is not None and length(order, delays) == 8
+
+
+def test_a_ring_is_not_shortened_by_slower_paths() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        rates, delays = random_table(rng, 10, 9), random_table(rng, 10, 100)
+        least = slowest(range(10), rates)
+        order = shorter_order(range(10), rates, delays, least)
+        assert sorted(order) == list(range(10)) and slowest(order, rates) >= least
+        assert length(order, delays) <= length(range(10), delays)

@@ -3,6 +3,9 @@
 The order is that of admission while its links work. If they do not, it is one that needs no broken link: in a small
 group found by an exact search (a Hamiltonian cycle), in a large one by a bounded search that repairs the order of
 admission. The bounded search is fast if most links work; if few do, it may miss an order.
+
+Where rates are known, `quickest_order` finds the ring whose slowest path is quickest, by the same searches: for the
+highest rate at which the paths that have it still allow a ring. Then it shortens the ring, without slower paths.
 """
 
 from __future__ import annotations
@@ -70,12 +73,15 @@ def mesh_edges(peers: Sequence[T]) -> list[tuple[T, T]]:
     return list(itertools.combinations(peers, 2))
 
 
-def find_order(peers: Sequence[T], is_usable: Callable[[T, T], bool]) -> list[T] | None:
+def find_order(
+    peers: Sequence[T], is_usable: Callable[[T, T], bool], steps_max: int = limits.RING_SEARCH_STEPS_MAX
+) -> list[T] | None:
     """An order of a ring whose every edge is usable, or None. The same input gives the same order.
 
     Args:
         peers: in order of admission, which is returned if it works.
         is_usable: whether two peers may be neighbours; symmetric.
+        steps_max: links that the search in a large group examines.
     """
     if all(is_usable(one, other) for one, other in ring_edges(peers)):
         return list(peers)
@@ -83,7 +89,63 @@ def find_order(peers: Sequence[T], is_usable: Callable[[T, T], bool]) -> list[T]
         return None  # Up to three peers have only one ring.
     if len(peers) <= limits.RING_EXACT_PEERS_MAX:
         return _first_order(peers, is_usable)
-    return _Repair(peers, is_usable).run()
+    return _Repair(peers, is_usable, steps_max).run()
+
+
+def quickest_order(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[float]]) -> list[int] | None:
+    """The ring whose slowest path is quickest, or None if there is no ring; of several a short one.
+
+    In a small group no ring is quicker. In a large one the search is bounded, and may miss a quicker one.
+
+    Args:
+        rates: of the path between each two peers, symmetric; 0: unusable.
+        delays: of the same paths: their sum around the ring is made small.
+    """
+    peers = range(len(rates))
+    order = find_order(peers, lambda one, other: rates[one][other] > 0)
+    if order is None or len(rates) <= 3:
+        return order
+    # No ring is quicker than the second-quickest path of any peer.
+    bound = min(sorted(row[:one] + row[one + 1 :])[-2] for one, row in enumerate(map(list, rates)))
+    levels = sorted({rate for one, row in enumerate(rates) for rate in row[:one] if 0 < rate <= bound})
+    low, high, middle = levels.index(_slowest(order, rates)), len(levels) - 1, len(levels) - 1
+    while low < high:
+        start = peers if len(rates) <= limits.RING_EXACT_PEERS_MAX else order
+        found = _order_at(levels[middle], start, rates)  # The bound first, because often there is a ring.
+        if found is None:
+            high = middle - 1
+        else:
+            order, low = found, levels.index(min(bound, _slowest(found, rates)))
+        middle = (low + high + 1) // 2
+    return shorter_order(order, rates, delays, levels[low])
+
+
+def _order_at(level: float, start: Sequence[int], rates: Sequence[Sequence[float]]) -> list[int] | None:
+    return find_order(start, lambda one, other: rates[one][other] >= level, limits.RING_LEVEL_STEPS_MAX)
+
+
+def shorter_order(
+    order: Sequence[int], rates: Sequence[Sequence[float]], delays: Sequence[Sequence[float]], rate_min: float
+) -> list[int]:
+    """The ring with a smaller sum of delays, on paths of at least this rate: parts of it are reversed (2-opt)."""
+    ring, count = list(order), len(order)
+    for _ in range(limits.RING_PASSES_MAX):
+        has_changed = False
+        for i in range(count - 2):
+            for j in range(i + 2, count - (i == 0)):
+                a, b, c, d = ring[i], ring[i + 1], ring[j], ring[(j + 1) % count]
+                if delays[a][c] + delays[b][d] < delays[a][b] + delays[c][d] and (
+                    rates[a][c] >= rate_min and rates[b][d] >= rate_min
+                ):
+                    ring[i + 1 : j + 1] = ring[j:i:-1]
+                    has_changed = True
+        if not has_changed:
+            break
+    return ring
+
+
+def _slowest(order: Sequence[int], rates: Sequence[Sequence[float]]) -> float:
+    return min(rates[one][other] for one, other in ring_edges(order))
 
 
 def _first_order(peers: Sequence[T], is_usable: Callable[[T, T], bool]) -> list[T] | None:
@@ -129,10 +191,10 @@ class _Repair(Generic[T]):
         a..j k..z  ->  a..j z..k     if j-z is usable: other ends, from which the search continues
     """
 
-    def __init__(self, peers: Sequence[T], is_usable: Callable[[T, T], bool]) -> None:
+    def __init__(self, peers: Sequence[T], is_usable: Callable[[T, T], bool], steps_max: int) -> None:
         self._ring = list(peers)
         self._is_usable = is_usable
-        self._steps_left = limits.RING_SEARCH_STEPS_MAX
+        self._steps_left = steps_max
 
     def run(self) -> list[T] | None:
         """The ring with all edges usable, or None if the search did not find one."""
