@@ -249,6 +249,8 @@ LANE_SHARE_MAX = 2**16
 """The weights of lanes are whole numbers up to this."""
 HOP_LATENCY_NS = 1 * MS
 """Estimated latency of one hop of a small frame, until attempts have measured it."""
+HOP_WORK_NS = 100 * US
+"""The same beyond half a round trip, where the round trip of the path is known."""
 RING_BYTES_PER_SECOND = 1_000_000_000
 """Estimated send rate of a peer in a ring, until attempts have measured it."""
 DIRECT_BYTES_PER_SECOND = 850_000_000
@@ -269,6 +271,28 @@ RING_LEVEL_STEPS_MAX = 30_000
 """The same in the search for one whose slowest path has a certain rate; there are some ten such searches."""
 RING_PASSES_MAX = 8
 """Passes over a ring in which each two of its paths are compared with those that would shorten it."""
+LANES_MAX = 32
+"""Trees among which a tensor is divided. A star has one peer in its middle, so there may be one for each peer."""
+LANE_MIN_BYTES = 64 * KIB
+"""A lane has at least a frame of the tensor, on average: smaller tensors have fewer lanes."""
+PACKING_ROUNDS_MAX = 128
+"""How often paths and hosts that are overloaded are added to the program that divides a tensor among trees."""
+PACKING_STEPS_MAX = 256
+"""Steps of the simplex method in one such round."""
+ROUTE_GAIN_MIN_PERCENT = 10
+"""How much quicker than an algorithm over all paths alike a plan has to be that follows the rates of paths."""
+ROUTE_CHANGE_MIN_PERCENT = 15
+"""How much quicker than the plan before another one has to be: measured rates waver."""
+RATE_SAMPLE_BYTES = 128 * KIB
+"""What a link has carried in an attempt shows the rate of its path from this size on."""
+RATE_SAMPLE_ROUND_TRIP_COUNT = 4
+"""And if it took so many round trips; otherwise it shows a lower bound."""
+RATE_DOUBLING_NS = 3600 * SECOND
+"""A rate that is not renewed counts twice as much after this time, so that slow paths are tried again."""
+HOST_LIMITED_PERCENT_MAX = 80
+"""Links of a host that together keep less than this of their rates are slowed by the host."""
+EXPLAINED_MIN_PERCENT = 75
+"""An attempt of which the network explains this share of the time shows nothing of the rate of its algorithm."""
 ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
 ADDRESS_STAGGER_NS = 50 * MS

@@ -1,0 +1,349 @@
+"""What a plan knows of the paths between N participants, and the time that an all-reduce takes over them.
+
+    time = latency + moving
+
+    latency   of the longest way that a frame goes, hop after hop: half a round trip and the work of a hop each
+    moving    of the path or host that needs longest for its bytes: its load / its rate
+
+With S bytes of tensor on the wire, and frames that follow each other without a gap:
+
+              latency                     load of a path, one way    load of a host, one way
+    ring      2 (N - 1) hops              2 (N - 1) / N * S          2 (N - 1) / N * S
+    direct    2 of the longest hop        2 / N * S                  2 (N - 1) / N * S
+    one-shot  1 of the longest hop        S                          (N - 1) * S
+    trees     to the root and back, in    sum of the shares of the   sum of share * degree over
+              the deepest tree            trees that use it, * S     all trees, * S
+
+A hop that does not end or begin at the root of a tree takes longer: a frame goes on when it is there as a whole, and it
+shares its path with frames on the other connections of the link. So the first is there when as many of them are as the
+link has connections, or the whole part of the tensor. (At the root, in a ring and in exchanges the path has other bytes
+to move meanwhile, and the load counts these.)
+
+Paths are used in both directions at the same time, alike in each, so a path has one rate: that of its slower direction.
+So has a host. A path or host of unknown rate is no limit. But no host sends quicker than the Speeds, which are what the
+work of an algorithm allows: with nothing known of the network they alone count.
+
+Participants are called by index, 0 to N - 1. All is computed in integers: the same input has the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from zpccl import limits
+from zpccl.types import Algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The paths between N participants, and their hosts. Both tables are symmetric; their diagonals do not count."""
+
+    path_bytes_per_second: tuple[tuple[int | None, ...], ...]
+    """Rate of each path in one direction, while the other one is busy too; None: unknown; 0: it must not be used."""
+    round_trip_ns: tuple[tuple[int | None, ...], ...]
+    """Round-trip time of each path; None: unknown."""
+    host_bytes_per_second: tuple[int | None, ...]
+    """What each host sends, or receives, over all its paths together; None: unknown."""
+
+    def __post_init__(self) -> None:
+        count = len(self.host_bytes_per_second)
+        for table in (self.path_bytes_per_second, self.round_trip_ns):
+            assert len(table) == count and all(len(row) == count for row in table), "one row and column per host"
+
+    @classmethod
+    def unknown(cls, count: int) -> Network:
+        """A network of which nothing is known but that all its paths work."""
+        row: tuple[int | None, ...] = (None,) * count
+        return cls((row,) * count, (row,) * count, row)
+
+    @property
+    def count(self) -> int:
+        """How many participants."""
+        return len(self.host_bytes_per_second)
+
+    def is_usable(self, one: int, other: int) -> bool:
+        """True if there is a path between two participants."""
+        return self.path_bytes_per_second[one][other] != 0
+
+    @property
+    def is_mesh(self) -> bool:
+        """True if there is a path between every two participants."""
+        return not any(
+            rate == 0 and one != other
+            for one, row in enumerate(self.path_bytes_per_second)
+            for other, rate in enumerate(row)
+        )
+
+    def without(self, pairs: Iterable[tuple[int, int]]) -> Network:
+        """The network without some paths."""
+        rows = [list(row) for row in self.path_bytes_per_second]
+        for one, other in pairs:
+            rows[one][other] = rows[other][one] = 0
+        return replace(self, path_bytes_per_second=tuple(map(tuple, rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What is reduced."""
+
+    wire_bytes: int
+    """Size of the whole tensor on the wire."""
+    is_quantised: bool = False
+    """True if each partial sum that travels is rounded once more: fewer roundings are worth some time."""
+    are_sums_wide: bool = False
+    """True if partial sums do not fit into the type of the tensor (the AVG of narrow integers), so that only whole
+    inputs and results may travel: the one who adds must hear everybody directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A lane: a part of the tensor, and the spanning tree that reduces it.
+
+    Leaves send their part up, the others add what they hear and pass it on. The root makes the result, which goes down
+    the same way.
+    """
+
+    share: int
+    """Weight of this tree beside the others of the plan."""
+    parents: tuple[int, ...]
+    """The parent of each participant; the root's is the root."""
+
+    @property
+    def root(self) -> int:
+        """The participant that makes the result."""
+        return next(one for one, parent in enumerate(self.parents) if one == parent)
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """Each child with its parent."""
+        return [(one, parent) for one, parent in enumerate(self.parents) if one != parent]
+
+    def depths(self, cost: Callable[[int, int], int] = lambda one, parent: 1) -> list[int]:
+        """Sum of the costs of the hops from each participant to the root: without a cost, their number.
+
+        Raises:
+            ValueError: the parents are no tree.
+        """
+        depths = {self.root: 0}
+        for begin in range(len(self.parents)):
+            way, one = [], begin
+            while one not in depths:
+                way.append(one)
+                one = self.parents[one]
+                if len(way) > len(self.parents):
+                    raise ValueError(f"the parents {self.parents} go in a circle")
+            for one in reversed(way):
+                parent = self.parents[one]
+                depths[one] = depths[parent] + cost(one, parent)
+        return [depths[one] for one in range(len(self.parents))]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How an all-reduce goes, and how long that is thought to take."""
+
+    algorithm: Algorithm
+    order: tuple[int, ...]
+    """The order of the ring; for other algorithms that of the participants."""
+    trees: tuple[Tree, ...] = ()
+    """The lanes, if the algorithm is TREES."""
+    time_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What the work of a hop and of each algorithm costs, whatever the network; None: not measured yet."""
+
+    hop_ns: int | None = None
+    """Latency of one hop beyond that of its path: processing, waiting for a processor."""
+    ring_bytes_per_second: int | None = None
+    """Send rate of a peer while a ring moves a large tensor."""
+    direct_bytes_per_second: int | None = None
+    """Send rate of a peer while a direct exchange moves one."""
+    trees_bytes_per_second: int | None = None
+    """Send rate of the busiest peer while trees move one."""
+
+    def rate(self, algorithm: Algorithm) -> int:
+        """Rate of an algorithm in bytes per second, or its default; that of trees is the rate of a direct exchange."""
+        known: int | None = getattr(self, _RATES[algorithm])
+        if known is None and algorithm is Algorithm.TREES:
+            known = self.direct_bytes_per_second  # It does the same, in stars.
+        if known is not None:
+            return known
+        return limits.RING_BYTES_PER_SECOND if algorithm is Algorithm.RING else limits.DIRECT_BYTES_PER_SECOND
+
+    def learn(self, route: Route, network: Network, tensor: Tensor, duration_ns: int) -> Speeds:
+        """The speeds after an attempt of this duration.
+
+        A small tensor shows the latency of a hop beyond that of its path. A large one shows the rate of its algorithm,
+        if the network as it is known does not explain the time; if it does, the algorithm can do at least as much.
+        """
+        model = Model(network, tensor, self)
+        latency_ns = model.latency_ns(route)
+        if latency_ns is None:
+            return self
+        if tensor.wire_bytes <= limits.SMALL_TENSOR_BYTES:
+            on_paths_ns = Model(network, tensor, replace(self, hop_ns=0)).latency_ns(route) or 0
+            return replace(
+                self, hop_ns=_blend(self.hop_ns, max(0, duration_ns - on_paths_ns) // model.hop_count(route))
+            )
+        if tensor.wire_bytes < limits.SPEED_TENSOR_BYTES:
+            return self
+        # A latency that was measured too high must not make the rate unbounded.
+        moving_ns = max(duration_ns - latency_ns, duration_ns // 2, 1)
+        rate = model.host_bytes(route) * limits.SECOND // moving_ns
+        known: int | None = getattr(self, _RATES[route.algorithm])
+        if 100 * model.network_ns(route) < limits.EXPLAINED_MIN_PERCENT * moving_ns:
+            rate = _blend(known, rate)
+        elif known is None or rate <= known:
+            return self
+        return replace(self, **{_RATES[route.algorithm]: rate})
+
+
+_RATES = {
+    Algorithm.RING: "ring_bytes_per_second",
+    Algorithm.DIRECT: "direct_bytes_per_second",
+    Algorithm.ONE_SHOT: "direct_bytes_per_second",
+    Algorithm.TREES: "trees_bytes_per_second",
+}
+
+
+class Model:
+    """The times of routes for one tensor over one network."""
+
+    def __init__(self, network: Network, tensor: Tensor, speeds: Speeds) -> None:
+        self.network = network
+        self.tensor = tensor
+        self.speeds = speeds
+        known_ns = limits.HOP_WORK_NS if speeds.hop_ns is None else speeds.hop_ns
+        unknown_ns = limits.HOP_LATENCY_NS if speeds.hop_ns is None else speeds.hop_ns
+        self.hop_ns = [
+            [unknown_ns if round_trip_ns is None else round_trip_ns // 2 + known_ns for round_trip_ns in row]
+            for row in network.round_trip_ns
+        ]
+        """Latency of each hop: half a round trip, and work."""
+
+    def time_ns(self, route: Route) -> int | None:
+        """Estimated duration; None if the route needs a path that must not be used."""
+        latency_ns = self.latency_ns(route)
+        if latency_ns is None:
+            return None
+        work_ns = self.host_bytes(route) * limits.SECOND // max(1, self.speeds.rate(route.algorithm))
+        return latency_ns + max(work_ns, self.network_ns(route))
+
+    def with_time(self, route: Route) -> Route | None:
+        """The route with its estimated duration; None if it needs a path that must not be used."""
+        time_ns = self.time_ns(route)
+        return None if time_ns is None else replace(route, time_ns=time_ns)
+
+    def hop_count(self, route: Route) -> int:
+        """Hops in a row of the slowest frame."""
+        if route.algorithm is Algorithm.TREES:
+            return max(1, 2 * max(max(tree.depths()) for tree in route.trees))
+        return {Algorithm.ONE_SHOT: 1, Algorithm.DIRECT: 2}.get(route.algorithm, 2 * (self.network.count - 1))
+
+    def roundings(self, route: Route) -> int:
+        """How often the value that is rounded most is rounded, if it is quantised."""
+        count = self.network.count
+        if route.algorithm is Algorithm.TREES:
+            return max(max(tree.depths()) for tree in route.trees) + 1
+        return {Algorithm.ONE_SHOT: 1, Algorithm.DIRECT: 2}.get(route.algorithm, count)
+
+    def latency_ns(self, route: Route) -> int | None:
+        """Time of the longest way that a frame goes; None if the route needs a path that must not be used."""
+        count, is_usable, hop_ns = self.network.count, self.network.is_usable, self.hop_ns
+        if route.algorithm is Algorithm.TREES:
+            trees = route.trees
+            if not all(is_usable(one, parent) for tree in trees for one, parent in tree.edges):
+                return None
+            total = sum(tree.share for tree in trees)
+            return max(self.tree_latency_ns(tree, self.tensor.wire_bytes * tree.share // total) for tree in trees)
+        if route.algorithm is Algorithm.RING:
+            edges = list(zip(route.order, route.order[1:] + route.order[:1], strict=True))
+            if not all(is_usable(one, other) for one, other in edges):
+                return None
+            return 2 * (count - 1) * sum(hop_ns[one][other] for one, other in edges) // count
+        if not self.network.is_mesh:
+            return None
+        longest_ns = max(max(row[:one] + row[one + 1 :]) for one, row in enumerate(hop_ns))
+        return longest_ns if route.algorithm is Algorithm.ONE_SHOT else 2 * longest_ns
+
+    def tree_latency_ns(self, tree: Tree, part_bytes: int) -> int:
+        """Time of the longest way of a frame in a tree that reduces so many bytes of the tensor."""
+        root = tree.root
+        return 2 * max(
+            tree.depths(
+                lambda one, parent: (
+                    self.hop_ns[one][parent] + (0 if parent == root else self.passing_ns(one, parent, part_bytes))
+                )
+            )
+        )
+
+    def passing_ns(self, one: int, other: int, part_bytes: int) -> int:
+        """How long frames of a part of the tensor are on a path before the first is there, if these are all it has."""
+        rate = self.network.path_bytes_per_second[one][other]
+        if not rate:
+            return 0
+        is_far = (self.network.round_trip_ns[one][other] or 0) >= limits.LINK_FAR_ROUND_TRIP_NS
+        frames = limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_far else limits.LINK_CONNECTIONS_DEFAULT
+        return min(part_bytes, frames * frame_bytes(rate)) * limits.SECOND // rate
+
+    def host_bytes(self, route: Route) -> int:
+        """What the busiest host sends."""
+        return max(self._host_loads(route))
+
+    def network_ns(self, route: Route) -> int:
+        """How long the slowest path or host needs for what it has to move; 0 where no rate is known."""
+        hosts_ns = [
+            load * limits.SECOND // max(1, rate)
+            for load, rate in zip(self._host_loads(route), self.network.host_bytes_per_second, strict=True)
+            if rate is not None
+        ]
+        return max([0, *hosts_ns, self._paths_ns(route)])
+
+    def _host_loads(self, route: Route) -> list[int]:
+        """What each host sends; it receives as much."""
+        count, wire_bytes = self.network.count, self.tensor.wire_bytes
+        if route.algorithm is Algorithm.TREES:
+            degrees = [0] * count
+            for tree in route.trees:
+                for one, parent in tree.edges:
+                    degrees[one] += tree.share
+                    degrees[parent] += tree.share
+            total = sum(tree.share for tree in route.trees)
+            return [wire_bytes * degree // total for degree in degrees]
+        is_one_shot = route.algorithm is Algorithm.ONE_SHOT
+        return [(count - 1) * wire_bytes if is_one_shot else 2 * (count - 1) * wire_bytes // count] * count
+
+    def _paths_ns(self, route: Route) -> int:
+        count, wire_bytes, rates = self.network.count, self.tensor.wire_bytes, self.network.path_bytes_per_second
+        if route.algorithm is Algorithm.TREES:
+            shares: dict[tuple[int, int], int] = {}
+            for tree in route.trees:
+                for one, parent in tree.edges:
+                    edge = (one, parent) if one < parent else (parent, one)
+                    shares[edge] = shares.get(edge, 0) + tree.share
+            total = sum(tree.share for tree in route.trees)
+            loads = [(wire_bytes * share // total, rates[one][other]) for (one, other), share in shares.items()]
+            return max([0, *(load * limits.SECOND // rate for load, rate in loads if rate)])
+        if route.algorithm is Algorithm.RING:
+            load = 2 * (count - 1) * wire_bytes // count
+            used = [rates[one][route.order[place - 1]] for place, one in enumerate(route.order)]
+        else:
+            load = wire_bytes if route.algorithm is Algorithm.ONE_SHOT else 2 * wire_bytes // count
+            used = [rate for one, row in enumerate(rates) for other, rate in enumerate(row) if one != other]
+        slowest = min((rate for rate in used if rate), default=0)
+        return load * limits.SECOND // slowest if slowest else 0
+
+
+def frame_bytes(rate_bytes_per_second: int) -> int:
+    """Tensor bytes of a frame of a peer that sends so fast: a power of two."""
+    wanted = rate_bytes_per_second * limits.FRAME_DURATION_NS // limits.SECOND
+    rounded = 1 << max(0, wanted.bit_length() - 1)
+    return min(max(rounded, limits.SLOW_FRAME_BYTES), limits.FRAME_BYTES_DEFAULT)
+
+
+def _blend(before: int | None, now: int) -> int:
+    """Moving average in which a new measurement has weight 1/4: a single outlier does not change the choice."""
+    return max(1, now if before is None else (3 * before + now) // 4)
