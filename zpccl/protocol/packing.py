@@ -1,0 +1,153 @@
+"""Divides work among ways of doing it, so that the slowest resource is done as early as possible.
+
+Way k, if it does all the work, keeps resource r busy for the time a[r][k]. Sought are shares w >= 0 of sum 1 for which
+the largest sum over k of a[r][k] * w[k] is least. With x = w / time this is a linear program: the largest sum of x with
+a x <= 1. Resources are many (each path between two peers), but few of them bound the solution. So the program begins
+with one of them; while the solution overloads others, the most overloaded ones are added, and the dual simplex method
+makes it valid again. Sums of x only get smaller, and the number of steps is bounded: any x divided by its sum are
+shares, so what is left after the last step is still an answer.
+
+The tableau is a dictionary: each row gives a basic variable, each column is a variable that is 0.
+
+    basic[i] = constant[i] - sum over j of rows[i][j] * free[j]
+    sum of x = total + sum over j of gains[j] * free[j]
+
+Variables are numbered: ways 0 to K - 1, then the slack of each resource r, K + r.
+
+Source: V. Chvatal, Linear Programming, 1983, chapters 2 and 10; G. Dantzig, R. Fulkerson, S. Johnson, Solution of a
+large-scale traveling-salesman problem, 1954 (rows that are added when they are violated).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from zpccl import limits
+
+TOLERANCE = 1e-9
+GAP = 0.005
+"""How much longer than necessary the answer may take."""
+ADDED_ROWS_MAX = 4
+"""Overloaded resources that are added at the same time."""
+
+
+def divide(ways: Sequence[Mapping[int, float]], resource: int) -> list[float]:
+    """The shares of the ways: 0 or more, of sum 1.
+
+    Args:
+        ways: how long each resource is busy, for each way; those of which it is 0 may be left out.
+        resource: one that every way needs.
+    """
+    program = _Program(ways, resource)
+    best, least = [], math.inf
+    for _ in range(limits.PACKING_ROUNDS_MAX):
+        values = program.values()
+        total = sum(values)
+        overloaded = sorted((-busy, name) for name, busy in load(ways, values).items() if busy > 1 + GAP)
+        time = max([1.0, *(-busy for busy, _ in overloaded)]) / total
+        if time < least:
+            best, least = [value / total for value in values], time
+        # Without the resources that have not been added it is no longer than this.
+        if least * total <= 1 + GAP or not program.add([name for _, name in overloaded[:ADDED_ROWS_MAX]]):
+            break
+    return best
+
+
+def load(ways: Sequence[Mapping[int, float]], shares: Sequence[float]) -> dict[int, float]:
+    """How long each resource is busy in all."""
+    loads: dict[int, float] = {}
+    for way, share in zip(ways, shares, strict=True):
+        if share > 0:
+            for name, busy in way.items():
+                loads[name] = loads.get(name, 0.0) + share * busy
+    return loads
+
+
+class _Program:
+    """The linear program with the resources that have been added."""
+
+    def __init__(self, ways: Sequence[Mapping[int, float]], resource: int) -> None:
+        self._ways = ways
+        count = len(ways)
+        self._free = list(range(count))
+        self._basic = [count + resource]
+        self._rows = [[way[resource] for way in ways]]
+        self._constants = [1.0]
+        self._gains = [1.0] * count
+        # Of those that keep it busy least, the one that keeps the others busy least: often it is the answer.
+        self._pivot(0, min(range(count), key=lambda name: (ways[name][resource], sum(ways[name].values()))))
+
+    def values(self) -> list[float]:
+        """The value of each way."""
+        values = [0.0] * len(self._ways)
+        for name, constant in zip(self._basic, self._constants, strict=True):
+            if name < len(values):
+                values[name] = max(0.0, constant)
+        return values
+
+    def add(self, resources: Sequence[int]) -> bool:
+        """Adds resources that are overloaded, and solves the program again; False if that takes too many steps."""
+        self._drop_slack()
+        for resource in resources:
+            self._add(resource)
+        for _ in range(limits.PACKING_STEPS_MAX):
+            row = min(range(len(self._basic)), key=lambda i: (self._constants[i], self._basic[i]))
+            if self._constants[row] >= -TOLERANCE:
+                return True
+            column = self._entering(self._rows[row])
+            if column is None:
+                return False  # Only by rounding: with nothing at all, no resource is overloaded.
+            self._pivot(row, column)
+        return False
+
+    def _entering(self, row: list[float]) -> int | None:
+        """The column that costs least of the total for what it brings to the row."""
+        choices = [
+            (gain / value, name, column)
+            for column, (value, gain, name) in enumerate(zip(row, self._gains, self._free, strict=True))
+            if value < -TOLERANCE
+        ]
+        return min(choices)[2] if choices else None
+
+    def _drop_slack(self) -> None:
+        """Resources that are not busy all the time do not bound the solution."""
+        kept = [i for i, name in enumerate(self._basic) if name < len(self._ways)]
+        self._basic = [self._basic[i] for i in kept]
+        self._rows = [self._rows[i] for i in kept]
+        self._constants = [self._constants[i] for i in kept]
+
+    def _add(self, resource: int) -> None:
+        count = len(self._ways)
+        if count + resource in self._free:
+            return
+        needs = [way.get(resource, 0.0) for way in self._ways]
+        row = [needs[name] if name < count else 0.0 for name in self._free]
+        constant = 1.0
+        for name, other, value in zip(self._basic, self._rows, self._constants, strict=True):
+            need = needs[name] if name < count else 0.0
+            if need:
+                constant -= need * value
+                row = [mine - need * its for mine, its in zip(row, other, strict=True)]
+        self._basic.append(count + resource)
+        self._rows.append(row)
+        self._constants.append(constant)
+
+    def _pivot(self, index: int, column: int) -> None:
+        """The variable of a column becomes basic in the place of that of a row."""
+        row, pivot = self._rows[index], self._rows[index][column]
+        row = [value / pivot for value in row]
+        row[column] = 1 / pivot
+        constant = self._constants[index] / pivot
+        for i, other in enumerate(self._rows):
+            factor = other[column]
+            if i != index and factor:
+                changed = [value - factor * mine for value, mine in zip(other, row, strict=True)]
+                changed[column] = -factor / pivot
+                self._rows[i] = changed
+                self._constants[i] -= factor * constant
+        gain = self._gains[column]
+        self._gains = [value - gain * mine for value, mine in zip(self._gains, row, strict=True)]
+        self._gains[column] = -gain / pivot
+        self._rows[index], self._constants[index] = row, constant
+        self._basic[index], self._free[column] = self._free[column], self._basic[index]
