@@ -267,7 +267,7 @@ RING_EXACT_PEERS_MAX = 12
 """With at most this many peers the search finds a ring whenever one exists, within 10 ms."""
 RING_SEARCH_STEPS_MAX = 200_000
 """Links examined in the search for a larger ring."""
-RING_LEVEL_STEPS_MAX = 30_000
+RING_LEVEL_STEPS_MAX = 10_000
 """The same in the search for one whose slowest path has a certain rate; there are some ten such searches."""
 RING_PASSES_MAX = 8
 """Passes over a ring in which each two of its paths are compared with those that would shorten it."""
@@ -275,10 +275,8 @@ LANES_MAX = 32
 """Trees among which a tensor is divided. A star has one peer in its middle, so there may be one for each peer."""
 LANE_MIN_BYTES = 64 * KIB
 """A lane has at least a frame of the tensor, on average: smaller tensors have fewer lanes."""
-PACKING_ROUNDS_MAX = 128
-"""How often paths and hosts that are overloaded are added to the program that divides a tensor among trees."""
-PACKING_STEPS_MAX = 256
-"""Steps of the simplex method in one such round."""
+PACKING_CELLS_MAX = 150_000
+"""Numbers computed to divide a tensor among trees or stars; that takes some 10 ms."""
 ROUTE_GAIN_MIN_PERCENT = 10
 """How much quicker than an algorithm over all paths alike a plan has to be that follows the rates of paths."""
 ROUTE_CHANGE_MIN_PERCENT = 15

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zpccl import limits
 from zpccl.protocol.packing import GAP, divide, load
 
 Ways = list[dict[int, float]]
@@ -66,10 +65,9 @@ def test_no_other_division_is_quicker(seed: int, count: int, resources: int) -> 
         assert time_of(ways, changed) >= least * (1 - 1e-6)
 
 
-def test_a_search_that_is_cut_short_still_divides() -> None:
+@pytest.mark.parametrize("cells_max", [1, 100, 1000, 10000])
+def test_a_search_that_is_cut_short_divides_as_well_as_it_can(cells_max: int) -> None:
     ways = random_ways(7, 24, 40)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "PACKING_STEPS_MAX", 1)
-        assert is_division(divide(ways, 0))
-        patch.setattr(limits, "PACKING_ROUNDS_MAX", 1)
-        assert is_division(divide(ways, 0))
+    shares = divide(ways, 0, cells_max)
+    assert is_division(shares)
+    assert time_of(ways, shares) <= time_of(ways, [1 / 24] * 24) * (1 + 1e-9)

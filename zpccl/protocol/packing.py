@@ -4,8 +4,8 @@ Way k, if it does all the work, keeps resource r busy for the time a[r][k]. Soug
 the largest sum over k of a[r][k] * w[k] is least. With x = w / time this is a linear program: the largest sum of x with
 a x <= 1. Resources are many (each path between two peers), but few of them bound the solution. So the program begins
 with one of them; while the solution overloads others, the most overloaded ones are added, and the dual simplex method
-makes it valid again. Sums of x only get smaller, and the number of steps is bounded: any x divided by its sum are
-shares, so what is left after the last step is still an answer.
+makes it valid again. The work is bounded: each solution on the way, with less for the ways that overload something, is
+an answer, and the best one is taken. So are equal shares.
 
 The tableau is a dictionary: each row gives a basic variable, each column is a variable that is 0.
 
@@ -20,7 +20,7 @@ large-scale traveling-salesman problem, 1954 (rows that are added when they are 
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 
 from zpccl import limits
@@ -30,45 +30,58 @@ GAP = 0.005
 """How much longer than necessary the answer may take."""
 ADDED_ROWS_MAX = 4
 """Overloaded resources that are added at the same time."""
+TURNS_BETWEEN_ANSWERS = 4
+"""How often resources are added until an answer is made of what there is."""
 
 
-def divide(ways: Sequence[Mapping[int, float]], resource: int) -> list[float]:
+def divide(
+    ways: Sequence[Mapping[int, float]], resource: int, cells_max: int = limits.PACKING_CELLS_MAX
+) -> list[float]:
     """The shares of the ways: 0 or more, of sum 1.
 
     Args:
         ways: how long each resource is busy, for each way; those of which it is 0 may be left out.
         resource: one that every way needs.
+        cells_max: how many numbers may be computed.
     """
-    program = _Program(ways, resource)
-    best, least = [], math.inf
-    for _ in range(limits.PACKING_ROUNDS_MAX):
+    program = _Program(ways, resource, cells_max)
+    best = [1.0 / max(load(ways, [1.0] * len(ways)).values())] * len(ways)
+    for turn in itertools.count():
         values = program.values()
-        total = sum(values)
-        overloaded = sorted((-busy, name) for name, busy in load(ways, values).items() if busy > 1 + GAP)
-        time = max([1.0, *(-busy for busy, _ in overloaded)]) / total
-        if time < least:
-            best, least = [value / total for value in values], time
-        # Without the resources that have not been added it is no longer than this.
-        if least * total <= 1 + GAP or not program.add([name for _, name in overloaded[:ADDED_ROWS_MAX]]):
+        loads = load(ways, values)
+        overloaded = sorted((-busy, name) for name, busy in loads.items() if busy > 1 + GAP)
+        if turn % TURNS_BETWEEN_ANSWERS == 0 or not overloaded or not program.has_cells_left:
+            # Ways whose resources are overloaded do less, until none is.
+            allowed = [
+                value and value / max(1.0, max([loads[name] for name in way]))
+                for way, value in zip(ways, values, strict=True)
+            ]
+            if sum(allowed) >= sum(best):
+                best = allowed
+        # With all resources the sum is at most that with those that have been added.
+        is_good = not overloaded or sum(values) <= (1 + GAP) * sum(best)
+        if is_good or not program.add([name for _, name in overloaded[:ADDED_ROWS_MAX]]):
             break
-    return best
+    return [value / sum(best) for value in best]
 
 
 def load(ways: Sequence[Mapping[int, float]], shares: Sequence[float]) -> dict[int, float]:
     """How long each resource is busy in all."""
     loads: dict[int, float] = {}
+    known = loads.get
     for way, share in zip(ways, shares, strict=True):
         if share > 0:
             for name, busy in way.items():
-                loads[name] = loads.get(name, 0.0) + share * busy
+                loads[name] = known(name, 0.0) + share * busy
     return loads
 
 
 class _Program:
     """The linear program with the resources that have been added."""
 
-    def __init__(self, ways: Sequence[Mapping[int, float]], resource: int) -> None:
+    def __init__(self, ways: Sequence[Mapping[int, float]], resource: int, cells_max: int) -> None:
         self._ways = ways
+        self._cells_left = cells_max
         count = len(ways)
         self._free = list(range(count))
         self._basic = [count + resource]
@@ -77,6 +90,11 @@ class _Program:
         self._gains = [1.0] * count
         # Of those that keep it busy least, the one that keeps the others busy least: often it is the answer.
         self._pivot(0, min(range(count), key=lambda name: (ways[name][resource], sum(ways[name].values()))))
+
+    @property
+    def has_cells_left(self) -> bool:
+        """False if as much has been computed as may be."""
+        return self._cells_left > 0
 
     def values(self) -> list[float]:
         """The value of each way."""
@@ -91,13 +109,13 @@ class _Program:
         self._drop_slack()
         for resource in resources:
             self._add(resource)
-        for _ in range(limits.PACKING_STEPS_MAX):
+        while self.has_cells_left:
             row = min(range(len(self._basic)), key=lambda i: (self._constants[i], self._basic[i]))
             if self._constants[row] >= -TOLERANCE:
                 return True
             column = self._entering(self._rows[row])
             if column is None:
-                return False  # Only by rounding: with nothing at all, no resource is overloaded.
+                return False  # Only by rounding: where nothing is done, no resource is overloaded.
             self._pivot(row, column)
         return False
 
@@ -135,6 +153,7 @@ class _Program:
 
     def _pivot(self, index: int, column: int) -> None:
         """The variable of a column becomes basic in the place of that of a row."""
+        self._cells_left -= len(self._rows) * len(self._free)
         row, pivot = self._rows[index], self._rows[index][column]
         row = [value / pivot for value in row]
         row[column] = 1 / pivot

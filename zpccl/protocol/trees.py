@@ -1,0 +1,240 @@
+"""Divides a tensor among spanning trees so that no path and no host is busy for long.
+
+A tree with a share of the tensor keeps each of its paths busy for share * S / rate, in both directions alike, and each
+host for share * S * degree / rate, where S is the size of the tensor. Which trees, and which shares, are such that the
+busiest is done early? This is the fractional packing of spanning trees, and it is solved in two steps:
+
+1. Trees are collected by multiplicative weights. Each path and host has a price, which rises with what the trees so far
+   have put on it. The next tree is the cheapest one: a minimum spanning tree of the prices (Prim). It gets as much of
+   the tensor as its slowest path or host takes in a unit of time.
+2. The shares of these trees are the solution of a linear program (packing.py).
+
+The cheapest trees may be deep, and each hop takes time. So some trees are built from a root outwards, with the latency
+to the root beside the prices; and there are several solutions: of all trees, and without the deepest ones. The model of
+network.py, which knows the latency of each, decides between them.
+
+Stars, that is trees of depth 1, are packed in the same way: there is one for each peer that has a path to all others.
+
+Source: N. Garg, J. Koenemann, Faster and simpler algorithms for multicommodity flow and other fractional packing
+problems, 1998; C. Alpert et al., Prim-Dijkstra tradeoffs for improved performance-driven routing tree design, 1995.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zpccl import limits
+from zpccl.protocol.network import Model, Tree
+from zpccl.protocol.packing import divide
+from zpccl.types import Algorithm
+
+GROWTH = 2.0
+"""How much the price of a path or host grows when a tree fills it."""
+KEPT_PARTS = (1.0, 0.6, 0.35, 0.2, 0.1)
+"""Parts of the trees among which the tensor is divided: those of least latency."""
+ROOTS_TRIED_MAX = 4
+"""Participants in the middle of a tree that may be its root."""
+NEAR = 1.1
+"""A root may make a tree longer by this factor."""
+SHARES = 1 << 16
+"""The shares of a packing are whole numbers of about this sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A tree that may get a share."""
+
+    edges: tuple[tuple[int, int], ...]
+    roots: tuple[int, ...]
+    """Those that make it about as short as the best one."""
+    latency_s: float
+    """Of the longest way to the best root."""
+    busy_s: dict[int, float]
+    """How long it keeps hosts (0 to N - 1) and paths (N and more) busy if it reduces the whole tensor."""
+
+
+class Packer:
+    """Packs trees for one tensor into one network."""
+
+    def __init__(self, model: Model) -> None:
+        network, wire_bytes = model.network, max(1, model.tensor.wire_bytes)
+        self._model = model
+        self._count = network.count
+        rate_max = max(1, model.speeds.rate(Algorithm.TREES))
+        self._hosts_s = [
+            wire_bytes / max(1, rate_max if rate is None else min(rate, rate_max))
+            for rate in network.host_bytes_per_second
+        ]
+        """How long each host needs to send the whole tensor."""
+        self._paths_s = [
+            [0.0 if rate is None else wire_bytes / rate if rate else math.inf for rate in row]
+            for row in network.path_bytes_per_second
+        ]
+        """The same for each path; infinite where there is none."""
+        self._lanes_max = max(1, wire_bytes // limits.LANE_MIN_BYTES)
+        self._busiest = max(range(self._count), key=self._hosts_s.__getitem__)
+        part_bytes = wire_bytes // min(self._lanes_max, limits.LANES_MAX)
+        self._root_hops_s = [[hop_ns / limits.SECOND for hop_ns in row] for row in model.hop_ns]
+        self._hops_s = [
+            [(hop_ns + model.passing_ns(one, other, part_bytes)) / limits.SECOND for other, hop_ns in enumerate(row)]
+            for one, row in enumerate(model.hop_ns)
+        ]
+
+    def stars(self) -> list[Tree]:
+        """A packing of stars alone; empty if no peer has a path to all others."""
+        middles = [one for one, row in enumerate(self._paths_s) if math.inf not in row[:one] + row[one + 1 :]]
+        found = [
+            self._candidate([(one, middle) for one in range(self._count) if one != middle], [middle])
+            for middle in middles
+        ]
+        # If sums are wide there is nothing else, and this may take longer. Otherwise trees help where many paths are slow.
+        cells_max = limits.PACKING_CELLS_MAX * 4 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 2
+        return self._divide(found, self._lanes_max, cells_max) if found else []
+
+    def trees(self) -> Iterator[list[Tree]]:
+        """Packings of trees that may be quick; none if the paths do not connect all peers."""
+        found = sorted(self._collect(), key=lambda candidate: candidate.latency_s)
+        if found:
+            quickest = min(found, key=lambda candidate: 2 * candidate.latency_s + max(candidate.busy_s.values()))
+            yield self._divide([quickest], 1)
+        for size in sorted({math.ceil(part * len(found)) for part in KEPT_PARTS if found}):
+            yield self._divide(found[:size], min(self._lanes_max, limits.LANES_MAX))
+
+    # --- Collecting trees ---------------------------------------------------------------------------------------------
+
+    def _collect(self) -> list[_Candidate]:
+        """Trees that together are a good packing."""
+        count = self._count
+        sizes = [size for one, row in enumerate(self._paths_s) for size in row[:one] if 0 < size < math.inf]
+        total = 1.0  # Of the prices of all hosts and paths, which begin alike. Below they are multiplied by the sizes.
+        first = total / (count + len(sizes))
+        hosts = [first * size for size in self._hosts_s]
+        paths = [[first * size for size in row] for row in self._paths_s]
+        roots = sorted(range(count), key=lambda one: sum(self._hops_s[one]))[: max(1, count // 4)]
+        shortest = self._shortest(roots[0])
+        if shortest is None:
+            return []
+        found = {shortest: self._candidate(shortest)}
+        for turn in range(limits.LANES_MAX):
+            depth_weight = 2 * total / max(1, count - 1)
+            edges = self._cheapest(roots[turn % len(roots)], hosts, paths, depth_weight)
+            assert edges is not None, "the paths connect all"
+            if edges not in found:
+                found[edges] = self._candidate(edges)
+            busy_s = found[edges].busy_s
+            growth = GROWTH / max(busy_s.values())
+            for one, other in edges:
+                total += growth * paths[one][other]
+                paths[one][other] = paths[other][one] = paths[one][other] * (1 + growth * self._paths_s[one][other])
+            for one, size in enumerate(self._hosts_s):
+                total += growth * hosts[one] * busy_s[one] / size
+                hosts[one] *= 1 + growth * busy_s[one]
+        return list(found.values())
+
+    def _shortest(self, root: int) -> tuple[tuple[int, int], ...] | None:
+        """The tree of the shortest ways to a root, whatever it costs."""
+        free = [[0.0 if size < math.inf else math.inf for size in row] for row in self._paths_s]
+        return self._cheapest(root, [0.0] * self._count, free, 1.0)
+
+    def _cheapest(
+        self, root: int, hosts: Sequence[float], paths: Sequence[Sequence[float]], depth_weight: float
+    ) -> tuple[tuple[int, int], ...] | None:
+        """The edges of the tree of the least prices, and of the least latency to the root as far as that counts."""
+        left = [one for one in range(self._count) if one != root]
+        prices, parents = [math.inf] * self._count, [root] * self._count
+        edges, last, latency_s = [], root, [0.0] * self._count
+        while left:
+            hops_s = self._root_hops_s[last] if last == root else self._hops_s[last]
+            row, mine = paths[last], hosts[last] + depth_weight * latency_s[last]
+            for one in left:
+                price = row[one] + hosts[one] + mine + depth_weight * hops_s[one]
+                if price < prices[one]:
+                    prices[one], parents[one] = price, last
+            last = min(left, key=prices.__getitem__)
+            if prices[last] == math.inf:
+                return None
+            parent = parents[last]
+            hops_s = self._root_hops_s[parent] if parent == root else self._hops_s[parent]
+            latency_s[last] = latency_s[parent] + hops_s[last]
+            edges.append((last, parent) if last < parent else (parent, last))
+            left.remove(last)
+        return tuple(sorted(edges))
+
+    def _candidate(self, edges: Sequence[tuple[int, int]], roots: Sequence[int] | None = None) -> _Candidate:
+        busy_s = dict.fromkeys(range(self._count), 0.0)
+        for one, other in edges:
+            busy_s[one] += self._hosts_s[one]
+            busy_s[other] += self._hosts_s[other]
+            size = self._paths_s[one][other]
+            if size:
+                busy_s[self._count * (1 + min(one, other)) + max(one, other)] = size
+        beside = _neighbours(edges, self._count)
+        # The one farthest from anyone is an end of the longest way, and the way to one of its two ends is the longest.
+        from_any = self._distances(beside, 0)
+        from_end = self._distances(beside, from_any.index(max(from_any)))
+        from_other = self._distances(beside, from_end.index(max(from_end)))
+        longest = [max(pair) for pair in zip(from_end, from_other, strict=True)]
+        central = roots or sorted(range(self._count), key=longest.__getitem__)[:ROOTS_TRIED_MAX]
+        latencies_s = {root: max(self._distances(beside, root, is_root=True)) for root in central}
+        least = min(latencies_s.values())
+        near = tuple(root for root, latency_s in latencies_s.items() if latency_s <= NEAR * least)
+        return _Candidate(tuple(edges), near, least, busy_s)
+
+    def _distances(self, beside: Sequence[Sequence[int]], begin: int, *, is_root: bool = False) -> list[float]:
+        """Latency from one participant to each along the edges of a tree; at the root the first hop takes less."""
+        distances = [-1.0] * self._count
+        distances[begin], waiting = 0.0, [begin]
+        for one in waiting:
+            hops_s, mine = self._root_hops_s[one] if is_root and one == begin else self._hops_s[one], distances[one]
+            for other in beside[one]:
+                if distances[other] < 0:
+                    distances[other] = mine + hops_s[other]
+                    waiting.append(other)
+        return distances
+
+    # --- Shares -------------------------------------------------------------------------------------------------------
+
+    def _divide(
+        self, candidates: Sequence[_Candidate], lanes_max: int, cells_max: int = limits.PACKING_CELLS_MAX
+    ) -> list[Tree]:
+        """Divides the tensor among the candidates so that it is done early, and gives each tree a root.
+
+        The root has most to add, so the roots are spread over those that suit.
+        """
+        shares = [0.0]
+        while True:
+            shares = divide([candidate.busy_s for candidate in candidates], self._busiest, cells_max)
+            used = [place for place, share in enumerate(shares) if round(share * SHARES)]
+            used.sort(key=shares.__getitem__, reverse=True)
+            if len(used) <= lanes_max:
+                break
+            # Not at once: among fewer, others are the large ones.
+            candidates = [candidates[place] for place in sorted(used[: max(lanes_max, len(used) * 3 // 4)])]
+        trees, work = [], [0.0] * self._count
+        for place in used:
+            candidate = candidates[place]
+            root = min(candidate.roots, key=lambda one: (work[one], one))
+            work[root] += shares[place]
+            trees.append(Tree(round(shares[place] * SHARES), _parents(candidate.edges, root, self._count)))
+        return trees
+
+
+def _neighbours(edges: Sequence[tuple[int, int]], count: int) -> list[list[int]]:
+    beside: list[list[int]] = [[] for _ in range(count)]
+    for one, other in edges:
+        beside[one].append(other)
+        beside[other].append(one)
+    return beside
+
+
+def _parents(edges: Sequence[tuple[int, int]], root: int, count: int) -> tuple[int, ...]:
+    """The parent of each participant, if the edges are a tree with this root."""
+    beside, parents, waiting = _neighbours(edges, count), {root: root}, [root]
+    for one in waiting:
+        for other in beside[one]:
+            if other not in parents:
+                parents[other] = one
+                waiting.append(other)
+    return tuple(parents[one] for one in range(count))
