@@ -105,8 +105,7 @@ def quickest_order(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[f
     order = find_order(peers, lambda one, other: rates[one][other] > 0)
     if order is None or len(rates) <= 3:
         return order
-    # No ring is quicker than the second-quickest path of any peer.
-    bound = min(sorted(row[:one] + row[one + 1 :])[-2] for one, row in enumerate(map(list, rates)))
+    bound = rate_bound(rates)
     levels = sorted({rate for one, row in enumerate(rates) for rate in row[:one] if 0 < rate <= bound})
     low, high, middle = levels.index(_slowest(order, rates)), len(levels) - 1, len(levels) - 1
     while low < high:
@@ -118,6 +117,19 @@ def quickest_order(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[f
             order, low = found, levels.index(min(bound, _slowest(found, rates)))
         middle = (low + high + 1) // 2
     return shorter_order(order, rates, delays, levels[low])
+
+
+def rate_bound(rates: Sequence[Sequence[float]]) -> float:
+    """No ring of four or more is quicker: it needs two paths of each peer, and connects all."""
+    bound = min(sorted(row[:one] + row[one + 1 :])[-2] for one, row in enumerate(map(list, rates)))
+    nearest, left = list(rates[0]), list(range(1, len(rates)))
+    while left:
+        last = max(left, key=nearest.__getitem__)
+        bound = min(bound, nearest[last])
+        left.remove(last)
+        for one in left:
+            nearest[one] = max(nearest[one], rates[last][one])
+    return bound
 
 
 def _order_at(level: float, start: Sequence[int], rates: Sequence[Sequence[float]]) -> list[int] | None:

@@ -1,0 +1,215 @@
+"""Plans the way of an all-reduce: which algorithm, over which paths, with which share of the tensor on each.
+
+The time of each candidate is estimated by the model of network.py:
+
+    one-shot       all paths alike, for small tensors that are not quantised
+    direct         all paths alike
+    ring           in the order of the participants, which is that of admission
+    quickest ring  the one whose slowest path is quickest (rings.py)
+    stars          the direct exchange, with shares by rate (trees.py)
+    trees          spanning trees, with shares by rate (trees.py)
+
+The first three need to know nothing of the network. The others must be quicker than these by ROUTE_GAIN_MIN_PERCENT,
+and any must be quicker than the route before by ROUTE_CHANGE_MIN_PERCENT, as the network is now: so an even network has
+simple plans, and rates that waver do not change plans. Candidates that cannot be so much quicker are not computed.
+
+Quantised tensors are rounded by each hop of a sum. A ring rounds most, and counts as if it took longer by
+QUANTIZED_DIRECT_PERCENT_MAX; trees by a part of that, in proportion.
+
+If sums are too wide to travel (the AVG of narrow integers), peers exchange directly or in stars. Only where no peer
+reaches all others a ring is left: the engine widens what travels around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from zpccl import limits
+from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor
+from zpccl.protocol.rings import find_order, quickest_order, rate_bound
+from zpccl.protocol.trees import Packer
+from zpccl.types import Algorithm
+
+RING, DIRECT, ONE_SHOT, TREES = Algorithm.RING, Algorithm.DIRECT, Algorithm.ONE_SHOT, Algorithm.TREES
+
+
+def plan(
+    network: Network,
+    tensor: Tensor,
+    speeds: Speeds | None = None,
+    previous: Route | None = None,
+    asked: Algorithm = Algorithm.AUTO,
+) -> Route | None:
+    """The way of an all-reduce. The same arguments give the same one.
+
+    Args:
+        network: of the participants, who are called by index.
+        tensor: what is reduced.
+        speeds: of the work.
+        previous: the route of the last all-reduce of these participants, if it was of about this size.
+        asked: RING or DIRECT, if the users ask for one; it is used where the paths allow it.
+
+    Returns:
+        The route, or None if the paths allow none.
+    """
+    planner = _Planner(network, tensor, speeds or Speeds())
+    for allowed in _stages(network.count, tensor, asked):
+        route = planner.plan(allowed, previous)
+        if route is not None:
+            return route
+    return None
+
+
+def plan_ring(
+    network: Network, tensor: Tensor, speeds: Speeds | None = None, previous: Route | None = None
+) -> Route | None:
+    """The ring of a collective that has no other algorithm, or None if the paths allow none."""
+    return _Planner(network, tensor, speeds or Speeds()).plan({RING}, previous)
+
+
+def _stages(count: int, tensor: Tensor, asked: Algorithm) -> list[set[Algorithm]]:
+    """The algorithms that may be used, then those for the case that the paths do not allow these, and so on."""
+    usual = [{RING, DIRECT, ONE_SHOT, TREES}]
+    if count > limits.DIRECT_PEERS_MAX:
+        usual = [{RING}]
+    elif count <= 2:
+        usual = [{RING, ONE_SHOT}]
+    elif tensor.are_sums_wide:
+        usual = [{DIRECT, TREES}, {RING}]
+    if asked is RING or (asked is DIRECT and count <= limits.DIRECT_PEERS_MAX):
+        return [{asked}, *usual]
+    return usual
+
+
+class _Planner:
+    """Finds routes for one tensor."""
+
+    def __init__(self, network: Network, tensor: Tensor, speeds: Speeds) -> None:
+        self._network = network
+        self._tensor = tensor
+        self._speeds = speeds
+        self._model = Model(network, tensor, speeds)
+        self._everyone = tuple(range(network.count))
+
+    def plan(self, allowed: set[Algorithm], previous: Route | None) -> Route | None:
+        """The best route by these algorithms, or the previous one if that is about as good; None if there is none."""
+        if len(self._everyone) < 2:
+            return Route(RING, self._everyone)
+        best = min(self._simple(allowed), key=self._cost, default=None)
+        cost_max = math.inf if best is None else self._cost(best) * (100 - limits.ROUTE_GAIN_MIN_PERCENT) / 100
+        for route in self._refined(allowed, cost_max):
+            best = route
+        kept = self._kept(allowed, previous)
+        if best is None or kept is None:
+            return best
+        is_better = 100 * self._cost(best) <= (100 - limits.ROUTE_CHANGE_MIN_PERCENT) * self._cost(kept)
+        return best if is_better else kept
+
+    def _cost(self, route: Route) -> int:
+        """The time of a route, lengthened for its roundings."""
+        count = len(self._everyone)
+        if not self._tensor.is_quantised or count <= 2:
+            return route.time_ns
+        # From nothing for the two roundings of a direct exchange to all of it for the N of a ring.
+        worse = (limits.QUANTIZED_DIRECT_PERCENT_MAX - 100) * (self._model.roundings(route) - 2)
+        return route.time_ns * (100 * (count - 2) + worse) // (100 * (count - 2))
+
+    def _kept(self, allowed: set[Algorithm], previous: Route | None) -> Route | None:
+        """The previous route as the network is now; None if it must not be used any more."""
+        if previous is None or previous.algorithm not in allowed or sorted(previous.order) != list(self._everyone):
+            return None
+        if previous.algorithm is ONE_SHOT and not self._is_small:
+            return None
+        if self._tensor.are_sums_wide and any(max(tree.depths()) > 1 for tree in previous.trees):
+            return None
+        return self._model.with_time(previous)
+
+    @property
+    def _is_small(self) -> bool:
+        sent_bytes = (len(self._everyone) - 1) * self._tensor.wire_bytes
+        return not self._tensor.is_quantised and sent_bytes <= limits.ONE_SHOT_BYTES_MAX
+
+    # --- Candidates ---------------------------------------------------------------------------------------------------
+
+    def _simple(self, allowed: set[Algorithm]) -> Iterator[Route]:
+        """The routes that treat all paths alike, where the paths allow them. Among equals the first one is taken."""
+        for algorithm in (ONE_SHOT, DIRECT, RING):
+            if algorithm in allowed and (algorithm is not ONE_SHOT or self._is_small):
+                route = self._model.with_time(Route(algorithm, self._everyone))
+                if route is not None:
+                    yield route
+
+    def _refined(self, allowed: set[Algorithm], cost_max: float) -> Iterator[Route]:
+        """Routes that follow the rates of paths, each cheaper than the one before."""
+        if TREES in allowed and self._trees_ns_min() <= cost_max:
+            for route in self._trees():
+                if self._cost(route) <= cost_max:
+                    cost_max = self._cost(route)
+                    yield route
+        if RING in allowed and self._ring_ns_min() <= cost_max:
+            ring = self._quickest_ring()
+            if ring is not None and self._cost(ring) <= cost_max:
+                yield ring
+
+    def _trees(self) -> Iterator[Route]:
+        packer = Packer(self._model)
+        packings = [packer.stars()]
+        if not self._tensor.are_sums_wide and len(self._everyone) > 3:  # All trees of three are stars.
+            packings += packer.trees()
+        for trees in packings:
+            route = self._model.with_time(Route(TREES, self._everyone, tuple(trees))) if trees else None
+            if route is not None:
+                yield route
+
+    def _quickest_ring(self) -> Route | None:
+        if len(self._everyone) > limits.DIRECT_PEERS_MAX:
+            order = find_order(self._everyone, self._network.is_usable)
+        else:
+            order = quickest_order(self._rates, self._model.hop_ns)
+        return None if order is None else self._model.with_time(Route(RING, tuple(order)))
+
+    @property
+    def _rates(self) -> list[list[float]]:
+        return [[math.inf if rate is None else rate for rate in row] for row in self._network.path_bytes_per_second]
+
+    # --- Bounds -------------------------------------------------------------------------------------------------------
+
+    def _ring_ns_min(self) -> int:
+        """No ring takes less time: it uses two paths of each host, and connects all."""
+        count, rates = len(self._everyone), self._rates
+        if count <= 3 or count > limits.DIRECT_PEERS_MAX:
+            return 0
+        hops_ns = sum(sum(sorted(row[:one] + row[one + 1 :])[:2]) for one, row in enumerate(self._model.hop_ns))
+        hosts = [rate for rate in self._network.host_bytes_per_second if rate is not None]
+        rate_max = max(1, min(rate_bound(rates), self._speeds.rate(RING), *hosts))
+        moving_ns = 2 * (count - 1) * self._tensor.wire_bytes * limits.SECOND / (count * rate_max)
+        return (count - 1) * hops_ns // count + int(moving_ns)
+
+    def _trees_ns_min(self) -> int:
+        """No trees take less time: each tree has an edge at each host, and N - 1 edges."""
+        count, wire_bytes, rate_max = len(self._everyone), self._tensor.wire_bytes, self._speeds.rate(TREES)
+        hosts = [rate_max if rate is None else min(rate, rate_max) for rate in self._network.host_bytes_per_second]
+        longest_ns, slowest, totals = 0, min(hosts), []
+        for one in self._everyone:
+            paths = self._paths_of(one)
+            if not paths:
+                return 0
+            longest_ns = max(longest_ns, min(hop_ns for hop_ns, _ in paths))
+            rates = [rate for _, rate in paths if rate is not None]
+            if len(rates) == len(paths):
+                totals.append(sum(rates))
+                slowest = min(slowest, totals[-1])
+        bounds = [(wire_bytes, slowest), (2 * (count - 1) * wire_bytes, sum(hosts))]
+        if len(totals) == count:
+            bounds.append((2 * (count - 1) * wire_bytes, sum(totals)))
+        return 2 * longest_ns + max(load * limits.SECOND // max(1, rate) for load, rate in bounds)
+
+    def _paths_of(self, one: int) -> list[tuple[int, int | None]]:
+        """Latency and rate of the paths of a host."""
+        rates = self._network.path_bytes_per_second[one]
+        return [
+            (hop_ns, rates[other])
+            for other, hop_ns in enumerate(self._model.hop_ns[one])
+            if other != one and rates[other] != 0
+        ]
