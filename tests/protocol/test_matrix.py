@@ -1,0 +1,248 @@
+"""What samples show of paths and hosts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from zpccl import limits
+from zpccl.protocol.matrix import Matrix, Sample
+from zpccl.protocol.network import Network, Route, Tensor
+from zpccl.protocol.routes import plan
+from zpccl.types import Algorithm
+
+MB = 10**6
+SECOND = limits.SECOND
+PEERS = "abcd"
+
+
+def network(matrix: Matrix[str], now_ns: int = 0, peers: str = PEERS) -> Network:
+    return matrix.network(peers, lambda one, other: True, now_ns)
+
+
+def rate(matrix: Matrix[str], one: str, other: str, now_ns: int = 0) -> int | None:
+    return network(matrix, now_ns, one + other).path_bytes_per_second[0][1]
+
+
+def host(matrix: Matrix[str], peer: str, now_ns: int = 0) -> int | None:
+    return network(matrix, now_ns, peer).host_bytes_per_second[0]
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert network(Matrix()) == Network.unknown(4)
+
+
+# --- Paths ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_sample_is_the_rate() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe("a", "b", 10 * MB, SECOND // 2, 0)
+    assert rate(matrix, "a", "b") == rate(matrix, "b", "a") == 20 * MB
+    assert host(matrix, "a") is None
+
+
+def test_the_slower_direction_counts() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe("a", "b", 10 * MB, SECOND, 0)
+    matrix.observe("b", "a", 3 * MB, SECOND, 0)
+    assert rate(matrix, "a", "b") == 3 * MB
+
+
+def test_a_fall_to_a_tenth_is_seen_within_three_samples() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe("a", "b", 100 * MB, SECOND, 0)
+    seen = []
+    for _ in range(3):
+        matrix.observe("a", "b", 10 * MB, SECOND, 0)
+        seen.append(rate(matrix, "a", "b"))
+    assert seen == pytest.approx([31.6 * MB, 17.8 * MB, 15.4 * MB], rel=0.01)
+
+
+def test_what_was_not_limited_shows_a_lower_bound() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe("a", "b", 10 * MB, SECOND, 0, is_limited=False)
+    assert rate(matrix, "a", "b") is None, "it has never been the limit"
+    matrix.observe("a", "b", 40 * MB, SECOND, 0)
+    matrix.observe("a", "b", 10 * MB, SECOND, 0, is_limited=False)
+    assert rate(matrix, "a", "b") == 40 * MB
+    matrix.observe("a", "b", 90 * MB, SECOND, 0, is_limited=False)
+    assert rate(matrix, "a", "b") == 60 * MB
+
+
+def test_little_shows_nothing() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe("a", "b", limits.RATE_SAMPLE_BYTES - 1, SECOND, 0)
+    matrix.observe("a", "b", MB, 0, 0)
+    matrix.observe_host("a", limits.RATE_SAMPLE_BYTES - 1, SECOND, 0)
+    assert network(matrix) == Network.unknown(4) and matrix.changes == 0
+
+
+def test_a_few_round_trips_show_a_lower_bound() -> None:
+    """The window of TCP has not opened by then."""
+    matrix: Matrix[str] = Matrix()
+    matrix.observe_round_trip("a", "b", 100 * limits.MS)
+    matrix.observe("a", "b", MB, 399 * limits.MS, 0)
+    assert rate(matrix, "a", "b") is None
+    matrix.observe("a", "b", MB, 400 * limits.MS, 0)
+    assert rate(matrix, "a", "b") == 2_500_000
+
+
+def test_paths_that_were_never_used_are_like_the_others() -> None:
+    """The median of those that have been the limit. Those that have not are unlimited."""
+    matrix: Matrix[str] = Matrix()
+    for other, mega_bytes in (("b", 10), ("c", 30), ("d", 90)):
+        matrix.observe("a", other, mega_bytes * MB, SECOND, 0)
+    matrix.observe("b", "c", MB, SECOND, 0, is_limited=False)
+    found = matrix.network(PEERS, lambda one, other: {one, other} != {"c", "d"}, 0)
+    assert [row[: i + 1] for i, row in enumerate(found.path_bytes_per_second)] == [
+        (None,),
+        (10 * MB, None),
+        (30 * MB, None, None),
+        (90 * MB, 30 * MB, 0, None),
+    ]
+    assert network(matrix, peers="bd") == Network.unknown(2), "nothing is known of the paths of these"
+
+
+def test_what_is_not_renewed_counts_more_and_more() -> None:
+    """So a slow path is tried again some time."""
+    matrix: Matrix[str] = Matrix()
+    matrix.observe("a", "b", MB, SECOND, 0)
+    hours = [rate(matrix, "a", "b", hour * limits.RATE_DOUBLING_NS) for hour in (0, 1, 2, 3)]
+    assert hours == [MB, 2 * MB, 4 * MB, 8 * MB]
+    matrix.observe("a", "b", MB, SECOND, 4 * limits.RATE_DOUBLING_NS)
+    assert rate(matrix, "a", "b", 4 * limits.RATE_DOUBLING_NS) == 4 * MB
+    matrix.observe("a", "b", 3 * MB, SECOND, 0, is_limited=False)
+    assert (rate(matrix, "a", "b", 10**30) or 0) > 0
+
+
+def test_round_trips_are_averaged() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe_round_trip("a", "b", 100)
+    matrix.observe_round_trip("b", "a", 20)
+    assert network(matrix, peers="ab").round_trip_ns == ((None, 80), (80, None))
+
+
+def test_a_peer_that_is_forgotten_leaves_nothing() -> None:
+    matrix: Matrix[str] = Matrix()
+    for one, other in ("ab", "bc"):
+        matrix.observe(one, other, MB, SECOND, 0)
+        matrix.observe_round_trip(one, other, 100)
+        matrix.observe_host(one, MB, SECOND, 0)
+    before = matrix.changes
+    matrix.forget("a")
+    assert rate(matrix, "a", "b") is None and rate(matrix, "b", "c") == MB
+    assert host(matrix, "a") is None and host(matrix, "b") == MB
+    assert network(matrix, peers="ab").round_trip_ns[0][1] is None
+    assert matrix.changes > before
+
+
+# --- Hosts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_is_as_quick_as_its_slower_direction() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe_host("a", 50 * MB, SECOND, 0)
+    matrix.observe_host("a", 20 * MB, SECOND, 0, is_sending=False)
+    assert host(matrix, "a") == 20 * MB
+    matrix.observe_host("b", 20 * MB, SECOND, 0, is_limited=False)
+    assert host(matrix, "b") is None
+
+
+def samples(one: str, mega_bytes_per_second: dict[str, int], *, is_limited: bool = True) -> list[Sample[str]]:
+    """All at the same time."""
+    return [Sample(one, other, each * MB, SECOND, is_limited) for other, each in mega_bytes_per_second.items()]
+
+
+def with_paths_of_90() -> Matrix[str]:
+    matrix: Matrix[str] = Matrix()
+    for other in "bcd":
+        matrix.observe("a", other, 90 * MB, SECOND, 0)
+    return matrix
+
+
+def test_paths_that_are_all_slower_at_once_show_their_host() -> None:
+    matrix = with_paths_of_90()
+    matrix.observe_attempt(samples("a", {"b": 30, "c": 40, "d": 30}), 0)
+    assert host(matrix, "a") == 100 * MB
+    assert [rate(matrix, "a", other) for other in "bcd"] == [90 * MB] * 3
+    matrix.observe_attempt(samples("a", {"b": 70, "c": 80, "d": 75}), 0)
+    assert host(matrix, "a") == 150 * MB, "it has risen, halfway"
+
+
+def test_a_host_that_receives_is_shown_by_its_senders() -> None:
+    matrix: Matrix[str] = Matrix()
+    for sender in "bcd":
+        matrix.observe(sender, "a", 90 * MB, SECOND, 0)
+    matrix.observe_attempt([Sample(sender, "a", 20 * MB, SECOND, True) for sender in "bcd"], 0)
+    assert host(matrix, "a") == 60 * MB and rate(matrix, "b", "a") == 90 * MB
+
+
+def test_one_path_that_falls_is_not_its_host() -> None:
+    matrix = with_paths_of_90()
+    for _ in range(3):
+        matrix.observe_attempt(samples("a", {"b": 90, "c": 9, "d": 90}), 0)
+    assert host(matrix, "a") is None
+    assert (rate(matrix, "a", "c") or 0) < 14 * MB and rate(matrix, "a", "b") == 90 * MB
+
+
+def test_one_path_that_falls_more_than_its_host() -> None:
+    matrix = with_paths_of_90()
+    matrix.observe_attempt(samples("a", {"b": 45, "c": 9, "d": 45}), 0)
+    assert host(matrix, "a") == 99 * MB
+    assert rate(matrix, "a", "c") == pytest.approx(28.5 * MB, rel=0.01) and rate(matrix, "a", "b") == 90 * MB
+
+
+def test_links_that_wait_for_others_show_neither() -> None:
+    matrix = with_paths_of_90()
+    matrix.observe_attempt(samples("a", {"b": 10, "c": 10, "d": 10}, is_limited=False), 0)
+    assert host(matrix, "a") is None and rate(matrix, "a", "b") == 90 * MB
+
+
+def test_where_paths_are_new_they_are_what_they_show() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe_attempt(samples("a", {"b": 10, "c": 20}), 0)
+    assert host(matrix, "a") is None and rate(matrix, "a", "b") == 10 * MB
+
+
+# --- With plans -------------------------------------------------------------------------------------------------------
+
+
+def test_a_wavering_network_keeps_its_plan() -> None:
+    """Each path by a fifth up and down, uneven by nature."""
+    rng, matrix, tensor = random.Random(5), Matrix[str](), Tensor(256 * MB)
+    true_rates = {(one, other): rng.choice([10, 30, 100]) * MB for one in "abcdefgh" for other in "abcdefgh"}
+    route: Route | None = None
+    changes = 0
+    for turn in range(40):
+        observed = [
+            Sample(one, other, int(each * rng.uniform(0.8, 1.2)), SECOND, True)
+            for (one, other), each in true_rates.items()
+            if one != other
+        ]
+        matrix.observe_attempt(observed, turn)
+        before, route = route, plan(network(matrix, turn, "abcdefgh"), tensor, None, route)
+        assert route is not None and route.algorithm is Algorithm.TREES
+        changes += before is not None and before.trees != route.trees
+    assert changes <= 2
+
+
+def test_a_path_that_breaks_down_changes_the_plan() -> None:
+    matrix, tensor = Matrix[str](), Tensor(256 * MB)
+
+    def observed(slow: int) -> list[Sample[str]]:
+        return [
+            Sample(one, other, (slow if {one, other} == {"a", "b"} else 50) * MB, SECOND, True)
+            for one in PEERS
+            for other in PEERS
+            if one != other
+        ]
+
+    matrix.observe_attempt(observed(50), 0)
+    first = plan(network(matrix), tensor)
+    assert first is not None and first.algorithm is Algorithm.DIRECT
+    for _ in range(3):
+        matrix.observe_attempt(observed(5), 0)
+    second = plan(network(matrix), tensor, None, first)
+    assert second is not None and second.algorithm is Algorithm.TREES

@@ -1,0 +1,214 @@
+"""What is known of the paths between peers and of their hosts, from what attempts have moved.
+
+A sample is what one peer sent to another in an attempt, and how long it was busy with that. Whether its rate is that of
+the path depends on what limited it:
+
+    something else   The link waited for bytes: the path can do at least as much. The estimate may only rise.
+    the path         The estimate moves to the geometric mean of itself and the rate, or half as far if they differ by
+                     less than a factor of two: it wavers less than the path, and falls soon if the path does. After a
+                     fall to a tenth it is 0.32, 0.18, 0.15, ... of what it was.
+    a host           Several links of a host had bytes waiting all the time, and all were slower than their paths were
+                     before: what they carried together is the rate of the host. The paths can do at least as much.
+
+Of several links of a host that waited for the path, those that have fallen to less than half of what the best one has
+kept are slow for their own reason.
+
+A path that has never been the limit counts as unlimited. Of one that has not been used at all nothing is known; where
+other paths of the same peers have shown their rates, it counts as their median: high enough to be tried, where a plan
+has use for it, and no promise. Slow paths are avoided, and so not measured again. So an estimate that is not renewed
+doubles with every RATE_DOUBLING_NS: the slower a path has been, the later it is tried again.
+
+Nobody but the master needs all this, and a new master starts without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from zpccl import limits
+from zpccl.protocol.network import Network
+
+P = TypeVar("P", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Generic[P]):
+    """What one peer has sent to another in an attempt."""
+
+    sender: P
+    receiver: P
+    sent_bytes: int
+    busy_ns: int
+    """Time in which bytes were waiting or on their way."""
+    is_limited: bool
+    """True if bytes were waiting to be sent all this time."""
+
+    @property
+    def rate(self) -> int:
+        """In bytes per second."""
+        return max(1, self.sent_bytes * limits.SECOND // max(1, self.busy_ns))
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """A rate."""
+
+    rate: int | None
+    """In bytes per second; None: it has never been the limit."""
+    seen_ns: int
+
+    def rate_at(self, now_ns: int) -> int | None:
+        """The rate, doubled for each time that it has not been renewed."""
+        if self.rate is None:
+            return None
+        return self.rate << min(32, max(0, now_ns - self.seen_ns) // limits.RATE_DOUBLING_NS)
+
+    def observe(self, rate: int, now_ns: int, *, is_limited: bool) -> None:
+        """Takes a new rate into account: if nothing limited it, as the least that is possible."""
+        known = self.rate_at(now_ns)
+        if is_limited and known is None:
+            self.rate, self.seen_ns = rate, now_ns
+        elif known is not None and (is_limited or rate > known):
+            if known < 2 * rate and rate < 2 * known:
+                rate = math.isqrt(known * rate)
+            self.rate, self.seen_ns = max(1, math.isqrt(known * rate)), now_ns
+        elif known is None:
+            self.seen_ns = now_ns
+
+
+class Matrix(Generic[P]):
+    """Rates and round trips of the paths between peers, and rates of their hosts."""
+
+    def __init__(self) -> None:
+        self._paths: dict[tuple[P, P], _Estimate] = {}  # By sender and receiver.
+        self._hosts: dict[tuple[P, bool], _Estimate] = {}  # By peer and whether it sends.
+        self._round_trips_ns: dict[frozenset[P], int] = {}
+        self.changes = 0
+        """How often something has been observed or forgotten: what was made of it before may have to be made anew."""
+
+    def observe(
+        self, sender: P, receiver: P, sent_bytes: int, busy_ns: int, now_ns: int, *, is_limited: bool = True
+    ) -> None:
+        """One peer has sent so much to another, and nothing but the path has limited it.
+
+        Args:
+            sender: who has sent.
+            receiver: who has received.
+            sent_bytes: how much; too few show nothing.
+            busy_ns: in which time.
+            now_ns: the time.
+            is_limited: False if the path could perhaps have carried more.
+        """
+        if sent_bytes < limits.RATE_SAMPLE_BYTES or busy_ns <= 0:
+            return
+        # Before the window of TCP has opened, a path shows less than it can do.
+        round_trip_ns = self._round_trips_ns.get(frozenset((sender, receiver)), 0)
+        is_limited = is_limited and busy_ns >= limits.RATE_SAMPLE_ROUND_TRIP_COUNT * round_trip_ns
+        self.changes += 1
+        estimate = self._paths.setdefault((sender, receiver), _Estimate(None, now_ns))
+        estimate.observe(Sample(sender, receiver, sent_bytes, busy_ns, is_limited).rate, now_ns, is_limited=is_limited)
+
+    def observe_host(
+        self,
+        peer: P,
+        moved_bytes: int,
+        busy_ns: int,
+        now_ns: int,
+        *,
+        is_limited: bool = True,
+        is_sending: bool = True,
+    ) -> None:
+        """A host has sent, or received, so much over all its paths together; if it is limited, it could no more."""
+        if moved_bytes >= limits.RATE_SAMPLE_BYTES and busy_ns > 0:
+            self._observe_host(peer, is_sending, moved_bytes * limits.SECOND // busy_ns, now_ns, is_limited)
+
+    def observe_attempt(self, samples: Iterable[Sample[P]], now_ns: int) -> None:
+        """Takes all samples of an attempt into account, and tells what has limited each of them."""
+        samples = list(samples)
+        by_host: dict[tuple[P, bool], list[Sample[P]]] = {}
+        for sample in samples:
+            for host in ((sample.sender, True), (sample.receiver, False)):
+                by_host.setdefault(host, []).append(sample)
+        explained: set[tuple[P, P]] = set()
+        for (peer, is_sending), group in by_host.items():
+            slowed = self._slowed_by_host(group, now_ns)
+            explained.update((sample.sender, sample.receiver) for sample in slowed)
+            rate = sum(sample.rate for sample in group)
+            if sum(sample.sent_bytes for sample in group) >= limits.RATE_SAMPLE_BYTES:
+                self._observe_host(peer, is_sending, rate, now_ns, bool(slowed))
+        for sample in samples:
+            is_limited = sample.is_limited and (sample.sender, sample.receiver) not in explained
+            self.observe(
+                sample.sender, sample.receiver, sample.sent_bytes, sample.busy_ns, now_ns, is_limited=is_limited
+            )
+
+    def observe_round_trip(self, one: P, other: P, round_trip_ns: int) -> None:
+        """The round-trip time of a path."""
+        pair = frozenset((one, other))
+        known = self._round_trips_ns.get(pair, round_trip_ns)
+        self._round_trips_ns[pair] = max(0, (3 * known + round_trip_ns) // 4)
+        self.changes += 1
+
+    def forget(self, peer: P) -> None:
+        """A peer has gone."""
+        self.changes += 1
+        self._paths = {pair: estimate for pair, estimate in self._paths.items() if peer not in pair}
+        self._hosts = {host: estimate for host, estimate in self._hosts.items() if host[0] != peer}
+        self._round_trips_ns = {pair: value for pair, value in self._round_trips_ns.items() if peer not in pair}
+
+    def network(self, peers: Sequence[P], is_usable: Callable[[P, P], bool], now_ns: int) -> Network:
+        """What a plan for these peers may use.
+
+        Args:
+            peers: the participants, who are called by their index here.
+            is_usable: whether the path between two of them may be used; symmetric.
+            now_ns: the time.
+        """
+        count = len(peers)
+        rates: list[list[int | None]] = [[None] * count for _ in peers]
+        round_trips_ns: list[list[int | None]] = [[None] * count for _ in peers]
+        unused: list[tuple[int, int]] = []
+        for i, one in enumerate(peers):
+            for j, other in enumerate(peers[:i]):
+                round_trips_ns[i][j] = round_trips_ns[j][i] = self._round_trips_ns.get(frozenset((one, other)))
+                known = [self._paths[pair] for pair in ((one, other), (other, one)) if pair in self._paths]
+                if not is_usable(one, other):
+                    rates[i][j] = rates[j][i] = 0
+                elif known:
+                    rates[i][j] = rates[j][i] = _least(known, now_ns)
+                else:
+                    unused.append((i, j))
+        shown = sorted(rate for i, row in enumerate(rates) for rate in row[:i] if rate)
+        if shown:
+            for i, j in unused:
+                rates[i][j] = rates[j][i] = shown[(len(shown) - 1) // 2]
+        hosts = tuple(
+            _least([self._hosts[host] for host in ((peer, True), (peer, False)) if host in self._hosts], now_ns)
+            for peer in peers
+        )
+        return Network(tuple(map(tuple, rates)), tuple(map(tuple, round_trips_ns)), hosts)
+
+    def _observe_host(self, peer: P, is_sending: bool, rate: int, now_ns: int, is_limited: bool) -> None:
+        self.changes += 1
+        estimate = self._hosts.setdefault((peer, is_sending), _Estimate(None, now_ns))
+        estimate.observe(max(1, rate), now_ns, is_limited=is_limited)
+
+    def _slowed_by_host(self, group: Sequence[Sample[P]], now_ns: int) -> list[Sample[P]]:
+        """Those samples in one direction of a host that are slow because of this host."""
+        kept: dict[int, float] = {}  # Part of the rate of the path.
+        for place, sample in enumerate(group):
+            estimate = self._paths.get((sample.sender, sample.receiver))
+            known = None if estimate is None else estimate.rate_at(now_ns)
+            if sample.is_limited and known is not None:
+                kept[place] = sample.rate / known
+        best = max(kept.values(), default=1.0)
+        alike = [group[place] for place, part in kept.items() if 2 * part >= best]
+        return alike if len(alike) >= 2 and 100 * best < limits.HOST_LIMITED_PERCENT_MAX else []
+
+
+def _least(estimates: Iterable[_Estimate], now_ns: int) -> int | None:
+    rates = [rate for estimate in estimates if (rate := estimate.rate_at(now_ns)) is not None]
+    return min(rates, default=None)
