@@ -44,6 +44,9 @@ def divide(
         resource: one that every way needs.
         cells_max: how many numbers may be computed.
     """
+    # In units of the best way alone, so that numbers are neither tiny nor huge.
+    unit = min(max(way.values()) for way in ways)
+    ways = [{name: busy / unit for name, busy in way.items()} for way in ways]
     program = _Program(ways, resource, cells_max)
     best = [1.0 / max(load(ways, [1.0] * len(ways)).values())] * len(ways)
     for turn in itertools.count():
@@ -105,10 +108,15 @@ class _Program:
         return values
 
     def add(self, resources: Sequence[int]) -> bool:
-        """Adds resources that are overloaded, and solves the program again; False if that takes too many steps."""
+        """Adds resources that are overloaded, and solves the program again.
+
+        Returns:
+            False if that takes too many steps, or all of them had been added: then rounding makes them overloaded.
+        """
         self._drop_slack()
-        for resource in resources:
-            self._add(resource)
+        added = [self._add(resource) for resource in resources]
+        if not any(added):
+            return False
         while self.has_cells_left:
             row = min(range(len(self._basic)), key=lambda i: (self._constants[i], self._basic[i]))
             if self._constants[row] >= -TOLERANCE:
@@ -135,10 +143,11 @@ class _Program:
         self._rows = [self._rows[i] for i in kept]
         self._constants = [self._constants[i] for i in kept]
 
-    def _add(self, resource: int) -> None:
+    def _add(self, resource: int) -> bool:
         count = len(self._ways)
         if count + resource in self._free:
-            return
+            return False
+        self._cells_left -= len(self._rows) * len(self._free)
         needs = [way.get(resource, 0.0) for way in self._ways]
         row = [needs[name] if name < count else 0.0 for name in self._free]
         constant = 1.0
@@ -150,6 +159,7 @@ class _Program:
         self._basic.append(count + resource)
         self._rows.append(row)
         self._constants.append(constant)
+        return True
 
     def _pivot(self, index: int, column: int) -> None:
         """The variable of a column becomes basic in the place of that of a row."""

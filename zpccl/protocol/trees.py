@@ -89,7 +89,7 @@ class Packer:
             self._candidate([(one, middle) for one in range(self._count) if one != middle], [middle])
             for middle in middles
         ]
-        # If sums are wide there is nothing else, and this may take longer. Otherwise trees help where many paths are slow.
+        # If sums are wide there is nothing else, and this may take longer.
         cells_max = limits.PACKING_CELLS_MAX * 4 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 2
         return self._divide(found, self._lanes_max, cells_max) if found else []
 
