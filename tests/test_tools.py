@@ -396,6 +396,16 @@ def test_cut_paths_keeps_the_promises() -> None:
 
 
 @pytest.mark.slow
+def test_plans_are_compared_with_what_no_plan_can_beat() -> None:
+    rows = rows_of("plans", "--peers", "3", "5", "--bytes", "64MiB", "--seeds", "2")
+    assert len(rows) == 10
+    for row in rows:
+        assert 1 <= row["plan_median"] <= row["plan_p95"] < 3
+        assert row["direct_median"] is None or row["plan_median"] <= row["direct_median"]
+        assert row["cpu_s_max"] >= row["cpu_s_median"] > 0
+
+
+@pytest.mark.slow
 def test_quantise_measures_each_format() -> None:
     copied, *rows = rows_of("quantise", "--dtypes", "float64", "bfloat16", "--reps", "1")
     assert copied["format"] == "memcpy" and len(rows) == 2 * (len(common.QUANTIZATIONS) - 1)

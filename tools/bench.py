@@ -28,6 +28,7 @@ SCENARIOS = {
     "wan": "What does an all-reduce carry over long fat pipes, with how many connections?",
     "uneven": "How long does an all-reduce take over uneven networks, beside what they allow?",
     "master": "What does one decision cost a master of many peers?",
+    "plans": "How near to the best possible are plans for uneven networks, and what do they cost the master?",
     "quantise": "How fast are the kernels of quantisation?",
     "memory": "How much memory does an all-reduce take beyond the caller's buffers?",
     "kill-peer": "What happens to the others when a peer is killed in the middle, and how fast?",

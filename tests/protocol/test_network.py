@@ -199,6 +199,16 @@ def test_whatever_is_reported_rates_stay_rates(
         assert (model.time_ns(route) or 0) >= 0
 
 
+def test_frames_follow_the_rate_of_the_route() -> None:
+    """That of its work, if nothing limits it; otherwise what the busiest host sends."""
+    known = Speeds(ring_bytes_per_second=70 * MB)
+    route, tensor = Route(RING, ORDER), Tensor(100 * MB)
+    assert Model(UNKNOWN, tensor, known).frame_bytes(route) == 128 * limits.KIB
+    assert Model(even(4, 20 * MB), tensor, known).frame_bytes(route) == limits.SLOW_FRAME_BYTES
+    direct = Route(DIRECT, ORDER)
+    assert Model(even(4, 50 * MB), tensor, known).frame_bytes(direct) == 256 * limits.KIB, "over three paths at once"
+
+
 @pytest.mark.parametrize(
     ("mega_bytes_per_second", "kib"), [(1000, 512), (263, 512), (262, 256), (62, 64), (66, 128), (1, 64)]
 )

@@ -227,10 +227,16 @@ class Model:
     def time_ns(self, route: Route) -> int | None:
         """Estimated duration; None if the route needs a path that must not be used."""
         latency_ns = self.latency_ns(route)
-        if latency_ns is None:
-            return None
+        return None if latency_ns is None else latency_ns + self.moving_ns(route)
+
+    def moving_ns(self, route: Route) -> int:
+        """How long the slowest path, host or peer at work needs for what it has to move."""
         work_ns = self.host_bytes(route) * limits.SECOND // max(1, self.speeds.rate(route.algorithm))
-        return latency_ns + max(work_ns, self.network_ns(route))
+        return max(work_ns, self.network_ns(route))
+
+    def frame_bytes(self, route: Route) -> int:
+        """Tensor bytes of a frame: what the busiest peer sends in FRAME_DURATION."""
+        return frame_bytes(self.host_bytes(route) * limits.SECOND // max(1, self.moving_ns(route)))
 
     def with_time(self, route: Route) -> Route | None:
         """The route with its estimated duration; None if it needs a path that must not be used."""

@@ -97,12 +97,15 @@ class _Planner:
         if len(self._everyone) < 2:
             return Route(RING, self._everyone)
         best = min(self._simple(allowed), key=self._cost, default=None)
-        cost_max = math.inf if best is None else self._cost(best) * (100 - limits.ROUTE_GAIN_MIN_PERCENT) / 100
+        kept = self._kept(allowed, previous)
+        cost_max = min(
+            math.inf if best is None else self._cost(best) * (100 - limits.ROUTE_GAIN_MIN_PERCENT) / 100,
+            math.inf if kept is None else self._cost(kept) * (100 - limits.ROUTE_CHANGE_MIN_PERCENT) / 100,
+        )
         for route in self._refined(allowed, cost_max):
             best = route
-        kept = self._kept(allowed, previous)
         if best is None or kept is None:
-            return best
+            return best or kept
         is_better = 100 * self._cost(best) <= (100 - limits.ROUTE_CHANGE_MIN_PERCENT) * self._cost(kept)
         return best if is_better else kept
 

@@ -90,7 +90,7 @@ class Packer:
             for middle in middles
         ]
         # If sums are wide there is nothing else, and this may take longer.
-        cells_max = limits.PACKING_CELLS_MAX * 4 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 2
+        cells_max = limits.PACKING_CELLS_MAX * 2 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 4
         return self._divide(found, self._lanes_max, cells_max) if found else []
 
     def trees(self) -> Iterator[list[Tree]]:
