@@ -113,7 +113,6 @@ class _Program:
         Returns:
             False if that takes too many steps, or all of them had been added: then rounding makes them overloaded.
         """
-        self._drop_slack()
         added = [self._add(resource) for resource in resources]
         if not any(added):
             return False
@@ -136,16 +135,9 @@ class _Program:
         ]
         return min(choices)[2] if choices else None
 
-    def _drop_slack(self) -> None:
-        """Resources that are not busy all the time do not bound the solution."""
-        kept = [i for i, name in enumerate(self._basic) if name < len(self._ways)]
-        self._basic = [self._basic[i] for i in kept]
-        self._rows = [self._rows[i] for i in kept]
-        self._constants = [self._constants[i] for i in kept]
-
     def _add(self, resource: int) -> bool:
         count = len(self._ways)
-        if count + resource in self._free:
+        if count + resource in self._free or count + resource in self._basic:
             return False
         self._cells_left -= len(self._rows) * len(self._free)
         needs = [way.get(resource, 0.0) for way in self._ways]

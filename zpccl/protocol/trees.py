@@ -90,7 +90,7 @@ class Packer:
             for middle in middles
         ]
         # If sums are wide there is nothing else, and this may take longer.
-        cells_max = limits.PACKING_CELLS_MAX * 2 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 4
+        cells_max = limits.PACKING_CELLS_MAX * 3 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 3
         return self._divide(found, self._lanes_max, cells_max) if found else []
 
     def trees(self) -> Iterator[list[Tree]]:
@@ -117,7 +117,7 @@ class Packer:
         if shortest is None:
             return []
         found = {shortest: self._candidate(shortest)}
-        for turn in range(limits.LANES_MAX):
+        for turn in range(limits.LANES_MAX - 1):
             depth_weight = 2 * total / max(1, count - 1)
             edges = self._cheapest(roots[turn % len(roots)], hosts, paths, depth_weight)
             assert edges is not None, "the paths connect all"
