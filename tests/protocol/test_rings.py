@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zpccl import limits
-from zpccl.protocol.rings import find_order, quickest_order, ring_edges, shorter_order
+from zpccl.protocol.rings import delay_bound, find_order, quickest_order, rate_bound, ring_edges, shorter_order
 
 Edges = set[frozenset[int]]
 
@@ -150,8 +150,10 @@ def test_no_ring_is_quicker(count: int) -> None:
         best = max(slowest((0, *rest), rates) for rest in itertools.permutations(range(1, count)))
         order = quickest_order(rates, delays)
         assert (order is None) == (best == 0)
+        assert rate_bound(rates) >= best
         if order is not None:
             assert sorted(order) == list(range(count)) and slowest(order, rates) == best
+            assert delay_bound(rates, delays) <= length(order, delays)
 
 
 @pytest.mark.parametrize("count", [2, 3])

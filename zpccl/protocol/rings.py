@@ -11,6 +11,7 @@ highest rate at which the paths that have it still allow a ring. Then it shorten
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -122,14 +123,28 @@ def quickest_order(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[f
 def rate_bound(rates: Sequence[Sequence[float]]) -> float:
     """No ring of four or more is quicker: it needs two paths of each peer, and connects all."""
     bound = min(sorted(row[:one] + row[one + 1 :])[-2] for one, row in enumerate(map(list, rates)))
-    nearest, left = list(rates[0]), list(range(1, len(rates)))
+    return min(bound, -max(_connecting([[-rate for rate in row] for row in rates])))
+
+
+def delay_bound(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[float]]) -> float:
+    """No ring of three or more has a smaller sum of delays: without one path it still connects all."""
+    usable = [
+        [delay if rate > 0 else math.inf for rate, delay in zip(*rows, strict=True)]
+        for rows in zip(rates, delays, strict=True)
+    ]
+    return sum(_connecting(usable))
+
+
+def _connecting(costs: Sequence[Sequence[float]]) -> list[float]:
+    """The costs of the paths of a minimum spanning tree (Prim)."""
+    nearest, left, found = list(costs[0]), list(range(1, len(costs))), []
     while left:
-        last = max(left, key=nearest.__getitem__)
-        bound = min(bound, nearest[last])
+        last = min(left, key=nearest.__getitem__)
+        found.append(nearest[last])
         left.remove(last)
         for one in left:
-            nearest[one] = max(nearest[one], rates[last][one])
-    return bound
+            nearest[one] = min(nearest[one], costs[last][one])
+    return found
 
 
 def _order_at(level: float, start: Sequence[int], rates: Sequence[Sequence[float]]) -> list[int] | None:

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from zpccl import limits
 from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor
-from zpccl.protocol.rings import find_order, quickest_order, rate_bound
+from zpccl.protocol.rings import delay_bound, find_order, quickest_order, rate_bound
 from zpccl.protocol.trees import Packer
 from zpccl.types import Algorithm
 
@@ -183,11 +183,13 @@ class _Planner:
         count, rates = len(self._everyone), self._rates
         if count <= 3 or count > limits.DIRECT_PEERS_MAX:
             return 0
-        hops_ns = sum(sum(sorted(row[:one] + row[one + 1 :])[:2]) for one, row in enumerate(self._model.hop_ns))
+        delay_ns = delay_bound(rates, self._model.hop_ns)
+        if delay_ns == math.inf:
+            return 0  # There is no ring, as the search finds.
         hosts = [rate for rate in self._network.host_bytes_per_second if rate is not None]
         rate_max = max(1, min(rate_bound(rates), self._speeds.rate(RING), *hosts))
         moving_ns = 2 * (count - 1) * self._tensor.wire_bytes * limits.SECOND / (count * rate_max)
-        return (count - 1) * hops_ns // count + int(moving_ns)
+        return int(2 * (count - 1) * delay_ns / count + moving_ns)
 
     def _trees_ns_min(self) -> int:
         """No trees take less time: each tree has an edge at each host, and N - 1 edges."""

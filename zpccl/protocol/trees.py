@@ -54,6 +54,11 @@ class _Candidate:
     busy_s: dict[int, float]
     """How long it keeps hosts (0 to N - 1) and paths (N and more) busy if it reduces the whole tensor."""
 
+    @property
+    def alone_s(self) -> float:
+        """The time of the whole tensor by this tree alone."""
+        return 2 * self.latency_s + max(self.busy_s.values())
+
 
 class Packer:
     """Packs trees for one tensor into one network."""
@@ -89,6 +94,8 @@ class Packer:
             self._candidate([(one, middle) for one in range(self._count) if one != middle], [middle])
             for middle in middles
         ]
+        if self._lanes_max < len(found):
+            found = sorted(found, key=lambda candidate: candidate.alone_s)[: 2 * self._lanes_max]
         # If sums are wide there is nothing else, and this may take longer.
         cells_max = limits.PACKING_CELLS_MAX * 3 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 3
         return self._divide(found, self._lanes_max, cells_max) if found else []
@@ -97,10 +104,10 @@ class Packer:
         """Packings of trees that may be quick; none if the paths do not connect all peers."""
         found = sorted(self._collect(), key=lambda candidate: candidate.latency_s)
         if found:
-            quickest = min(found, key=lambda candidate: 2 * candidate.latency_s + max(candidate.busy_s.values()))
-            yield self._divide([quickest], 1)
-        for size in sorted({math.ceil(part * len(found)) for part in KEPT_PARTS if found}):
-            yield self._divide(found[:size], min(self._lanes_max, limits.LANES_MAX))
+            yield self._divide([min(found, key=lambda candidate: candidate.alone_s)], 1)
+        if self._lanes_max > 1:
+            for size in sorted({math.ceil(part * len(found)) for part in KEPT_PARTS if found}):
+                yield self._divide(found[:size], min(self._lanes_max, limits.LANES_MAX))
 
     # --- Collecting trees ---------------------------------------------------------------------------------------------
 
@@ -117,7 +124,7 @@ class Packer:
         if shortest is None:
             return []
         found = {shortest: self._candidate(shortest)}
-        for turn in range(limits.LANES_MAX - 1):
+        for turn in range(min(limits.LANES_MAX, 4 * self._lanes_max) - 1):
             depth_weight = 2 * total / max(1, count - 1)
             edges = self._cheapest(roots[turn % len(roots)], hosts, paths, depth_weight)
             assert edges is not None, "the paths connect all"
@@ -171,16 +178,20 @@ class Packer:
             if size:
                 busy_s[self._count * (1 + min(one, other)) + max(one, other)] = size
         beside = _neighbours(edges, self._count)
+        central = roots or self._central(beside)
+        latencies_s = {root: max(self._distances(beside, root, is_root=True)) for root in central}
+        least = min(latencies_s.values())
+        near = tuple(root for root, latency_s in latencies_s.items() if latency_s <= NEAR * least)
+        return _Candidate(tuple(edges), near, least, busy_s)
+
+    def _central(self, beside: Sequence[Sequence[int]]) -> list[int]:
+        """Those in the middle of a tree, the most central first."""
         # The one farthest from anyone is an end of the longest way, and the way to one of its two ends is the longest.
         from_any = self._distances(beside, 0)
         from_end = self._distances(beside, from_any.index(max(from_any)))
         from_other = self._distances(beside, from_end.index(max(from_end)))
         longest = [max(pair) for pair in zip(from_end, from_other, strict=True)]
-        central = roots or sorted(range(self._count), key=longest.__getitem__)[:ROOTS_TRIED_MAX]
-        latencies_s = {root: max(self._distances(beside, root, is_root=True)) for root in central}
-        least = min(latencies_s.values())
-        near = tuple(root for root, latency_s in latencies_s.items() if latency_s <= NEAR * least)
-        return _Candidate(tuple(edges), near, least, busy_s)
+        return sorted(range(self._count), key=longest.__getitem__)[:ROOTS_TRIED_MAX]
 
     def _distances(self, beside: Sequence[Sequence[int]], begin: int, *, is_root: bool = False) -> list[float]:
         """Latency from one participant to each along the edges of a tree; at the root the first hop takes less."""
