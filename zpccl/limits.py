@@ -275,8 +275,8 @@ LANES_MAX = 32
 """Trees among which a tensor is divided. A star has one peer in its middle, so there may be one for each peer."""
 LANE_MIN_BYTES = 64 * KIB
 """A lane has at least a frame of the tensor, on average: smaller tensors have fewer lanes."""
-PACKING_CELLS_MAX = 160_000
-"""Numbers computed to divide a tensor among trees or stars; that takes some 10 ms."""
+PACKING_CELLS_MAX = 250_000
+"""Numbers computed to divide a tensor among trees or stars; that takes some 15 ms."""
 ROUTE_GAIN_MIN_PERCENT = 10
 """How much quicker than an algorithm over all paths alike a plan has to be that follows the rates of paths."""
 ROUTE_CHANGE_MIN_PERCENT = 15

@@ -34,12 +34,12 @@ def is_division(shares: list[float]) -> bool:
 )
 def test_divisions_that_are_known(ways: Ways, shares: list[float]) -> None:
     """The last: both take as long, and the first keeps more busy."""
-    assert divide(ways, 0) == pytest.approx(shares, abs=GAP)
+    assert divide(ways, 0, [1.0] * len(ways)) == pytest.approx(shares, abs=GAP)
 
 
 def test_all_alike_share_alike() -> None:
     ways = [{0: 0.01, 1 + way: 1.0} for way in range(32)]
-    assert divide(ways, 0) == pytest.approx([1 / 32] * 32)
+    assert divide(ways, 0, [1.0] * len(ways)) == pytest.approx([1 / 32] * 32)
 
 
 def random_ways(seed: int, count: int, resources: int) -> Ways:
@@ -55,7 +55,7 @@ def random_ways(seed: int, count: int, resources: int) -> Ways:
 def test_no_other_division_is_quicker(seed: int, count: int, resources: int) -> None:
     """Not that of one way alone, not the equal one, and no small change of the one found."""
     ways = random_ways(seed, count, resources)
-    shares = divide(ways, 0)
+    shares = divide(ways, 0, [1.0] * len(ways))
     assert is_division(shares)
     least = time_of(ways, shares) / (1 + GAP)
     others = [[float(way == one) for way in range(count)] for one in range(count)] + [[1 / count] * count]
@@ -68,6 +68,6 @@ def test_no_other_division_is_quicker(seed: int, count: int, resources: int) -> 
 @pytest.mark.parametrize("cells_max", [1, 100, 1000, 10000])
 def test_a_search_that_is_cut_short_divides_as_well_as_it_can(cells_max: int) -> None:
     ways = random_ways(7, 24, 40)
-    shares = divide(ways, 0, cells_max)
+    shares = divide(ways, 0, [1.0] * len(ways), cells_max)
     assert is_division(shares)
     assert time_of(ways, shares) <= time_of(ways, [1 / 24] * 24) * (1 + 1e-9)

@@ -3,9 +3,9 @@
 Way k, if it does all the work, keeps resource r busy for the time a[r][k]. Sought are shares w >= 0 of sum 1 for which
 the largest sum over k of a[r][k] * w[k] is least. With x = w / time this is a linear program: the largest sum of x with
 a x <= 1. Resources are many (each path between two peers), but few of them bound the solution. So the program begins
-with one of them; while the solution overloads others, the most overloaded ones are added, and the dual simplex method
-makes it valid again. The work is bounded: each solution on the way, with less for the ways that overload something, is
-an answer, and the best one is taken. So are equal shares.
+with those that a first answer keeps busy; while the solution overloads others, the most overloaded ones are added, and
+the dual simplex method makes it valid again. The work is bounded: each solution on the way, with less for the ways that
+overload something, is an answer, and the best one is taken.
 
 The tableau is a dictionary: each row gives a basic variable, each column is a variable that is 0.
 
@@ -28,6 +28,8 @@ from zpccl import limits
 TOLERANCE = 1e-9
 GAP = 0.005
 """How much longer than necessary the answer may take."""
+BUSY_FIRST = 0.7
+"""Resources that the first answer keeps busy for this part of its time are added at the beginning, if they are few."""
 ADDED_ROWS_MAX = 4
 """Overloaded resources that are added at the same time."""
 TURNS_BETWEEN_ANSWERS = 4
@@ -35,20 +37,28 @@ TURNS_BETWEEN_ANSWERS = 4
 
 
 def divide(
-    ways: Sequence[Mapping[int, float]], resource: int, cells_max: int = limits.PACKING_CELLS_MAX
+    ways: Sequence[Mapping[int, float]],
+    resource: int,
+    begin: Sequence[float],
+    cells_max: int = limits.PACKING_CELLS_MAX,
 ) -> list[float]:
     """The shares of the ways: 0 or more, of sum 1.
 
     Args:
         ways: how long each resource is busy, for each way; those of which it is 0 may be left out.
         resource: one that every way needs.
+        begin: shares that are about right, up to a common factor.
         cells_max: how many numbers may be computed.
     """
     # In units of the best way alone, so that numbers are neither tiny nor huge.
     unit = min(max(way.values()) for way in ways)
     ways = [{name: busy / unit for name, busy in way.items()} for way in ways]
     program = _Program(ways, resource, cells_max)
-    best = [1.0 / max(load(ways, [1.0] * len(ways)).values())] * len(ways)
+    loads = load(ways, begin)
+    time = max(loads.values())
+    best = [share / time for share in begin]
+    busiest = sorted((-busy, name) for name, busy in loads.items() if busy > BUSY_FIRST * time)
+    program.add([name for _, name in busiest[: len(ways) // 2]])
     for turn in itertools.count():
         values = program.values()
         loads = load(ways, values)

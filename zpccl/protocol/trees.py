@@ -38,11 +38,12 @@ ROOTS_TRIED_MAX = 4
 """Participants in the middle of a tree that may be its root."""
 NEAR = 1.1
 """A root may make a tree longer by this factor."""
+TINY = 1e-9
 SHARES = 1 << 16
 """The shares of a packing are whole numbers of about this sum."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Candidate:
     """A tree that may get a share."""
 
@@ -53,6 +54,8 @@ class _Candidate:
     """Of the longest way to the best root."""
     busy_s: dict[int, float]
     """How long it keeps hosts (0 to N - 1) and paths (N and more) busy if it reduces the whole tensor."""
+    amount: float = 1.0
+    """A share that is about right, beside those of the others."""
 
     @property
     def alone_s(self) -> float:
@@ -97,7 +100,7 @@ class Packer:
         if self._lanes_max < len(found):
             found = sorted(found, key=lambda candidate: candidate.alone_s)[: 2 * self._lanes_max]
         # If sums are wide there is nothing else, and this may take longer.
-        cells_max = limits.PACKING_CELLS_MAX * 3 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 3
+        cells_max = limits.PACKING_CELLS_MAX * 2 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 4
         return self._divide(found, self._lanes_max, cells_max) if found else []
 
     def trees(self) -> Iterator[list[Tree]]:
@@ -123,14 +126,14 @@ class Packer:
         shortest = self._shortest(roots[0])
         if shortest is None:
             return []
-        found = {shortest: self._candidate(shortest)}
+        found = {shortest: self._candidate(shortest, amount=TINY)}
         for turn in range(min(limits.LANES_MAX, 4 * self._lanes_max) - 1):
             depth_weight = 2 * total / max(1, count - 1)
             edges = self._cheapest(roots[turn % len(roots)], hosts, paths, depth_weight)
             assert edges is not None, "the paths connect all"
-            if edges not in found:
-                found[edges] = self._candidate(edges)
-            busy_s = found[edges].busy_s
+            candidate = found.get(edges) or self._candidate(edges, amount=0.0)
+            found[edges], busy_s = candidate, candidate.busy_s
+            candidate.amount += 1 / max(busy_s.values())
             growth = GROWTH / max(busy_s.values())
             for one, other in edges:
                 total += growth * paths[one][other]
@@ -169,7 +172,9 @@ class Packer:
             left.remove(last)
         return tuple(sorted(edges))
 
-    def _candidate(self, edges: Sequence[tuple[int, int]], roots: Sequence[int] | None = None) -> _Candidate:
+    def _candidate(
+        self, edges: Sequence[tuple[int, int]], roots: Sequence[int] | None = None, amount: float = 1.0
+    ) -> _Candidate:
         busy_s = dict.fromkeys(range(self._count), 0.0)
         for one, other in edges:
             busy_s[one] += self._hosts_s[one]
@@ -182,7 +187,7 @@ class Packer:
         latencies_s = {root: max(self._distances(beside, root, is_root=True)) for root in central}
         least = min(latencies_s.values())
         near = tuple(root for root, latency_s in latencies_s.items() if latency_s <= NEAR * least)
-        return _Candidate(tuple(edges), near, least, busy_s)
+        return _Candidate(tuple(edges), near, least, busy_s, amount)
 
     def _central(self, beside: Sequence[Sequence[int]]) -> list[int]:
         """Those in the middle of a tree, the most central first."""
@@ -216,7 +221,8 @@ class Packer:
         """
         shares = [0.0]
         while True:
-            shares = divide([candidate.busy_s for candidate in candidates], self._busiest, cells_max)
+            amounts = [candidate.amount for candidate in candidates]
+            shares = divide([candidate.busy_s for candidate in candidates], self._busiest, amounts, cells_max)
             used = [place for place, share in enumerate(shares) if round(share * SHARES)]
             used.sort(key=shares.__getitem__, reverse=True)
             if len(used) <= lanes_max:
