@@ -148,7 +148,7 @@ def crash(name: str, function: str, old: str) -> Mutant:
     ("seed", "mutant", "needed", "error"),
     [
         # The first that fails and needs fewer than all peers.
-        (403, next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
+        (451, next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
         (0, JOINERS_NEVER_ADMITTED, set(), "Violation: L2"),
         (
             3,

@@ -44,7 +44,7 @@ def planted(
 
 CASES = (
     Case(BY_NAME["digests-not-compared"], "hostile", "S1 S2"),
-    Case(BY_NAME["commit-on-a-majority"], "churn", "S1", seeds=200),
+    Case(BY_NAME["commit-on-a-majority"], "churn", "S1", seeds=400),
     Case(BY_NAME["epoch-not-raised-at-a-loss"], "churn", "S3"),
     Case(BY_NAME["holder-that-dies-ends-a-sync"], "swarm", "L2", seeds=120),
     Case(BY_NAME["connects-no-more"], "flaky", "L2"),

@@ -400,7 +400,7 @@ def test_plans_are_compared_with_what_no_plan_can_beat() -> None:
     rows = rows_of("plans", "--peers", "3", "5", "--bytes", "64MiB", "--seeds", "2")
     assert len(rows) == 10
     for row in rows:
-        assert 1 <= row["plan_median"] <= row["plan_p95"] < 3
+        assert 0.999 < row["plan_median"] <= row["plan_p95"] < 3
         assert row["direct_median"] is None or row["plan_median"] <= row["direct_median"]
         assert row["cpu_s_max"] >= row["cpu_s_median"] > 0
 

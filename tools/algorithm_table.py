@@ -1,4 +1,4 @@
-"""Puts the table of what plans choose, by zpccl.protocol.cost, into docs/algorithms.md."""
+"""Puts the table of what plans choose, by zpccl.protocol.routes, into docs/algorithms.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from common import format_bytes
 
 from zpccl import limits
-from zpccl.protocol.cost import Speeds, choose
+from zpccl.protocol.network import Network, Speeds, Tensor
+from zpccl.protocol.routes import plan
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
 BEGIN, END = "<!-- made by tools/algorithm_table.py -->", "<!-- end -->"
@@ -18,24 +19,37 @@ PEERS = (2, 3, 4, 8, 16, 64)
 SIZES = tuple(4 * limits.KIB * 2**step for step in range(21))
 """Bytes of float32, 4 KiB to 4 GiB."""
 MB = 1_000_000
-SLOW_NS = 50 * limits.MS
-SITUATIONS: dict[str, Callable[[int], Speeds]] = {
-    "nothing is known yet": lambda peers: Speeds(),
-    "one machine: 0.1 ms a hop, ring 1,000 MB/s, direct 800 MB/s": lambda peers: Speeds(100_000, 1000 * MB, 800 * MB),
-    "RTT 100 ms, every path has 12 MB/s": lambda peers: Speeds(SLOW_NS, 12 * MB, 12 * MB * (peers - 1)),
-    "RTT 100 ms, all paths cross one line: ring 100 MB/s, direct 40 MB/s": lambda peers: Speeds(
-        SLOW_NS, 100 * MB, 40 * MB
+RTT_NS = 100 * limits.MS
+
+
+def network_of(peers: int, path: int | None, host: int | None) -> Network:
+    """Far peers, with these rates of all paths and of all hosts."""
+    rates, delays = ((rate,) * peers for rate in (path, RTT_NS))
+    return Network((rates,) * peers, (delays,) * peers, (host,) * peers)
+
+
+SITUATIONS: dict[str, Callable[[int], tuple[Network, Speeds]]] = {
+    "nothing is known yet": lambda peers: (Network.unknown(peers), Speeds()),
+    "one machine: 0.1 ms a hop, ring 1,000 MB/s, direct 800 MB/s": lambda peers: (
+        Network.unknown(peers),
+        Speeds(100_000, 1000 * MB, 800 * MB),
     ),
+    "RTT 100 ms, every path has 12 MB/s": lambda peers: (network_of(peers, 12 * MB, None), Speeds()),
+    "RTT 100 ms, every host sends and receives 100 MB/s": lambda peers: (network_of(peers, None, 100 * MB), Speeds()),
 }
 
 
-def describe(peers: int, speeds: Speeds, *, is_quantised: bool) -> str:
+def choose(network: Network, size: int, speeds: Speeds, *, is_quantised: bool) -> str:
+    """The algorithm for so many bytes on the wire, as text."""
+    route = plan(network, Tensor(size, is_quantised), speeds)
+    assert route is not None, "all paths work"
+    return route.algorithm.name.lower().replace("_", "-")
+
+
+def describe(network: Network, speeds: Speeds, *, is_quantised: bool) -> str:
     """The choices for all sizes, as text."""
-    element_bytes = 1 if is_quantised else 4
-    choices = groupby(
-        SIZES,
-        lambda size: choose(peers, size // 4 * element_bytes, is_quantised, speeds).name.lower().replace("_", "-"),
-    )
+    divisor = 4 if is_quantised else 1
+    choices = groupby(SIZES, lambda size: choose(network, size // divisor, speeds, is_quantised=is_quantised))
     parts = [(name, re.sub(r"(?=[KMG]iB)", " ", format_bytes(max(sizes)))) for name, sizes in choices]
     return ", then ".join([*(f"{name} to {size}" for name, size in parts[:-1]), parts[-1][0]])
 
@@ -43,10 +57,10 @@ def describe(peers: int, speeds: Speeds, *, is_quantised: bool) -> str:
 def make_table() -> str:
     """The table, in Markdown."""
     lines = ["| paths | peers | float32 | float32 as one byte |", "|---|---|---|---|"]
-    for name, speeds_of in SITUATIONS.items():
+    for name, situation in SITUATIONS.items():
         rows: dict[str, list[str]] = {}
         for peers in PEERS:
-            plain, quantised = (describe(peers, speeds_of(peers), is_quantised=how) for how in (False, True))
+            plain, quantised = (describe(*situation(peers), is_quantised=how) for how in (False, True))
             rows.setdefault(f"{plain} | {quantised}", []).append(str(peers))
         lines += [f"| {name} | {', '.join(which)} | {choices} |" for choices, which in rows.items()]
     return "\n".join(lines) + "\n"

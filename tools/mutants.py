@@ -799,5 +799,26 @@ answer-of-another-master-counts: protocol.session:Session.handle (unit tests)
   S7: a newcomer gives up because of the secret of a master that it has left
   - self.phase is SocketPhase.ASKING and event.index == self._index
   + self.phase is SocketPhase.ASKING
+# --- Plans that follow the network -----------------------------------------------------------------------------------
+slow-network-taken-for-slow-work: protocol.plans:Planner.learn (unit tests)
+  L2: after one bad plan no other one seems quicker
+  - any(report.paths for report in reports.values())
+  + False
+plans-never-made-anew: protocol.plans:Planned.is_fresh (unit tests)
+  L2: a path that falls to a tenth is used as before
+  - now_ns - self.planned_ns < limits.ROUTE_KEPT_NS
+  + True
+plans-made-anew-by-each-call: protocol.plans:Planned.is_fresh (unit tests)
+  B1: the master computes all the time
+  - now_ns - self.planned_ns < limits.ROUTE_KEPT_NS
+  + False
+failed-links-planned: protocol.plans:Planner._route (unit tests)
+  L2: trees use a link that has just failed
+  - frozenset((one, other)) not in avoided
+  + True
+paths-of-the-lost-kept: protocol.plans:Planner.on_members_changed (unit tests)
+  B1: the paths of all who ever were members are kept
+  - self._registry.peers.get(peer.peer_id) is not peer
+  + False
 """
 )

@@ -22,7 +22,7 @@ ADDRESS_CHARS_MAX = 270
 
 # --- Control plane --------------------------------------------------------------------------------------------------
 PROTOCOL_VERSION = 16
-MESSAGE_BYTES_MAX = 8 * MIB
+MESSAGE_BYTES_MAX = 12 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
 """Send high-water mark of a control connection."""
@@ -241,12 +241,6 @@ ONE_SHOT_BYTES_MAX = 64 * KIB
 """What a peer may send and receive in a one-shot exchange: its tensor, to each of the others."""
 DIRECT_PEERS_MAX = 128
 """Maximum for the direct exchange: with more peers a frame would be a few KiB, and all pairs need a link."""
-LANES_MAX = DIRECT_PEERS_MAX
-"""Of a plan: with a star for each peer."""
-LANE_PARENTS_MAX = 1024
-"""Of all lanes of a plan that are no stars."""
-LANE_SHARE_MAX = 2**16
-"""The weights of lanes are whole numbers up to this."""
 HOP_LATENCY_NS = 1 * MS
 """Estimated latency of one hop of a small frame, until attempts have measured it."""
 HOP_WORK_NS = 100 * US
@@ -273,10 +267,18 @@ RING_PASSES_MAX = 8
 """Passes over a ring in which each two of its paths are compared with those that would shorten it."""
 LANES_MAX = 32
 """Trees among which a tensor is divided. A star has one peer in its middle, so there may be one for each peer."""
+LANE_PARENTS_MAX = LANES_MAX * DIRECT_PEERS_MAX
+"""Of all lanes of a plan that are no stars."""
+LANE_SHARE_MAX = 2**20
+"""The weights of lanes are whole numbers up to this."""
+ROUTE_KEPT_NS = 500 * MS
+"""Measurements of paths change the plans of a group, for one size of tensors, after this time at the earliest."""
+ROUTES_KEPT_MAX = 256
+"""Sizes of tensors, of all groups, for which a master keeps the plan. More are planned anew by each call."""
 LANE_MIN_BYTES = 64 * KIB
 """A lane has at least a frame of the tensor, on average: smaller tensors have fewer lanes."""
-PACKING_CELLS_MAX = 250_000
-"""Numbers computed to divide a tensor among trees or stars; that takes some 15 ms."""
+PACKING_CELLS_MAX = 200_000
+"""Numbers computed to divide a tensor among trees or stars; that takes some 12 ms."""
 ROUTE_GAIN_MIN_PERCENT = 10
 """How much quicker than an algorithm over all paths alike a plan has to be that follows the rates of paths."""
 ROUTE_CHANGE_MIN_PERCENT = 15

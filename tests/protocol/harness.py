@@ -52,7 +52,7 @@ from zpccl.protocol.messages import (
     encode,
 )
 from zpccl.protocol.peer import PeerMachine, PeerOptions
-from zpccl.types import Algorithm
+from zpccl.types import Algorithm, CollectiveKind
 
 RUN_ID = b"run id of 16 byt"
 FIRST_ATTEMPT = 1
@@ -535,9 +535,9 @@ def peer(name: str, group: int = 0) -> Peer:
 
 
 def fail_by(bench: MasterBench, one: str, other: str, call_id: int, count: int = 8) -> tuple[bytes, ...]:
-    """All vote; `one` finds its link to `other` at fault after a while. Returns the order of the attempt."""
+    """All gather; `one` finds its link to `other` at fault after a while. Returns the order of the ring."""
     for name in bench.names():
-        bench.begin(name, call_id, spec(count=count))
+        bench.begin(name, call_id, spec(count=count, kind=CollectiveKind.ALL_GATHER))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")

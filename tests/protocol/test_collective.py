@@ -336,14 +336,13 @@ def test_groups_are_judged_by_their_own_links() -> None:
 
 
 def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, ...]:
-    """All vote and succeed. Returns the order of the attempt."""
+    """All gather and succeed. Returns the order of the ring."""
     for name in bench.names():
-        bench.begin(name, call_id, spec(count=count))
+        bench.begin(name, call_id, spec(count=count, kind=CollectiveKind.ALL_GATHER))
     attempt_id, how = list(bench.plans.items())[-1]
     for name in bench.names():
         bench.finish(name, call_id, attempt_id)
-    order = how.order
-    return order
+    return how.order
 
 
 def test_a_link_that_failed_is_avoided_for_a_while() -> None:
@@ -391,12 +390,12 @@ def test_a_link_that_goes_on_failing_counts_as_down() -> None:
 
 
 def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tuple[bytes, ...]:
-    """All vote, and stall at the same time. `faults` are "ab" where a blames b; the others say nothing of why.
+    """All gather, and stall at the same time. `faults` are "ab" where a blames b; the others say nothing of why.
 
     The first report decides, and the rest was on its way. Returns the order of the attempt.
     """
     for name in bench.names():
-        bench.begin(name, call_id, spec(**changes))
+        bench.begin(name, call_id, spec(kind=CollectiveKind.ALL_GATHER, **changes))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.STALL_TIMEOUT_NS)
     blamed = {fault[0]: pid(fault[1]) for fault in faults}

@@ -12,12 +12,14 @@ from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     Decision,
     Hello,
+    Lane,
     Member,
     Plan,
     Reducing,
     decode_peer_message,
     encode,
 )
+from zpccl.types import Algorithm
 
 from .harness import member_list, pid, pids, spec
 
@@ -66,7 +68,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
         answer = refusal(LONG, LONG - number, ids, reason)
         facts = (answer.result, 0, reason, field, values, 0, answer.attempt_id, answer.order, (LONG,) * group_size)
         memory.on_decision(Decision(LONG, *facts), None, ())
-    plan = Plan(LONG, (LONG,) * group_size, Reducing(ids, limits.FRAME_BYTES_MAX, 2))
+    plan = Plan(LONG, (LONG,) * group_size, widest_plan(ids))
     widest = spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX, datatype=255, op=255, quantization=255)
     calls: list[Call] = [Call(LONG, widest, CallPhase.RUNNING, LONG, plan) for _ in range(calls_max)]
     addresses = ("h" * limits.ADDRESS_CHARS_MAX,) * limits.ADDRESSES_PER_PEER_MAX
@@ -80,6 +82,17 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     data = encode(report)
     assert len(data) <= limits.MESSAGE_BYTES_MAX
     assert decode_peer_message(data) == report
+
+
+def widest_plan(ids: tuple[bytes, ...]) -> Reducing:
+    """The longest plan of so many peers: with as many lanes, and as many trees among them, as there may be."""
+    size = len(ids)
+    if size > limits.DIRECT_PEERS_MAX:
+        return Reducing(ids, limits.FRAME_BYTES_MAX, Algorithm.RING)
+    count = min(limits.LANE_PARENTS_MAX // size, limits.DIRECT_PEERS_MAX)
+    trees = (Lane(limits.LANE_SHARE_MAX, size - 1, (size - 1,) * size),) * count
+    stars = (Lane(limits.LANE_SHARE_MAX, size - 1),) * (limits.DIRECT_PEERS_MAX - count)
+    return Reducing(ids, limits.FRAME_BYTES_MAX, Algorithm.TREES, trees + stars)
 
 
 def test_a_report_fits_after_the_group_has_shrunk() -> None:

@@ -76,7 +76,7 @@ outcomes = st.builds(
     *(naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts), naturals, naturals),
     *(tuples(ids), tuples(naturals), tuples(names)),
 )
-lanes = st.builds(m.Lane, st.integers(0, limits.LANE_SHARE_MAX), ranks, st.just(()) | tuples(ranks, 3, 3))
+lanes = st.builds(m.Lane, st.integers(1, limits.LANE_SHARE_MAX), ranks, st.just(()) | tuples(ranks, 3, 3))
 reducings = st.builds(m.Reducing, tuples(ids), st.integers(1, 2**24), st.integers(1, 3)) | st.builds(
     m.Reducing, tuples(ids, 3, 3), st.integers(1, 2**24), st.just(Algorithm.TREES), tuples(lanes, 1, 4)
 )
@@ -374,8 +374,9 @@ def test_bounds_of_master_messages(message: Any) -> None:
         (Algorithm.TREES, 3, ()),
         (Algorithm.RING, 3, (m.Lane(1, 0),)),
         (Algorithm.TREES, 3, (m.Lane(1, 0, (0, 0)),)),
+        (Algorithm.TREES, 3, (m.Lane(0, 0), m.Lane(0, 1))),
         (Algorithm.TREES, 3, (m.Lane(1, 0), m.Lane(1, 1, (1, 1, 1, 1)))),
-        (Algorithm.TREES, 128, (m.Lane(1, 0, (0,) * 128),) * (limits.LANE_PARENTS_MAX // 128 + 1)),
+        (Algorithm.TREES, 128, (m.Lane(1, 0, (0,) * 128),) * (limits.LANES_MAX + 1)),
     ],
 )
 def test_lanes_fit_their_plan(algorithm: int, count: int, lanes: tuple[m.Lane, ...]) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zpccl import limits
-from zpccl.protocol import cost
 from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor, Tree
 from zpccl.protocol.routes import plan, plan_ring
 from zpccl.types import Algorithm
@@ -88,17 +87,29 @@ def test_paths_of_different_rates_are_used_together() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 64])
 @pytest.mark.parametrize("is_quantised", [False, True])
 def test_with_nothing_known_the_choice_is_that_by_size_alone(count: int, is_quantised: bool) -> None:
-    """As with the model of one rate for all paths."""
+    """By hops and bytes, with one latency of a hop and one rate of each algorithm."""
     rng = random.Random(count)
     for _ in range(50):
         size = int(2 ** rng.uniform(0, 40))
         known = [rng.choice([None, int(2 ** rng.uniform(10, 33))]) for _ in range(3)]
         route = plan(Network.unknown(count), Tensor(size, is_quantised), Speeds(*known))
         assert route is not None and route.order == tuple(range(count))
-        assert route.algorithm is cost.choose(count, size, is_quantised, cost.Speeds(*known))
-        assert route.time_ns == pytest.approx(
-            cost.estimate_ns(route.algorithm, count, size, cost.Speeds(*known)), abs=2
-        )
+        defaults = limits.HOP_LATENCY_NS, limits.RING_BYTES_PER_SECOND, limits.DIRECT_BYTES_PER_SECOND
+        hop_ns, ring_rate, direct_rate = (own or default for own, default in zip(known, defaults, strict=True))
+        sent = 2 * (count - 1) * size // count
+        times_ns = {
+            ONE_SHOT: hop_ns + (count - 1) * size * limits.SECOND // direct_rate,
+            DIRECT: 2 * hop_ns + sent * limits.SECOND // direct_rate,
+            RING: 2 * (count - 1) * hop_ns + sent * limits.SECOND // ring_rate,
+        }
+        if is_quantised or (count - 1) * size > limits.ONE_SHOT_BYTES_MAX:
+            del times_ns[ONE_SHOT]
+        if count == 2:
+            del times_ns[DIRECT]
+        assert route.time_ns == pytest.approx(times_ns[route.algorithm], abs=2)
+        worse = limits.QUANTIZED_DIRECT_PERCENT_MAX if is_quantised and count > 2 else 100
+        costs = {algorithm: time_ns * (worse if algorithm is RING else 100) for algorithm, time_ns in times_ns.items()}
+        assert costs[route.algorithm] <= min(costs.values()) + 1000
 
 
 @pytest.mark.parametrize("rate", [1, 100, 3000])

@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from zpccl.engine.engine import DIGEST_CHANNEL, ReducePlan
+from zpccl.engine.engine import DIGEST_CHANNEL, ReducePlan, TreeLane
 from zpccl.engine.tensors import NO_MEMORY, TensorView
 from zpccl.errors import PCCLError
 from zpccl.protocol.effects import StartReduce
-from zpccl.protocol.messages import CollectiveSpec, Spec
+from zpccl.protocol.messages import CollectiveSpec, Reducing, Spec
 from zpccl.protocol.rings import owners_of
 from zpccl.state.transfer import StateTransfer
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -99,7 +99,20 @@ class PendingCall:
             restore=self.restore,
             kind=kind,
             owners=owners,
-            algorithm=self.algorithm,
+            algorithm=Algorithm.DIRECT if how.lanes else self.algorithm,
+            lanes=tree_lanes(how, spec.count),
             digest_channel=DIGEST_CHANNEL if start.tells_digest else 0,
             call=start.call_id,
         )
+
+
+def tree_lanes(how: Reducing, count: int) -> tuple[TreeLane, ...]:
+    """The lanes of a plan for a tensor of so many elements, cut in proportion to their shares."""
+    lanes: list[TreeLane] = []
+    begin, shares, total = 0, 0, sum(lane.share for lane in how.lanes)
+    for lane in how.lanes:
+        shares += lane.share
+        end = count * shares // total
+        lanes.append(TreeLane(end - begin, lane.parents or (lane.root,) * len(how.order)))
+        begin = end
+    return tuple(lanes)

@@ -402,12 +402,14 @@ class Reducing(_Message, tag="reduce", frozen=True):
     """All participants: the order of the ring, or of the ranks."""
     frame_bytes: FrameBytes
     algorithm: PlannedAlgorithm = Algorithm.RING
-    lanes: Annotated[tuple[Lane, ...], Meta(max_length=limits.LANES_MAX)] = ()
+    lanes: Annotated[tuple[Lane, ...], Meta(max_length=limits.DIRECT_PEERS_MAX)] = ()
     """Of TREES, and of nothing else."""
 
     def __post_init__(self) -> None:
         if bool(self.lanes) != (self.algorithm == Algorithm.TREES):
             raise ValueError("trees have lanes, other algorithms have none")
+        if self.lanes and not any(lane.share for lane in self.lanes):
+            raise ValueError("no lane has a share")
         if any(lane.parents and len(lane.parents) != len(self.order) for lane in self.lanes):
             raise ValueError("a lane names one parent for each participant, or none")
         if sum(len(lane.parents) for lane in self.lanes) > limits.LANE_PARENTS_MAX:

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from zpccl import limits
+from zpccl.protocol.rings import mesh_edges, ring_edges
 from zpccl.types import Algorithm
 
 
@@ -149,6 +150,13 @@ class Route:
     trees: tuple[Tree, ...] = ()
     """The lanes, if the algorithm is TREES."""
     time_ns: int = 0
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """The paths that it uses; some more than once."""
+        if self.algorithm is Algorithm.TREES:
+            return [edge for tree in self.trees for edge in tree.edges]
+        return ring_edges(self.order) if self.algorithm is Algorithm.RING else mesh_edges(self.order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,10 @@ class Paths:
             self._known[group] = facts, self._find(members, down, suspects)
         return self._known[group][1]
 
+    def avoided(self, now_ns: int) -> frozenset[Edge]:
+        """The links that have failed of late: no plan uses them unless it must."""
+        return frozenset(edge for edge, fault in self._live_faults(now_ns).items() if fault.is_suspect)
+
     def _is_ring(self, members: Sequence[Peer]) -> bool:
         return all(self._registry.are_linked(one, other) for one, other in ring_edges(members))
 

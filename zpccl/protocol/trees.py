@@ -9,8 +9,8 @@ busiest is done early? This is the fractional packing of spanning trees, and it 
    the tensor as its slowest path or host takes in a unit of time.
 2. The shares of these trees are the solution of a linear program (packing.py).
 
-The cheapest trees may be deep, and each hop takes time. So some trees are built from a root outwards, with the latency
-to the root beside the prices; and there are several solutions: of all trees, and without the deepest ones. The model of
+The cheapest trees may be deep, and each hop takes time. So trees are built from a root outwards, with the latency to
+the root beside the prices; and there are several solutions: of all trees, and without the deepest ones. The model of
 network.py, which knows the latency of each, decides between them.
 
 Stars, that is trees of depth 1, are packed in the same way: there is one for each peer that has a path to all others.
@@ -39,6 +39,7 @@ ROOTS_TRIED_MAX = 4
 NEAR = 1.1
 """A root may make a tree longer by this factor."""
 TINY = 1e-9
+"""The amount of a tree that the weights have not chosen."""
 SHARES = 1 << 16
 """The shares of a packing are whole numbers of about this sum."""
 

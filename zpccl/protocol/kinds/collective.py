@@ -9,12 +9,12 @@ A collective is identified by its tag within a group. Its states:
        v                    `--'                            v
     answered                                             aborted
 
-The plan names the algorithm: a ring, or the direct exchange if all links work and cost.py expects it to be faster or
-all voters ask for it. An all-to-all needs all links: it waits for them, and is refused if they do not come up in time.
-The ring is in order of admission, or in another order if that one needs a link that is down or has failed lately
-(paths.py). If every order needs links that are down, the plan waits for them; when they do not come up in time, the
-worst-connected member is removed, so that the others can continue. The ring of a broadcast begins with its root. A
-barrier has no plan: it is committed when all have voted.
+The plan of an all-reduce is the quickest that plans.py finds with what is known of the network, without links that are
+down or have failed lately: a ring, an exchange or trees, or what all voters ask for. Other collectives have a ring in
+order of admission, or in another order if that one needs such a link (paths.py); that of a broadcast begins with its
+root. An all-to-all needs all links: it waits for them, and is refused if they do not come up in time. If every ring
+needs links that are down, the plan waits for them; when they do not come up in time, the worst-connected member is
+removed, so that the others can continue. A barrier has no plan: it is committed when all have voted.
 
 With its plan, and with each commit, the next attempts are planned ahead: a peer that makes the same call again starts
 the first of them at once, says so in its vote, and waits for nobody. If the votes agree, and all have started it, that
@@ -32,18 +32,18 @@ Answers are kept per peer until the peer acknowledges them (`oldest_call_id`), s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.commit import tells_digests
-from zpccl.protocol.cost import Speeds, choose, frame_bytes
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
 from zpccl.protocol.messages import CollectiveSpec, Decision, Plan, Reducing, Report, Running, Vote, cut
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Kind, Operation, Operations, Verdict, key_of
 from zpccl.protocol.paths import Paths
+from zpccl.protocol.plans import Planner, wire_bytes
 from zpccl.protocol.rings import neighbours_of, plan_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
@@ -119,11 +119,11 @@ class Collectives(Kind[Reduction]):
         self._paths = paths
         self._outbox = outbox
         self._operations = operations
+        self.planner = Planner(registry, paths)
         operations.add_kind(self, COLLECTIVE)
         self.wait_ns = link_wait_ns
         self._voted: dict[Key, None] = {}  # Operations that have got votes since they were evaluated last.
         self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
-        self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
         self._ahead: dict[Key, PlannedAhead] = {}  # The newest last.
         self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
 
@@ -171,6 +171,7 @@ class Collectives(Kind[Reduction]):
 
     def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: operations stop waiting for lost members."""
+        self.planner.on_members_changed()
         for attempt in self._operations.running_of(COLLECTIVE):
             self._operations.decide(attempt)
         for operation in self._operations.of(COLLECTIVE):
@@ -249,10 +250,12 @@ class Collectives(Kind[Reduction]):
             return
         self._operations.take(key)
         self._ahead.pop(key, None)  # Who gets this plan drops them, too.
-        order = _in_order(order, specs)
+        how = self.planner.how(spec, _in_order(order, specs), now_ns)
+        by_id = {peer.peer_id: peer for peer in order}
+        order = [by_id[peer_id] for peer_id in how.order]
         attempt_id, in_order = self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}
         operation.reports.clear()
-        attempt = self._begin(attempt_id, in_order, self._how(spec, order, now_ns), operation, now_ns)
+        attempt = self._begin(attempt_id, in_order, how, operation, now_ns)
         self._send_plan(attempt, order, self._top_up(attempt))
 
     def _begin(
@@ -275,19 +278,13 @@ class Collectives(Kind[Reduction]):
         self._outbox.counts.plans += 1
         return attempt
 
-    def _how(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Reducing:
-        algorithm = self._algorithm(spec, order, now_ns)
-        return Reducing(
-            tuple(peer.peer_id for peer in order), frame_bytes(algorithm, self._speeds_of(order)), algorithm
-        )
-
     # --- Plans ahead ------------------------------------------------------------------------------------------------
 
     def plan_ahead(self, attempt: Reduction) -> tuple[int, ...]:
         """Plans the next attempts, if they would be like this one."""
         now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
         order = self._paths.order(members, now_ns) if attempt.specs.keys() == set(members) else None
-        if order is None or attempt.how != self._how(attempt.spec, _in_order(order, attempt.specs), now_ns):
+        if order is None or attempt.how != self.planner.how(attempt.spec, _in_order(order, attempt.specs), now_ns):
             self._ahead.pop(attempt.key, None)
             return ()
         return self._top_up(attempt)
@@ -295,7 +292,7 @@ class Collectives(Kind[Reduction]):
     def _top_up(self, attempt: Reduction) -> tuple[int, ...]:
         """Plans as many attempts like this one as may be ahead at its tag; returns the new ones."""
         known = self._ahead.pop(attempt.key, None)
-        if _wire_bytes(attempt.spec) > limits.PLAN_AHEAD_BYTES_MAX:
+        if wire_bytes(attempt.spec) > limits.PLAN_AHEAD_BYTES_MAX:
             return ()
         if len(self._ahead) >= limits.PLANS_AHEAD_MAX:
             del self._ahead[next(iter(self._ahead))]
@@ -323,7 +320,10 @@ class Collectives(Kind[Reduction]):
             place = known.attempt_ids.index(attempt_id)
             ahead = PlannedAhead(known.attempt_ids[place + 1 :], known.specs, known.how)
         elif self._operations.was_issued(attempt_id) and find_difference(specs) is None:
-            ahead, known = PlannedAhead((), specs, self._how(next(iter(specs.values())), list(specs), now_ns)), None
+            ahead, known = (
+                PlannedAhead((), specs, self.planner.how(next(iter(specs.values())), list(specs), now_ns)),
+                None,
+            )
         else:
             return False
         if any(spec != ahead.specs.get(peer) for peer, spec in specs.items()):
@@ -343,39 +343,6 @@ class Collectives(Kind[Reduction]):
         attempt.count = 0 if known is not None else max(report.count for report in reports.values())
         self._operations.decide(attempt)
         return True
-
-    def _algorithm(self, spec: CollectiveSpec, order: list[Peer], now_ns: int) -> Algorithm:
-        """The algorithm that the voters ask for, or else the fastest, if the links allow it; otherwise the ring."""
-        if spec.kind == CollectiveKind.ALL_TO_ALL:
-            return Algorithm.DIRECT
-        if spec.kind != CollectiveKind.ALL_REDUCE or spec.algorithm == Algorithm.RING:
-            return Algorithm.RING
-        if len(order) > limits.DIRECT_PEERS_MAX:
-            return Algorithm.RING
-        if not self._paths.is_mesh(order, now_ns):
-            return Algorithm.RING
-        if spec.algorithm == Algorithm.DIRECT or (len(order) > 2 and _is_integer_mean(spec)):
-            return Algorithm.DIRECT
-        is_quantised = spec.quantization != QuantizationAlgorithm.NONE
-        return choose(len(order), _wire_bytes(spec), is_quantised, self._speeds_of(order))
-
-    def _speeds_of(self, order: Sequence[Peer]) -> Speeds:
-        peers, speeds = self.speeds.get(order[0].group, (frozenset(), Speeds()))
-        return speeds if peers == frozenset(order) else Speeds()
-
-    def _learn(self, attempt: Reduction) -> None:
-        """Learns from the duration of a committed attempt, which counts from when the last participant started."""
-        if attempt.spec.kind != CollectiveKind.ALL_REDUCE or _is_integer_mean(attempt.spec):
-            return
-        durations_us = [report.duration_us for report in attempt.reports.values() if report.duration_us]
-        if len(durations_us) < max(2, len(attempt.order)):
-            return
-        algorithm, count = Algorithm(attempt.algorithm), len(attempt.order)
-        speeds = self._speeds_of(attempt.order)
-        speeds = speeds.learn(algorithm, count, _wire_bytes(attempt.spec), min(durations_us) * limits.US)
-        if attempt.group not in self.speeds:  # Groups without members make room.
-            self.speeds = {group: known for group, known in self.speeds.items() if self._registry.member_count(group)}
-        self.speeds[attempt.group] = frozenset(attempt.order), speeds
 
     def _send_plan(self, attempt: Reduction, peers: Iterable[Peer], ahead: tuple[int, ...] = ()) -> None:
         calls = tuple(attempt.calls.values())
@@ -471,7 +438,8 @@ class Collectives(Kind[Reduction]):
         if verdict.is_commit:
             self._outbox.counts.commits += 1
             self._paths.trust(attempt.edges, attempt.link_count)
-            return self._learn(attempt)
+            peers, now_ns = attempt.order, self._outbox.now_ns
+            return self.planner.learn(attempt.spec, attempt.how, peers, attempt.reports, now_ns)
         have_all_survived = len(survivors) == len(attempt.calls)
         has_failed = not all(report.ok for report in attempt.reports.values())
         if verdict.result is Result.INTERNAL_ERROR:
@@ -545,19 +513,6 @@ def _values(calls: dict[Peer, CollectiveSpec], name: str) -> tuple[str, ...]:
 
 
 _NAMES_BYTES_MAX = limits.MISMATCH_VALUE_BYTES_MAX - len(f"{limits.ELEMENTS_MAX} from ")
-
-
-def _wire_bytes(spec: CollectiveSpec) -> int:
-    """Approximate bytes of a tensor on the wire; of a quantised one, without the quantisation parameters."""
-    if spec.quantization != QuantizationAlgorithm.NONE:
-        known = spec.quantized_datatype in set(QuantizedDataType)
-        return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8
-    return spec.count * (DataType(spec.datatype).itemsize if spec.datatype in set(DataType) else 1)
-
-
-def _is_integer_mean(spec: CollectiveSpec) -> bool:
-    """True if around a ring of three or more its sums travel in a wider type than the tensor's."""
-    return spec.op == ReduceOp.AVG and spec.datatype < DataType.UINT64
 
 
 def _describe(name: str, value: int) -> str:

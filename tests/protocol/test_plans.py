@@ -1,0 +1,198 @@
+"""Plans that follow the network: what reports say of paths, and what becomes of it (L2, S3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from zpccl import limits
+from zpccl.protocol.messages import Lane, Linked, PathSample, Plan, Reducing, Running
+from zpccl.protocol.rings import neighbours_of, plan_edges
+from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
+
+from .harness import MasterBench, pid, pids, spec
+from .takeover import TakeOver
+
+NAMES = "abcd"
+COUNT = 2**23
+"""Elements: 32 MiB."""
+MBIT = 10**6 // 8
+FAST, MIDDLE, SLOW = 1000 * MBIT, 300 * MBIT, 50 * MBIT
+PAIRS = {"ab": FAST, "cd": FAST, "ac": MIDDLE, "bd": MIDDLE, "ad": SLOW, "bc": SLOW}
+"""Rates by path: no peer has two alike."""
+
+
+class Run(MasterBench):
+    """All-reduces in a network with these rates."""
+
+    def __init__(self, rates: Mapping[str, int]) -> None:
+        super().__init__()
+        self.members(*NAMES)
+        self.rates = dict(rates)
+        self.calls = 0
+
+    def plan(self, **changes: Any) -> Reducing:
+        """All vote: the plan."""
+        self.calls += 1
+        for name in self.names():
+            self.begin(name, self.calls, spec(**({"count": COUNT, "algorithm": Algorithm.AUTO} | changes)))
+        return list(self.plans.values())[-1]
+
+    def end(self, **changes: Any) -> None:
+        """All succeed, and say what their paths have carried."""
+        attempt_id, how = list(self.plans.items())[-1]
+        for name in self.names():
+            beside = sorted(neighbours_of(how, pid(name)))
+            paths = tuple(self.sample(name, other) for other in self.names() if pid(other) in beside)
+            self.finish(name, self.calls, attempt_id, paths=paths, **changes)
+        self.tick(limits.ROUTE_KEPT_NS)
+
+    def sample(self, one: str, other: str) -> PathSample:
+        """One second at the rate of the path, which was the limit."""
+        return PathSample(pid(other), self.rates["".join(sorted(one + other))], 1_000_000, 20_000, is_limited=True)
+
+    def settle(self, count: int = 6) -> Reducing:
+        """Some all-reduces, and the plan of the next."""
+        for _ in range(count):
+            self.plan()
+            self.end()
+        return self.plan()
+
+
+def shares_of(how: Reducing) -> dict[frozenset[str], float]:
+    """The part of the tensor that each path carries in each direction, by the names of its ends."""
+    total, found = sum(lane.share for lane in how.lanes), dict.fromkeys(map(frozenset, PAIRS), 0.0)
+    names = {pid(name): name for name in NAMES}
+    for lane in how.lanes:
+        one = Reducing(how.order, how.frame_bytes, how.algorithm, (lane,))
+        for edge in plan_edges(one):
+            found[frozenset(names[peer_id] for peer_id in edge)] += lane.share / total
+    return found
+
+
+def test_what_is_known_of_nothing_changes_nothing() -> None:
+    run = Run(PAIRS)
+    assert run.plan().algorithm == Algorithm.RING
+
+
+def test_paths_are_used_by_their_rates() -> None:
+    """Between the fast pairs 700 Mbit/s can cross; no ring gets more than 300 of them."""
+    how = Run(PAIRS).settle()
+    assert how.algorithm == Algorithm.TREES and how.order == pids(NAMES)
+    shares = shares_of(how)
+    needed = {frozenset(pair): share * 4 * COUNT / PAIRS[pair] for pair in PAIRS for share in [shares[frozenset(pair)]]}
+    assert max(needed.values()) < 0.5, "seconds: a ring would take 1.34"
+
+
+def test_frames_suit_the_slowest_path_in_use() -> None:
+    """A frame goes on when it is there as a whole, and many are on their way at the same time."""
+    assert Run(PAIRS).settle().frame_bytes == limits.SLOW_FRAME_BYTES
+    assert Run(dict.fromkeys(PAIRS, FAST)).settle().frame_bytes > limits.SLOW_FRAME_BYTES
+
+
+def test_who_has_a_slow_uplink_adds_nothing_for_others() -> None:
+    """It is a leaf of every tree: it sends and gets the tensor once."""
+    how = Run({pair: SLOW if "a" in pair else FAST for pair in PAIRS}).settle()
+    assert how.algorithm == Algorithm.TREES
+    rank = how.order.index(pid("a"))
+    assert all(lane.root != rank and lane.parents.count(rank) == 0 for lane in how.lanes)
+
+
+def test_an_even_network_has_a_simple_plan() -> None:
+    assert Run(dict.fromkeys(PAIRS, MIDDLE)).settle().algorithm in (Algorithm.RING, Algorithm.DIRECT)
+
+
+def test_a_path_that_falls_is_left_within_three_calls() -> None:
+    run = Run(PAIRS)
+    run.settle()
+    run.rates["ac"] //= 10
+    for _ in range(3):
+        run.end()
+        how = run.plan()
+    assert shares_of(how)[frozenset("ac")] < 0.15
+
+
+def test_a_slow_network_is_not_taken_for_slow_work() -> None:
+    """Else the first plan that follows the network, by little knowledge, would be the last."""
+    run = Run(PAIRS)
+    for _ in range(3):
+        run.plan()
+        run.end(duration_us=10_000_000)
+    assert run.machine.collectives.planner.speeds == {}
+
+
+def test_plans_are_kept_for_a_while() -> None:
+    """Planning takes the master's time."""
+    run = Run(PAIRS)
+    run.plan()
+    attempt_id = list(run.plans)[-1]
+    for name in NAMES:
+        run.finish(name, 1, attempt_id, paths=tuple(run.sample(name, other) for other in NAMES if other != name))
+    assert run.plan().algorithm == Algorithm.RING
+    run.end()
+    assert run.plan().algorithm == Algorithm.TREES
+
+
+def test_a_link_that_breaks_is_planned_around_at_once() -> None:
+    run = Run(PAIRS)
+    before = run.settle()
+    run.end()
+    edge = before.order[before.lanes[0].root], next(iter(neighbours_of(before, before.order[before.lanes[0].root])))
+    one, other = (name for name in NAMES if pid(name) in edge)
+    run.say(one, Linked(pids(name for name in NAMES if name not in one + other)))
+    after = run.plan()
+    assert set(edge) not in [set(found) for found in plan_edges(after)]
+
+
+def test_means_of_narrow_integers_are_summed_where_all_are_heard() -> None:
+    run = Run(PAIRS)
+    run.settle()
+    run.end()
+    how = run.plan(datatype=DataType.INT32, op=ReduceOp.AVG)
+    assert how.algorithm in (Algorithm.DIRECT, Algorithm.TREES) and not any(lane.parents for lane in how.lanes)
+
+
+@pytest.mark.parametrize("kind", [CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST])
+def test_other_collectives_have_rings(kind: CollectiveKind) -> None:
+    run = Run(PAIRS)
+    run.settle()
+    run.end()
+    run.calls += 1
+    for name in NAMES:
+        is_root = kind is CollectiveKind.BROADCAST and name == "a"
+        run.begin(name, run.calls, spec(count=COUNT, kind=kind, is_root=is_root))
+    assert list(run.plans.values())[-1].algorithm == Algorithm.RING
+
+
+def test_who_is_lost_is_forgotten() -> None:
+    """B1: and the others go on by what is known of them."""
+    run = Run(PAIRS)
+    run.settle()
+    run.end()
+    run.lose("d")
+    assert {peer.name for peer in run.machine.collectives.planner._measured} == set("abc")
+    assert run.plan().order == pids("abc")
+
+
+def test_another_master_goes_on_with_the_same_lanes() -> None:
+    """L3, S3: a reports, b never got the plan."""
+    lanes = Lane(3, 0), Lane(1, 1, (1, 1, 0))
+    how = Reducing(pids("abc"), 65536, Algorithm.TREES, lanes)
+    bench = TakeOver()
+    bench.report("a", "abc", running=(Running(Plan(7, (3, 4, 5), how), spec()),))
+    told = bench.report("b", "abc") + bench.report("c", "abc")
+    assert ("b1", Plan(7, (3, 4, 5), how)) in told
+
+
+def test_samples_of_strangers_are_ignored() -> None:
+    """A report may name anybody."""
+    run = Run(PAIRS)
+    run.plan()
+    attempt_id = list(run.plans)[-1]
+    false = PathSample(b"x" * 16, 10**9, 10**6, is_limited=True)
+    for name in NAMES:
+        run.finish(name, 1, attempt_id, paths=(false, PathSample(pid(name), 10**9, 1)))
+    run.tick(limits.ROUTE_KEPT_NS)
+    assert run.machine.collectives.planner.matrix.changes == 0

@@ -1,0 +1,171 @@
+"""Plans of collectives: what the master knows of the network of each group, and the routes that it has planned by it.
+
+A route (routes.py) is planned anew when the members, their links, or what is known of the paths (matrix.py) and of the
+work have changed; the latter two not more often than ROUTE_KEPT. Until then all collectives on a tensor of this size
+have the same one, since planning takes up to 50 ms for 64 peers. A new master starts without all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zpccl import limits
+from zpccl.protocol.matrix import Matrix, Sample
+from zpccl.protocol.membership import Peer, Registry
+from zpccl.protocol.messages import CollectiveSpec, Lane, Reducing, Report
+from zpccl.protocol.network import Network, Route, Speeds, Tensor, Tree, frame_bytes
+from zpccl.protocol.paths import Edge, Paths
+from zpccl.protocol.routes import plan
+from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
+
+
+@dataclass(slots=True, frozen=True)
+class Planned:
+    """A route, and what it was planned by."""
+
+    peers: tuple[Peer, ...]
+    """The participants, in the order in which the route calls them by index."""
+    links: tuple[tuple[int, ...], frozenset[Edge]]
+    """The links of each participant (`Peer.linked`), and those that were avoided."""
+    facts: tuple[int, Speeds]
+    """Number of changes of the matrix, and what was known of the work."""
+    planned_ns: int
+    network: Network
+    route: Route
+
+    def is_fresh(self, facts: tuple[int, Speeds], now_ns: int) -> bool:
+        """True if nothing else is known now, or not for long."""
+        return self.facts == facts or now_ns - self.planned_ns < limits.ROUTE_KEPT_NS
+
+
+class Planner:
+    """Chooses algorithms, orders and lanes."""
+
+    def __init__(self, registry: Registry, paths: Paths) -> None:
+        self._registry = registry
+        self._paths = paths
+        self.matrix: Matrix[Peer] = Matrix()
+        self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
+        self._measured: dict[Peer, None] = {}  # Those whose paths the matrix knows.
+        self._planned: dict[object, Planned] = {}  # By group and tensor, the one used last at the end.
+
+    def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int) -> Reducing:
+        """The plan of a collective.
+
+        Args:
+            spec: what is reduced or moved.
+            order: of a ring that the links allow, as of a broadcast: the root first.
+            now_ns: the time.
+        """
+        if spec.kind != CollectiveKind.ALL_REDUCE:
+            algorithm = Algorithm.DIRECT if spec.kind == CollectiveKind.ALL_TO_ALL else Algorithm.RING
+            frame_size = frame_bytes(self._speeds_of(order).rate(algorithm))
+            return Reducing(tuple(peer.peer_id for peer in order), frame_size, algorithm)
+        planned = self._route(spec, tuple(order), now_ns)
+        return self._reducing(planned, self._frame_bytes(planned))
+
+    def learn(
+        self, spec: CollectiveSpec, how: Reducing, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int
+    ) -> None:
+        """A collective was committed: the reports say how long it took, and what the paths have carried."""
+        self._observe(peers, reports, now_ns)
+        durations_us = [report.duration_us for report in reports.values() if report.duration_us]
+        if spec.kind != CollectiveKind.ALL_REDUCE or len(durations_us) < max(2, len(peers)):
+            return
+        known, tensor = self._planned.get(_key(spec, peers)), tensor_of(spec)
+        if any(report.paths for report in reports.values()):
+            return  # The network was the limit, or may have been: the time says nothing of the work.
+        if known is None or tensor.are_sums_wide or how != self._reducing(known, how.frame_bytes):
+            return
+        duration_ns = min(durations_us) * limits.US  # That of the last peer to start.
+        speeds = self._speeds_of(peers).learn(known.route, known.network, tensor, duration_ns)
+        group = peers[0].group
+        if group not in self.speeds:  # Groups without members make room.
+            self.speeds = {other: kept for other, kept in self.speeds.items() if self._registry.member_count(other)}
+        self.speeds[group] = frozenset(peers), speeds
+
+    def on_members_changed(self) -> None:
+        """Forgets the paths of peers that are lost."""
+        for peer in [peer for peer in self._measured if self._registry.peers.get(peer.peer_id) is not peer]:
+            del self._measured[peer]
+            self.matrix.forget(peer)
+
+    def _route(self, spec: CollectiveSpec, peers: tuple[Peer, ...], now_ns: int) -> Planned:
+        key = _key(spec, peers)
+        avoided, speeds = self._paths.avoided(now_ns), self._speeds_of(peers)
+        links, facts = (tuple(peer.linked for peer in peers), avoided), (self.matrix.changes, speeds)
+        known = self._planned.pop(key, None)
+        if known is not None and (known.peers, known.links) == (peers, links) and known.is_fresh(facts, now_ns):
+            self._planned[key] = known
+            return known
+
+        def is_usable(one: Peer, other: Peer) -> bool:
+            return self._registry.are_linked(one, other) and frozenset((one, other)) not in avoided
+
+        network = self.matrix.network(peers, is_usable, now_ns)
+        asked = Algorithm(spec.algorithm) if spec.algorithm in (Algorithm.RING, Algorithm.DIRECT) else Algorithm.AUTO
+        previous = known.route if known is not None and (known.peers, known.links) == (peers, links) else None
+        route = plan(network, tensor_of(spec), speeds, previous, asked)
+        if route is None:  # Every way needs a link that has failed of late: the ring of `peers` the fewest.
+            route = Route(Algorithm.RING, tuple(range(len(peers))))
+        self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route)
+        if len(self._planned) > limits.ROUTES_KEPT_MAX:
+            del self._planned[next(iter(self._planned))]
+        return found
+
+    def _frame_bytes(self, planned: Planned) -> int:
+        """The size of frames that suits the slowest path in use: a frame goes on when it is there as a whole."""
+        rates = [self._speeds_of(planned.peers).rate(planned.route.algorithm)]
+        for one, other in planned.route.edges:
+            rate = planned.network.path_bytes_per_second[one][other]
+            rates += [rate] if rate else []
+        return frame_bytes(min(rates))
+
+    @staticmethod
+    def _reducing(planned: Planned, frame_size: int) -> Reducing:
+        route = planned.route
+        order = tuple(planned.peers[place].peer_id for place in route.order)
+        return Reducing(order, frame_size, route.algorithm, tuple(map(_lane, route.trees)))
+
+    def _speeds_of(self, peers: Sequence[Peer]) -> Speeds:
+        known, speeds = self.speeds.get(peers[0].group, (frozenset(), Speeds()))
+        return speeds if known == frozenset(peers) else Speeds()
+
+    def _observe(self, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int) -> None:
+        by_id = {peer.peer_id: peer for peer in peers}
+        samples = []
+        for sender, report in reports.items():
+            for path in report.paths:
+                receiver = by_id.get(path.peer_id)
+                if receiver is None or receiver is sender:
+                    continue
+                if path.round_trip_us:
+                    self.matrix.observe_round_trip(sender, receiver, path.round_trip_us * limits.US)
+                self._measured |= {sender: None, receiver: None}
+                samples.append(Sample(sender, receiver, path.sent_bytes, path.busy_us * limits.US, path.is_limited))
+        if samples:
+            self.matrix.observe_attempt(samples, now_ns)
+
+
+def tensor_of(spec: CollectiveSpec) -> Tensor:
+    """The tensor of a collective, as routes see it."""
+    is_quantised = spec.quantization != QuantizationAlgorithm.NONE
+    are_sums_wide = spec.op == ReduceOp.AVG and spec.datatype < DataType.UINT64
+    return Tensor(wire_bytes(spec), is_quantised, are_sums_wide)
+
+
+def wire_bytes(spec: CollectiveSpec) -> int:
+    """Approximate bytes of a tensor on the wire; of a quantised one, without the quantisation parameters."""
+    if spec.quantization != QuantizationAlgorithm.NONE:
+        known = spec.quantized_datatype in set(QuantizedDataType)
+        return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8
+    return spec.count * (DataType(spec.datatype).itemsize if spec.datatype in set(DataType) else 1)
+
+
+def _key(spec: CollectiveSpec, peers: Sequence[Peer]) -> object:
+    return peers[0].group, tensor_of(spec), spec.algorithm
+
+
+def _lane(tree: Tree) -> Lane:
+    return Lane(tree.share, tree.root, tree.parents if max(tree.depths()) > 1 else ())
