@@ -238,6 +238,7 @@ def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
     assert planned(bench, 2, tag=2, count=LARGE) is Algorithm.RING
     finish(bench, 2, duration_us=1_000_000_000)
     assert frames_of(bench.begin("b", 1, spec(tag=1, count=LARGE))) == [limits.FRAME_BYTES_DEFAULT]
+    bench.tick(limits.ROUTE_KEPT_NS)
     slow = [bench.begin(name, 3, spec(tag=3, count=LARGE, algorithm=Algorithm.RING)) for name in NAMES][-1]
     assert frames_of(slow) == [limits.SLOW_FRAME_BYTES] * len(NAMES)
 

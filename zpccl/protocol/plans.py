@@ -14,7 +14,7 @@ from zpccl import limits
 from zpccl.protocol.matrix import Matrix, Sample
 from zpccl.protocol.membership import Peer, Registry
 from zpccl.protocol.messages import CollectiveSpec, Lane, Reducing, Report
-from zpccl.protocol.network import Network, Route, Speeds, Tensor, Tree, frame_bytes
+from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
 from zpccl.protocol.routes import plan
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -33,6 +33,8 @@ class Planned:
     planned_ns: int
     network: Network
     route: Route
+    how: Reducing
+    """The plan that says so."""
 
     def is_fresh(self, facts: tuple[int, Speeds], now_ns: int) -> bool:
         """True if nothing else is known now, or not for long."""
@@ -62,8 +64,7 @@ class Planner:
             algorithm = Algorithm.DIRECT if spec.kind == CollectiveKind.ALL_TO_ALL else Algorithm.RING
             frame_size = frame_bytes(self._speeds_of(order).rate(algorithm))
             return Reducing(tuple(peer.peer_id for peer in order), frame_size, algorithm)
-        planned = self._route(spec, tuple(order), now_ns)
-        return self._reducing(planned, self._frame_bytes(planned))
+        return self._route(spec, tuple(order), now_ns).how
 
     def learn(
         self, spec: CollectiveSpec, how: Reducing, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int
@@ -76,7 +77,7 @@ class Planner:
         known, tensor = self._planned.get(_key(spec, peers)), tensor_of(spec)
         if any(report.paths for report in reports.values()):
             return  # The network was the limit, or may have been: the time says nothing of the work.
-        if known is None or tensor.are_sums_wide or how != self._reducing(known, how.frame_bytes):
+        if known is None or known.how != how or tensor.are_sums_wide:
             return
         duration_ns = min(durations_us) * limits.US  # That of the last peer to start.
         speeds = self._speeds_of(peers).learn(known.route, known.network, tensor, duration_ns)
@@ -109,24 +110,11 @@ class Planner:
         route = plan(network, tensor_of(spec), speeds, previous, asked)
         if route is None:  # Every way needs a link that has failed of late: the ring of `peers` the fewest.
             route = Route(Algorithm.RING, tuple(range(len(peers))))
-        self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route)
+        how = _plan_of(route, peers, network, speeds)
+        self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route, how)
         if len(self._planned) > limits.ROUTES_KEPT_MAX:
             del self._planned[next(iter(self._planned))]
         return found
-
-    def _frame_bytes(self, planned: Planned) -> int:
-        """The size of frames that suits the slowest path in use: a frame goes on when it is there as a whole."""
-        rates = [self._speeds_of(planned.peers).rate(planned.route.algorithm)]
-        for one, other in planned.route.edges:
-            rate = planned.network.path_bytes_per_second[one][other]
-            rates += [rate] if rate else []
-        return frame_bytes(min(rates))
-
-    @staticmethod
-    def _reducing(planned: Planned, frame_size: int) -> Reducing:
-        route = planned.route
-        order = tuple(planned.peers[place].peer_id for place in route.order)
-        return Reducing(order, frame_size, route.algorithm, tuple(map(_lane, route.trees)))
 
     def _speeds_of(self, peers: Sequence[Peer]) -> Speeds:
         known, speeds = self.speeds.get(peers[0].group, (frozenset(), Speeds()))
@@ -167,5 +155,12 @@ def _key(spec: CollectiveSpec, peers: Sequence[Peer]) -> object:
     return peers[0].group, tensor_of(spec), spec.algorithm
 
 
-def _lane(tree: Tree) -> Lane:
-    return Lane(tree.share, tree.root, tree.parents if max(tree.depths()) > 1 else ())
+def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds) -> Reducing:
+    """The plan of a route. Frames suit the slowest path in use: a frame goes on when it is there as a whole."""
+    rates = [speeds.rate(route.algorithm)]
+    for one, other in route.edges:
+        rate = network.path_bytes_per_second[one][other]
+        rates += [rate] if rate else []
+    order = tuple(peers[place].peer_id for place in route.order)
+    lanes = [Lane(tree.share, tree.root, tree.parents if max(tree.depths()) > 1 else ()) for tree in route.trees]
+    return Reducing(order, frame_bytes(min(rates)), route.algorithm, tuple(lanes))
