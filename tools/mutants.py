@@ -806,12 +806,12 @@ slow-network-taken-for-slow-work: protocol.plans:Planner.learn (unit tests)
   + False
 plans-never-made-anew: protocol.plans:Planned.is_fresh (unit tests)
   L2: a path that falls to a tenth is used as before
-  - now_ns - self.planned_ns < limits.ROUTE_KEPT_NS
-  + True
+  - limits.ROUTE_KEPT_NS
+  + limits.RATE_DOUBLING_NS
 plans-made-anew-by-each-call: protocol.plans:Planned.is_fresh (unit tests)
   B1: the master computes all the time
-  - now_ns - self.planned_ns < limits.ROUTE_KEPT_NS
-  + False
+  - limits.ROUTE_KEPT_NS
+  + 0
 failed-links-planned: protocol.plans:Planner._route (unit tests)
   L2: trees use a link that has just failed
   - frozenset((one, other)) not in avoided

@@ -135,6 +135,22 @@ def test_plans_are_kept_for_a_while() -> None:
     assert run.plan().algorithm == Algorithm.TREES
 
 
+def test_what_is_not_measured_again_is_planned_anew_in_time() -> None:
+    """A slow path is avoided, and so shows nothing: it is tried again, later."""
+    run = Run(PAIRS)
+    run.settle()
+    run.end()
+    run.plan()
+    (known,) = run.machine.collectives.planner._planned.values()
+    run.tick(4 * limits.RATE_DOUBLING_NS)
+    run.calls += 1
+    for name in NAMES:
+        run.begin(name, run.calls, spec(1, count=COUNT, algorithm=Algorithm.AUTO))
+    (later,) = run.machine.collectives.planner._planned.values()
+    rates = [planned.network.path_bytes_per_second[0][3] or 0 for planned in (known, later)]
+    assert rates[1] >= 8 * rates[0] > 0
+
+
 def test_a_link_that_breaks_is_planned_around_at_once() -> None:
     run = Run(PAIRS)
     before = run.settle()

@@ -37,8 +37,9 @@ class Planned:
     """The plan that says so."""
 
     def is_fresh(self, facts: tuple[int, Speeds], now_ns: int) -> bool:
-        """True if nothing else is known now, or not for long."""
-        return self.facts == facts or now_ns - self.planned_ns < limits.ROUTE_KEPT_NS
+        """True if nothing else is known now, or not for long. What is not measured again is less and less certain."""
+        age_ns = now_ns - self.planned_ns
+        return age_ns < (limits.RATE_DOUBLING_NS if self.facts == facts else limits.ROUTE_KEPT_NS)
 
 
 class Planner:
@@ -60,7 +61,7 @@ class Planner:
             order: of a ring that the links allow, as of a broadcast: the root first.
             now_ns: the time.
         """
-        if spec.kind != CollectiveKind.ALL_REDUCE:
+        if spec.kind != CollectiveKind.ALL_REDUCE or len(order) > limits.DIRECT_PEERS_MAX:
             algorithm = Algorithm.DIRECT if spec.kind == CollectiveKind.ALL_TO_ALL else Algorithm.RING
             frame_size = frame_bytes(self._speeds_of(order).rate(algorithm))
             return Reducing(tuple(peer.peer_id for peer in order), frame_size, algorithm)
