@@ -652,6 +652,8 @@ class Commits(Checker):
         is_barrier = isinstance(call.request, Collective) and not has_data(call)
         if is_barrier or not isinstance(call.request, (Collective, Sync)):
             return
+        if isinstance(outcome, PCCLError) and not is_member(node):
+            return  # It was lost. If it is a member at the end, it has registered again since.
         attempt = node.committed.get(call.call_id) if not isinstance(outcome, PCCLError) else None
         value: object = None
         if attempt is not None and isinstance(call.request, Collective):
