@@ -251,8 +251,6 @@ DIRECT_BYTES_PER_SECOND = 850_000_000
 """The same in a direct exchange. On one machine it is lower, because shares are buffered in memory."""
 SPEED_TENSOR_BYTES = 4 * MIB
 """Attempts with smaller tensors do not update the measured rates."""
-PATH_SAMPLE_MIN_BYTES = 256 * KIB
-"""What a path has carried of an attempt says nothing of its rate if it is less than this."""
 PATHS_SAMPLED_MAX = 128
 """Of a peer, in one report."""
 QUANTIZED_DIRECT_PERCENT_MAX = 150
@@ -283,8 +281,8 @@ ROUTE_GAIN_MIN_PERCENT = 10
 """How much quicker than an algorithm over all paths alike a plan has to be that follows the rates of paths."""
 ROUTE_CHANGE_MIN_PERCENT = 15
 """How much quicker than the plan before another one has to be: measured rates waver."""
-RATE_SAMPLE_BYTES = 128 * KIB
-"""What a link has carried in an attempt shows the rate of its path from this size on."""
+RATE_SAMPLE_BYTES = 256 * KIB
+"""What a link has carried in an attempt shows its path's rate from this size on; less is neither told nor counted."""
 RATE_SAMPLE_ROUND_TRIP_COUNT = 4
 """And if it took so many round trips; otherwise it shows a lower bound."""
 RATE_DOUBLING_NS = 3600 * SECOND

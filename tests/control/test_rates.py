@@ -60,7 +60,7 @@ def test_a_connection_that_was_replaced_counts_for_nothing() -> None:
 
 @pytest.mark.parametrize(
     "flow",
-    [None, replace(BEFORE, link_id=8), BEFORE, after(limits.PATH_SAMPLE_MIN_BYTES - 1, 0, busy=(9, 0))],
+    [None, replace(BEFORE, link_id=8), BEFORE, after(limits.RATE_SAMPLE_BYTES - 1, 0, busy=(9, 0))],
     ids=["lost", "another link", "nothing sent", "little sent"],
 )
 def test_what_is_no_measurement(flow: LinkFlow | None) -> None:

@@ -59,6 +59,7 @@ from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import Member, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
+from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
 from zpccl.state.offers import Offers
 from zpccl.state.workers import Workers
@@ -483,7 +484,7 @@ class PeerLoop:
 
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
-        self._rates.end(effect.attempt_id)
+        self._rates.forget(effect.attempt_id)
         if call is not None and call.start is not None:  # It has not begun.
             call.start = None
             return self.engine.end_reduce(effect.attempt_id, commit=False)
@@ -510,7 +511,7 @@ class PeerLoop:
             plan = call.plan(effect, self.options.peer_id, names)
             if plan.count:
                 if call.send.nbytes >= limits.SPEED_TENSOR_BYTES:
-                    self._rates.begin(effect.attempt_id, plan.peers)
+                    self._rates.begin(effect.attempt_id, neighbours_of(effect.how, self.options.peer_id))
                 self.engine.start_reduce(plan)
             else:
                 self._post(events.ReduceDone(effect.attempt_id))

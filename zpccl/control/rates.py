@@ -29,14 +29,18 @@ class RateMeter:
         self._begun: dict[int, dict[bytes, LinkFlow]] = {}  # By attempt and peer: when it began.
 
     def begin(self, attempt_id: int, peers: Iterable[bytes]) -> None:
-        """An attempt on a large tensor begins."""
+        """An attempt on a large tensor begins, with these peers beside this one in its plan."""
         self._begun[attempt_id] = {peer: flow for peer in peers if (flow := self._flow(peer)) is not None}
 
     def end(self, attempt_id: int) -> tuple[PathSample, ...]:
-        """An attempt has ended, or has its result. Returns what it has measured, once."""
+        """An attempt has its result, or has failed. Returns what was measured, once."""
         begun = self._begun.pop(attempt_id, {})
         samples = [measure(peer, before, self._flow(peer)) for peer, before in begun.items()]
         return tuple(sample for sample in samples if sample is not None)
+
+    def forget(self, attempt_id: int) -> None:
+        """An attempt has ended without a result, or nobody wants to know."""
+        self._begun.pop(attempt_id, None)
 
     def _flow(self, peer: bytes) -> LinkFlow | None:
         with contextlib.suppress(EngineError):  # No link, or none any more.
@@ -52,7 +56,7 @@ def measure(peer: bytes, before: LinkFlow, after: LinkFlow | None) -> PathSample
     busy = [new - old for old, new in zip(before.busy_us, after.busy_us, strict=True)]
     places = [place for place in range(len(sent)) if sent[place] > 0 and busy[place] > 0]  # Else it was replaced.
     total, busy_us = sum(sent[place] for place in places), max((busy[place] for place in places), default=0)
-    if total < limits.PATH_SAMPLE_MIN_BYTES:
+    if total < limits.RATE_SAMPLE_BYTES:
         return None
     limited = sum(sent[place] for place in places if after.is_limited[place])
     return PathSample(peer, total, busy_us, after.round_trip_us or 0, 2 * limited >= total)

@@ -95,7 +95,7 @@ class Paths:
         if any(bits & ~peer.linked & ~(1 << peer.slot) for peer in members):
             return False
         everyone = frozenset(members)
-        return not any(fault.is_suspect and edge <= everyone for edge, fault in self._live_faults(now_ns).items())
+        return not any(edge <= everyone for edge in self.avoided(now_ns))
 
     def broken(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, Peer]]:
         """The pairs of these members that have no usable link."""

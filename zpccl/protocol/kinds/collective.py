@@ -320,10 +320,8 @@ class Collectives(Kind[Reduction]):
             place = known.attempt_ids.index(attempt_id)
             ahead = PlannedAhead(known.attempt_ids[place + 1 :], known.specs, known.how)
         elif self._operations.was_issued(attempt_id) and find_difference(specs) is None:
-            ahead, known = (
-                PlannedAhead((), specs, self.planner.how(next(iter(specs.values())), list(specs), now_ns)),
-                None,
-            )
+            how = self.planner.how(next(iter(specs.values())), list(specs), now_ns)
+            ahead, known = PlannedAhead((), specs, how), None
         else:
             return False
         if any(spec != ahead.specs.get(peer) for peer, spec in specs.items()):
