@@ -604,6 +604,10 @@ adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit test
   L3: members are refused because a master took over the run of a newcomer that is alone
   - has_history = self._history is not None and self._history.has_decided
   + has_history = self._history is not None
+peer-gone-over-is-welcomed: protocol.master:MasterMachine._has_gone_over (unit tests)
+  S3: a peer that is a member of another run by now is sent the list of the one in which it was registered
+  - return hello.is_member and known.token in (b"", hello.token) and hello.run_id not in (NO_ID, self.run_id)
+  + return False
 undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit tests)
   S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there
   - report.hello.run_id != self.run_id and is_whole and not has_decided(report)

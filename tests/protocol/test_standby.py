@@ -502,6 +502,45 @@ def test_a_newcomer_that_is_a_member_without_knowing_counts(bench: Standby) -> N
     assert all(peer.has_reported for peer in bench.machine.registry.order)
 
 
+# --- A peer that has gone over to another run -------------------------------------------------------------------------
+
+
+def test_the_sole_member_of_a_run_has_joined_another_one(bench: Standby) -> None:
+    """Duel, seed 9750095, S3: it was sent the list of a run that it never knew, and not asked for its report."""
+    bench.now_ns += limits.RECOVERY_GRACE_NS
+    bench.hello("c", begins=RUN_ID, **TWO)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert bench.names() == "c"
+    for name in "cab":  # The bench sees to it that each is asked for its report, and nothing else.
+        bench.disconnect("c")
+        bench.report(name, "abc")
+    bench.tick_at_deadline()
+    assert (bench.names(), bench.machine.run_id) == ("abc", OLD_RUN)
+
+
+def test_a_pending_peer_has_joined_another_run(bench: Standby) -> None:
+    bench.begin_run("x")
+    bench.hello("c", **TWO)
+    assert bench.pending() == "c"
+    bench.report("c", "abc")
+    assert (bench.names(), bench.pending()) == ("x", ""), "until the quorum of the other run is back"
+    bench.report("a", "abc")
+    bench.report("b", "abc")
+    assert bench.names() == "abc"
+
+
+def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Standby) -> None:
+    for name in "abc":
+        bench.report(name, "abc")
+    bench.disconnect("c")
+    hello = replace(hello_of("c", b"another run....."), connection=9, **TWO)
+    bench.connections["c"] = "c9"
+    assert [m.refusal for to, m in bench.say("c", hello) if to == "c9"] == [Refusal.UNKNOWN_SESSION]
+    assert bench.names() == "abc", "S3: no other list before the adopted one is committed"
+    bench.see("a", "b")
+    assert bench.names() == "ab"
+
+
 # --- The peer ---------------------------------------------------------------------------------------------------------
 
 

@@ -346,6 +346,8 @@ class MasterMachine:
         is_itself = known is not None and known.has_reported and known.token == hello.token
         if known is not None and is_itself and hello.connection < known.connection_count:
             return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
+        if known is not None and self._has_gone_over(known, hello):
+            return self._on_gone_over(event, known, now_ns)
         if self._owes_report(known, hello):
             return self._expect_report(connection, known, hello, now_ns)
         if known is not None:
@@ -384,6 +386,17 @@ class MasterMachine:
         is_itself = known.is_member and known.token in (b"", hello.token) and hello.run_id == self.run_id
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
         return is_itself and is_credible and not self._has_our_promise(hello)
+
+    def _has_gone_over(self, known: Peer, hello: Hello) -> bool:
+        """True for a peer of this run that is by now a member of another one, at another master."""
+        return hello.is_member and known.token in (b"", hello.token) and hello.run_id not in (NO_ID, self.run_id)
+
+    def _on_gone_over(self, event: PeerMessageReceived, peer: Peer, now_ns: int) -> None:
+        """Removes a peer that has gone over, and takes its Hello like that of any member of another run."""
+        self._lose(peer, "has gone over to another run", now_ns)
+        if self.registry.peers.get(peer.peer_id) is peer:  # Its removal waits for the list to be committed.
+            return self._refuse_session(event.connection)
+        return self._on_message(event, now_ns)
 
     def _owes_report(self, known: Peer | None, hello: Hello) -> bool:
         """True for a peer of the adopted run that another master led last: its report may be new to this one."""
