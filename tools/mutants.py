@@ -50,6 +50,10 @@ differing-specs-planned: protocol.kinds.collective:Collectives._evaluate (unit t
   S1: peers reduce tensors of different sizes or types with each other
   - (difference := find_difference(_specs_of(votes))) is not None
   + (difference := find_difference(_specs_of(votes))) is not None and difference[0] == 'tag'
+rows-for-the-lost-are-a-mismatch: protocol.kinds.collective:Collectives._evaluate (unit tests)
+  L2: who made rows before it heard of a loss gets an error that a program does not take for a loss
+  - (rows := max(spec.rows for spec in _specs_of(votes).values())) > len(votes)
+  + (rows := 0) > len(votes)
 two-roots: protocol.kinds.collective:find_difference (unit tests)
   S1: two peers are both root of a broadcast, and one gets the other's tensor
   - is_broadcast and sum(spec.is_root for spec in specs) != 1

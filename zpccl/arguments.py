@@ -255,7 +255,7 @@ def all_gather(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
 def all_to_all(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
     """An all-to-all among `world_size` members."""
     memory = view(send, "send", writable=False)
-    spec = _spec(CollectiveKind.ALL_TO_ALL, tag, memory)
+    spec = _spec(CollectiveKind.ALL_TO_ALL, tag, memory, rows=send.shape[0] if len(send.shape) else 0)
     return _AllToAll(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)
 
 
@@ -280,6 +280,7 @@ def _spec(
     is_root: bool = False,
     options: QuantizationOptions = NO_QUANTIZATION,
     algorithm: Algorithm = Algorithm.AUTO,
+    rows: int = 0,
 ) -> CollectiveSpec:
     if op not in tuple(ReduceOp):
         raise InvalidArgument(f"op {op!r} is not a ReduceOp")
@@ -294,6 +295,7 @@ def _spec(
         kind=int(kind),
         is_root=is_root,
         algorithm=int(algorithm),
+        rows=rows,
     )
 
 

@@ -60,7 +60,7 @@ def all_to_all(peer: Peer, tensor: Array, is_root: bool) -> dict[str, Any]:
 
 
 def work(peer: Peer, call: Callable[..., dict[str, Any]], seed: int, is_root: bool) -> dict[str, Any]:
-    """Makes a call again and again until a peer is lost, and then once more with those who are left.
+    """Makes a call again and again until a peer is lost, and then with those who are left until it succeeds.
 
     The peer may also be lost between two calls; then the next one is among fewer, or lacks its root.
     """
@@ -74,17 +74,20 @@ def work(peer: Peer, call: Callable[..., dict[str, Any]], seed: int, is_root: bo
             found |= call(peer, tensor, is_root)
             assert found["right"]
     except (zpccl.PeerLost, zpccl.CollectiveMismatch) as error:
-        if isinstance(error, zpccl.PeerLost):
+        if isinstance(error, zpccl.PeerLost) and error.peers:  # It names none where all had called too late.
             found["lost"] = error.result, error.peers
         assert (tensor == input_of(seed)).all()
     except zpccl.TooFewPeers:
         return found | {"size": 1}
     if found.get("size", size) < size:
         return found
-    try:
-        return found | call(peer, tensor, peer.comm.rank == 0)
-    except zpccl.TooFewPeers:
-        return found | {"size": 1}
+    while True:
+        try:
+            return found | call(peer, tensor, peer.comm.rank == 0)
+        except zpccl.PeerLost as error:
+            assert "make new rows" in str(error)  # This peer had not heard of the loss when it made them.
+        except zpccl.TooFewPeers:
+            return found | {"size": 1}
 
 
 def run_until_one_dies(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import CollectiveMismatch, PeerLost, Result, TooFewPeers
@@ -202,6 +203,21 @@ def test_an_all_to_all_is_direct_and_in_order_of_ids() -> None:
     for name in "abc":
         sent = bench.begin(name, 2)
     assert sent == [(f"{name}1", plan_of(2, FIRST_ATTEMPT + 1, "cab")) for name in "cab"]
+
+
+def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
+    """S1: b has heard of the loss when it makes its rows, and a has not. Both are told, and make new ones."""
+    bench = bench_of("a", "b", "c")
+    bench.lose("c")
+    bench.begin("a", 1, replace(ALL_TO_ALL, count=6, rows=3))
+    bench.begin("b", 1, replace(ALL_TO_ALL, count=4, rows=2))
+    for name in "ab":
+        verdict = bench.verdict(name, 1)
+        assert verdict is not None and (verdict.result, verdict.field) == (Result.RANK_CONNECTION_LOST, "")
+        assert "rows for 3 peers, and 2 are left" in verdict.reason
+    for name in "ab":
+        bench.begin(name, 2, replace(ALL_TO_ALL, count=4, rows=2))
+    assert list(bench.plans.values()) == [reducing("ab", Algorithm.DIRECT)]
 
 
 def test_an_all_to_all_waits_for_all_links() -> None:

@@ -126,6 +126,8 @@ class CollectiveSpec(_Message, tag="collective", frozen=True):
     """True for exactly one voter of a broadcast: its tensor is sent. The ring begins with it."""
     algorithm: Annotated[int, Meta(ge=0, le=255)] = Algorithm.AUTO
     """RING or DIRECT forces that algorithm where the links allow it."""
+    rows: Natural = 0
+    """Of an all-to-all: one for each member that its voter knew of."""
 
 
 class TopologyKind(enum.IntEnum):

@@ -214,6 +214,9 @@ class Collectives(Kind[Reduction]):
             return
         elif len(votes) == 1:
             self._operations.refuse(key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
+        elif (rows := max(spec.rows for spec in _specs_of(votes).values())) > len(votes):
+            reason = f"tag {key.tag}: send has rows for {rows} peers, and {len(votes)} are left; make new rows"
+            self._operations.refuse(key, Result.RANK_CONNECTION_LOST, reason)
         elif (difference := find_difference(_specs_of(votes))) is not None:
             name, values = difference
             wrong = "one peer must be the root" if name == "is_root" else f"peers differ in {name}"
