@@ -265,9 +265,15 @@ class Loop:
                     sums[tag] = buffers[tag].value if self.script.kind_of(tag).has_one_result else 1
                 elif isinstance(outcome, TooFewPeers):
                     sums[tag] = None
-                elif not isinstance(outcome, (PeerLost, CollectiveMismatch)):
+                elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome):
                     raise Fatal(outcome)
         return [sums[tag] for tag in tags]
+
+    def _may_differ(self, outcome: PCCLError) -> bool:
+        """True for a mismatch that a program makes: members differ in who is the root, or one passes something else."""
+        faults = self.node.faults
+        is_made = faults.mismatch_chance + faults.wander_chance > 0
+        return isinstance(outcome, CollectiveMismatch) and (is_made or outcome.field == "is_root")
 
     def _spec(self, tag: int) -> CollectiveSpec:
         is_wrong = self.node.rng.random() < self.node.faults.mismatch_chance
@@ -275,7 +281,8 @@ class Loop:
         other_count = usual_count + self.node.rng.randrange(1, 3)
         count = other_count if is_wrong and self.node.strikes("mismatch_chance") else usual_count
         kind = self.script.kind_of(tag)
-        return make_spec(tag, count, kind, is_root=is_newest(self.node))
+        rows = len(self.node.machine.group_members()) if kind is CollectiveKind.ALL_TO_ALL else 0
+        return make_spec(tag, count * max(rows, 1), kind, is_root=is_newest(self.node), rows=rows)
 
 
 def is_newest(node: SimulatedPeer) -> bool:
@@ -292,9 +299,10 @@ def make_spec(
     is_root: bool,
     datatype: DataType = DataType.UINT64,
     op: ReduceOp = ReduceOp.SUM,
+    rows: int = 0,
 ) -> CollectiveSpec:
     """The spec that the public API would make for such a tensor."""
     is_root = is_root and kind is CollectiveKind.BROADCAST
     algorithm = tag % len(Algorithm) if kind is CollectiveKind.ALL_REDUCE else Algorithm.AUTO
     no_quantization = QuantizationAlgorithm.NONE, DataType.UINT8, 1
-    return CollectiveSpec(tag, count, datatype, op, *no_quantization, kind, is_root, algorithm)
+    return CollectiveSpec(tag, count, datatype, op, *no_quantization, kind, is_root, algorithm, rows)
