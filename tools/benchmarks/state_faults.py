@@ -54,7 +54,8 @@ class FaultyPeer(Peer):
         address: of the master.
         name: of the peer.
         path: of the file, which has the size of the state.
-        gate: pipe on which it reports that it has received half, and waits for the signal to continue.
+        gate: pipe on which it says that it has received half, or sent wrong bytes. In the first case it waits for the
+            signal to continue.
     """
 
     def __init__(self, address: str, name: str, path: Path, gate: Connection) -> None:
@@ -97,15 +98,21 @@ class FaultyPeer(Peer):
         engine.poll = counting_poll
 
     def send_wrong_bytes(self) -> None:
-        """Flips a bit in each block that this peer sends from now on."""
+        """Flips a bit in each block that this peer sends from now on, and says so at the gate after the first one."""
         engine = self._engine()
-        post = engine.post_message
+        post, has_said = engine.post_message, False
 
         def flipping_post(peer: bytes, channel_id: int, head: Any, body: Any, *arguments: Any) -> Any:
-            if len(body) >= BLOCK_BYTES_MIN:
+            nonlocal has_said
+            is_block = len(body) >= BLOCK_BYTES_MIN
+            if is_block:
                 body = bytearray(body)
                 body[len(body) // 2] ^= 1
-            return post(peer, channel_id, head, body, *arguments)
+            result = post(peer, channel_id, head, body, *arguments)
+            if is_block and not has_said:
+                has_said = True
+                self.gate.send("wrong bytes")
+            return result
 
         engine.post_message = flipping_post
 
@@ -376,9 +383,11 @@ def play(name: str, size_bytes: int) -> Row:
         began_ns = time.monotonic_ns()
         for worker in scene.living.values():
             worker.begin("sync")
-        if not scene.gate.poll(REPLY_TIMEOUT_S):
-            raise WorkerFailed(f"{name}: half of the state does not come")
-        scene.gate.recv()
+        awaited = {"half", "wrong bytes"} if fault.is_hostile else {"half"}
+        while awaited:  # Else the others may send all before a slow process has sent anything wrong.
+            if not scene.gate.poll(REPLY_TIMEOUT_S):
+                raise WorkerFailed(f"{name}: {' and '.join(sorted(awaited))} did not come")
+            awaited.discard(scene.gate.recv())
         fault_ns = time.monotonic_ns()
         fault.strike(scene)
         scene.gate.send("go on")
