@@ -828,5 +828,17 @@ paths-of-the-lost-kept: protocol.plans:Planner.on_members_changed (unit tests)
   B1: the paths of all who ever were members are kept
   - self._registry.peers.get(peer.peer_id) is not peer
   + False
+rings-in-order-of-admission: protocol.plans:Planner.how (unit tests)
+  L2: an all-gather uses the slowest path although there is a ring without it
+  - spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX
+  + spec.kind != CollectiveKind.ALL_REDUCE or len(order) > limits.DIRECT_PEERS_MAX
+plans-that-waver: protocol.plans:Planner._route (unit tests)
+  B1: rates that waver change the plan again and again, and void what is planned ahead
+  - known.route if known is not None and (known.peers, known.links) == (peers, links) else None
+  + None
+broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_ring (unit tests)
+  S1: the first of the order, which sends, is not the root
+  - order.index(0)
+  + 0
 """
 )

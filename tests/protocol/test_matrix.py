@@ -103,6 +103,7 @@ def test_paths_that_were_never_used_are_like_the_others() -> None:
         (90 * MB, 30 * MB, 0, None),
     ]
     assert network(matrix, peers="bd") == Network.unknown(2), "nothing is known of the paths of these"
+    assert network(matrix, peers="acd").path_bytes_per_second[1][2] == 90 * MB, "the upper one of two"
 
 
 def test_what_is_not_renewed_counts_more_and_more() -> None:

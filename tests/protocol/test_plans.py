@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,8 +38,10 @@ class Run(MasterBench):
     def plan(self, **changes: Any) -> Reducing:
         """All vote: the plan."""
         self.calls += 1
+        root = changes.pop("root", None)
         for name in self.names():
-            self.begin(name, self.calls, spec(**({"count": COUNT, "algorithm": Algorithm.AUTO} | changes)))
+            arguments = {"count": COUNT, "algorithm": Algorithm.AUTO, "is_root": name == root} | changes
+            self.begin(name, self.calls, spec(**arguments))
         return list(self.plans.values())[-1]
 
     def end(self, **changes: Any) -> None:
@@ -170,16 +174,96 @@ def test_means_of_narrow_integers_are_summed_where_all_are_heard() -> None:
     assert how.algorithm in (Algorithm.DIRECT, Algorithm.TREES) and not any(lane.parents for lane in how.lanes)
 
 
-@pytest.mark.parametrize("kind", [CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST])
-def test_other_collectives_have_rings(kind: CollectiveKind) -> None:
+RINGS = [CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.BROADCAST, CollectiveKind.ALL_REDUCE]
+QUICKEST = {frozenset(pids(pair)) for pair in ("ab", "bd", "cd", "ac")}
+"""In order of admission the ring has both slow paths."""
+
+
+def of_kind(kind: CollectiveKind, root: str = "c") -> dict[str, Any]:
+    """Changes of the spec of each peer. An all-reduce that is asked to use a ring is one of these."""
+    return {"kind": kind, "algorithm": Algorithm.RING if kind is CollectiveKind.ALL_REDUCE else Algorithm.AUTO} | (
+        {"root": root} if kind is CollectiveKind.BROADCAST else {}
+    )
+
+
+def edges_of(how: Reducing) -> set[frozenset[bytes]]:
+    return set(map(frozenset, plan_edges(how)))
+
+
+@pytest.mark.parametrize("kind", RINGS)
+def test_rings_use_quick_paths(kind: CollectiveKind) -> None:
+    """At once, with what other collectives have shown."""
     run = Run(PAIRS)
     run.settle()
     run.end()
-    run.calls += 1
-    for name in NAMES:
-        is_root = kind is CollectiveKind.BROADCAST and name == "a"
-        run.begin(name, run.calls, spec(count=COUNT, kind=kind, is_root=is_root))
-    assert list(run.plans.values())[-1].algorithm == Algorithm.RING
+    how = run.plan(**of_kind(kind))
+    assert how.algorithm == Algorithm.RING and edges_of(how) == QUICKEST
+    assert how.frame_bytes == limits.SLOW_FRAME_BYTES
+    if kind is CollectiveKind.BROADCAST:
+        assert how.order[0] == pid("c"), "S1: the root sends"
+
+
+@pytest.mark.parametrize("kind", RINGS)
+def test_rings_show_the_network_themselves(kind: CollectiveKind) -> None:
+    """What a ring has not used counts like the median of the rest."""
+    run = Run(PAIRS)
+    for _ in range(4):
+        run.plan(**of_kind(kind))
+        run.end()
+    assert edges_of(run.plan(**of_kind(kind))) == QUICKEST
+
+
+def test_each_root_has_a_ring_of_its_own() -> None:
+    run = Run(PAIRS)
+    for root in NAMES * 3:
+        assert run.plan(**of_kind(CollectiveKind.BROADCAST, root)).order[0] == pid(root)
+        run.end()
+    known = run.machine.collectives.planner._planned
+    assert len(known) == 4 and all(edges_of(planned.how) == QUICKEST for planned in known.values())
+
+
+@pytest.mark.parametrize("kind", RINGS)
+def test_rings_stay_while_rates_waver(kind: CollectiveKind) -> None:
+    """By a fifth: one change is for paths that have not been used yet. Where they differ by more, the ring follows."""
+    for seed in range(4):
+        rng, run, orders = random.Random(seed), Run(dict.fromkeys(PAIRS, MIDDLE)), []
+        for _ in range(40):
+            run.rates = {pair: int(MIDDLE * rng.uniform(0.8, 1.2)) for pair in PAIRS}
+            orders.append(run.plan(**of_kind(kind)).order)
+            run.end()
+        assert sum(one != other for one, other in itertools.pairwise(orders)) <= 1
+    run.rates = dict(PAIRS)
+    for _ in range(8):
+        run.plan(**of_kind(kind))
+        run.end()
+    assert edges_of(run.plan(**of_kind(kind))) == QUICKEST
+
+
+def test_all_to_alls_use_all_paths() -> None:
+    run = Run(PAIRS)
+    run.settle()
+    run.end()
+    how = run.plan(kind=CollectiveKind.ALL_TO_ALL)
+    assert how.algorithm == Algorithm.DIRECT and how.order == pids(NAMES)
+
+
+def test_a_ring_planned_ahead_is_the_one_that_would_be_planned() -> None:
+    """S3: and when another one is, what was planned ahead is void."""
+    small = of_kind(CollectiveKind.ALL_GATHER) | {"count": limits.PLAN_AHEAD_BYTES_MAX // 4, "datatype": DataType.FLOAT}
+    run = Run(PAIRS)
+    run.plan(**small)
+    run.end()
+    assert len(run.machine.collectives._ahead) == 1
+    for _ in range(4):
+        run.plan(tag=1, **of_kind(CollectiveKind.ALL_GATHER))
+        run.end()
+    how = run.plan(**small)
+    assert edges_of(how) == QUICKEST
+    attempt_id = list(run.plans)[-1]
+    for name in run.names():
+        run.finish(name, run.calls, attempt_id)
+    (ahead,) = run.machine.collectives._ahead.values()
+    assert ahead.how == how
 
 
 def test_who_is_lost_is_forgotten() -> None:

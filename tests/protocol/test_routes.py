@@ -170,6 +170,14 @@ def test_a_broken_path_is_avoided() -> None:
     assert plan_ring(network, TENSOR, previous=Route(RING, (0, 1, 2, 3, 4))) == ring
 
 
+@pytest.mark.parametrize("count", [5, 20])
+def test_a_ring_begins_with_the_first(count: int) -> None:
+    """The root of a broadcast, also where the order is repaired."""
+    for one in range(count):
+        ring = plan_ring(Network.unknown(count).without([(one, (one + 1) % count)]), TENSOR)
+        assert ring is not None and ring.order[0] == 0 and sorted(ring.order) == list(range(count))
+
+
 def test_many_have_the_ring() -> None:
     count = limits.DIRECT_PEERS_MAX + 1
     route = plan(Network.unknown(count), Tensor(1000))

@@ -14,9 +14,9 @@ Of several links of a host that waited for the path, those that have fallen to l
 kept are slow for their own reason.
 
 A path that has never been the limit counts as unlimited. Of one that has not been used at all nothing is known; where
-other paths of the same peers have shown their rates, it counts as their median: high enough to be tried, where a plan
-has use for it, and no promise. Slow paths are avoided, and so not measured again. So an estimate that is not renewed
-doubles with every RATE_DOUBLING_NS: the slower a path has been, the later it is tried again.
+other paths of the same peers have shown their rates, it counts as their median, the upper of two: high enough to be
+tried, where a plan has use for it, and no promise. Slow paths are avoided, and so not measured again. So an estimate
+that is not renewed doubles with every RATE_DOUBLING_NS: the slower a path has been, the later it is tried again.
 
 Nobody but the master needs all this, and a new master starts without it.
 """
@@ -184,7 +184,7 @@ class Matrix(Generic[P]):
         shown = sorted(rate for i, row in enumerate(rates) for rate in row[:i] if rate)
         if shown:
             for i, j in unused:
-                rates[i][j] = rates[j][i] = shown[(len(shown) - 1) // 2]
+                rates[i][j] = rates[j][i] = shown[len(shown) // 2]
         hosts = tuple(
             _least([self._hosts[host] for host in ((peer, True), (peer, False)) if host in self._hosts], now_ns)
             for peer in peers

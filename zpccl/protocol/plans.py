@@ -16,7 +16,7 @@ from zpccl.protocol.membership import Peer, Registry
 from zpccl.protocol.messages import CollectiveSpec, Lane, Reducing, Report
 from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
-from zpccl.protocol.routes import plan
+from zpccl.protocol.routes import plan, plan_ring
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
@@ -54,14 +54,14 @@ class Planner:
         self._planned: dict[object, Planned] = {}  # By group and tensor, the one used last at the end.
 
     def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int) -> Reducing:
-        """The plan of a collective.
+        """The plan of a collective: of an all-reduce any route, of others but an all-to-all a ring.
 
         Args:
             spec: what is reduced or moved.
             order: of a ring that the links allow, as of a broadcast: the root first.
             now_ns: the time.
         """
-        if spec.kind != CollectiveKind.ALL_REDUCE or len(order) > limits.DIRECT_PEERS_MAX:
+        if spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX:
             algorithm = Algorithm.DIRECT if spec.kind == CollectiveKind.ALL_TO_ALL else Algorithm.RING
             frame_size = frame_bytes(self._speeds_of(order).rate(algorithm))
             return Reducing(tuple(peer.peer_id for peer in order), frame_size, algorithm)
@@ -106,9 +106,8 @@ class Planner:
             return self._registry.are_linked(one, other) and frozenset((one, other)) not in avoided
 
         network = self.matrix.network(peers, is_usable, now_ns)
-        asked = Algorithm(spec.algorithm) if spec.algorithm in (Algorithm.RING, Algorithm.DIRECT) else Algorithm.AUTO
         previous = known.route if known is not None and (known.peers, known.links) == (peers, links) else None
-        route = plan(network, tensor_of(spec), speeds, previous, asked)
+        route = _find_route(spec, network, speeds, previous)
         if route is None:  # Every way needs a link that has failed of late: the ring of `peers` the fewest.
             route = Route(Algorithm.RING, tuple(range(len(peers))))
         how = _plan_of(route, peers, network, speeds)
@@ -153,7 +152,19 @@ def wire_bytes(spec: CollectiveSpec) -> int:
 
 
 def _key(spec: CollectiveSpec, peers: Sequence[Peer]) -> object:
-    return peers[0].group, tensor_of(spec), spec.algorithm
+    """What plans are kept by. Each root of broadcasts has its own, which begins with it."""
+    root = peers[0] if spec.kind == CollectiveKind.BROADCAST else None
+    return peers[0].group, spec.kind, tensor_of(spec), spec.algorithm, root
+
+
+def _find_route(spec: CollectiveSpec, network: Network, speeds: Speeds, previous: Route | None) -> Route | None:
+    if spec.kind == CollectiveKind.ALL_REDUCE:
+        is_asked = spec.algorithm in (Algorithm.RING, Algorithm.DIRECT)
+        asked = Algorithm(spec.algorithm) if is_asked else Algorithm.AUTO
+        return plan(network, tensor_of(spec), speeds, previous, asked)
+    # An all-reduce of this tensor takes twice the time of the collective, around the same ring.
+    whole_bytes = wire_bytes(spec) * (network.count if spec.kind == CollectiveKind.ALL_GATHER else 1)
+    return plan_ring(network, Tensor(whole_bytes), speeds, previous)
 
 
 def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds) -> Reducing:

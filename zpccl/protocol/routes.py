@@ -1,6 +1,6 @@
-"""Plans the way of an all-reduce: which algorithm, over which paths, with which share of the tensor on each.
+"""Plans the way of a collective: which algorithm, over which paths, with which share of the tensor on each.
 
-The time of each candidate is estimated by the model of network.py:
+The time of an all-reduce by each candidate is estimated by the model of network.py:
 
     one-shot       all paths alike, for small tensors that are not quantised
     direct         all paths alike
@@ -15,6 +15,8 @@ simple plans, and rates that waver do not change plans. Candidates that cannot b
 
 Quantised tensors are rounded by each hop of a sum. A ring rounds most, and counts as if it took longer by
 QUANTIZED_DIRECT_PERCENT_MAX; trees by a part of that, in proportion.
+
+Other collectives but the all-to-all have rings alone, of which the time is in proportion to that of an all-reduce.
 
 If sums are too wide to travel (the AVG of narrow integers), peers exchange directly or in stars. Only where no peer
 reaches all others a ring is left: the engine widens what travels around it.
@@ -64,7 +66,14 @@ def plan(
 def plan_ring(
     network: Network, tensor: Tensor, speeds: Speeds | None = None, previous: Route | None = None
 ) -> Route | None:
-    """The ring of a collective that has no other algorithm, or None if the paths allow none."""
+    """The ring of a collective that has no other algorithm, or None if the paths allow none.
+
+    Args:
+        network: of the participants; the ring begins with the first.
+        tensor: of which an all-reduce would take a time in proportion to that of the collective.
+        speeds: of the work.
+        previous: the ring of the last one like it.
+    """
     return _Planner(network, tensor, speeds or Speeds()).plan({RING}, previous)
 
 
@@ -170,7 +179,10 @@ class _Planner:
             order = find_order(self._everyone, self._network.is_usable)
         else:
             order = quickest_order(self._rates, self._model.hop_ns)
-        return None if order is None else self._model.with_time(Route(RING, tuple(order)))
+        if order is None:
+            return None
+        first = order.index(0)  # As in the plan of a broadcast, whose root is the first participant.
+        return self._model.with_time(Route(RING, (*order[first:], *order[:first])))
 
     @property
     def _rates(self) -> list[list[float]]:

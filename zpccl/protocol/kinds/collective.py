@@ -10,11 +10,12 @@ A collective is identified by its tag within a group. Its states:
     answered                                             aborted
 
 The plan of an all-reduce is the quickest that plans.py finds with what is known of the network, without links that are
-down or have failed lately: a ring, an exchange or trees, or what all voters ask for. Other collectives have a ring in
-order of admission, or in another order if that one needs such a link (paths.py); that of a broadcast begins with its
-root. An all-to-all needs all links: it waits for them, and is refused if they do not come up in time. If every ring
-needs links that are down, the plan waits for them; when they do not come up in time, the worst-connected member is
-removed, so that the others can continue. A barrier has no plan: it is committed when all have voted.
+down or have failed lately: a ring, an exchange or trees, or what all voters ask for. Other collectives have a ring: in
+order of admission, in another order if that one needs such a link (paths.py), or in one whose slowest path is quicker;
+that of a broadcast begins with its root. An all-to-all needs all links: it waits for them, and is refused if they do
+not come up in time. If every ring needs links that are down, the plan waits for them; when they do not come up in time,
+the worst-connected member is removed, so that the others can continue. A barrier has no plan: it is committed when all
+have voted.
 
 With its plan, and with each commit, the next attempts are planned ahead: a peer that makes the same call again starts
 the first of them at once, says so in its vote, and waits for nobody. If the votes agree, and all have started it, that
