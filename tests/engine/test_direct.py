@@ -20,7 +20,6 @@ from engine_mesh import (
     Three,
     check_result,
     make_plan,
-    open_until_the_end,
     peer_id,
     random_inputs,
     run,
@@ -40,12 +39,6 @@ from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
 
 WINDOW_BYTES = 24 << 20
 """What the engine gives shares and quantised results of one attempt (ZP__TREES_WINDOW_BYTES)."""
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[int, Mesh]]:
-    with open_until_the_end({size: Mesh(size, threads=2) for size in (2, 3, 5, 8)}) as made:
-        yield made
 
 
 @pytest.fixture

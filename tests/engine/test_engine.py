@@ -31,7 +31,6 @@ from engine_mesh import (
     Mesh,
     check_result,
     make_plan,
-    open_until_the_end,
     peer_id,
     random_inputs,
     run,
@@ -62,12 +61,6 @@ from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDat
 WORLD_SIZES = (2, 3, 5, 8)
 ALGORITHMS = (Algorithm.RING, Algorithm.DIRECT)
 QUANTISED = (QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE)
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[int, Mesh]]:
-    with open_until_the_end({size: Mesh(size, threads=1 + size % 2) for size in WORLD_SIZES}) as made:
-        yield made
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from engine_mesh import (
     Mesh,
     check_result,
     make_plan,
-    open_until_the_end,
     peer_id,
     random_inputs,
     unaligned,
@@ -39,12 +38,6 @@ OWNERS: dict[CollectiveKind, Sequence[int]] = {
     CollectiveKind.ALL_TO_ALL: (),
 }
 """Of kinds where not every rank owns one row or part."""
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[int, Mesh]]:
-    with open_until_the_end({size: Mesh(size, threads=1 + size % 2) for size in WORLD_SIZES}) as made:
-        yield made
 
 
 @pytest.fixture

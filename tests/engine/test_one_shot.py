@@ -21,7 +21,6 @@ from engine_mesh import (
     Mesh,
     check_result,
     make_plan,
-    open_until_the_end,
     peer_id,
     random_inputs,
     run,
@@ -39,12 +38,6 @@ from zpccl.engine.engine import EngineError, LinkLost, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
 
 ONE_SHOT = Algorithm.ONE_SHOT
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[int, Mesh]]:
-    with open_until_the_end({size: Mesh(size, threads=2) for size in (2, 3, 5, 8)}) as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ The kernels themselves are tested in C: test_quantise.c, test_join.c.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_mesh import FLOATING, Case, Mesh, open_until_the_end, run, storage, to_bfloat16, to_float64
+from engine_mesh import FLOATING, Case, Mesh, run, storage, to_bfloat16, to_float64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantised_reduces import (
@@ -29,6 +28,7 @@ from tree_lanes import any_lanes, count_of, mixed
 from zpccl.engine.engine import TreeLane
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
+WORLD_SIZES = (2, 3, 5)
 OPS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.MIN)
 
 
@@ -107,12 +107,6 @@ def test_direct_beats_the_ring_from_four_peers_on(pair: tuple[QuantizationAlgori
         assert worst[direct, size] < worst[ring, size]
         assert worst[direct_bound, size] < worst[ring_bound, size]
     assert worst[ring_bound, 32] / worst[ring_bound, 4] > 2 * worst[direct_bound, 32] / worst[direct_bound, 4]
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[int, Mesh]]:
-    with open_until_the_end({size: Mesh(size) for size in (2, 3, 5)}) as made:
-        yield made
 
 
 @pytest.mark.parametrize("datatype", FLOATING)

@@ -26,7 +26,6 @@ from engine_mesh import (
     Three,
     check_result,
     make_plan,
-    open_until_the_end,
     peer_id,
     random_inputs,
     receive_frame,
@@ -50,12 +49,6 @@ DIRECT = Algorithm.DIRECT
 WORLD_SIZES = (2, 3, 5, 8)
 WINDOW_BYTES = 24 << 20
 """What the engine gives the buffers of one attempt (ZP__TREES_WINDOW_BYTES)."""
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[int, Mesh]]:
-    with open_until_the_end({size: Mesh(size, threads=1 + size % 2) for size in WORLD_SIZES}) as made:
-        yield made
 
 
 @pytest.fixture
