@@ -67,15 +67,6 @@ class Network:
         """True if there is a path between two participants."""
         return self.path_bytes_per_second[one][other] != 0
 
-    @property
-    def is_mesh(self) -> bool:
-        """True if there is a path between every two participants."""
-        return not any(
-            rate == 0 and one != other
-            for one, row in enumerate(self.path_bytes_per_second)
-            for other, rate in enumerate(row)
-        )
-
     def without(self, pairs: Iterable[tuple[int, int]]) -> Network:
         """The network without some paths."""
         rows = [list(row) for row in self.path_bytes_per_second]
@@ -242,10 +233,6 @@ class Model:
         work_ns = self.host_bytes(route) * limits.SECOND // max(1, self.speeds.rate(route.algorithm))
         return max(work_ns, self.network_ns(route))
 
-    def frame_bytes(self, route: Route) -> int:
-        """Tensor bytes of a frame: what the busiest peer sends in FRAME_DURATION."""
-        return frame_bytes(self.host_bytes(route) * limits.SECOND // max(1, self.moving_ns(route)))
-
     def with_time(self, route: Route) -> Route | None:
         """The route with its estimated duration; None if it needs a path that must not be used."""
         time_ns = self.time_ns(route)
@@ -266,22 +253,16 @@ class Model:
 
     def latency_ns(self, route: Route) -> int | None:
         """Time of the longest way that a frame goes; None if the route needs a path that must not be used."""
-        count, is_usable, hop_ns = self.network.count, self.network.is_usable, self.hop_ns
-        if route.algorithm is Algorithm.TREES:
-            trees = route.trees
-            if not all(is_usable(one, parent) for tree in trees for one, parent in tree.edges):
-                return None
-            total = sum(tree.share for tree in trees)
-            return max(self.tree_latency_ns(tree, self.tensor.wire_bytes * tree.share // total) for tree in trees)
-        if route.algorithm is Algorithm.RING:
-            edges = list(zip(route.order, route.order[1:] + route.order[:1], strict=True))
-            if not all(is_usable(one, other) for one, other in edges):
-                return None
-            return 2 * (count - 1) * sum(hop_ns[one][other] for one, other in edges) // count
-        if not self.network.is_mesh:
+        edges = route.edges
+        if not all(self.network.is_usable(one, other) for one, other in edges):
             return None
-        longest_ns = max(max(row[:one] + row[one + 1 :]) for one, row in enumerate(hop_ns))
-        return longest_ns if route.algorithm is Algorithm.ONE_SHOT else 2 * longest_ns
+        if route.algorithm is Algorithm.TREES:
+            total = sum(tree.share for tree in route.trees)
+            return max(self.tree_latency_ns(tree, self.tensor.wire_bytes * tree.share // total) for tree in route.trees)
+        hops_ns = [self.hop_ns[one][other] for one, other in edges]
+        if route.algorithm is Algorithm.RING:
+            return 2 * (self.network.count - 1) * sum(hops_ns) // len(hops_ns)
+        return max(hops_ns) if route.algorithm is Algorithm.ONE_SHOT else 2 * max(hops_ns)
 
     def tree_latency_ns(self, tree: Tree, part_bytes: int) -> int:
         """Time of the longest way of a frame in a tree that reduces so many bytes of the tensor."""
@@ -343,11 +324,9 @@ class Model:
             return max([0, *(load * limits.SECOND // rate for load, rate in loads if rate)])
         if route.algorithm is Algorithm.RING:
             load = 2 * (count - 1) * wire_bytes // count
-            used = [rates[one][route.order[place - 1]] for place, one in enumerate(route.order)]
         else:
             load = wire_bytes if route.algorithm is Algorithm.ONE_SHOT else 2 * wire_bytes // count
-            used = [rate for one, row in enumerate(rates) for other, rate in enumerate(row) if one != other]
-        slowest = min((rate for rate in used if rate), default=0)
+        slowest = min((rate for one, other in route.edges if (rate := rates[one][other])), default=0)
         return load * limits.SECOND // slowest if slowest else 0
 
 
