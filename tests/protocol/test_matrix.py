@@ -75,7 +75,6 @@ def test_little_shows_nothing() -> None:
     matrix: Matrix[str] = Matrix()
     matrix.observe("a", "b", limits.RATE_SAMPLE_BYTES - 1, SECOND, 0)
     matrix.observe("a", "b", MB, 0, 0)
-    matrix.observe_host("a", limits.RATE_SAMPLE_BYTES - 1, SECOND, 0)
     assert network(matrix) == Network.unknown(4) and matrix.changes == 0
 
 
@@ -125,30 +124,7 @@ def test_round_trips_are_averaged() -> None:
     assert network(matrix, peers="ab").round_trip_ns == ((None, 80), (80, None))
 
 
-def test_a_peer_that_is_forgotten_leaves_nothing() -> None:
-    matrix: Matrix[str] = Matrix()
-    for one, other in ("ab", "bc"):
-        matrix.observe(one, other, MB, SECOND, 0)
-        matrix.observe_round_trip(one, other, 100)
-        matrix.observe_host(one, MB, SECOND, 0)
-    before = matrix.changes
-    matrix.forget("a")
-    assert rate(matrix, "a", "b") is None and rate(matrix, "b", "c") == MB
-    assert host(matrix, "a") is None and host(matrix, "b") == MB
-    assert network(matrix, peers="ab").round_trip_ns[0][1] is None
-    assert matrix.changes > before
-
-
 # --- Hosts ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_host_is_as_quick_as_its_slower_direction() -> None:
-    matrix: Matrix[str] = Matrix()
-    matrix.observe_host("a", 50 * MB, SECOND, 0)
-    matrix.observe_host("a", 20 * MB, SECOND, 0, is_sending=False)
-    assert host(matrix, "a") == 20 * MB
-    matrix.observe_host("b", 20 * MB, SECOND, 0, is_limited=False)
-    assert host(matrix, "b") is None
 
 
 def samples(one: str, mega_bytes_per_second: dict[str, int], *, is_limited: bool = True) -> list[Sample[str]]:
@@ -178,6 +154,28 @@ def test_a_host_that_receives_is_shown_by_its_senders() -> None:
         matrix.observe(sender, "a", 90 * MB, SECOND, 0)
     matrix.observe_attempt([Sample(sender, "a", 20 * MB, SECOND, True) for sender in "bcd"], 0)
     assert host(matrix, "a") == 60 * MB and rate(matrix, "b", "a") == 90 * MB
+
+
+def test_a_host_is_as_quick_as_its_slower_direction() -> None:
+    matrix = with_paths_of_90()
+    matrix.observe_attempt(samples("a", {"b": 30, "c": 40, "d": 30}), 0)
+    for sender in "bcd":
+        matrix.observe(sender, "a", 90 * MB, SECOND, 0)
+    matrix.observe_attempt([Sample(sender, "a", 20 * MB, SECOND, True) for sender in "bcd"], 0)
+    assert host(matrix, "a") == 60 * MB
+
+
+def test_a_peer_that_is_forgotten_leaves_nothing() -> None:
+    matrix = with_paths_of_90()
+    matrix.observe_attempt(samples("a", {"b": 30, "c": 40, "d": 30}), 0)
+    matrix.observe_round_trip("a", "b", 100)
+    before = matrix.changes
+    matrix.forget("b")
+    assert rate(matrix, "a", "b") is None and rate(matrix, "a", "c") == 90 * MB and host(matrix, "a") == 100 * MB
+    assert network(matrix, peers="ab").round_trip_ns[0][1] is None
+    matrix.forget("a")
+    assert rate(matrix, "a", "c") is None and host(matrix, "a") is None
+    assert matrix.changes > before
 
 
 def test_one_path_that_falls_is_not_its_host() -> None:

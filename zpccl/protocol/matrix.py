@@ -111,20 +111,6 @@ class Matrix(Generic[P]):
         estimate = self._paths.setdefault((sender, receiver), _Estimate(None, now_ns))
         estimate.observe(Sample(sender, receiver, sent_bytes, busy_ns, is_limited).rate, now_ns, is_limited=is_limited)
 
-    def observe_host(
-        self,
-        peer: P,
-        moved_bytes: int,
-        busy_ns: int,
-        now_ns: int,
-        *,
-        is_limited: bool = True,
-        is_sending: bool = True,
-    ) -> None:
-        """A host has sent, or received, so much over all its paths together; if it is limited, it could no more."""
-        if moved_bytes >= limits.RATE_SAMPLE_BYTES and busy_ns > 0:
-            self._observe_host(peer, is_sending, moved_bytes * limits.SECOND // busy_ns, now_ns, is_limited)
-
     def observe_attempt(self, samples: Iterable[Sample[P]], now_ns: int) -> None:
         """Takes all samples of an attempt into account, and tells what has limited each of them."""
         samples = list(samples)
