@@ -828,6 +828,10 @@ paths-of-the-lost-kept: protocol.plans:Planner.on_members_changed (unit tests)
   B1: the paths of all who ever were members are kept
   - self._registry.peers.get(peer.peer_id) is not peer
   + False
+falls-seen-by-and-by: protocol.matrix:_Estimate.observe (unit tests)
+  L2: a path that falls to a tenth makes ten calls slow
+  - 2 * rate > known
+  + True
 rings-in-order-of-admission: protocol.plans:Planner.how (unit tests)
   L2: an all-gather uses the slowest path although there is a ring without it
   - spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX

@@ -4,9 +4,9 @@ A sample is what one peer sent to another in an attempt, and how long it was bus
 the path depends on what limited it:
 
     something else   The link waited for bytes: the path can do at least as much. The estimate may only rise.
-    the path         The estimate moves to the geometric mean of itself and the rate, or half as far if they differ by
-                     less than a factor of two: it wavers less than the path, and falls soon if the path does. After a
-                     fall to a tenth it is 0.32, 0.18, 0.15, ... of what it was.
+    the path         The estimate falls to the rate at once if that is half of it or less: a plan that is wrong by a
+                     factor takes longer by this factor, each time. It rises to the geometric mean of both, and moves
+                     half as far where they differ by less than a factor of two: it wavers less than the path.
     a host           Several links of a host had bytes waiting all the time, and all were slower than their paths were
                      before: what they carried together is the rate of the host. The paths can do at least as much.
 
@@ -72,9 +72,9 @@ class _Estimate:
         if is_limited and known is None:
             self.rate, self.seen_ns = rate, now_ns
         elif known is not None and (is_limited or rate > known):
-            if known < 2 * rate and rate < 2 * known:
-                rate = math.isqrt(known * rate)
-            self.rate, self.seen_ns = max(1, math.isqrt(known * rate)), now_ns
+            if 2 * rate > known:
+                rate = math.isqrt(known * (math.isqrt(known * rate) if rate < 2 * known else rate))
+            self.rate, self.seen_ns = max(1, rate), now_ns
         elif known is None:
             self.seen_ns = now_ns
 
