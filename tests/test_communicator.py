@@ -473,6 +473,24 @@ def test_other_operations_wait_for_collectives(trio: Run) -> None:
     assert handle.wait()[0] and all((finish(other) == 3).all() for other in others)
 
 
+def test_optimize_topology_measures_paths_once(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All know whether they must, and what they measure is no tensor of the user's."""
+    monkeypatch.setattr(limits, "MEASURING_BYTES_MAX", 2 * limits.MIB)
+    sizes: list[int] = []
+    reduce = zpccl.Communicator._reduce_to_measure
+
+    def recorded(comm: zpccl.Communicator, data: np.ndarray, op: ReduceOp, algorithm: str) -> None:
+        sizes.append(data.size)
+        reduce(comm, data, op, algorithm)
+
+    monkeypatch.setattr(zpccl.Communicator, "_reduce_to_measure", recorded)
+    assert trio.all(lambda comm: comm.optimize_topology()) == [None] * 3
+    assert max(sizes) > 1 and all(sizes.count(size) % 3 == 0 for size in sizes)
+    before = len(sizes)
+    assert trio.all(lambda comm: comm.optimize_topology()) == [None] * 3
+    assert len(sizes) == before
+
+
 def test_a_collective_during_another_operation_is_refused(trio: Run) -> None:
     waiting = vote(trio, 0, lambda comm: comm.update_topology())
     with pytest.raises(zpccl.InvalidUsage):

@@ -832,6 +832,14 @@ falls-seen-by-and-by: protocol.matrix:_Estimate.observe (unit tests)
   L2: a path that falls to a tenth makes ten calls slow
   - 2 * rate > known
   + True
+paths-measured-again-and-again: protocol.plans:Planner.must_measure (unit tests)
+  L1: each optimize_topology takes seconds, because links within a host show nothing
+  - asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS
+  + False
+paths-of-newcomers-not-measured: protocol.plans:Planner.must_measure (unit tests)
+  L2: optimize_topology does nothing for members that have not been asked yet
+  - asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS
+  + bool(asked) and now_ns - asked_ns < limits.RATE_DOUBLING_NS
 rings-in-order-of-admission: protocol.plans:Planner.how (unit tests)
   L2: an all-gather uses the slowest path although there is a ring without it
   - spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX

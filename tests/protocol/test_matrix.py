@@ -118,6 +118,15 @@ def test_what_is_not_renewed_counts_more_and_more() -> None:
     assert (rate(matrix, "a", "b", 10**30) or 0) > 0
 
 
+def test_a_path_is_known_while_both_directions_have_been_used_of_late() -> None:
+    matrix: Matrix[str] = Matrix()
+    matrix.observe("a", "b", MB, SECOND, 0, is_limited=False)
+    assert not matrix.is_known("a", "b", 0)
+    matrix.observe("b", "a", MB, SECOND, SECOND)
+    assert matrix.is_known("a", "b", SECOND) and matrix.is_known("b", "a", limits.RATE_DOUBLING_NS - 1)
+    assert not matrix.is_known("a", "b", limits.RATE_DOUBLING_NS)
+
+
 def test_round_trips_are_averaged() -> None:
     matrix: Matrix[str] = Matrix()
     matrix.observe_round_trip("a", "b", 100)

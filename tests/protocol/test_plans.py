@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zpccl import limits
-from zpccl.protocol.messages import Lane, Linked, PathSample, Plan, Reducing, Running
+from zpccl.protocol.messages import Lane, Linked, PathSample, Plan, Reducing, Running, TopologyKind
 from zpccl.protocol.rings import neighbours_of, plan_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
@@ -317,3 +317,46 @@ def test_samples_of_strangers_are_ignored() -> None:
         run.finish(name, 1, attempt_id, paths=(false, PathSample(pid(name), 10**9, 1)))
     run.tick(limits.ROUTE_KEPT_NS)
     assert run.machine.collectives.planner.matrix.changes == 0
+
+
+# --- optimize_topology ------------------------------------------------------------------------------------------------
+
+
+def optimise(run: Run) -> int:
+    """All call it. Returns whether they shall measure their paths, which all are told alike."""
+    run.calls += 1
+    for name in run.names():
+        run.vote(name, TopologyKind.OPTIMIZE, run.calls)
+    (value,) = {verdict.value for name in run.names() if (verdict := run.verdict(name, run.calls)) is not None}
+    return value
+
+
+def test_paths_are_measured_once() -> None:
+    """By exchanges, so that the next plan of any size follows the network."""
+    run = Run(PAIRS)
+    assert optimise(run) == 1
+    for algorithm in (Algorithm.DIRECT, Algorithm.AUTO, Algorithm.AUTO):
+        run.plan(algorithm=algorithm)
+        run.end()
+    assert optimise(run) == 0
+    how = run.plan(count=2 * COUNT)
+    assert how.algorithm == Algorithm.TREES and seconds_of(how, PAIRS) < 0.5
+
+
+def test_what_collectives_have_shown_is_not_measured_again() -> None:
+    run = Run(PAIRS)
+    run.plan(algorithm=Algorithm.DIRECT)
+    run.end()
+    assert optimise(run) == 0
+    run.tick(limits.RATE_DOUBLING_NS)
+    assert optimise(run) == 1, "it is old"
+
+
+def test_what_cannot_be_measured_is_not_asked_for_again() -> None:
+    """Links within a host show nothing. Others may do."""
+    run = Run(PAIRS)
+    assert [optimise(run), optimise(run)] == [1, 0]
+    run.tick(limits.RATE_DOUBLING_NS)
+    assert [optimise(run), optimise(run)] == [1, 0]
+    run.lose("d")
+    assert [optimise(run), optimise(run)] == [1, 0]

@@ -138,6 +138,11 @@ class Matrix(Generic[P]):
         self._round_trips_ns[pair] = max(0, (3 * known + round_trip_ns) // 4)
         self.changes += 1
 
+    def is_known(self, one: P, other: P, now_ns: int) -> bool:
+        """True if a path has been used in both directions within RATE_DOUBLING."""
+        known = [self._paths[pair] for pair in ((one, other), (other, one)) if pair in self._paths]
+        return len(known) == 2 and all(now_ns - each.seen_ns < limits.RATE_DOUBLING_NS for each in known)
+
     def forget(self, peer: P) -> None:
         """A peer has gone."""
         self.changes += 1

@@ -16,6 +16,7 @@ from zpccl.protocol.membership import Peer, Registry
 from zpccl.protocol.messages import CollectiveSpec, Lane, Reducing, Report
 from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
+from zpccl.protocol.rings import mesh_edges
 from zpccl.protocol.routes import plan, plan_ring
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
@@ -51,6 +52,7 @@ class Planner:
         self.matrix: Matrix[Peer] = Matrix()
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
         self._measured: dict[Peer, None] = {}  # Those whose paths the matrix knows.
+        self._asked: tuple[tuple[Peer, ...], int] = (), 0  # Members that were asked to measure their paths, and when.
         self._planned: dict[object, Planned] = {}  # By group and tensor, the one used last at the end.
 
     def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int) -> Reducing:
@@ -86,6 +88,24 @@ class Planner:
         if group not in self.speeds:  # Groups without members make room.
             self.speeds = {other: kept for other, kept in self.speeds.items() if self._registry.member_count(other)}
         self.speeds[group] = frozenset(peers), speeds
+
+    def must_measure(self, now_ns: int) -> bool:
+        """True if members should use each path once, since nothing is known of one, or nothing new.
+
+        What that does not show, such as the rate of a link within a host, is not asked for again before RATE_DOUBLING.
+        """
+        members = tuple(self._registry.members())
+        asked, asked_ns = self._asked
+        if asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS:
+            return False
+        groups: dict[int, list[Peer]] = {}
+        for peer in members:
+            groups.setdefault(peer.group, []).append(peer)
+        small = [group for group in groups.values() if len(group) <= limits.DIRECT_PEERS_MAX]
+        if all(self.matrix.is_known(*pair, now_ns) for group in small for pair in mesh_edges(group)):
+            return False
+        self._asked = members, now_ns
+        return True
 
     def on_members_changed(self) -> None:
         """Forgets the paths of peers that are lost."""

@@ -10,6 +10,9 @@ A pending peer that fetches state ahead does not count as a joiner until it is r
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
 It waits at most ADMISSION_WAIT for links that are being set up. A pending peer that still lacks links after that is
 admitted if its other links allow a ring with it; else it stays pending.
+
+optimize_topology() tells the members whether they should measure their paths, which they do after that: by all-reduces
+of data that mean nothing (zpccl/measuring.py), so what they find comes in reports, like all that is known of paths.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Rounds(Kind[Attempt]):
         paths: Paths,
         operations: Operations,
         admit: Callable[[list[Peer], int], None],
+        must_measure: Callable[[int], bool],
         admission_wait_ns: int,
     ) -> None:
         self._registry = registry
@@ -41,6 +45,7 @@ class Rounds(Kind[Attempt]):
         self._paths = paths
         self._operations = operations
         self._admit = admit
+        self._must_measure = must_measure
         self.wait_ns = admission_wait_ns
         operations.add_kind(self, *TOPOLOGY.values())
 
@@ -73,7 +78,7 @@ class Rounds(Kind[Attempt]):
             elif function == PENDING:
                 self._complete(operation, int(bool(self._registry.joiners())))
             else:
-                self._complete(operation)
+                self._complete(operation, int(self._must_measure(now_ns)))
 
     def _update(self, operation: Operation, now_ns: int) -> None:
         if operation.agreed_ns is None:
@@ -109,7 +114,7 @@ class Rounds(Kind[Attempt]):
                 found.append(joiner)
         return found
 
-    def _complete(self, operation: Operation, value: int = 0) -> None:
+    def _complete(self, operation: Operation, value: int) -> None:
         self._succeed(self._take(operation, value))
 
     def _take(self, operation: Operation, value: int) -> dict[Peer, Vote]:
