@@ -177,6 +177,10 @@ class ZpcclBench(Bench):
         """Connects and waits for the others."""
         self.peer.join(self.peers)
 
+    def optimize(self) -> None:
+        """Lets the run measure its network."""
+        self.peer.comm.optimize_topology()
+
     def connection_count(self) -> int:
         """Connections per link: the maximum over all links."""
         loop = self.peer.comm._loop

@@ -7,14 +7,19 @@ have the delay only. The networks:
   paths    four hosts: two paths of 1,000 Mbit/s, two of 300 and two of 50, of which no host has two alike;
            round trips 10, 40 and 100 ms
   fat      two hosts, 1,000 Mbit/s, round trip 100 ms, 0.1 % of the segments lost
+  regions  eight hosts in three regions: uplinks of 20 to 50 Mbit/s, downlinks of twice that; paths of 30 Mbit/s and
+           4 ms within a region, 4 to 8 Mbit/s and 40 to 90 ms between two. So slow that two cores carry it all
 
-`bound_s` is the time in which the bytes cross the network if every path and every host is used as well as it can be
-(the fractional packing of spanning trees), headers included and delays left out. Needs Linux and root.
+`--fall` cuts the rate of one path (of a host, in `uplinks`) to a tenth, and makes as many calls again; their median is
+without the first two. `bound_s` is the time in which the bytes cross the network if
+every path and every host is used as well as it can be (the fractional packing of spanning trees, a linear program),
+headers included and delays left out. Needs Linux and root.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +29,16 @@ from wan.emulated import CONGESTION_CONTROLS, EmulatedNetwork
 from wan.settings import Settings
 from workers import Hosts, call_all
 
+from benchmarks.plan_bounds import moving_seconds_min
 from benchmarks.scenario import BYTES, Column, Scenario
 from benchmarks.systems import ALGORITHMS, start_system
 from benchmarks.wan import what_the_emulator_says
+from zpccl.protocol import network as zpccl_network
 
 PAYLOAD = 0.965
 """Of a rate, what TCP's payload gets."""
+FALL_CALLS = 2
+"""Calls in which plans may find out that a path has fallen."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +48,44 @@ class Network:
     Attributes:
         peers: number of hosts, without the master's.
         lines: its settings.
-        tensors_per_mbit: the bound: how often the tensor crosses the narrowest cut, over its rate in Mbit/s.
+        fall: those that change with `--fall`.
     """
 
     peers: int
     lines: Sequence[str]
-    tensors_per_mbit: float
+    fall: Sequence[str]
 
-    def bound_s(self, size_bytes: int) -> float:
-        """The least time of an all-reduce."""
-        return size_bytes * 8 / 1e6 * self.tensors_per_mbit / PAYLOAD
+
+def bound_seconds(settings: Settings, peers: int, size_bytes: int) -> float:
+    """The least time of an all-reduce of peers on the first hosts."""
+
+    def rate(*mbit: float) -> int | None:
+        limited = [each for each in mbit if each]
+        return int(min(limited) * PAYLOAD * 125_000) if limited else None
+
+    paths, hosts, everyone = settings.paths, settings.hosts, range(peers)
+    network = zpccl_network.Network(
+        tuple(
+            tuple(None if i == j else rate(paths[i, j].rate_mbit, paths[j, i].rate_mbit) for j in everyone)
+            for i in everyone
+        ),
+        ((None,) * peers,) * peers,
+        tuple(rate(hosts[i].egress_mbit, hosts[i].ingress_mbit) for i in everyone),
+    )
+    model = zpccl_network.Model(network, zpccl_network.Tensor(size_bytes), zpccl_network.Speeds())
+    return moving_seconds_min(model, zpccl_network.Speeds())
+
+
+def in_regions() -> list[str]:
+    """Lines of eight hosts in three regions."""
+    region = (0, 0, 0, 1, 1, 1, 2, 2)
+    between = {(0, 0): (30, 2), (0, 1): (8, 20), (1, 2): (6, 30), (0, 2): (4, 45)}
+    lines = []
+    for one, other in itertools.combinations(range(8), 2):
+        rate, delay_ms = between[(0, 0) if region[one] == region[other] else (region[one], region[other])]
+        lines.append(f"link {one} {other} rate_mbit={rate} delay_ms={delay_ms}")
+    uplinks = enumerate((50, 30, 20, 50, 40, 25, 40, 20))
+    return [*lines, *(f"host {host} egress_mbit={rate} ingress_mbit={2 * rate}" for host, rate in uplinks)]
 
 
 NETWORKS = {
@@ -58,7 +95,7 @@ NETWORKS = {
             "link * * delay_ms=10",
             *(f"host {host} egress_mbit={rate} ingress_mbit={rate}" for host, rate in enumerate((100, 400, 400, 800))),
         ],
-        1 / 100,
+        ["host 3 egress_mbit=80 ingress_mbit=80"],
     ),
     "paths": Network(
         4,
@@ -67,9 +104,10 @@ NETWORKS = {
             *(f"link {pair} rate_mbit=300 delay_ms=20" for pair in ("0 2", "1 3")),
             *(f"link {pair} rate_mbit=50 delay_ms=50" for pair in ("0 3", "1 2")),
         ],
-        1 / 700,
+        ["link 0 2 rate_mbit=30"],
     ),
-    "fat": Network(2, ["link * * delay_ms=50 rate_mbit=1000 loss=0.1%"], 1 / 1000),
+    "fat": Network(2, ["link * * delay_ms=50 rate_mbit=1000 loss=0.1%"], ["link 0 1 rate_mbit=100"]),
+    "regions": Network(8, in_regions(), ["link 0 1 rate_mbit=3"]),
 }
 
 
@@ -90,10 +128,25 @@ def measure_network(hosts: EmulatedNetwork, name: str, options: argparse.Namespa
     network = NETWORKS[name]
     with start_system(Hosts(hosts), "zpccl", network.peers, 0, algorithm=options.algorithm) as system:
         call_all(system.workers, "allocate", options.bytes, "float32", "none")
+        if options.optimize:
+            call_all(system.workers, "optimize")
+        bound_s = bound_seconds(hosts.settings, network.peers, options.bytes)
         for _ in range(options.calls):
             system.repeat()
-        seconds = system.seconds
-        bound_s = network.bound_s(options.bytes)
+        seconds, system.seconds = system.seconds, []
+        fallen: Row = {}
+        if options.fall:
+            hosts.change(*network.fall)
+            for _ in range(options.calls):
+                system.repeat()
+            fallen_bound_s = bound_seconds(hosts.settings, network.peers, options.bytes)
+            median_s = statistics.median(system.seconds[FALL_CALLS:] or system.seconds)
+            fallen = {
+                "fallen_seconds": system.seconds,
+                "fallen_median_s": median_s,
+                "fallen_bound_s": fallen_bound_s,
+                "fallen_over_bound": median_s / fallen_bound_s,
+            }
         return {
             "network": name,
             "peers": network.peers,
@@ -107,6 +160,7 @@ def measure_network(hosts: EmulatedNetwork, name: str, options: argparse.Namespa
             "last_s": seconds[-1],
             "bound_s": bound_s,
             "over_bound": statistics.median(seconds) / bound_s,
+            **fallen,
             **what_the_emulator_says(hosts),
         }
 
@@ -117,6 +171,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(parser, "--bytes", "32MiB", "of the tensor")
     add(parser, "--calls", 10, "all-reduces in a row", type=positive)
+    parser.add_argument("--optimize", action="store_true", help="call optimize_topology first")
+    parser.add_argument("--fall", action="store_true", help="then cut a path to a tenth, and as many calls again")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="auto", help="that all peers ask for")
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
     add(parser, "--seed", 0)
@@ -134,6 +190,8 @@ COLUMNS = [
     Column("last s", "last_s", ".2f"),
     Column("bound s", "bound_s", ".2f"),
     Column("over bound", "over_bound", ".2f"),
+    Column("fallen s", "fallen_median_s", ".2f"),
+    Column("over its bound", "fallen_over_bound", ".2f"),
     Column("late %", "late", ".2f", 100),
 ]
 SCENARIO = Scenario(__doc__, add_arguments, measure, "All-reduce over uneven networks", COLUMNS)
