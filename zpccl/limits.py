@@ -299,8 +299,10 @@ EXPLAINED_MIN_PERCENT = 75
 """An attempt of which the network explains this share of the time shows nothing of the rate of its algorithm."""
 ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
-ADDRESS_STAGGER_NS = 50 * MS
-"""Head start of each candidate address over the next one."""
+ADDRESS_STAGGER_NS = 250 * MS
+"""Head start of the likely address of a peer over its others, which are then dialled at the same time (RFC 8305)."""
+DIAL_HEAD_START_NS = 500 * MS
+"""Head start of the end that dials first over the other end of a link."""
 HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_MAX
 """Incoming data connections in their handshake: enough for eight links of the largest kind at the same time."""
 HANDSHAKES_OF_ADDRESS_MAX = HANDSHAKES_MAX // 2

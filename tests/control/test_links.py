@@ -53,8 +53,8 @@ def test_the_dialler_chooses_by_round_trip_and_congestion_control(
     monkeypatch: pytest.MonkeyPatch, round_trip_ms: int, name: str, count: int
 ) -> None:
     """Both ends get the same number, where the dialler's user named none; what the acceptor's named is not asked."""
-    monkeypatch.setattr("zpccl.control.links.round_trip_ns", lambda _: round_trip_ms * limits.MS)
-    monkeypatch.setattr("zpccl.control.links.congestion_control", lambda _: name)
+    monkeypatch.setattr("zpccl.control.dialling.round_trip_ns", lambda _: round_trip_ms * limits.MS)
+    monkeypatch.setattr("zpccl.control.dialling.congestion_control", lambda _: name)
     one, other = Broker("one", 0), Broker("other", 5)
     try:
         other.meet(one)
@@ -70,7 +70,7 @@ def test_the_dialler_chooses_by_round_trip_and_congestion_control(
 def test_a_kernel_without_bbr_is_named_once_by_each_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pair: tuple[Broker, Broker]
 ) -> None:
-    monkeypatch.setattr("zpccl.control.links.use_bbr", lambda _: False)
+    monkeypatch.setattr("zpccl.control.dialling.use_bbr", lambda _: False)
     one, other = pair
     one.meet(other)
     other.meet(one, dial=True)

@@ -67,7 +67,7 @@ def test_a_link_is_up_when_both_ends_say_so(a_says: bool, b_says: bool, linked: 
     assert registry.are_linked(a, b) is registry.are_linked(b, a) is linked
 
 
-def test_exactly_one_of_a_pair_dials() -> None:
+def test_exactly_one_of_a_pair_dials_first() -> None:
     peers = [peer(name) for name in "abcd"] + [peer("x", group=1)]
     registry = registry_of(*peers)
     registry.admit(peers[1:3])

@@ -1,8 +1,21 @@
-"""Setting up links: listening, dialling, the handshake of data connections; dialling lost connections again.
+"""Setting up links: who dials and who accepts, which connections become the link; dialling lost connections again.
 
 One thread runs an asyncio loop; it owns the listeners and every socket until the link is complete. Complete links go to
 `on_link` as a list of connected sockets, failures of dialling to `on_failed`; both are called in this thread and must
 only pass on. All public methods may be called from any thread.
+
+Both ends dial, since one of them may be behind a NAT or a firewall. The end of `Neighbour.dial` dials at once, the
+other one DIAL_HEAD_START later, and not while connections of the first are in their handshake. If both dial at the same
+time, the end with the greater peer id decides which connections become the link:
+
+    the greater id    the first of two that happens: its own dial sends COMMIT, or the other's dial has sent all COMMITs
+      own dial        is in doubt until READY comes, or it fails. The other's connections wait for that: if it succeeds
+                      they are closed, if it fails they become the link
+      other's dial    becomes the link, and its own dial is given up; it has sent no COMMIT, and sends none any more
+    the smaller id    takes what the other one commits, gives its own dial up, and closes its connections
+
+When the dial of one end has succeeded, the other end has given its own up. So a connection whose HELLO was read before
+that is stale, and is closed; one that is read later is of a new link, since that one was lost at the other end.
 
 A connection of an open link that was lost is dialled again by the side that dialled the link, until the link is lost or
 there is one; it goes to `on_connection`, at the acceptor's side first. Links with a neighbour are counted here and by
@@ -19,21 +32,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakValueDictionary
 
 from zpccl import limits
-from zpccl.control.addresses import format_address, is_local_address, local_address, parse_address, reachable_at
-from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, use_bbr
+from zpccl.control.addresses import format_address, parse_address, reachable_at
+from zpccl.control.dialling import Dialler, Results, Secrets, close_all, receive, text_of
 from zpccl.control.forks import closed_in_children
 from zpccl.control.greeting import mechanism_of
 from zpccl.control.handshake import (
@@ -46,13 +57,11 @@ from zpccl.control.handshake import (
     LinkHello,
     Signal,
     Transcript,
-    accepted,
     check_hello,
     encode_refusal,
 )
 from zpccl.control.zap import RefusalLog
 from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, best_of, public_share
-from zpccl.errors import PCCLError
 from zpccl.protocol.messages import Neighbour
 
 logger = logging.getLogger("zpccl.links")
@@ -60,7 +69,7 @@ logger = logging.getLogger("zpccl.links")
 _TIMEOUT_S = limits.LINK_SETUP_TIMEOUT_NS / limits.SECOND
 _HELLO_TIMEOUT_S = limits.HELLO_TIMEOUT_NS / limits.SECOND
 _CONNECT_TIMEOUT_S = limits.CONNECT_TIMEOUT_NS / limits.SECOND
-_STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
+_HEAD_START_S = limits.DIAL_HEAD_START_NS / limits.SECOND
 _RETRY_S = limits.LINK_RETRY_INTERVAL_NS / limits.SECOND
 _RETRY_MAX_S = limits.LINK_RETRY_INTERVAL_MAX_NS / limits.SECOND
 _THIS_HOST = "this host"
@@ -82,6 +91,7 @@ class _Handshake:
 
     Attributes:
         host: that it comes from, until it has shown that it is of a neighbour; then "".
+        sender: the neighbour, once it has shown that.
         hello_timer: ends it if its first message does not come in time.
         timer: ends it at the end of its time.
     """
@@ -89,6 +99,17 @@ class _Handshake:
     host: str
     hello_timer: asyncio.TimerHandle
     timer: asyncio.TimerHandle
+    sender: bytes = b""
+
+
+@dataclass(eq=False)
+class _Dial:
+    """A link that this side dials, until it is there, has failed or is given up."""
+
+    task: asyncio.Task[None] | None = None
+    has_committed: bool = False
+    """True once the other end may have taken it for the link."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
@@ -145,24 +166,6 @@ class _OpenLink:
     dials: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Dialled:
-    """A connection that the right peer has accepted."""
-
-    connection: socket.socket
-    transcript: Transcript
-    keys: CipherKeys | None
-    hello: LinkHello
-
-
-@dataclass(frozen=True)
-class _Secrets:
-    """What a dialler knows of a link and does not send."""
-
-    link_key: bytes = field(repr=False)
-    private: bytes = field(repr=False)
-
-
 class LinkBroker:
     """Sets up the links of one peer.
 
@@ -194,7 +197,6 @@ class LinkBroker:
         local_listener: socket.socket | None = None,
     ) -> None:
         self._peer_id = peer_id
-        self._dials_locally = local_listener is not None
         self._listeners = [closed_in_children(each) for each in (listener, local_listener) if each is not None]
         self._connection_count = connection_count
         self._on_link = on_link
@@ -204,18 +206,18 @@ class LinkBroker:
         self._on_connection = on_connection
         self._links: dict[bytes, _OpenLink] = {}  # The last one with each neighbour, while it is open.
         self._link_count = 0  # Handed over so far.
-        self._lacks_bbr = False  # That was found, and said.
         self._refusals = RefusalLog(logger)
         self.addresses = reachable_at(listener, advertise)
         self._run_id = b""
         self._keys: dict[bytes, bytes] = {}  # Of the links to neighbours that are wanted, by peer id.
         self._arrivals: WeakValueDictionary[bytes, asyncio.Event] = WeakValueDictionary()
         """Set once a neighbour is wanted; as long as a connection waits for that."""
-        self._dials: dict[bytes, asyncio.Task[None]] = {}
+        self._dials: dict[bytes, _Dial] = {}  # By neighbour.
         self._incoming: dict[tuple[bytes, bytes], _IncomingLink] = {}  # By sender and nonce.
         self._handshakes: dict[asyncio.Task[None], _Handshake] = {}  # By the task that takes part in it.
         self._questions: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
+        self._dialler = Dialler(self._loop, dials_locally=local_listener is not None)
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="zpccl-links", daemon=True)
         self._thread.start()
@@ -225,7 +227,7 @@ class LinkBroker:
         self._call(self._set_run, run_id)
 
     def open(self, neighbour: Neighbour) -> None:
-        """Dials a neighbour, or accepts its connections from now on."""
+        """Dials a neighbour, and accepts its connections from now on. Does not dial while there is a link to it."""
         self._call(self._open, neighbour)
 
     def close_link(self, peer_id: bytes) -> None:
@@ -285,15 +287,13 @@ class LinkBroker:
         arrival = self._arrivals.pop(neighbour.peer_id, None)
         if arrival is not None:
             arrival.set()
-        if neighbour.dial and neighbour.peer_id not in self._dials:
-            task = self._loop.create_task(self._dial(neighbour))
-            self._dials[neighbour.peer_id] = task
+        if neighbour.peer_id not in self._dials and neighbour.peer_id not in self._links:
+            dial = self._dials[neighbour.peer_id] = _Dial()
+            dial.task = self._loop.create_task(self._dial(neighbour, dial))
 
     def _forget(self, peer_id: bytes) -> None:
         self._keys.pop(peer_id, None)
-        task = self._dials.pop(peer_id, None)
-        if task is not None:
-            task.cancel()
+        self._give_up(peer_id)
         self._drop_link(peer_id)
 
     async def _accept_until_stopped(self) -> None:
@@ -325,8 +325,8 @@ class LinkBroker:
         closed_in_children(connection).setblocking(False)
         name = _peer_name(connection)
         task = self._loop.create_task(self._take_part(connection))
-        timers = (self._loop.call_later(seconds, task.cancel) for seconds in (_HELLO_TIMEOUT_S, _TIMEOUT_S))
-        self._handshakes[task] = handshake = _Handshake(host, *timers)
+        hello_timer, timer = (self._loop.call_later(seconds, task.cancel) for seconds in (_HELLO_TIMEOUT_S, _TIMEOUT_S))
+        self._handshakes[task] = handshake = _Handshake(host, hello_timer, timer)
 
         def end(task: asyncio.Task[None]) -> None:
             self._handshakes.pop(task, None)
@@ -371,7 +371,7 @@ class LinkBroker:
         task = asyncio.current_task()
         assert task is not None
         handshake = self._handshakes[task]
-        data = await self._receive(connection, HELLO_BYTES)
+        data = await receive(self._loop, connection, HELLO_BYTES)
         handshake.hello_timer.cancel()
         hello = LinkHello.decode(data)
         if hello.receiver != self._peer_id:
@@ -387,8 +387,8 @@ class LinkBroker:
         if link_key is None:
             raise HandshakeError("its sender is a neighbour no more")
         check_hello(data, link_key)
-        handshake.host = ""
-        self._choose_congestion_control(connection)
+        handshake.host, handshake.sender = "", hello.sender
+        self._dialler.choose_congestion_control(connection)
         cipher = best_of(self._ciphers, hello.ciphers)
         if cipher is None:
             await self._loop.sock_sendall(connection, encode_refusal(Signal.DISAGREE))
@@ -396,7 +396,7 @@ class LinkBroker:
         private, share = _new_share(cipher is not Cipher.PLAIN)
         transcript = Transcript(hello, os.urandom(NONCE_BYTES), link_key, cipher, share)
         await self._loop.sock_sendall(connection, transcript.encode(Signal.ACCEPT))
-        transcript.check(await self._receive(connection, SIGNAL_BYTES), Signal.COMMIT)
+        transcript.check(await receive(self._loop, connection, SIGNAL_BYTES), Signal.COMMIT)
         keys = transcript.derive_keys(private, is_dialler=False)
         if hello.sender not in self._keys:
             raise HandshakeError("its sender is a neighbour no more")
@@ -408,7 +408,9 @@ class LinkBroker:
             if (link.count, link.cipher) != (hello.count, cipher) or hello.index in link.sockets:
                 raise HandshakeError(f"connection {hello.index} of {hello.count} does not fit its link")
             link.sockets[hello.index] = connection, transcript, keys
-            if len(link.sockets) == link.count:
+            while len(link.sockets) == link.count and (dial := self._own_dial(hello.sender)) is not None:
+                await dial.ended.wait()
+            if len(link.sockets) == link.count and not link.complete.is_set():
                 self._complete(hello, link)
             await link.complete.wait()
         finally:
@@ -433,6 +435,7 @@ class LinkBroker:
 
     def _complete(self, hello: LinkHello, link: _IncomingLink) -> None:
         """All connections of a link are committed: READY goes out, and the link to the data plane."""
+        self._give_up(hello.sender)
         link.complete.set()
         sockets, cipher_keys = [], []
         for connection, transcript, keys in (link.sockets[index] for index in range(link.count)):
@@ -452,40 +455,62 @@ class LinkBroker:
 
     # --- Dialling ---------------------------------------------------------------------------------------------------
 
-    async def _dial(self, neighbour: Neighbour) -> None:
-        nonce = os.urandom(16)
-        try:
-            dialled = await asyncio.wait_for(self._set_up(neighbour, nonce), _TIMEOUT_S)
-        except (HandshakeError, OSError, asyncio.TimeoutError) as error:
-            self._dials.pop(neighbour.peer_id, None)
-            reason = "no answer in time" if isinstance(error, asyncio.TimeoutError) else _text(error)
-            self._on_failed(neighbour.peer_id, f"{reason} at {', '.join(neighbour.addresses) or 'no address'}")
-            return
-        self._dials.pop(neighbour.peer_id, None)
-        self._note_link(neighbour.peer_id, nonce, dialled[0].transcript.cipher, neighbour)
-        self._tell_link(neighbour.peer_id, [one.connection for one in dialled], [one.keys for one in dialled])
+    async def _dial(self, neighbour: Neighbour, dial: _Dial) -> None:
+        peer_id, nonce, results = neighbour.peer_id, os.urandom(NONCE_BYTES), Results()
+        if not neighbour.dial:
+            await self._wait_for_other(peer_id)
 
-    async def _set_up(self, neighbour: Neighbour, nonce: bytes) -> list[_Dialled]:
+        def may_commit() -> None:
+            if self._dials.get(peer_id) is not dial:
+                raise HandshakeError("the link was set up by the other side")
+            dial.has_committed = True
+
         private, share = _new_share(self._ciphers != (Cipher.PLAIN,))
         offers = sum(1 << cipher for cipher in self._ciphers)
-
-        ids = self._run_id, self._peer_id, neighbour.peer_id
-        hello = LinkHello(*ids, nonce, 0, self._connection_count, offers, share)
-        secrets = _Secrets(neighbour.link_key, private)
-        address, first = await self._dial_any(neighbour, hello, secrets)
-        dialled = [first]
+        hello = LinkHello(self._run_id, self._peer_id, peer_id, nonce, 0, self._connection_count, offers, share)
+        secrets = Secrets(neighbour.link_key, private)
         try:
-            hellos = [dataclasses.replace(first.hello, index=index) for index in range(1, first.hello.count)]
-            rest = [self._dial_one(address, hello, secrets) for hello in hellos]
-            dialled += await _all_or_none(rest)
-            if len({one.transcript.cipher for one in dialled}) > 1:
-                raise HandshakeError("the other side chose another cipher for each connection")
-            await _all_or_none([self._confirm(one) for one in dialled])
-        except BaseException:
-            for one in dialled:
-                one.connection.close()
-            raise
-        return dialled
+            set_up = self._dialler.set_up(neighbour, hello, secrets, results, may_commit)
+            dialled = await asyncio.wait_for(set_up, _TIMEOUT_S)
+        except (HandshakeError, OSError, asyncio.TimeoutError) as error:
+            if self._end_dial(peer_id, dial):
+                reason = f"no link in {_TIMEOUT_S:.0f} s" if isinstance(error, asyncio.TimeoutError) else ""
+                self._on_failed(peer_id, results.text(reason))
+            return
+        if self._dials.get(peer_id) is not dial:
+            return close_all(dialled)
+        for task, handshake in self._handshakes.items():
+            if handshake.sender == peer_id:
+                task.cancel()
+        self._end_dial(peer_id, dial)
+        self._note_link(peer_id, nonce, dialled[0].transcript.cipher, neighbour)
+        self._tell_link(peer_id, [one.connection for one in dialled], [one.keys for one in dialled])
+
+    async def _wait_for_other(self, peer_id: bytes) -> None:
+        """The other end's head start, and the end of the handshakes that it has begun by then."""
+        await asyncio.sleep(_HEAD_START_S)
+        while begun := [task for task, handshake in self._handshakes.items() if handshake.sender == peer_id]:
+            await asyncio.wait(begun)
+
+    def _own_dial(self, peer_id: bytes) -> _Dial | None:
+        """The dial of this side, if it decides whether connections that the other side dialled become the link."""
+        dial = self._dials.get(peer_id)
+        return dial if dial is not None and dial.has_committed and self._peer_id > peer_id else None
+
+    def _end_dial(self, peer_id: bytes, dial: _Dial) -> bool:
+        """True if the dial was not given up before."""
+        if self._dials.get(peer_id) is not dial:
+            return False
+        del self._dials[peer_id]
+        dial.ended.set()
+        return True
+
+    def _give_up(self, peer_id: bytes) -> None:
+        """Ends a dial that is not wanted any more."""
+        dial = self._dials.get(peer_id)
+        if dial is not None and dial.task is not None:
+            self._end_dial(peer_id, dial)
+            dial.task.cancel()
 
     # --- Dialling again ---------------------------------------------------------------------------------------------
 
@@ -528,104 +553,15 @@ class LinkBroker:
             place = index, limits.LINK_CONNECTIONS_MAX
             hello = LinkHello(*ids, link.nonce, *place, 1 << link.cipher, share, generation)
             try:
-                secrets = _Secrets(neighbour.link_key, private)
-                one = await asyncio.wait_for(self._dial_one_more(neighbour, hello, secrets), _TIMEOUT_S)
+                secrets = Secrets(neighbour.link_key, private)
+                one = await asyncio.wait_for(self._dialler.dial_one_more(neighbour, hello, secrets), _TIMEOUT_S)
             except (HandshakeError, OSError, asyncio.TimeoutError) as error:
-                logger.debug("connection %d to %s: %s", index, neighbour.name, _text(error) or "no answer in time")
+                logger.debug("connection %d to %s: %s", index, neighbour.name, text_of(error))
                 continue
             link.joined_s[index] = self._loop.time()
             del link.dials[index]  # Before anybody can hear that it is lost again.
             new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.keys, b"")
             return on_connection(new)
-
-    async def _dial_one_more(self, neighbour: Neighbour, hello: LinkHello, secrets: _Secrets) -> _Dialled:
-        _, one = await self._dial_any(neighbour, hello, secrets)
-        try:
-            await self._confirm(one)
-        except BaseException:
-            one.connection.close()
-            raise
-        return one
-
-    async def _dial_any(self, neighbour: Neighbour, hello: LinkHello, secrets: _Secrets) -> tuple[str, _Dialled]:
-        """The first address where the right peer answers. Each has a head start over the next.
-
-        The local one comes first: a neighbour that is not on this host has none, which the kernel tells at once.
-        """
-        reasons: list[str] = []
-        tries: dict[asyncio.Task[_Dialled], str] = {}
-        waiting = [local_address(neighbour.peer_id)] if self._dials_locally else []
-        waiting += neighbour.addresses
-        try:
-            while waiting or tries:
-                if waiting:
-                    address = waiting.pop(0)
-                    tries[self._loop.create_task(self._dial_one(address, hello, secrets))] = address
-                timeout = _STAGGER_S if waiting else None
-                done, _ = await asyncio.wait(tries, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    address = tries.pop(task)
-                    error = task.exception()
-                    if error is None:
-                        return address, task.result()
-                    if not is_local_address(address):
-                        reasons.append(f"{address}: {_text(error)}")
-            raise HandshakeError("; ".join(reasons) or "it gave no address")
-        finally:
-            for task in tries:
-                task.cancel()
-                task.add_done_callback(_close_result)
-
-    async def _resolve(self, address: str) -> tuple[int, Any]:
-        """The family of an address, and what its sockets connect to."""
-        if is_local_address(address):
-            return socket.AF_UNIX, address
-        host, port = parse_address(address)
-        try:  # A number needs no thread that asks a name server.
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-        except socket.gaierror:
-            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, _, _, _, target = found[0]
-        return family, target
-
-    async def _dial_one(self, address: str, hello: LinkHello, secrets: _Secrets) -> _Dialled:
-        family, target = await self._resolve(address)
-        connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
-        try:
-            connection.setblocking(False)
-            await self._loop.sock_connect(connection, target)
-            self._choose_congestion_control(connection)
-            if hello.count == 0:
-                count = connections_for(round_trip_ns(connection), congestion_control(connection))
-                hello = dataclasses.replace(hello, count=count)
-            await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
-            transcript = accepted(hello, await self._receive(connection, SIGNAL_BYTES), secrets.link_key)
-            return _Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
-        except BaseException:
-            connection.close()
-            raise
-
-    def _choose_congestion_control(self, connection: socket.socket) -> None:
-        if not use_bbr(connection) and not self._lacks_bbr:
-            self._lacks_bbr = True
-            logger.warning(
-                "the kernel does not let this process use BBR, so far links lose rate with each lost packet (%s); "
-                "as root: modprobe tcp_bbr; sysctl net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'",
-                congestion_control(connection),
-            )
-
-    async def _confirm(self, one: _Dialled) -> None:
-        await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT))
-        one.transcript.check(await self._receive(one.connection, SIGNAL_BYTES), Signal.READY)
-
-    async def _receive(self, connection: socket.socket, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = await self._loop.sock_recv(connection, size - len(data))
-            if not piece:
-                raise HandshakeError("the other side closed the connection")
-            data += piece
-        return data
 
 
 async def _ask_mechanism(address: str, on_answer: Callable[[str, str], object]) -> None:
@@ -656,24 +592,3 @@ def _peer_name(connection: socket.socket) -> str:
         return format_address(host.removeprefix("::ffff:"), port)
     except OSError:
         return "an unknown address"
-
-
-def _text(error: BaseException) -> str:
-    return error.message if isinstance(error, PCCLError) else str(error)
-
-
-async def _all_or_none(coroutines: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """The results of all; if one fails, the others are cancelled and their sockets closed, and it raises."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-            task.add_done_callback(_close_result)
-        raise
-
-
-def _close_result(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and task.exception() is None and isinstance(task.result(), _Dialled):
-        task.result().connection.close()

@@ -573,6 +573,7 @@ class PeerLoop:
         except OSError as error:
             for connection in sockets:
                 connection.close()
+            self._broker.lose_link(peer_id, link.number)
             return self._handle(events.LinkFailed(peer_id, str(error)), now_ns)
         for connection in sockets:
             connection.detach()

@@ -128,7 +128,7 @@ class EndSync:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """Set up a link to a peer: dial it, or wait until it dials. LinkUp or LinkFailed follows."""
+    """Set up a link to a peer: dial it, at once or if it has not dialled by then. LinkUp or LinkFailed follows."""
 
     neighbour: Neighbour
 

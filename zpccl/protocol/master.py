@@ -374,7 +374,7 @@ class MasterMachine:
         ahead = "" if hello.is_ready else ", and fetches state ahead"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{ahead}")
         self._welcome(peer)
-        for other in self._others_of_group(peer):  # The peer that registered later dials.
+        for other in self._others_of_group(peer):  # The peer that registered later dials first.
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
             self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
         return None

@@ -238,7 +238,7 @@ class Registry:
         return Members(self.epoch, members, self.round, self.round_value, self.old_members, self.parent)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:
-        """All other peers of the group, pending ones included. Of each pair the one that registered later dials."""
+        """All other peers of the group, pending ones included. Of a pair the one that registered later dials first."""
         neighbours = []
         dials = True
         for other in self.peers.values():

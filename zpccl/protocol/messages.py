@@ -366,7 +366,7 @@ class Neighbour(_Message, frozen=True):
     name: Name
     addresses: Addresses
     dial: bool
-    """True: the receiver dials. False: it is dialled."""
+    """True: the receiver dials at once. False: it dials only if the other end has not set the link up by then."""
     link_key: LinkKey = b""
     """Key that the pair shares with the master: it authenticates each to the other. Empty in a run without a secret."""
 

@@ -44,8 +44,8 @@ answered that they lead none. A run that newcomers began and that has decided no
 members register with that one, as RETURNING. So does one whose admission came to nothing. Until
 they are admitted their calls are answered as if they were alone; update_topology() waits.
 
-The peer keeps a link to every other peer of its group, as listed in the master's Neighbours. The end that dials tries
-again, with growing pauses, until the link is up or the neighbour is gone.
+The peer keeps a link to every other peer of its group, as listed in the master's Neighbours. Both ends dial
+(../control/links.py), and each tries again, with growing pauses, until the link is up or the neighbour is gone.
 """
 
 from __future__ import annotations

@@ -1,0 +1,179 @@
+"""Links for which both ends dial: one set of connections, whoever is quicker, and the same one at both ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from brokers import RUN, Broker, say_hello, shake_hands
+from e2e.harness import HANG_SECONDS
+from e2e.strangers import raw, read
+
+from zpccl import limits
+from zpccl.control.handshake import HELLO_BYTES, NONCE_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript
+from zpccl.protocol.messages import Neighbour
+
+ROUNDS = 40
+
+
+@contextlib.contextmanager
+def brokers(*names: str, connections: int = 3, local: bool = False) -> Iterator[list[Broker]]:
+    made = [Broker(name, connections, local=local) for name in names]
+    try:
+        yield made
+    finally:
+        for broker in made:
+            broker.close()
+
+
+class Far:
+    """A peer whose part of the handshake a test plays by hand: it is dialled by a broker, and it dials."""
+
+    def __init__(self, name: str) -> None:
+        self.peer_id = name.encode().ljust(16, b".")
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(HANG_SECONDS)
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def be_dialled(self, broker: Broker, *, dial: bool = True) -> None:
+        broker.broker.open(Neighbour(self.peer_id, "far", (self.address,), dial))
+
+    def accept(self) -> tuple[socket.socket, Transcript]:
+        """Accepts a connection and its HELLO."""
+        connection, _ = self.listener.accept()
+        connection.settimeout(HANG_SECONDS)
+        hello = LinkHello.decode(read(connection, HELLO_BYTES))
+        transcript = Transcript(hello, b"n" * NONCE_BYTES, b"")
+        connection.sendall(transcript.encode(Signal.ACCEPT))
+        return connection, transcript
+
+    def hello(self, broker: Broker, nonce: bytes = b"own") -> LinkHello:
+        return LinkHello(RUN, self.peer_id, broker.peer_id, nonce.ljust(16, b"."), 0, 1)
+
+
+@contextlib.contextmanager
+def far(name: str) -> Iterator[Far]:
+    peer = Far(name)
+    with peer.listener:
+        yield peer
+
+
+def end_of(connection: socket.socket) -> bytes:
+    """What comes before the end of a connection."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(1024):
+            data += piece
+    return data
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_both_dial_at_the_same_time_and_agree(local: bool) -> None:
+    """L2: each end gets one link, of the same connections, whoever's they are."""
+    for number in range(ROUNDS):
+        with brokers("one", "other", connections=1 + number % 5, local=local) as (one, other):
+            together = threading.Barrier(2)
+
+            def meet(broker: Broker, whom: Broker, together: threading.Barrier = together) -> None:
+                together.wait()
+                broker.meet(whom, dial=True)
+
+            threads = [threading.Thread(target=meet, args=pair) for pair in ((one, other), (other, one))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            ours, theirs = one.link().sockets, other.link().sockets
+            assert len(ours) == len(theirs) == 1 + number % 5
+            for index, (here, there) in enumerate(zip(ours, theirs, strict=True)):
+                here.setblocking(True)
+                here.sendall(bytes([index]))
+                there.settimeout(HANG_SECONDS)
+                assert there.recv(10) == bytes([index])
+            for broker in (one, other):
+                assert broker.has_no_link() and broker.failures.empty()
+
+
+def test_the_end_that_cannot_be_dialled_dials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2: a peer behind NAT registered first, so the other one dials first, in vain."""
+    with brokers("one", "other") as (one, other):
+        other.meet(one, "127.0.0.1:1", dial=True)
+        one.meet(other)
+        assert len(one.link().sockets) == len(other.link().sockets) == 3
+        assert other.failure() == "127.0.0.1:1: refused"
+
+
+def test_the_second_end_does_not_dial_while_the_first_is_at_it() -> None:
+    with far("a") as a, brokers("b") as (b,):
+        a.be_dialled(b, dial=False)
+        with raw(b.address) as connection:
+            transcript = say_hello(connection, a.hello(b))
+            a.listener.settimeout(2 * limits.DIAL_HEAD_START_NS / limits.SECOND)
+            with pytest.raises(TimeoutError):
+                a.listener.accept()
+            connection.sendall(transcript.encode(Signal.COMMIT))
+            assert len(b.link().sockets) == 1
+
+
+def test_the_greater_id_takes_what_it_has_committed() -> None:
+    """The other end's connections wait, and are closed when READY has come."""
+    with far("a") as a, brokers("b", connections=1) as (b,), raw(b.address) as late:
+        a.be_dialled(b)
+        connection, transcript = a.accept()
+        with connection:
+            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+            shake_hands(late, a.hello(b))
+            late.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                late.recv(1)
+            connection.sendall(transcript.encode(Signal.READY))
+            assert b.link().sockets[0].getpeername() == connection.getsockname()
+            late.settimeout(HANG_SECONDS)
+            assert end_of(late) == b"" and b.has_no_link()
+
+
+def test_the_greater_id_takes_the_others_connections_if_its_own_fail() -> None:
+    with far("a") as a, brokers("b", connections=1) as (b,), raw(b.address) as second:
+        a.be_dialled(b)
+        connection, transcript = a.accept()
+        with connection:
+            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+            shake_hands(second, a.hello(b))
+        assert b.link().sockets[0].getpeername() == second.getsockname()
+        assert "closed" in b.failure()
+
+
+def test_the_greater_id_gives_its_own_dial_up_if_it_has_not_committed() -> None:
+    """It sends no COMMIT after READY."""
+    with far("a") as a, brokers("b", connections=2) as (b,), raw(b.address) as first:
+        a.be_dialled(b)
+        connection, _ = a.accept()
+        with connection:
+            shake_hands(first, a.hello(b))
+            assert b.link().sockets[0].getpeername() == first.getsockname()
+            assert end_of(connection) == b"" and b.failures.empty()
+
+
+def test_the_smaller_id_takes_what_the_other_commits() -> None:
+    """Also if its own connections are committed, and the other end has not answered."""
+    with far("z") as z, brokers("b", connections=1) as (b,), raw(b.address) as first:
+        z.be_dialled(b)
+        connection, transcript = z.accept()
+        with connection:
+            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+            shake_hands(first, z.hello(b))
+            assert b.link().sockets[0].getpeername() == first.getsockname()
+            assert end_of(connection) == b"" and b.has_no_link() and b.failures.empty()
+
+
+def test_a_link_that_is_there_is_not_dialled() -> None:
+    """The other end's may be complete while the order to dial is under way."""
+    with brokers("one", "other", connections=1) as (one, other):
+        other.meet(one)
+        one.meet(other, dial=True)
+        one.link(), other.link()
+        other.meet(one, dial=True)
+        assert one.has_no_link() and other.has_no_link()

@@ -1,0 +1,267 @@
+"""Dialling a peer: which of its addresses, and the dialler's part of the handshake.
+
+The local socket of the peer comes first, then its likely address, which is the first one that it and the master name;
+each has a head start of ADDRESS_STAGGER, which ends early if it fails. Then all others are dialled at the same time.
+The first one where the right peer accepts is taken, and the others are closed. `Results` keeps what came of each
+address, for the error and the log.
+
+A `Dialler` runs in the loop of the broker (links.py) and owns a socket until it returns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from zpccl import limits
+from zpccl.control.addresses import is_local_address, local_address, parse_address
+from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, use_bbr
+from zpccl.control.forks import closed_in_children
+from zpccl.control.handshake import (
+    SIGNAL_BYTES,
+    HandshakeError,
+    LinkHello,
+    Signal,
+    Transcript,
+    accepted,
+)
+from zpccl.engine.ciphers import CipherKeys
+from zpccl.errors import PCCLError
+from zpccl.protocol.messages import Neighbour
+
+logger = logging.getLogger("zpccl.links")
+
+_STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
+_UNANSWERED = "no answer in time"
+_TEXTS = {
+    errno.ECONNREFUSED: "refused",
+    errno.ETIMEDOUT: "timed out",
+    errno.ENETUNREACH: "unreachable (no route to the network)",
+    errno.EHOSTUNREACH: "unreachable (no route to the host)",
+}
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """A connection that the right peer has accepted."""
+
+    connection: socket.socket
+    transcript: Transcript
+    keys: CipherKeys | None
+    hello: LinkHello
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a dialler knows of a link and does not send."""
+
+    link_key: bytes = field(repr=False)
+    private: bytes = field(repr=False)
+
+
+class Results:
+    """What came of each address that was dialled, in order."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[str, str] = {}
+
+    def begin(self, address: str) -> None:
+        """The address is dialled."""
+        self._by_address[address] = _UNANSWERED
+
+    def connected(self, address: str) -> None:
+        """Somebody has accepted the TCP connection."""
+        self._by_address[address] = "connected, then " + _UNANSWERED
+
+    def failed(self, address: str, error: BaseException) -> None:
+        """It came to nothing."""
+        self._by_address[address] = text_of(error)
+
+    def text(self, reason: str = "") -> str:
+        """One line for people: each address with its result. The local socket is left out, as most peers have none."""
+        dialled = [f"{address}: {text}" for address, text in self._by_address.items() if not is_local_address(address)]
+        return "; ".join([reason] * bool(reason) + dialled) or "it gave no address"
+
+
+class Dialler:
+    """Dials peers.
+
+    Args:
+        loop: in whose thread it is called.
+        dials_locally: whether peers of this host are dialled at their Unix-domain sockets.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, dials_locally: bool) -> None:
+        self._loop = loop
+        self._dials_locally = dials_locally
+        self._lacks_bbr = False  # That was found, and said.
+
+    async def set_up(
+        self, neighbour: Neighbour, hello: LinkHello, secrets: Secrets, results: Results, may_commit: Callable[[], None]
+    ) -> list[Dialled]:
+        """Dials all connections of a link, and commits them.
+
+        Args:
+            neighbour: whom to dial.
+            hello: of the first connection; a count of 0 is replaced by one that fits the path.
+            secrets: of the link.
+            results: to be filled in.
+            may_commit: called before the first COMMIT is sent; it raises if the link is not to be set up any more.
+
+        Raises:
+            HandshakeError, OSError: it came to nothing.
+        """
+        address, first = await self.dial_any(neighbour, hello, secrets, results)
+        dialled = [first]
+        try:
+            hellos = [dataclasses.replace(first.hello, index=index) for index in range(1, first.hello.count)]
+            dialled += await _all_or_none([self._dial_one(address, hello, secrets) for hello in hellos])
+            if len({one.transcript.cipher for one in dialled}) > 1:
+                raise HandshakeError("the other side chose another cipher for each connection")
+            may_commit()
+            await _all_or_none([self._confirm(one) for one in dialled])
+        except BaseException as error:
+            results.failed(address, error)
+            close_all(dialled)
+            raise
+        return dialled
+
+    async def dial_one_more(self, neighbour: Neighbour, hello: LinkHello, secrets: Secrets) -> Dialled:
+        """Dials one connection in place of one that a link has lost, and commits it."""
+        _, one = await self.dial_any(neighbour, hello, secrets, Results())
+        try:
+            await self._confirm(one)
+        except BaseException:
+            one.connection.close()
+            raise
+        return one
+
+    async def dial_any(
+        self, neighbour: Neighbour, hello: LinkHello, secrets: Secrets, results: Results
+    ) -> tuple[str, Dialled]:
+        """The first address where the right peer answers, and the connection to it."""
+        tries: dict[asyncio.Task[Dialled], str] = {}
+        local = [local_address(neighbour.peer_id)] if self._dials_locally else []
+        waiting = [group for group in (local, neighbour.addresses[:1], neighbour.addresses[1:]) if group]
+        try:
+            while waiting or tries:
+                for address in waiting.pop(0) if waiting else ():
+                    results.begin(address)
+                    tries[self._loop.create_task(self._dial_one(address, hello, secrets, results))] = address
+                timeout = _STAGGER_S if waiting else None
+                done, _ = await asyncio.wait(tries, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error, address = task.exception(), tries[task]
+                    if error is None:
+                        del tries[task]
+                        return address, task.result()
+                    del tries[task]
+                    results.failed(address, error)
+            raise HandshakeError("none of its addresses works" if neighbour.addresses else "it gave no address")
+        finally:
+            for task in tries:
+                task.cancel()
+                task.add_done_callback(_close_result)
+
+    async def _resolve(self, address: str) -> tuple[int, Any]:
+        """The family of an address, and what its sockets connect to."""
+        if is_local_address(address):
+            return socket.AF_UNIX, address
+        host, port = parse_address(address)
+        try:  # A number needs no thread that asks a name server.
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, target = found[0]
+        return family, target
+
+    async def _dial_one(
+        self, address: str, hello: LinkHello, secrets: Secrets, results: Results | None = None
+    ) -> Dialled:
+        family, target = await self._resolve(address)
+        connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
+        try:
+            connection.setblocking(False)
+            await self._loop.sock_connect(connection, target)
+            if results is not None:
+                results.connected(address)
+            self.choose_congestion_control(connection)
+            if hello.count == 0:
+                count = connections_for(round_trip_ns(connection), congestion_control(connection))
+                hello = dataclasses.replace(hello, count=count)
+            await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
+            answer = await receive(self._loop, connection, SIGNAL_BYTES)
+            transcript = accepted(hello, answer, secrets.link_key)
+            return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
+        except BaseException:
+            connection.close()
+            raise
+
+    def choose_congestion_control(self, connection: socket.socket) -> None:
+        """Asks the kernel for BBR on a connection that was dialled or accepted."""
+        if not use_bbr(connection) and not self._lacks_bbr:
+            self._lacks_bbr = True
+            logger.warning(
+                "the kernel does not let this process use BBR, so far links lose rate with each lost packet (%s); "
+                "as root: modprobe tcp_bbr; sysctl net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'",
+                congestion_control(connection),
+            )
+
+    async def _confirm(self, one: Dialled) -> None:
+        await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT))
+        one.transcript.check(await receive(self._loop, one.connection, SIGNAL_BYTES), Signal.READY)
+
+
+async def receive(loop: asyncio.AbstractEventLoop, connection: socket.socket, size: int) -> bytes:
+    """The next `size` bytes of a connection, and no more.
+
+    Raises:
+        HandshakeError: it ended before.
+    """
+    data = b""
+    while len(data) < size:
+        piece = await loop.sock_recv(connection, size - len(data))
+        if not piece:
+            raise HandshakeError("the other side closed the connection")
+        data += piece
+    return data
+
+
+def close_all(dialled: list[Dialled]) -> None:
+    """Closes connections that are not wanted after all."""
+    for one in dialled:
+        one.connection.close()
+
+
+def text_of(error: BaseException) -> str:
+    """An error in a few words, for people."""
+    if isinstance(error, PCCLError):
+        return error.message
+    if isinstance(error, asyncio.CancelledError):
+        return _UNANSWERED
+    code = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
+    return _TEXTS.get(code, os.strerror(code)) if code else str(error) or _UNANSWERED
+
+
+async def _all_or_none(coroutines: list[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """The results of all; if one fails, the others are cancelled and their sockets closed, and it raises."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(_close_result)
+        raise
+
+
+def _close_result(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is None and isinstance(task.result(), Dialled):
+        task.result().connection.close()
