@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zpccl.control import addresses
 from zpccl.control.addresses import (
     advertised_address,
     format_address,
@@ -95,11 +96,32 @@ def test_hosts_that_are_not_ours(host: str) -> None:
 def test_where_a_listener_is_reached() -> None:
     with listen_on_first_free("", range(1)) as listener:
         port = listener.getsockname()[1]
-        addresses = reachable_at(listener, "example.org")
-        assert addresses[:2] == (f"example.org:{port}", f"127.0.0.1:{port}")
-        assert len(set(addresses)) == len(addresses)
+        found = reachable_at(listener, "example.org")
+        assert found[:2] == (f"example.org:{port}", f"127.0.0.1:{port}")
+        assert len(set(found)) == len(found)
     with listen_on_first_free("127.0.0.1", range(1)) as listener:
         assert reachable_at(listener, None) == (f"127.0.0.1:{listener.getsockname()[1]}",)
+
+
+@pytest.mark.parametrize("likely", ["10.1.2.3", "2001:db8::1", "172.17.0.1", "127.0.0.1"])
+def test_the_address_towards_the_master_comes_first_and_bridges_last(
+    monkeypatch: pytest.MonkeyPatch, likely: str
+) -> None:
+    found = [("172.17.0.1", True), ("10.1.2.3", False), ("2001:db8::1", False), ("127.0.0.1", False), ("::1", False)]
+    monkeypatch.setattr(addresses, "_interface_addresses", lambda: found)
+    monkeypatch.setattr(addresses, "_source_towards", lambda address: likely if address == "second:5" else "")
+    with listen_on_first_free("", range(1)) as listener:
+        port = listener.getsockname()[1]
+        others = [host for host in ("127.0.0.1", "10.1.2.3", "2001:db8::1", "172.17.0.1") if host != likely]
+        expected = tuple(format_address(host, port) for host in (likely, *others))
+        assert reachable_at(listener, None, ("first:5", "second:5")) == expected
+        assert reachable_at(listener, "h", ("first:5", "second:5")) == (f"h:{port}", *expected)
+
+
+def test_the_way_to_a_master() -> None:
+    assert addresses._source_towards("127.0.0.1:9") == "127.0.0.1"
+    for nowhere in ("", "nonsense", "no.such.host.invalid:5", "a..b:5"):
+        assert addresses._source_towards(nowhere) == ""
 
 
 def test_advertised_addresses() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -51,7 +51,7 @@ def connect_behind(peer: Peer, relay: str, address: str, **options: Any) -> str:
     """
     own = []
 
-    def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, ...]:
+    def reachable_at(listener: socket.socket, advertise: str | None, masters: Sequence[str]) -> tuple[str, ...]:
         own.append(format_address("127.0.0.1", listener.getsockname()[1]))
         return (relay,)
 

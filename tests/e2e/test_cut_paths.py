@@ -150,6 +150,8 @@ def test_a_joiner_without_a_path_to_any_member_disturbs_nobody() -> None:
         joiner = run.child()
         failure = joiner.fails(harness.connect, run.master.address, name=joiner.name)
         assert failure.kind == "PeerUnreachable"
+        for member in (1, 2):  # What was tried, and what came of it.
+            assert f"{network.address(member)}:48149: no answer in time" in failure.text
         for result in end(children):
             assert result["failures"] == [] and result["view"][1] == 2
         assert lines_of_losses(run) == []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from zpccl import limits
 from zpccl.errors import (
     CollectiveMismatch,
     InternalError,
@@ -105,5 +106,9 @@ def test_errors_of_kicks() -> None:
     assert kicked.reason == "too many calls"
     assert str(kicked) == "MASTER_CONNECTION_FAILED: removed from the run: too many calls; connect again to take part"
     reason = "no data connection to b"
-    assert type(error_of_kick(Result.RANK_CONNECTION_FAILED, reason, was_member=False)) is PeerUnreachable
+    unreached = {"b": "10.0.0.1:5: refused; [::1]:5: timed out", "c": "x" * limits.TEXT_CHARS_MAX}
+    error = error_of_kick(Result.RANK_CONNECTION_FAILED, reason, was_member=False, unreached=unreached)
+    assert type(error) is PeerUnreachable and error.peers == ("b", "c")
+    assert f"{reason} (b: 10.0.0.1:5: refused; [::1]:5: timed out; c: x" in error.message
+    assert len(error.message) == limits.TEXT_CHARS_MAX
     assert type(error_of_kick(Result.RANK_CONNECTION_FAILED, reason, was_member=True)) is Kicked

@@ -216,12 +216,15 @@ def test_refused_at_the_door(refusal: Refusal, kind: type[PCCLError]) -> None:
 
 def test_a_joiner_that_cannot_be_reached() -> None:
     peer = PeerBench().pending()
-    peer.hear(Neighbours((neighbour("b"),)))
+    peer.hear(Neighbours((neighbour("b"), neighbour("c"), neighbour("d"))))
+    peer.handle(events.LinkFailed(pid("b"), "b:1: refused"))
+    peer.handle(events.LinkUp(pid("d")))
     effects = peer.hear(Kick(Result.RANK_CONNECTION_FAILED, "no data connection to b"))
     error = peer.error(effects)
-    assert isinstance(error, PeerUnreachable)
-    assert (error.result, error.message) == (Result.RANK_CONNECTION_FAILED, "no data connection to b")
-    assert effects[-1] == CloseLink(pid("b"))
+    assert isinstance(error, PeerUnreachable) and error.peers == ("b", "c")
+    message = "no data connection to b (b: b:1: refused; c: still dialled)"
+    assert (error.result, error.message) == (Result.RANK_CONNECTION_FAILED, message)
+    assert effects[-3:] == [CloseLink(pid(name)) for name in "bcd"]
 
 
 def test_the_second_welcome_changes_nothing() -> None:

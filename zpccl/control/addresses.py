@@ -11,6 +11,8 @@ import ipaddress
 import re
 import socket
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import ifaddr
 
@@ -175,8 +177,16 @@ def advertised_address(advertise: str, port: int) -> str:
     return address
 
 
-def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, ...]:
-    """Addresses at which others may reach a listener: the advertised one, then loopback, then this host's interfaces.
+def reachable_at(listener: socket.socket, advertise: str | None, masters: Sequence[str] = ()) -> tuple[str, ...]:
+    """Addresses at which others may reach a listener, the likely one first.
+
+    The advertised one, then the one from which packets to a master go out, then loopback and those of the other
+    interfaces; last those of bridges, which mostly lead to containers of this host.
+
+    Args:
+        listener: the listening socket.
+        advertise: an address that a user has named.
+        masters: their addresses, "host:port".
 
     Raises:
         InvalidArgument: `advertise` is malformed.
@@ -186,17 +196,32 @@ def reachable_at(listener: socket.socket, advertise: str | None) -> tuple[str, .
     if not ipaddress.ip_address(host).is_unspecified:
         addresses.append(format_address(host, port))
     else:
-        hosts = [host for host in _interface_addresses() if host != "::1"]
-        hosts.sort(key=lambda host: (not is_loopback(host), ":" in host))
+        likely = next((host for host in map(_source_towards, masters) if host), "")
+        found = {host: is_bridge for host, is_bridge in _interface_addresses() if host != "::1" or host == likely}
+        hosts = sorted(found, key=lambda host: (host != likely, found[host], not is_loopback(host), ":" in host))
         addresses += [format_address(host, port) for host in hosts]
     return tuple(dict.fromkeys(addresses))[: limits.ADDRESSES_PER_PEER_MAX - 1]
 
 
-def _interface_addresses() -> list[str]:
+def _source_towards(address: str) -> str:
+    """The address of this host from which packets to `address` go out; "" if there is no way to it. Sends nothing."""
+    try:
+        host, port = parse_address(address)
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (InvalidArgument, OSError, UnicodeError):
+        return ""
+
+
+def _interface_addresses() -> list[tuple[str, bool]]:
+    """The addresses of the interfaces of this host, and whether each is that of a bridge."""
     found = []
     for adapter in ifaddr.get_adapters():
+        is_bridge = Path(f"/sys/class/net/{adapter.name}/bridge").is_dir()
         for ip in adapter.ips:
             host = ip.ip if isinstance(ip.ip, str) else ip.ip[0]
             if not ipaddress.ip_address(host).is_link_local:
-                found.append(host)
+                found.append((host, is_bridge))
     return found

@@ -179,6 +179,7 @@ class LinkBroker:
         requires_keys: the run has a secret, so no link is set up without a key from the master.
         ciphers: with which a link may be set up; PLAIN is the only one that goes without keys.
         on_connection: called with each connection that is added to an open link; without it none is.
+        masters: the addresses of the masters: others mostly reach this peer at the address from which it reaches these.
         local_listener: for peers of this host, at its `local_address`; the broker owns it from now on. None: they come
             and are dialled like others.
     """
@@ -195,6 +196,7 @@ class LinkBroker:
         ciphers: Sequence[Cipher] = (Cipher.PLAIN,),
         on_connection: Callable[[NewConnection], None] | None = None,
         local_listener: socket.socket | None = None,
+        masters: Sequence[str] = (),
     ) -> None:
         self._peer_id = peer_id
         self._listeners = [closed_in_children(each) for each in (listener, local_listener) if each is not None]
@@ -207,7 +209,7 @@ class LinkBroker:
         self._links: dict[bytes, _OpenLink] = {}  # The last one with each neighbour, while it is open.
         self._link_count = 0  # Handed over so far.
         self._refusals = RefusalLog(logger)
-        self.addresses = reachable_at(listener, advertise)
+        self.addresses = reachable_at(listener, advertise, masters)
         self._run_id = b""
         self._keys: dict[bytes, bytes] = {}  # Of the links to neighbours that are wanted, by peer id.
         self._arrivals: WeakValueDictionary[bytes, asyncio.Event] = WeakValueDictionary()

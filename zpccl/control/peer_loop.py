@@ -159,6 +159,7 @@ class PeerLoop:
             ciphers=ciphers,
             on_connection=self._on_new_connection,
             local_listener=local_listener,
+            masters=options.masters,
         )
         self.options = replace(options, addresses=self._broker.addresses)
         self._machine = PeerMachine(self.options)

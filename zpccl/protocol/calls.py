@@ -28,9 +28,11 @@ released one: the user waits in it as in any other call, and the peer sends the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from zpccl import limits
 from zpccl.errors import (
     CollectiveMismatch,
     InternalError,
@@ -63,6 +65,7 @@ from zpccl.protocol.messages import (
     Vote,
     Votes,
     Withdraw,
+    cut,
 )
 from zpccl.types import CollectiveKind
 
@@ -233,8 +236,20 @@ def error_of(call: Call, decision: Decision) -> PCCLError:
     return _ERRORS.get(decision.result, InternalError)(decision.reason)
 
 
-def error_of_kick(result: int, reason: str, *, was_member: bool) -> PCCLError:
-    """The error that a removed peer gets."""
+def error_of_kick(
+    result: int, reason: str, *, was_member: bool, unreached: Mapping[str, str] = MappingProxyType({})
+) -> PCCLError:
+    """The error that a removed peer gets.
+
+    Args:
+        result: why it was removed.
+        reason: the same in words of the master.
+        was_member: whether it had been admitted.
+        unreached: the neighbours to which it has no link, by name, with what came of their addresses.
+    """
+    if result == Result.RANK_CONNECTION_FAILED:
+        tried = "; ".join(f"{name}: {results}" for name, results in unreached.items())
+        reason = cut(f"{reason} ({tried})" if tried else reason, limits.TEXT_CHARS_MAX)
     if result == Result.RANK_CONNECTION_FAILED and not was_member:
-        return PeerUnreachable(reason)
+        return PeerUnreachable(reason, peers=tuple(unreached))
     return Kicked(f"removed from the run: {reason}; connect again to take part", reason=reason)

@@ -1012,9 +1012,16 @@ def _loss_reason(peer: Peer, reason: str) -> LossReason:
 
 
 def with_seen_address(addresses: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """The addresses that a peer gave, then the one that the master sees, with the port of the first."""
+    """The addresses that a peer gave, with the one that the master sees as the second, with the port of the first.
+
+    The first is one that the user has named, or that of the interface by which the peer reaches the master, so it is
+    the same as the one seen unless there is a NAT between them.
+    """
     if not addresses or not host:
         return addresses
-    port = addresses[0].rpartition(":")[2]
+    first, *others = addresses
+    port = first.rpartition(":")[2]
     seen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return addresses if seen in addresses else (*addresses[: limits.ADDRESSES_PER_PEER_MAX - 1], seen)
+    if seen == first:
+        return addresses
+    return (first, seen, *(address for address in others if address != seen))[: limits.ADDRESSES_PER_PEER_MAX]

@@ -189,6 +189,8 @@ class _Link:
     is_up: bool = False
     retry_ns: int | None = None
     failures: int = 0
+    reason: str = "still dialled"
+    """Why it is not up."""
 
 
 class PeerMachine:
@@ -525,7 +527,9 @@ class PeerMachine:
             self._on_welcome(message)
         elif isinstance(message, Kick):
             # Tells this master that the peer will not switch to another one.
-            error = error_of_kick(message.result, message.reason, was_member=self.state is State.MEMBER)
+            unreached = {link.neighbour.name: link.reason for link in self._links.values() if not link.is_up}
+            was_member = self.state is State.MEMBER
+            error = error_of_kick(message.result, message.reason, was_member=was_member, unreached=unreached)
             self._close(error, send_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
             self._on_members_committed(message)
@@ -713,6 +717,7 @@ class PeerMachine:
         pause_ns = min(limits.LINK_RETRY_INTERVAL_NS << min(link.failures, 8), limits.LINK_RETRY_INTERVAL_MAX_NS)
         link.retry_ns = now_ns + (0 if link.is_up else pause_ns)
         link.failures += 1
+        link.reason = event.reason
         if link.is_up:
             link.is_up = False
             self._send_linked()
