@@ -66,10 +66,38 @@ all-to-all-in-order-of-admission: protocol.kinds.collective:_in_order (unit test
   S1: the rows of an all-to-all are not where its peers look for them
   - sorted(order, key=lambda peer: peer.peer_id)
   + list(order)
-all-to-all-waits-for-ever: protocol.kinds.collective:Collectives._plan (unit tests)
-  L1: an all-to-all waits for ever where two members do not reach each other
-  - broken and now_ns - operation.agreed_ns >= self.wait_ns
+call-without-a-plan-waits-for-ever: protocol.kinds.collective:Collectives._plan (unit tests)
+  L1: an all-to-all waits for ever where two members do not reach each other, and a broadcast where there is no ring
+  - now_ns - operation.agreed_ns >= self.wait_ns and not self._paths.surplus(members, now_ns)
   + False
+refused-though-others-could-go-on: protocol.kinds.collective:Collectives._plan (unit tests)
+  L2: the calls of all are refused, again and again, because one member is cut off
+  - not self._paths.surplus(members, now_ns)
+  + True
+ring-where-there-is-none: protocol.kinds.collective:Collectives._how (unit tests)
+  L2: a plan leads around a ring that the links do not allow
+  - ring is not None
+  + True
+sync-without-a-way-waits-for-ever: protocol.kinds.sync:StateSyncs.tick (unit tests)
+  L1: a sync waits for ever if whoever is between a fetcher and the holders was refused
+  - not self._paths.surplus(self._registry.members(transfer.group), now_ns)
+  + False
+newcomer-needs-two-links: protocol.paths:Paths.can_join (unit tests)
+  L2: a newcomer that reaches one member only is not admitted
+  - any(self._registry.are_linked(joiner, other) for other in members)
+  + sum(self._registry.are_linked(joiner, other) for other in members) >= min(2, len(members))
+newcomer-needs-no-link: protocol.paths:Paths.can_join (unit tests)
+  S6: a newcomer that reaches nobody is admitted, and the group cannot go on
+  - any(self._registry.are_linked(joiner, other) for other in members)
+  + True
+small-part-of-a-group-stays: protocol.paths:_largest_part (unit tests)
+  L2: of a group in two parts the smaller one goes on
+  - max(largest, part, key=len)
+  + largest or part
+down-links-in-trees: protocol.plans:Planner._route (unit tests)
+  L2: trees use a link that has failed for so long that it counts as down
+  - network_without(down)
+  + network_without(frozenset())
 barrier-forgets-who-was-there: protocol.kinds.collective:Collectives._open_barrier (simulator)
   L3: a new master does not release participants that missed the decision of a barrier
   - Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)
@@ -822,7 +850,7 @@ plans-made-anew-by-each-call: protocol.plans:Planned.is_fresh (unit tests)
   + 0
 failed-links-planned: protocol.plans:Planner._route (unit tests)
   L2: trees use a link that has just failed
-  - frozenset((one, other)) not in avoided
+  - frozenset((one, other)) not in edges
   + True
 paths-of-the-lost-kept: protocol.plans:Planner.on_members_changed (unit tests)
   B1: the paths of all who ever were members are kept

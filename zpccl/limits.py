@@ -223,7 +223,7 @@ LINK_SETUP_TIMEOUT_NS = 5 * SECOND
 LINK_RETRY_INTERVAL_NS = 200 * MS
 LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
 LINK_WAIT_TIMEOUT_NS = 10 * SECOND
-"""How long a plan waits for links if no ring exists without them, and how long a joiner waits for its links."""
+"""How long a plan waits for links if there is none without them, and how long a joiner waits for its links."""
 LINK_SUSPECT_NS = 60 * SECOND
 """How long a link that failed an attempt is avoided, if a ring exists without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND

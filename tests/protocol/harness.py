@@ -534,10 +534,17 @@ def peer(name: str, group: int = 0) -> Peer:
     return Peer(pid(name), group, name, (f"{name}:1",), token(name), name)
 
 
-def fail_by(bench: MasterBench, one: str, other: str, call_id: int, count: int = 8) -> tuple[bytes, ...]:
-    """All gather; `one` finds its link to `other` at fault after a while. Returns the order of the ring."""
+def fail_by(
+    bench: MasterBench,
+    one: str,
+    other: str,
+    call_id: int,
+    count: int = 8,
+    kind: CollectiveKind = CollectiveKind.ALL_GATHER,
+) -> tuple[bytes, ...]:
+    """All call the same; `one` finds its link to `other` at fault after a while. Returns the order of the plan."""
     for name in bench.names():
-        bench.begin(name, call_id, spec(count=count, kind=CollectiveKind.ALL_GATHER))
+        bench.begin(name, call_id, spec(count=count, kind=kind))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")

@@ -15,7 +15,7 @@ from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import COLLECTIVE, Key
 from zpccl.protocol.rings import ring_edges
-from zpccl.types import CollectiveKind, DataType, ReduceOp
+from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
 from .harness import FIRST_ATTEMPT, MasterBench, entry, fail_by, offer, pid, pids, plan_of, spec
 
@@ -272,7 +272,7 @@ def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ab", "ac")
     for name in "abcd":
-        bench.begin(name, 1)
+        bench.begin(name, 1, spec(kind=CollectiveKind.ALL_GATHER))
     assert bench.plans == {}
     bench.tick(limits.SECOND)
     bench.say("a", Linked(pids("cd")))
@@ -283,13 +283,14 @@ def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_links_are_not_waited_for_without_end(copies: int) -> None:
-    """L1, L2: the member with the fewest links goes, of several the latest, and the rest goes on."""
+    """L1, L2: the member that is cut off goes, and the rest goes on."""
     bench = bench_of("a", "b", "c", copies=copies)
     bench.say("a", Linked(pids("c")))
+    bench.say("c", Linked(pids("a")))
     for name in "abc":
         bench.begin(name, 1)
     assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
-    kick = Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a")
+    kick = Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a, c")
     assert bench.tick(1)[0] == ("b1", kick)
     assert bench.names() == "ac"
     assert bench.plans[FIRST_ATTEMPT].order == pids("ac")
@@ -298,13 +299,70 @@ def test_links_are_not_waited_for_without_end(copies: int) -> None:
     assert bench.verdict("a", 1) == committed(1)
 
 
-def test_the_worst_connected_member_goes() -> None:
+def test_no_ring_is_needed_for_an_all_reduce() -> None:
+    """L2: two pairs can never meet, and three peers have one link each. Trees connect all, and nobody is removed."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "bc", "bd", "cd")
+    for name in "abcd":
+        bench.begin(name, 1)
+    how = bench.plans[FIRST_ATTEMPT]
+    assert how.algorithm == Algorithm.TREES and how.order == pids("abcd")
+    assert [how.order[lane.root] for lane in how.lanes] == [pid("a")]
+
+
+def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() -> None:
+    """L2: until that has cost so much that the link counts as down. Then the member behind it is removed."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac")
+    tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
+    for call_id in range(1, tries + 1):
+        fail_by(bench, "b", "c", call_id, kind=CollectiveKind.ALL_REDUCE)
+        assert bench.plans[FIRST_ATTEMPT + call_id - 1].algorithm == Algorithm.TREES
+    for name in "abc":
+        bench.begin(name, tries + 1)
+    assert bench.machine.operations.pending
+    sent = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert sent[0] == ("c1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a, b"))
+
+
+@pytest.mark.parametrize("kind", ["BROADCAST", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL"])
+def test_what_needs_a_ring_is_refused_where_there_is_none(kind: str) -> None:
+    """L1, L2: nobody is removed for it, and all-reduces go on."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "bc", "bd", "cd")
+    for name in "abcd":
+        bench.begin(name, 1, spec(kind=CollectiveKind[kind], is_root=kind == "BROADCAST" and name == "a"))
+    assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
+    answers = [message for _, message in bench.tick(1)]
+    assert [(answer.call_id, answer.result) for answer in answers] == [(1, Result.RANK_CONNECTION_FAILED)] * 4
+    needs = "between all peers" if kind == "ALL_TO_ALL" else "around a ring of all peers"
+    what = kind.lower().replace("_", "-")
+    reason = f"this {what} needs data connections {needs}; that of b and c and of 2 other pairs is down"
+    assert {answer.reason for answer in answers} == {reason}
+    for name in "abcd":
+        bench.begin(name, 2)
+    assert list(bench.plans.values())[-1].algorithm == Algorithm.TREES and bench.names() == "abcd"
+
+
+def test_wide_sums_need_a_star_or_a_ring() -> None:
+    """L1: a chain of four has neither."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ac", "ad", "bd")
+    for name in "abcd":
+        bench.begin(name, 1, spec(op=ReduceOp.AVG, datatype=DataType.INT8, algorithm=Algorithm.AUTO))
+    answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
+    reason = "this all-reduce needs data connections around a ring of all peers, or of one peer with all others; "
+    assert {answer.reason for answer in answers} == {reason + "that of a and c and of 2 other pairs is down"}
+    assert bench.names() == "abcd"
+
+
+def test_a_member_that_is_cut_off_goes() -> None:
     bench = bench_of("a", "b", "c", "d", "e")
-    unlink(bench, "ba", "bc", "bd", "de")
+    unlink(bench, "ba", "bc", "bd", "be", "de")
     for name in "abcde":
         bench.begin(name, 1, spec(1), spec(2))
     (gone, kick) = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0]
-    assert (gone, kick.reason) == ("b1", "no working data connection to a, c, d")
+    assert (gone, kick.reason) == ("b1", "no working data connection to a, c, d, e")
     assert bench.names() == "acde"
     assert [how.order for how in bench.plans.values()] == [pids("adce")] * 2
 
@@ -372,21 +430,21 @@ def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trus
     assert order_of(bench, 4, count) == pids("abc")
     fail_by(bench, "b", "c", 5)  # The fourth in a row, or the first.
     for name in "abc":
-        bench.begin(name, 6)
+        bench.begin(name, 6, spec(kind=CollectiveKind.ALL_GATHER))
     assert (bench.machine.operations.pending == {}) is is_trusted
 
 
 def test_a_link_that_goes_on_failing_counts_as_down() -> None:
-    """L2: three peers have but one ring. Who is at the end of the bad link goes after a while, not never."""
+    """L2: three peers have but one ring. After a while they go on by a tree, and nobody is removed."""
     bench = bench_of("a", "b", "c")
     tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
     for call_id in range(1, tries + 1):
         fail_by(bench, "a", "b", call_id)
     for name in "abc":
         bench.begin(name, tries + 1)
-    sent = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
-    assert sent[0] == ("b1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a"))
-    assert list(bench.plans.values())[-1].order == pids("ac")
+    how = list(bench.plans.values())[-1]
+    assert how.algorithm == Algorithm.TREES and [how.order[lane.root] for lane in how.lanes] == [pid("c")]
+    assert bench.names() == "abc"
 
 
 def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tuple[bytes, ...]:
@@ -415,12 +473,12 @@ def test_who_names_a_link_late_is_heard(faults: tuple[str, ...], copies: int) ->
 
 
 def test_a_link_that_both_ends_name_costs_once() -> None:
-    """Else one stall of three peers would count for two, and one of them would be removed at once."""
+    """Else one stall of three peers would count for two, and the link would count as down at once."""
     bench = bench_of("a", "b", "c")
     stall(bench, 1, "bc", "cb")
     assert stall(bench, 2, "bc", "cb") == pids("abc")
     for name in "abc":
-        bench.begin(name, 3)
+        bench.begin(name, 3, spec(kind=CollectiveKind.ALL_GATHER))
     assert bench.machine.operations.pending  # Twice: now it counts as down.
 
 

@@ -163,7 +163,7 @@ def test_a_broadcast_says_nothing_of_the_link_that_it_does_not_use() -> None:
             bench.finish(name, call_id, list(bench.plans)[-1])
         fail_by(bench, "c", "a", call_id + 1)
     for name in "abc":
-        bench.begin(name, 2 * tries + 1)
+        bench.begin(name, 2 * tries + 1, of_kind(CollectiveKind.ALL_GATHER))
     assert bench.machine.operations.pending  # The link counts as down, and it is waited for.
 
 
@@ -238,7 +238,7 @@ def test_an_all_to_all_is_refused_if_two_members_do_not_reach_each_other() -> No
     for name in "abcd":
         bench.begin(name, 1, ALL_TO_ALL)
     answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
-    reason = "an all-to-all needs data connections between all peers; that of a and b is down"
+    reason = "this all-to-all needs data connections between all peers; that of a and b is down"
     assert {(answer.result, answer.reason) for answer in answers} == {(Result.RANK_CONNECTION_FAILED, reason)}
     assert len(answers) == 4
     for name in "abcd":

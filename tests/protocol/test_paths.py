@@ -56,20 +56,25 @@ def test_the_order_is_looked_for_again_when_links_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "down, joiner_links, can_join",
+    "down, joiner_links, can_join, makes_ring",
     [
-        ((), "abc", True),
-        ((), "ab", True),
-        ((), "a", False),
-        ((), "", False),
-        (("ab",), "ab", True),  # The joiner closes the gap: there was no ring without it.
-        (("ab",), "bc", False),
+        ((), "abc", True, True),
+        ((), "ab", True, True),
+        ((), "a", True, False),
+        ((), "", False, False),
+        (("ab",), "ab", True, True),  # The joiner closes the gap: there was no ring without it.
+        (("ab",), "bc", True, False),
     ],
 )
-def test_can_join(down: tuple[str, ...], joiner_links: str, can_join: bool) -> None:
+def test_can_join(
+    monkeypatch: pytest.MonkeyPatch, down: tuple[str, ...], joiner_links: str, can_join: bool, makes_ring: bool
+) -> None:
+    """L2: one link is enough. In a large group only if there is a ring."""
     missing = tuple(f"j{name}" for name in "abc" if name not in joiner_links)
     net = Net("abcj", *down, *missing)
     assert net.paths.can_join(net.of("abc"), net.peers["j"]) is can_join
+    monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 3)
+    assert net.paths.can_join(net.of("abc"), net.peers["j"]) is makes_ring
 
 
 @pytest.mark.parametrize("members", ["", "a"])
@@ -90,29 +95,54 @@ def test_sources_are_linked_and_the_blameless_come_first() -> None:
     [
         ([], []),
         (["ab"], []),
-        (["ab", "ac", "ad"], [("a", "bcd")]),
-        (["ab", "ac", "ad", "bc", "bd", "be"], [("b", "acde"), ("a", "cd")]),
+        (["ab", "ac", "ad"], []),
+        (["ab", "ac", "ad", "ae"], [("a", "bcde")]),
+        (["ab", "ac", "ad", "bc", "bd", "be"], [("b", "acde")]),
+        (["de", "ce", "be", "cd", "bd", "ad"], [("d", "abce")]),
+        (["ac", "ad", "ae", "bc", "bd", "be"], [("a", "cde"), ("b", "cde")]),
         (
-            ["de", "ce", "be", "cd", "bd", "ad"],
-            [("d", "abce"), ("e", "bc")],
-        ),  # Of two alike, the latest; a-b-c is left.
-        (["ac", "ad", "ae", "bc", "bd", "be"], [("b", "cde"), ("a", "cde")]),
+            ["ac", "ad", "ae", "bc", "bd", "be", "ce", "de"],
+            [("c", "ab"), ("d", "ab"), ("e", "ab")],
+        ),  # Of two alike, that of the first member.
         (
             ["ab", "ac", "ad", "ae", "bc", "bd", "be", "cd", "ce", "de"],
-            [("e", "abcd"), ("d", "abc"), ("c", "ab"), ("b", "a")],
+            [("b", "a"), ("c", "a"), ("d", "a"), ("e", "a")],
         ),
     ],
 )
 def test_surplus(down: list[str], surplus: list[tuple[str, str]]) -> None:
+    """L2: whom links connect stays, ring or not."""
+    net = Net("abcde", *down)
+    found = net.paths.surplus(net.of("abcde"), NOW)
+    assert [(one.name, "".join(other.name for other in others)) for one, others in found] == surplus
+
+
+@pytest.mark.parametrize(
+    "down, surplus",
+    [
+        ([], []),
+        (["ab"], []),
+        (["ab", "ac", "ad"], [("a", "bcd")]),
+        (["ab", "ac", "ad", "bc", "bd", "be"], [("b", "acde"), ("a", "cd")]),
+        (["ac", "ad", "ae", "bc", "bd", "be"], [("a", "cde"), ("b", "cde")]),
+    ],
+)
+def test_surplus_of_a_large_group(
+    monkeypatch: pytest.MonkeyPatch, down: list[str], surplus: list[tuple[str, str]]
+) -> None:
+    """L2: it has no trees, and whom no ring takes in goes."""
+    monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 2)
     net = Net("abcde", *down)
     found = net.paths.surplus(net.of("abcde"), NOW)
     assert [(one.name, "".join(other.name for other in others)) for one, others in found] == surplus
 
 
 def test_a_link_that_goes_on_failing_makes_surplus() -> None:
-    net = Net("abc")
-    net.blame("bc", limits.LINK_FAILING_MAX_NS)
-    assert net.paths.surplus(net.of("abc"), NOW) == [(net.peers["c"], net.of("b"))]
+    net = Net("abc", "ac")
+    net.blame("bc", limits.LINK_FAILING_MAX_NS - 1)
+    assert net.paths.surplus(net.of("abc"), NOW) == []
+    net.blame("bc", 1)
+    assert net.paths.surplus(net.of("abc"), NOW) == [(net.peers["c"], net.of("ab"))]
 
 
 def test_time_that_a_link_costs_adds_up_until_it_is_trusted() -> None:

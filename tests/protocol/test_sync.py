@@ -549,11 +549,28 @@ def test_who_stays_without_a_source_is_removed() -> None:
     for name in "abc":
         bench.say(name, offer(1, int(name == "a"), w(name)))
     kick = bench.tick_at_deadline()[0]
-    reason = "no data connection to a peer that can send it the shared state of a"
+    reason = "no working data connection to a, b"
     assert kick == ("c1", Kick(Result.RANK_CONNECTION_FAILED, reason))
     assert (bench.names(), sources_of(bench)) == ("ab", {"b": pids("a")})
     bench.fetched("b", 1, FIRST_ATTEMPT + 1)
     assert bench.verdict("a", 1) == committed(1, 1, FIRST_ATTEMPT + 1)
+
+
+def test_nobody_is_removed_because_whoever_is_between_two_peers_was_refused() -> None:
+    """L1, L2: links connect all three, but b, which has other tensors, takes no part."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ac")
+    bench.say("a", offer(1, 1, w("a")))
+    bench.say("b", offer(1, 0, entry("v", "b")))
+    bench.say("c", offer(1, 0, w("c")))
+    refused = bench.verdict("b", 1)
+    assert refused is not None and refused.result == Result.INVALID_ARGUMENT
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "abc"
+    for name in "ac":
+        verdict = bench.verdict(name, 1)
+        assert verdict is not None and verdict.result == Result.RANK_CONNECTION_LOST
+        assert verdict.reason == "c: no data connection to a peer that can send it the shared state"
 
 
 @pytest.mark.parametrize("how", ["leave", "withdraw"])

@@ -1,5 +1,9 @@
 """Which paths between members work, as far as the master can tell, and the rings and direct exchanges that they allow.
 
+Some pairs can never meet, such as two peers behind different firewalls. A group can go on while its links connect all
+its members, as an all-reduce and a sync need no more: a newcomer that reaches one member is admitted, and only members
+that are cut off from most others are removed. A group of more than DIRECT_PEERS_MAX has no trees, and needs a ring.
+
 A link is unusable unless both ends report it up. A link that made an attempt fail is suspected for a while, because
 some paths carry only small packets: the link comes up again and fails again. A ring uses suspected links only if no
 order avoids them. A suspected link counts as down once its failures have cost LINK_FAILING_MAX and no attempt has
@@ -15,6 +19,8 @@ removed because of it.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -57,13 +63,12 @@ class Paths:
 
     def order(self, members: Sequence[Peer], now_ns: int) -> list[Peer] | None:
         """A ring of members of one group, with suspected links only if needed; None if the links allow no ring."""
-        faults = self._live_faults(now_ns)
-        down = {edge for edge, fault in faults.items() if fault.cost_ns >= limits.LINK_FAILING_MAX_NS}
+        faults, down = self._live_faults(now_ns), self.down(now_ns)
         suspects = [edge for edge, fault in faults.items() if fault.is_suspect and edge not in down]
         suspects.sort(key=lambda edge: _weight(faults[edge]))
         if not suspects and not down and self._is_ring(members):
             return list(members)
-        facts = (tuple(members), tuple(peer.linked for peer in members), frozenset(down), tuple(suspects))
+        facts = (tuple(members), tuple(peer.linked for peer in members), down, tuple(suspects))
         group = members[0].group if members else 0
         if self._known.get(group, (None,))[0] != facts:
             self._known[group] = facts, self._find(members, down, suspects)
@@ -73,10 +78,16 @@ class Paths:
         """The links that have failed of late: no plan uses them unless it must."""
         return frozenset(edge for edge, fault in self._live_faults(now_ns).items() if fault.is_suspect)
 
+    def down(self, now_ns: int) -> frozenset[Edge]:
+        """Those of them that have failed for so long that no plan may use them."""
+        return frozenset(
+            edge for edge, fault in self._live_faults(now_ns).items() if fault.cost_ns >= limits.LINK_FAILING_MAX_NS
+        )
+
     def _is_ring(self, members: Sequence[Peer]) -> bool:
         return all(self._registry.are_linked(one, other) for one, other in ring_edges(members))
 
-    def _find(self, members: Sequence[Peer], down: set[Edge], suspects: list[Edge]) -> list[Peer] | None:
+    def _find(self, members: Sequence[Peer], down: frozenset[Edge], suspects: list[Edge]) -> list[Peer] | None:
         tried = min(len(suspects), limits.LINK_SUSPECTS_TRIED_MAX)
         for count in sorted({*range(tried + 1), len(suspects)}):  # With none of them, with the best one, ..., with all.
             order = self._find_without(members, down.union(suspects[count:]))
@@ -84,7 +95,7 @@ class Paths:
                 return order
         return None
 
-    def _find_without(self, members: Sequence[Peer], avoided: set[Edge]) -> list[Peer] | None:
+    def _find_without(self, members: Sequence[Peer], avoided: frozenset[Edge]) -> list[Peer] | None:
         return find_order(
             members, lambda one, other: self._registry.are_linked(one, other) and frozenset((one, other)) not in avoided
         )
@@ -105,10 +116,9 @@ class Paths:
         return [(one, other) for one, other in mesh_edges(members) if not self._is_usable(one, other, faults)]
 
     def can_join(self, members: Sequence[Peer], joiner: Peer) -> bool:
-        """True if the links allow a ring of these members with one more."""
-        others = sum(1 << peer.slot for peer in members)
-        if (joiner.linked & others).bit_count() < min(2, len(members)):
-            return False
+        """True if these members can go on with one more: it reaches one of them. A large group needs a ring."""
+        if len(members) < limits.DIRECT_PEERS_MAX:
+            return not members or any(self._registry.are_linked(joiner, other) for other in members)
         for one, other in ring_edges(members):
             if self._registry.are_linked(joiner, one) and self._registry.are_linked(joiner, other):
                 if self._is_ring(members):
@@ -117,7 +127,7 @@ class Paths:
         return find_order([*members, joiner], self._registry.are_linked) is not None
 
     def missing(self, joiner: Peer) -> list[Peer]:
-        """The members of its group to which a pending peer has no link; none if a ring can do without these links."""
+        """The members of its group to which a pending peer has no link; none if they can do without these."""
         members = self._registry.members(joiner.group)
         found = [other for other in members if not self._registry.are_linked(joiner, other)]
         return found if found and not self.can_join(members, joiner) else []
@@ -134,22 +144,22 @@ class Paths:
         return sorted(linked, key=is_suspect)
 
     def surplus(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, list[Peer]]]:
-        """Members without whom the others have a ring, each with the members that it does not reach.
+        """Members without whom the others can go on, each with the members that it does not reach.
 
-        The member with the fewest links to the others is taken away (ties: the latest), until there is a ring.
+        The largest set of members that links connect stays (ties: that of the earliest member). In a large group the
+        member with the fewest links to the others is taken away (ties: the latest) until there is a ring.
         """
-        faults, rest = self._live_faults(now_ns), list(members)
+        faults = self._live_faults(now_ns)
         bits = {  # By member: one bit for each other member that it reaches.
             peer: sum(
                 1 << other.slot for other in members if other is not peer and self._is_usable(peer, other, faults)
             )
             for peer in members
         }
-        found: list[tuple[Peer, list[Peer]]] = []
-        while len(rest) > 1:
+        rest = _largest_part(members, bits)
+        found = [(peer, list(rest)) for peer in members if peer not in rest]
+        while len(rest) > limits.DIRECT_PEERS_MAX and self.order(rest, now_ns) is None:
             worst = min(reversed(rest), key=lambda peer: bits[peer].bit_count())
-            if bits[worst].bit_count() >= min(2, len(rest) - 1) and self.order(rest, now_ns) is not None:
-                break
             rest.remove(worst)
             found.append((worst, [other for other in rest if not bits[worst] >> other.slot & 1]))
             for other in rest:
@@ -198,6 +208,23 @@ class Paths:
             if is_old or any(peers.get(peer.peer_id) is not peer for peer in edge):
                 del self._faults[edge]
         return self._faults
+
+
+def _largest_part(members: Sequence[Peer], bits: dict[Peer, int]) -> list[Peer]:
+    """The largest set of members that their links connect, in order; the first one of several."""
+    left: list[Peer] = list(members)
+    largest: list[Peer] = []
+    while len(left) > len(largest):
+        reached, added = 0, 1 << left[0].slot
+        while added:
+            reached |= added
+            added = ~reached & functools.reduce(
+                operator.or_, (bits[peer] for peer in left if added >> peer.slot & 1), 0
+            )
+        part = [peer for peer in left if reached >> peer.slot & 1]
+        left = [peer for peer in left if not reached >> peer.slot & 1]
+        largest = max(largest, part, key=len)
+    return largest
 
 
 def _weight(fault: Fault) -> tuple[bool, int, int, int]:

@@ -27,8 +27,8 @@ class Planned:
 
     peers: tuple[Peer, ...]
     """The participants, in the order in which the route calls them by index."""
-    links: tuple[tuple[int, ...], frozenset[Edge]]
-    """The links of each participant (`Peer.linked`), and those that were avoided."""
+    links: tuple[tuple[int, ...], frozenset[Edge], frozenset[Edge]]
+    """The links of each participant (`Peer.linked`), those that were avoided, and those that were down."""
     facts: tuple[int, Speeds]
     """Number of changes of the matrix, and what was known of the work."""
     planned_ns: int
@@ -55,19 +55,25 @@ class Planner:
         self._asked: tuple[tuple[Peer, ...], int] = (), 0  # Members that were asked to measure their paths, and when.
         self._planned: dict[object, Planned] = {}  # By group and tensor, the one used last at the end.
 
-    def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int) -> Reducing:
+    def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int, *, is_ring: bool = True) -> Reducing | None:
         """The plan of a collective: of an all-reduce any route, of others but an all-to-all a ring.
+
+        None if the links allow none.
 
         Args:
             spec: what is reduced or moved.
-            order: of a ring that the links allow, as of a broadcast: the root first.
+            order: of a ring that the links allow, as of a broadcast: the root first. Else all participants.
             now_ns: the time.
+            is_ring: False if the links allow no ring.
         """
+        if not is_ring and (spec.kind != CollectiveKind.ALL_REDUCE or len(order) > limits.DIRECT_PEERS_MAX):
+            return None
         if spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX:
             algorithm = Algorithm.DIRECT if spec.kind == CollectiveKind.ALL_TO_ALL else Algorithm.RING
             frame_size = frame_bytes(self._speeds_of(order).rate(algorithm))
             return Reducing(tuple(peer.peer_id for peer in order), frame_size, algorithm)
-        return self._route(spec, tuple(order), now_ns).how
+        planned = self._route(spec, tuple(order), now_ns, is_ring)
+        return planned.how if planned is not None else None
 
     def learn(
         self, spec: CollectiveSpec, how: Reducing, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int
@@ -113,23 +119,31 @@ class Planner:
             del self._measured[peer]
             self.matrix.forget(peer)
 
-    def _route(self, spec: CollectiveSpec, peers: tuple[Peer, ...], now_ns: int) -> Planned:
+    def _route(self, spec: CollectiveSpec, peers: tuple[Peer, ...], now_ns: int, is_ring: bool) -> Planned | None:
         key = _key(spec, peers)
-        avoided, speeds = self._paths.avoided(now_ns), self._speeds_of(peers)
-        links, facts = (tuple(peer.linked for peer in peers), avoided), (self.matrix.changes, speeds)
+        avoided, down, speeds = self._paths.avoided(now_ns), self._paths.down(now_ns), self._speeds_of(peers)
+        links, facts = (tuple(peer.linked for peer in peers), avoided, down), (self.matrix.changes, speeds)
         known = self._planned.pop(key, None)
         if known is not None and (known.peers, known.links) == (peers, links) and known.is_fresh(facts, now_ns):
             self._planned[key] = known
             return known
 
-        def is_usable(one: Peer, other: Peer) -> bool:
-            return self._registry.are_linked(one, other) and frozenset((one, other)) not in avoided
+        def network_without(edges: frozenset[Edge]) -> Network:
+            def is_usable(one: Peer, other: Peer) -> bool:
+                return self._registry.are_linked(one, other) and frozenset((one, other)) not in edges
 
-        network = self.matrix.network(peers, is_usable, now_ns)
+            return self.matrix.network(peers, is_usable, now_ns)
+
+        network = network_without(avoided)
         previous = known.route if known is not None and (known.peers, known.links) == (peers, links) else None
         route = _find_route(spec, network, speeds, previous)
-        if route is None:  # Every way needs a link that has failed of late: the ring of `peers` the fewest.
+        if route is None and is_ring:  # Every way needs a link that has failed of late: the ring of `peers` the fewest.
             route = Route(Algorithm.RING, tuple(range(len(peers))))
+        elif route is None:
+            network = network_without(down)
+            route = _find_route(spec, network, speeds, None)
+        if route is None:
+            return None
         how = _plan_of(route, peers, network, speeds)
         self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route, how)
         if len(self._planned) > limits.ROUTES_KEPT_MAX:

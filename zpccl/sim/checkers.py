@@ -41,6 +41,8 @@ ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: simulated programs make few calls, so more kept answers would be a leak."""
 
 
+NO_RING = "around a ring of all peers"
+"""What a refusal for lack of a ring says."""
 LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken"}
 """Faults for which a member may lack links."""
 
@@ -407,7 +409,8 @@ class SyncSources(Checker):
 class Causes(Checker):
     """S6: attempts abort and members are removed only because of a fault that concerns them, never because of a joiner.
 
-    L2: no member is removed because of its links while the working paths allow a ring of all members.
+    L2: no member is removed because of its links while the working paths connect all members, and no call is refused
+    for lack of a ring while they allow one.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -425,6 +428,10 @@ class Causes(Checker):
             return self._on_kick(connection, message)
         if not isinstance(message, (Plan, Decision)):
             return
+        if isinstance(message, Decision) and NO_RING in message.reason:
+            node = self.cluster.node_of(connection)
+            has_ring = node is not None and node.is_alive and self._have_ring(self._steady_group(node))
+            self.cluster.require(not has_ring, "L2", f"a call is refused though there is a ring: {message.reason}")
         attempt = master.key(connection, message.attempt_id)
         how = message.how if isinstance(message, Plan) else None
         if isinstance(how, Reducing):
@@ -449,7 +456,10 @@ class Causes(Checker):
             self._evicted.add(node.peer_id)  # For a fault of that time.
         is_for_links, is_for_votes = kick.result == Result.RANK_CONNECTION_FAILED, "did not vote" in kick.reason
         if is_for_links:
-            self.cluster.require(not self._has_ring(node), "L2", f"{node.name} is removed though a ring exists")
+            group = self._steady_group(node)
+            self.cluster.require(
+                not self._are_connected(group), "L2", f"{node.name} is removed though paths lead to it"
+            )
         if is_for_links or is_for_votes:
             kinds = LINK_FAULTS if is_for_links else {"hung"}
             since_ns = self.cluster.clock.now_ns - limits.LINK_WAIT_TIMEOUT_NS - limits.LINK_SUSPECT_NS
@@ -457,29 +467,44 @@ class Causes(Checker):
                 incident.over_ns >= since_ns and incident.kind in kinds and node.peer_id in incident.peers
                 for incident in self.cluster.incidents
             )
+            is_guilty = is_guilty or (is_for_links and node.is_behind_nat)
             self.cluster.require(is_guilty, "S6", f"{node.name} is removed without a fault: {kick.reason}")
             self._evicted.add(node.peer_id)
 
-    def _has_ring(self, node: SimulatedPeer) -> bool:
-        """True if the paths of a member's group have allowed a ring for so long that the master must know it."""
-        faults, links, nodes = self.cluster.faults, self.cluster.links, self.cluster.nodes
-        known_ns = self.cluster.clock.now_ns - limits.LINK_SUSPECT_NS - 2 * limits.LINK_WAIT_TIMEOUT_NS
+    def _known_ns(self) -> int:
+        """The time before which paths must have become as they are for the master to know it."""
+        return self.cluster.clock.now_ns - limits.LINK_SUSPECT_NS - 2 * limits.LINK_WAIT_TIMEOUT_NS
+
+    def _steady_group(self, node: SimulatedPeer) -> list[bytes]:
+        """The members of a member's group; none if the master may not know of all their paths."""
+        faults, nodes = self.cluster.faults, self.cluster.nodes
         group = [nodes[i] for i in self.cluster.member_ids if i in nodes and nodes[i].group == node.group]
         is_quiet = faults.refusal_chance == faults.link_breaks == faults.connection_breaks == faults.master_crashes == 0
-        if not is_quiet or self.cluster.healed_ns > known_ns or not all(member.is_alive for member in group):
-            return False
-        first, *rest = [member.peer_id for member in group]
+        if not is_quiet or self.cluster.healed_ns > self._known_ns() or not all(member.is_alive for member in group):
+            return []
+        return [member.peer_id for member in group]
 
-        def is_sound(one: bytes, other: bytes) -> bool:
-            since_ns = links.carries_since_ns(one, other)
-            return since_ns is not None and since_ns <= known_ns
+    def _is_sound(self, one: bytes, other: bytes) -> bool:
+        since_ns = self.cluster.links.carries_since_ns(one, other)
+        return since_ns is not None and since_ns <= self._known_ns()
+
+    def _are_connected(self, group: list[bytes]) -> bool:
+        """True if the paths of a group have connected all its members for so long that the master must know it."""
+        reached, left = group[:1], group[1:]
+        for one in reached:  # It grows.
+            reached += [other for other in left if self._is_sound(one, other)]
+            left = [other for other in left if other not in reached]
+        return bool(group) and not left
+
+    def _have_ring(self, group: list[bytes]) -> bool:
+        """The same of a ring."""
 
         def reaches_first(last: bytes, left: list[bytes]) -> bool:
             if not left:
-                return is_sound(last, first)
-            return any(is_sound(last, i) and reaches_first(i, [j for j in left if j != i]) for i in left)
+                return self._is_sound(last, group[0])
+            return any(self._is_sound(last, i) and reaches_first(i, [j for j in left if j != i]) for i in left)
 
-        return reaches_first(first, rest)
+        return bool(group) and reaches_first(group[0], group[1:])
 
     def on_master_step(self, master: SimulatedMaster) -> None:
         """A removal needs a fault that concerns the member."""

@@ -167,6 +167,9 @@ class Cluster:
                 node.leave()
         while sum(node.group == 0 for node in self.live_nodes()) < 2:
             self.spawn(group=0)
+        for group in range(self.script.groups):  # Else nobody of a group might reach another one.
+            for node in [node for node in self.live_nodes() if node.group == group][:1]:
+                node.is_behind_nat = False
         self.healed_ns = self.clock.now_ns
         self.checkers.liveness.restart()
 

@@ -1,7 +1,9 @@
 """A model of the data links between pairs of peers. Each end has its own state:
 
-    CLOSED --OpenLink--> WANTED --both want it, one dials--> UP --broken, closed by the other end--> CLOSED
-                            `--refused, other end gone, timeout (the dialler only)--------------------^
+    CLOSED --OpenLink--> WANTED --both want it, one has dialled--> UP --broken, closed by the other end--> CLOSED
+                            `--refused, other end gone, timeout-------------------------------------------^
+
+Both ends dial, one of them at once and the other one DIAL_HEAD_START later. Nobody can dial a peer behind a NAT.
 
 A link is alive or not; each end learns it after a delay of its own, so an end may believe a dead link to be up.
 
@@ -12,10 +14,11 @@ large packets are dropped.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zpccl.limits import LINK_SETUP_TIMEOUT_NS, MS, PATH_TIMEOUT_NS, SECOND
+from zpccl.limits import DIAL_HEAD_START_NS, LINK_SETUP_TIMEOUT_NS, MS, PATH_TIMEOUT_NS, SECOND
 from zpccl.protocol import events
 from zpccl.protocol.messages import Neighbour
 from zpccl.sim.clock import Timer
@@ -88,9 +91,15 @@ class Links:
         pair = self._pair(one, other)
         return not pair.is_cut and not pair.is_black_hole
 
+    def can_meet(self, one: bytes, other: bytes) -> bool:
+        """False for two peers behind NATs: they never have a link."""
+        nodes = self._cluster.nodes
+        return not (nodes[one].is_behind_nat and nodes[other].is_behind_nat)
+
     def carries_since_ns(self, one: bytes, other: bytes) -> int | None:
-        """Time since which carries() is true; None while it is false."""
-        return self._pair(one, other).restored_ns if self.carries(one, other) else None
+        """Time since which carries() is true; None while it is false, or if they never have a link."""
+        is_sound = self.carries(one, other) and self.can_meet(one, other)
+        return self._pair(one, other).restored_ns if is_sound else None
 
     def damage(self, one: bytes, other: bytes, *, is_cut: bool) -> None:
         """Silently cuts the path between two peers, or makes it a black hole."""
@@ -114,15 +123,19 @@ class Links:
         end, other_end = pair.ends[node.peer_id], pair.ends[other_id]
         self._cluster.require(end.state is not EndState.UP, "links", f"{node.name} opens a link that is up")
         end.reset(EndState.WANTED)
-        if not neighbour.dial:
-            if other_end.is_dialling:
-                self._try(other_id, node.peer_id)
-            return
-        end.is_dialling = True
-        self._try(node.peer_id, other_id)
-        end.timers.append(
-            self._cluster.clock.after(LINK_SETUP_TIMEOUT_NS, lambda: self._fail(node.peer_id, other_id, "nobody there"))
-        )
+        if other_end.is_dialling:
+            self._try(other_id, node.peer_id)
+
+        def dial() -> None:
+            end.is_dialling = True
+            self._try(node.peer_id, other_id)
+            fail = functools.partial(self._fail, node.peer_id, other_id, "nobody there")
+            end.timers.append(self._cluster.clock.after(LINK_SETUP_TIMEOUT_NS, fail))
+
+        if neighbour.dial:
+            dial()
+        else:
+            end.timers.append(self._cluster.clock.after(DIAL_HEAD_START_NS, dial))
 
     def close(self, node: SimulatedPeer, other_id: bytes) -> None:
         """Closes one end of a link, which gets no more events about it."""
@@ -163,7 +176,7 @@ class Links:
         def happen() -> None:
             end, other_end = pair.ends[dialler], pair.ends[other_id]
             other = self._cluster.nodes.get(other_id)
-            if pair.is_cut:
+            if pair.is_cut or (other is not None and other.is_behind_nat):
                 return
             is_there = other is not None and other.is_alive
             if not is_there or self._refuses(self._cluster.nodes[dialler]):

@@ -215,6 +215,8 @@ class SimulatedPeer:
         self.group = group
         self.identity = f"the key of {name}"
         self.peer_id = make_peer_id(self.identity, self.rng.randbytes(SALT_BYTES))
+        self.is_behind_nat = cluster.script.is_parted and self.peer_id[0] % 2 == 0
+        """Nobody can dial it."""
         self.is_revoked = False
         is_slow = self.rng.random() < cluster.faults.slow_chance and cluster.injector.strikes("slow_chance")
         self.slowness = 10 if is_slow else 1

@@ -2,20 +2,23 @@
 
 A collective is identified by its tag within a group. Its states:
 
-    voting --all voted--> agreed --links allow a ring--> running --all have finished--> committed
+    voting --all voted--> agreed --links allow a plan--> running --all have finished--> committed
        |                    |  ^                            |
-       | specs differ,      |  | links stay down:           | a peer failed, a peer was lost before all
-       | alone, withdrawn   |  | a member is removed        | others had finished, digests differ, withdrawn
+       | specs differ,      |  | links stay down: those     | a peer failed, a peer was lost before all
+       | alone, withdrawn,  |  | cut off are removed        | others had finished, digests differ, withdrawn
+       | [1]                |  |                            |
        v                    `--'                            v
     answered                                             aborted
+
+    [1] The links connect all members, but do not allow a plan of this kind, and do not come up in time.
 
 The plan of an all-reduce is the quickest that plans.py finds with what is known of the network, without links that are
 down or have failed lately: a ring, an exchange or trees, or what all voters ask for. Other collectives have a ring: in
 order of admission, in another order if that one needs such a link (paths.py), or in one whose slowest path is quicker;
-that of a broadcast begins with its root. An all-to-all needs all links: it waits for them, and is refused if they do
-not come up in time. If every ring needs links that are down, the plan waits for them; when they do not come up in time,
-the worst-connected member is removed, so that the others can continue. A barrier has no plan: it is committed when all
-have voted.
+that of a broadcast begins with its root. An all-to-all needs all links. If every plan needs links that are down, it
+waits for them. When they do not come up in time, members that are cut off from the others are removed, so that these
+can continue; if there are none, the calls are refused, as trees, which need no ring, are for all-reduces only. A
+barrier has no plan: it is committed when all have voted.
 
 With its plan, and with each commit, the next attempts are planned ahead: a peer that makes the same call again starts
 the first of them at once, says so in its vote, and waits for nobody. If the votes agree, and all have started it, that
@@ -33,7 +36,7 @@ Answers are kept per peer until the peer acknowledges them (`oldest_call_id`), s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zpccl import limits
@@ -244,23 +247,30 @@ class Collectives(Kind[Reduction]):
     def _plan(self, operation: Operation, now_ns: int) -> None:
         key, specs, members = operation.key, _specs_of(operation.votes), self._operations.members_of(operation.key)
         self._doubt(members[0].group, now_ns)
-        spec, order = next(iter(specs.values())), self._paths.order(members, now_ns)
-        broken = self._paths.broken(members, now_ns) if spec.kind == CollectiveKind.ALL_TO_ALL and order else []
-        if order is None or broken:
+        how = self._how(specs, members, now_ns)
+        if how is None:
             if operation.agreed_ns is None:
                 operation.agreed_ns = now_ns
-            elif broken and now_ns - operation.agreed_ns >= self.wait_ns:
-                self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, _no_mesh(broken))
+            elif now_ns - operation.agreed_ns >= self.wait_ns and not self._paths.surplus(members, now_ns):
+                reason = _no_plan(next(iter(specs.values())), self._paths.broken(members, now_ns))
+                self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, reason)
             return
         self._operations.take(key)
         self._ahead.pop(key, None)  # Who gets this plan drops them, too.
-        how = self.planner.how(spec, _in_order(order, specs), now_ns)
-        by_id = {peer.peer_id: peer for peer in order}
+        by_id = {peer.peer_id: peer for peer in members}
         order = [by_id[peer_id] for peer_id in how.order]
         attempt_id, in_order = self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}
         operation.reports.clear()
         attempt = self._begin(attempt_id, in_order, how, operation, now_ns)
         self._send_plan(attempt, order, self._top_up(attempt))
+
+    def _how(self, specs: dict[Peer, CollectiveSpec], members: Sequence[Peer], now_ns: int) -> Reducing | None:
+        """The plan of a collective of all members; None if the links allow none."""
+        spec, ring = next(iter(specs.values())), self._paths.order(members, now_ns)
+        if spec.kind == CollectiveKind.ALL_TO_ALL and self._paths.broken(members, now_ns):
+            return None
+        order = _in_order(list(members) if ring is None else ring, specs)
+        return self.planner.how(spec, order, now_ns, is_ring=ring is not None)
 
     def _begin(
         self, attempt_id: int, specs: dict[Peer, CollectiveSpec], how: Reducing, operation: Operation, now_ns: int
@@ -287,8 +297,7 @@ class Collectives(Kind[Reduction]):
     def plan_ahead(self, attempt: Reduction) -> tuple[int, ...]:
         """Plans the next attempts, if they would be like this one."""
         now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
-        order = self._paths.order(members, now_ns) if attempt.specs.keys() == set(members) else None
-        if order is None or attempt.how != self.planner.how(attempt.spec, _in_order(order, attempt.specs), now_ns):
+        if attempt.specs.keys() != set(members) or attempt.how != self._how(attempt.specs, members, now_ns):
             self._ahead.pop(attempt.key, None)
             return ()
         return self._top_up(attempt)
@@ -325,6 +334,8 @@ class Collectives(Kind[Reduction]):
             ahead = PlannedAhead(known.attempt_ids[place + 1 :], known.specs, known.how)
         elif self._operations.was_issued(attempt_id) and find_difference(specs) is None:
             how = self.planner.how(next(iter(specs.values())), list(specs), now_ns)
+            if how is None:
+                return False
             ahead, known = PlannedAhead((), specs, how), None
         else:
             return False
@@ -492,10 +503,15 @@ def _in_order(order: list[Peer], specs: dict[Peer, CollectiveSpec]) -> list[Peer
     return sorted(order, key=lambda peer: peer.peer_id) if kind == CollectiveKind.ALL_TO_ALL else order
 
 
-def _no_mesh(broken: list[tuple[Peer, Peer]]) -> str:
+def _no_plan(spec: CollectiveSpec, broken: list[tuple[Peer, Peer]]) -> str:
+    """Why the links allow no plan, though they connect all peers."""
     one, other = broken[0]
     more = f" and of {len(broken) - 1} other pairs" if len(broken) > 1 else ""
-    return f"an all-to-all needs data connections between all peers; that of {one.name} and {other.name}{more} is down"
+    what = CollectiveKind(spec.kind).name.lower().replace("_", "-")
+    needs = "between all peers" if spec.kind == CollectiveKind.ALL_TO_ALL else "around a ring of all peers"
+    if spec.kind == CollectiveKind.ALL_REDUCE:
+        needs += ", or of one peer with all others"  # Its sums are wide: trees would do for others.
+    return f"this {what} needs data connections {needs}; that of {one.name} and {other.name}{more} is down"
 
 
 _COMPARED = ("kind", *(name for name in CollectiveSpec.__struct_fields__ if name not in ("kind", "is_root")))

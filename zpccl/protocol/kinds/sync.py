@@ -3,8 +3,10 @@
     offers from all members --elect--> agreed --all have a source--> running --all fetches are done--> committed
                                          |      |  ^                    |
                              refused peers      |  | links stay down:   a peer failed, no source is left,
-                              are answered      |  | a fetcher is       | withdrawn
+                              are answered      |  | those cut off are  | withdrawn, [1]
                                                 `--' removed            `--> aborted
+
+    [1] Links stay down though they connect all members: whoever could pass the state on was refused.
 
 The plan tells each fetcher its sources, which have the whole state now, and its partial seeds, which fetch the same
 (sources.py). While a fetcher has no link to any of these, the plan waits.
@@ -186,13 +188,26 @@ class StateSyncs(Kind[Transfer]):
             transfer.agreed_ns = None if transfer.agreed_ns is None else now_ns
 
     def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Members to remove because they have waited too long for a link to a source, with reasons."""
+        """Members to remove because a sync has waited too long for links, with reasons: those that are cut off."""
         found: list[tuple[Peer, str]] = []
-        for transfer in self.transfers():
-            if transfer.agreed_ns is not None and now_ns - transfer.agreed_ns >= self.wait_ns:
-                reason = f"no data connection to a peer that can send it the shared state of {names(transfer.holders)}"
-                found += [(peer, reason) for peer in self._find_sources(transfer, now_ns).without]
+        for transfer in self._late(now_ns):
+            surplus = self._paths.surplus(self._registry.members(transfer.group), now_ns)
+            found += [(peer, f"no working data connection to {names(others)}") for peer, others in surplus]
         return found
+
+    def tick(self, now_ns: int) -> None:
+        """A sync fails if a fetcher has waited too long for links, and nobody is cut off."""
+        for transfer in self._late(now_ns):
+            if not self._paths.surplus(self._registry.members(transfer.group), now_ns):
+                without = names(self._find_sources(transfer, now_ns).without)
+                reason = f"{without}: no data connection to a peer that can send it the shared state"
+                transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason)
+                self._operations.decide(transfer)
+
+    def _late(self, now_ns: int) -> list[Transfer]:
+        """The syncs that have waited too long for links."""
+        waiting = [transfer for transfer in self.transfers() if transfer.agreed_ns is not None]
+        return [transfer for transfer in waiting if now_ns - (transfer.agreed_ns or 0) >= self.wait_ns]
 
     def _send_plan(self, transfer: Transfer, peer: Peer) -> None:
         how = Fetching(

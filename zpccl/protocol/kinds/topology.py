@@ -9,7 +9,7 @@ A pending peer that fetches state ahead does not count as a joiner until it is r
 
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
 It waits at most ADMISSION_WAIT for links that are being set up. A pending peer that still lacks links after that is
-admitted if its other links allow a ring with it; else it stays pending.
+admitted if it has a link to one of them, since most operations need no more (paths.py); else it stays pending.
 
 optimize_topology() tells the members whether they should measure their paths, which they do after that: by all-reduces
 of data that mean nothing (zpccl/measuring.py), so what they find comes in reports, like all that is known of paths.
