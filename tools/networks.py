@@ -206,8 +206,8 @@ class Network(Namespaces):
             router += [f"address add 10.0.{host}.1/30 dev host{host}", f"link set host{host} up"]
         self._ip(self._router, router)
         for host in range(self.host_count):  # Earlier packets would be dropped, and TCP would back off.
-            self.run(host, lambda: _wait_for_link(DEVICE))
-            self._run(self._router, lambda host=host: _wait_for_link(f"host{host}"))  # type: ignore[misc]
+            self.run(host, lambda: wait_for_link(DEVICE))
+            self._run(self._router, lambda host=host: wait_for_link(f"host{host}"))  # type: ignore[misc]
 
 
 class Alone(Namespaces):
@@ -232,7 +232,7 @@ def counter(protocol: str, name: str) -> int:
     return int(values[names.index(name)])
 
 
-def _wait_for_link(device: str) -> None:
+def wait_for_link(device: str) -> None:
     """Waits for netlink events until a device is up."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as changes:
         changes.bind((0, _RTMGRP_LINK))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from networks import Network, enter
+from networks import Namespaces, enter
 from workers import start_fork_server
 
 import zpccl
@@ -419,7 +419,7 @@ def _start_master(arguments: list[str], ready: Connection, log: str) -> None:
 class Cluster:
     """The master and the peers of a test, which end with it. In a network the master is on host 0, peer n on host n."""
 
-    def __init__(self, directory: str, *master_arguments: str, network: Network | None = None) -> None:
+    def __init__(self, directory: str, *master_arguments: str, network: Namespaces | None = None) -> None:
         self._directory = directory
         self._count = 0
         self._network = network
@@ -465,7 +465,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*master_arguments: str, network: Network | None = None) -> Iterator[Cluster]:
+def cluster(*master_arguments: str, network: Namespaces | None = None) -> Iterator[Cluster]:
     """A master without peers."""
     with tempfile.TemporaryDirectory() as directory:
         run = Cluster(directory, *master_arguments, network=network)

@@ -1,0 +1,110 @@
+"""Networks in which some hosts are behind NATs of their own, for tests. Linux, as root, with nftables.
+
+    host --- core --- other hosts                       its address is of the outer network
+    host --- NAT --- core                               the address of the NAT is; its own is not known outside
+
+A NAT forwards what a host sends, and what comes back; all else it drops silently. It keeps ports where they are free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from networks import DEVICE, Namespaces, NetworkUnavailable, wait_for_link
+
+_RULES = """
+table inet nat {
+    chain leaving { type nat hook postrouting priority srcnat; oifname "wan" masquerade; }
+    chain arriving { type filter hook input priority filter; iifname "wan" ct state new drop; }
+    chain passing { type filter hook forward priority filter; iifname "wan" ct state new drop; }
+}
+"""
+
+
+class NatNetwork(Namespaces):
+    """Hosts around a core, some of them behind NATs.
+
+    Args:
+        host_count: how many hosts.
+        natted: those that are behind a NAT.
+        is_ipv6: the network is one of IPv6, else of IPv4.
+
+    Raises:
+        NetworkUnavailable: not permitted, or no `ip` or `nft` command.
+    """
+
+    def __init__(self, host_count: int, natted: frozenset[int], *, is_ipv6: bool = False) -> None:
+        if shutil.which("nft") is None:
+            raise NetworkUnavailable("there is no nft command")
+        self._natted = sorted(natted)
+        self._is_ipv6 = is_ipv6
+        super().__init__(host_count, other_count=1 + len(natted))
+
+    def address(self, host: int) -> str:
+        """The address by which others know a host: its own or that of its NAT. In brackets if it is one of IPv6."""
+        return f"[{self._outer(host)}2]" if self._is_ipv6 else f"{self._outer(host)}2"
+
+    def _outer(self, host: int) -> str:
+        return f"2001:db8:0:{host + 1:x}::" if self._is_ipv6 else f"10.1.{host}."
+
+    def _inner(self, host: int) -> str:
+        return f"fd00:0:0:{host + 1:x}::" if self._is_ipv6 else f"192.168.{host}."
+
+    def _set_up(self) -> None:
+        core = self._path(self.host_count)
+        self._run(core, _forward)
+        self._ip(core, ["link set lo up"])
+        for host in range(self.host_count):
+            self._ip(self.namespace(host), ["link set lo up"])
+            if host not in self._natted:
+                self._join(self.namespace(host), DEVICE, core, f"host{host}", self._outer(host))
+                continue
+            nat = self._path(self.host_count + 1 + self._natted.index(host))
+            self._run(nat, _forward)
+            self._ip(nat, ["link set lo up"])
+            self._join(nat, "wan", core, f"host{host}", self._outer(host))
+            self._join(self.namespace(host), DEVICE, nat, "lan", self._inner(host))
+            self._run(nat, _translate)
+
+    def _join(self, host: str, device: str, router: str, port: str, prefix: str) -> None:
+        """Connects a namespace, the second one of a subnet, to its router, the first one."""
+        length = 64 if ipaddress.ip_address(f"{prefix}1").version == 6 else 24
+        nodad = " nodad" if length == 64 else ""
+        self._ip(
+            host,
+            [
+                f"link add {device} type veth peer name {port} netns {router}",
+                f"address add {prefix}2/{length} dev {device}{nodad}",
+                f"link set {device} up",
+            ],
+        )
+        self._ip(router, [f"address add {prefix}1/{length} dev {port}{nodad}", f"link set {port} up"])
+        self._ip(host, [f"route add default via {prefix}1"])
+        self._run(host, lambda: wait_for_link(device))  # Earlier packets would be dropped, and TCP would back off.
+        self._run(router, lambda: wait_for_link(port))
+
+
+def _forward() -> None:
+    for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+        Path("/proc/sys/net", name).write_text("1", encoding="ascii")
+
+
+def _translate() -> None:
+    subprocess.run(["nft", "-f", "-"], input=_RULES, text=True, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def nat_hosts(count: int, *natted: int, is_ipv6: bool = False) -> Iterator[NatNetwork]:
+    """A network of hosts. Skips the test if this process cannot make one."""
+    try:
+        network = NatNetwork(count, frozenset(natted), is_ipv6=is_ipv6)
+    except NetworkUnavailable as error:
+        pytest.skip(str(error))
+    with network:
+        yield network

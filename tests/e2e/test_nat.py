@@ -1,0 +1,119 @@
+"""Peers behind NATs: who can be dialled works with everybody, and a pair that cannot meet costs nobody the run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zpccl
+from e2e import harness
+from e2e.harness import Child, Cluster, Peer, all_of, cluster
+from e2e.nats import nat_hosts
+from e2e.training import lines_of_losses
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+ELEMENTS = 1 << 20
+
+
+def connect(peer: Peer, address: str, **options: Any) -> float:
+    """Connects; returns how long it took, in seconds."""
+    begun = time.monotonic()
+    harness.connect(peer, address, **options)
+    return time.monotonic() - begun
+
+
+def join_in_turn(run: Cluster, count: int) -> tuple[list[Child], list[float]]:
+    """Starts members one after the other, the first one on host 1. Returns them, and how long each took to join."""
+    members: list[Child] = []
+    seconds = []
+    for _ in range(count):
+        child = run.child()
+        child.start(connect, run.master.address, name=child.name)
+        if members:
+            all_of(members, harness.admit, len(members) + 1)
+        seconds.append(child.value())
+        members.append(child)
+    return members, seconds
+
+
+def reduce(peer: Peer, value: float) -> tuple[float, str]:
+    """The sum over all, and the algorithm."""
+    recv = np.empty(ELEMENTS, np.float32)
+    info = peer.comm.all_reduce(np.full(ELEMENTS, value, np.float32), recv)
+    assert (recv == recv[0]).all()
+    return float(recv[0]), info.algorithm.name
+
+
+def gather(peer: Peer) -> None:
+    """What needs a ring."""
+    peer.comm.all_gather(np.ones(8, np.float32))
+
+
+def sync(peer: Peer, value: float) -> float:
+    """Shares a state; what it is then."""
+    weights = np.full(ELEMENTS, value, np.float32)
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
+    strategy = zpccl.SharedStateSyncStrategy.SEND_ONLY if value else zpccl.SharedStateSyncStrategy.ENFORCE_POPULAR
+    peer.comm.sync_shared_state(state, strategy)
+    assert (weights == weights[0]).all()
+    return float(weights[0])
+
+
+both_versions = pytest.mark.parametrize("is_ipv6", [False, True], ids=["IPv4", "IPv6"])
+
+
+@both_versions
+@pytest.mark.parametrize("natted", [1, 2])
+def test_a_peer_behind_a_nat_and_one_that_can_be_dialled(natted: int, is_ipv6: bool) -> None:
+    """L2: whoever registers first."""
+    with nat_hosts(3, natted, is_ipv6=is_ipv6) as network, cluster(network=network) as run:
+        members, seconds = join_in_turn(run, 2)
+        print("joined after", seconds)
+        assert [total for total, _ in all_of(members, reduce, 2.0)] == [4.0] * 2
+        assert lines_of_losses(run) == []
+
+
+@both_versions
+@pytest.mark.parametrize("public", [1, 2])
+def test_a_pair_that_cannot_meet(public: int, is_ipv6: bool) -> None:
+    """L2, S5: all-reduces and syncs go by way of the third peer. What needs a ring ends, and nobody is removed."""
+    with nat_hosts(4, *({1, 2, 3} - {public}), is_ipv6=is_ipv6) as network, cluster(network=network) as run:
+        members, seconds = join_in_turn(run, 3)
+        print("joined after", seconds)
+        assert all_of(members, reduce, 2.0) == [(6.0, "TREES")] * 3
+        for value, child in enumerate(members):  # From the last one, which does not reach all.
+            child.start(sync, 7.0 if value == 2 else 0.0)
+        assert [child.value() for child in members] == [7.0] * 3
+        for child in members:
+            child.start(gather)
+        one, other = [child.name for host, child in enumerate(members, 1) if host != public]
+        for child in members:
+            failure = child.failure()
+            assert failure.kind == "PeerUnreachable"
+            assert f"that of {one} and {other} is down" in failure.text
+        assert all_of(members, reduce, 3.0) == [(9.0, "TREES")] * 3
+        assert lines_of_losses(run) == []
+
+
+@both_versions
+def test_a_peer_that_nobody_reaches(is_ipv6: bool) -> None:
+    """S6, L2: it is told what was tried, and takes part as soon as somebody comes whom both reach."""
+    with nat_hosts(4, 1, 2, is_ipv6=is_ipv6) as network, cluster(network=network) as run:
+        (first,), _ = join_in_turn(run, 1)
+        second = run.child()
+        failure = second.fails(connect, run.master.address, name=second.name)
+        assert failure.kind == "PeerUnreachable"
+        port = 48149
+        assert f"no data connection to {first.name} ({first.name}: no link in 5 s; " in failure.text
+        assert f"{network.address(1)}:{port}: no answer in time" in failure.text
+        second.start(connect, run.master.address, name=second.name)
+        third = run.child()
+        third.start(connect, run.master.address, name=third.name)
+        first.call(harness.admit, 3)
+        print("joined after", second.value(), third.value())
+        assert all_of([first, second, third], reduce, 2.0) == [(6.0, "TREES")] * 3
+        assert lines_of_losses(run) == []
