@@ -301,6 +301,9 @@ ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
 ADDRESS_STAGGER_NS = 250 * MS
 """Head start of the likely address of a peer over its others, which are then dialled at the same time (RFC 8305)."""
+OPEN_TOGETHER_DELAY_NS = 500 * MS
+"""How much later than from any port a peer is dialled from the port at which this one listens: that link has but one
+connection, and is for two peers behind NATs."""
 DIAL_HEAD_START_NS = 500 * MS
 """Head start of the end that dials first over the other end of a link."""
 HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_MAX

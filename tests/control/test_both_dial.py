@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from brokers import RUN, Broker, say_hello, shake_hands
@@ -13,15 +14,20 @@ from e2e.harness import HANG_SECONDS
 from e2e.strangers import raw, read
 
 from zpccl import limits
+from zpccl.control.addresses import listen_on_first_free
 from zpccl.control.handshake import HELLO_BYTES, NONCE_BYTES, SIGNAL_BYTES, LinkHello, Signal, Transcript
+from zpccl.engine.ciphers import Cipher, available
+from zpccl.errors import InvalidUsage
 from zpccl.protocol.messages import Neighbour
 
 ROUNDS = 40
 
 
 @contextlib.contextmanager
-def brokers(*names: str, connections: int = 3, local: bool = False) -> Iterator[list[Broker]]:
-    made = [Broker(name, connections, local=local) for name in names]
+def brokers(
+    *names: str, connections: int = 3, local: bool = False, ciphers: tuple[Cipher, ...] = ()
+) -> Iterator[list[Broker]]:
+    made = [Broker(name, connections, ciphers, local=local) for name in names]
     try:
         yield made
     finally:
@@ -70,16 +76,19 @@ def end_of(connection: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("local", [False, True])
-def test_both_dial_at_the_same_time_and_agree(local: bool) -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"local": True}, {"ciphers": (Cipher.PLAIN,)}, {"ciphers": tuple(available())}], ids=str
+)
+def test_both_dial_at_the_same_time_and_agree(how: dict[str, Any]) -> None:
     """L2: each end gets one link, of the same connections, whoever's they are."""
     for number in range(ROUNDS):
-        with brokers("one", "other", connections=1 + number % 5, local=local) as (one, other):
+        with brokers("one", "other", connections=1 + number % 5, **how) as (one, other):
             together = threading.Barrier(2)
+            key = b"k" * 32 if "ciphers" in how else b""
 
-            def meet(broker: Broker, whom: Broker, together: threading.Barrier = together) -> None:
+            def meet(broker: Broker, whom: Broker, together: threading.Barrier = together, key: bytes = key) -> None:
                 together.wait()
-                broker.meet(whom, dial=True)
+                broker.meet(whom, dial=True, key=key)
 
             threads = [threading.Thread(target=meet, args=pair) for pair in ((one, other), (other, one))]
             for thread in threads:
@@ -177,3 +186,73 @@ def test_a_link_that_is_there_is_not_dialled() -> None:
         one.link(), other.link()
         other.meet(one, dial=True)
         assert one.has_no_link() and other.has_no_link()
+
+
+# --- Connections that both ends open ----------------------------------------------------------------------------------
+
+
+def opened_together(peer: Far, broker: Broker) -> tuple[socket.socket, Transcript]:
+    """The connection that a broker dials from its own port, with the HELLO of it; others are not answered."""
+    broker.broker.open(Neighbour(peer.peer_id, "far", ("127.0.0.1:1", peer.address), dial=True))
+    others = []
+    while True:
+        connection, address = peer.listener.accept()
+        connection.settimeout(HANG_SECONDS)
+        if f"127.0.0.1:{address[1]}" == broker.address:
+            break
+        others.append(connection)
+    for other in others:
+        other.close()
+    hello = LinkHello.decode(read(connection, HELLO_BYTES))
+    assert hello.count == 1
+    return connection, Transcript(hello, b"n" * NONCE_BYTES, b"")
+
+
+def test_of_two_hellos_that_of_the_greater_id_counts() -> None:
+    with far("a") as a, brokers("b", connections=4) as (b,):
+        connection, transcript = opened_together(a, b)
+        with connection:
+            connection.sendall(a.hello(b).encode(b"") + transcript.encode(Signal.ACCEPT))
+            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+            connection.sendall(transcript.encode(Signal.READY))
+            assert [one.getpeername() for one in b.link().sockets] == [connection.getsockname()]
+            assert b.has_no_link() and b.failures.empty()
+
+
+def test_the_smaller_id_accepts_what_it_has_dialled() -> None:
+    with far("z") as z, brokers("b", connections=4) as (b,):
+        connection, _ = opened_together(z, b)
+        with connection:
+            shake_hands(connection, z.hello(b))
+            assert [one.getpeername() for one in b.link().sockets] == [connection.getsockname()]
+            assert b.has_no_link() and b.failures.empty()
+
+
+def test_a_connection_from_the_own_port_may_be_accepted_as_any_other() -> None:
+    """The other end's SYN was late, and its listener took ours."""
+    with far("z") as z, brokers("b", connections=4) as (b,):
+        connection, transcript = opened_together(z, b)
+        with connection:
+            connection.sendall(transcript.encode(Signal.ACCEPT))
+            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+            connection.sendall(transcript.encode(Signal.READY))
+            assert len(b.link().sockets) == 1
+
+
+def test_a_peer_that_dials_itself_notices() -> None:
+    """An address of another peer may lead to the own host."""
+    with brokers("a", "b") as (a, b):
+        for broker in (a, b):
+            broker.broker.open(Neighbour(b"c" * 16, "c", ("127.0.0.1:1", broker.address), dial=True))
+            assert "refused" in broker.failure()
+        a.meet(b, dial=True)
+        b.meet(a)
+        a.link(), b.link()
+
+
+def test_the_port_is_not_shared_with_another_peer() -> None:
+    with far("z") as z, brokers("b") as (b,):
+        connection, _ = opened_together(z, b)
+        port = int(b.address.rpartition(":")[2])
+        with connection, pytest.raises(InvalidUsage, match="no free port"):
+            listen_on_first_free("127.0.0.1", range(port, port + 1))

@@ -3,7 +3,8 @@
     host --- core --- other hosts                       its address is of the outer network
     host --- NAT --- core                               the address of the NAT is; its own is not known outside
 
-A NAT forwards what a host sends, and what comes back; all else it drops silently. It keeps ports where they are free.
+A NAT forwards what a host sends, and what comes back; all else it drops silently. It keeps ports where they are free,
+so that two such hosts can open a connection together, or it takes random ones, so that they cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from networks import DEVICE, Namespaces, NetworkUnavailable, wait_for_link
 
 _RULES = """
 table inet nat {
-    chain leaving { type nat hook postrouting priority srcnat; oifname "wan" masquerade; }
+    chain leaving { type nat hook postrouting priority srcnat; oifname "wan" masquerade %s; }
     chain arriving { type filter hook input priority filter; iifname "wan" ct state new drop; }
     chain passing { type filter hook forward priority filter; iifname "wan" ct state new drop; }
 }
@@ -34,16 +35,20 @@ class NatNetwork(Namespaces):
         host_count: how many hosts.
         natted: those that are behind a NAT.
         is_ipv6: the network is one of IPv6, else of IPv4.
+        keeps_ports: the NATs keep the ports of hosts, else they take random ones.
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` or `nft` command.
     """
 
-    def __init__(self, host_count: int, natted: frozenset[int], *, is_ipv6: bool = False) -> None:
+    def __init__(
+        self, host_count: int, natted: frozenset[int], *, is_ipv6: bool = False, keeps_ports: bool = False
+    ) -> None:
         if shutil.which("nft") is None:
             raise NetworkUnavailable("there is no nft command")
         self._natted = sorted(natted)
         self._is_ipv6 = is_ipv6
+        self._rules = _RULES.replace("%s", "" if keeps_ports else "fully-random")
         super().__init__(host_count, other_count=1 + len(natted))
 
     def address(self, host: int) -> str:
@@ -70,7 +75,7 @@ class NatNetwork(Namespaces):
             self._ip(nat, ["link set lo up"])
             self._join(nat, "wan", core, f"host{host}", self._outer(host))
             self._join(self.namespace(host), DEVICE, nat, "lan", self._inner(host))
-            self._run(nat, _translate)
+            self._run(nat, self._translate)
 
     def _join(self, host: str, device: str, router: str, port: str, prefix: str) -> None:
         """Connects a namespace, the second one of a subnet, to its router, the first one."""
@@ -89,21 +94,20 @@ class NatNetwork(Namespaces):
         self._run(host, lambda: wait_for_link(device))  # Earlier packets would be dropped, and TCP would back off.
         self._run(router, lambda: wait_for_link(port))
 
+    def _translate(self) -> None:
+        subprocess.run(["nft", "-f", "-"], input=self._rules, text=True, check=True, capture_output=True)
+
 
 def _forward() -> None:
     for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
         Path("/proc/sys/net", name).write_text("1", encoding="ascii")
 
 
-def _translate() -> None:
-    subprocess.run(["nft", "-f", "-"], input=_RULES, text=True, check=True, capture_output=True)
-
-
 @contextlib.contextmanager
-def nat_hosts(count: int, *natted: int, is_ipv6: bool = False) -> Iterator[NatNetwork]:
+def nat_hosts(count: int, *natted: int, is_ipv6: bool = False, keeps_ports: bool = False) -> Iterator[NatNetwork]:
     """A network of hosts. Skips the test if this process cannot make one."""
     try:
-        network = NatNetwork(count, frozenset(natted), is_ipv6=is_ipv6)
+        network = NatNetwork(count, frozenset(natted), is_ipv6=is_ipv6, keeps_ports=keeps_ports)
     except NetworkUnavailable as error:
         pytest.skip(str(error))
     with network:

@@ -13,6 +13,7 @@ from e2e import harness
 from e2e.harness import Child, Cluster, Peer, all_of, cluster
 from e2e.nats import nat_hosts
 from e2e.training import lines_of_losses
+from zpccl.engine.engine import Engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -63,6 +64,11 @@ def sync(peer: Peer, value: float) -> float:
     return float(weights[0])
 
 
+def connections(peer: Peer) -> list[int]:
+    """How many connections each of its links has."""
+    return [len(sent) for sent, _ in harness.link_facts(peer.comm, Engine.link_stats)]
+
+
 both_versions = pytest.mark.parametrize("is_ipv6", [False, True], ids=["IPv4", "IPv6"])
 
 
@@ -74,6 +80,17 @@ def test_a_peer_behind_a_nat_and_one_that_can_be_dialled(natted: int, is_ipv6: b
         members, seconds = join_in_turn(run, 2)
         print("joined after", seconds)
         assert [total for total, _ in all_of(members, reduce, 2.0)] == [4.0] * 2
+        assert lines_of_losses(run) == []
+
+
+@both_versions
+def test_two_peers_behind_nats_that_keep_ports(is_ipv6: bool) -> None:
+    """L2: they open a connection together."""
+    with nat_hosts(3, 1, 2, is_ipv6=is_ipv6, keeps_ports=True) as network, cluster(network=network) as run:
+        members, seconds = join_in_turn(run, 2)
+        print("joined after", seconds)
+        assert [total for total, _ in all_of(members, reduce, 2.0)] == [4.0] * 2
+        assert all_of(members, connections) == [[1]] * 2
         assert lines_of_losses(run) == []
 
 

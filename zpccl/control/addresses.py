@@ -137,6 +137,21 @@ def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
         raise
 
 
+def bind_beside(connection: socket.socket, listener: socket.socket) -> None:
+    """Binds a socket that is to dial to the port of a listener. Both keep that port to processes of this user.
+
+    Raises:
+        OSError: the system has no SO_REUSEPORT, or the listener is bound to an address of another family.
+    """
+    host, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "::" if connection.family == socket.AF_INET6 else "0.0.0.0"
+    for one in (listener, connection):  # Not when the listener is bound: then two could be bound to one port.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    connection.bind((host, port))
+
+
 def local_address(peer_id: bytes) -> str:
     """Where the processes of its host reach a peer: the abstract name of a Unix-domain socket, which begins with NUL.
 

@@ -5,6 +5,11 @@ each has a head start of ADDRESS_STAGGER, which ends early if it fails. Then all
 The first one where the right peer accepts is taken, and the others are closed. `Results` keeps what came of each
 address, for the error and the log.
 
+Two peers behind NATs may open a connection together: each dials the address at which the master sees the other, from
+the port at which it listens. Its SYN opens its own NAT for that of the other end, whenever it comes. This works where
+NATs keep ports and drop what they do not expect. Both ends have dialled then, and both send HELLO; that of the smaller
+peer id is ignored. There is one connection between two such ports, so such a link has one, and it is tried last.
+
 A `Dialler` runs in the loop of the broker (links.py) and owns a socket until it returns it.
 """
 
@@ -16,21 +21,23 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from zpccl import limits
-from zpccl.control.addresses import is_local_address, local_address, parse_address
+from zpccl.control.addresses import bind_beside, is_local_address, local_address, parse_address
 from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, use_bbr
 from zpccl.control.forks import closed_in_children
 from zpccl.control.handshake import (
+    HELLO_BYTES,
     SIGNAL_BYTES,
     HandshakeError,
     LinkHello,
     Signal,
     Transcript,
     accepted,
+    is_hello,
 )
 from zpccl.engine.ciphers import CipherKeys
 from zpccl.errors import PCCLError
@@ -39,6 +46,7 @@ from zpccl.protocol.messages import Neighbour
 logger = logging.getLogger("zpccl.links")
 
 _STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
+_OPEN_TOGETHER_DELAY_S = limits.OPEN_TOGETHER_DELAY_NS / limits.SECOND
 _UNANSWERED = "no answer in time"
 _TEXTS = {
     errno.ECONNREFUSED: "refused",
@@ -95,12 +103,22 @@ class Dialler:
 
     Args:
         loop: in whose thread it is called.
+        listener: at which this peer listens.
         dials_locally: whether peers of this host are dialled at their Unix-domain sockets.
+        adopt: takes a connection that both ends have opened, with the other end's HELLO, as one that was accepted.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, dials_locally: bool) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        dials_locally: bool,
+        adopt: Callable[[socket.socket, bytes], None],
+    ) -> None:
         self._loop = loop
+        self._listener = listener
         self._dials_locally = dials_locally
+        self._adopt = adopt
         self._lacks_bbr = False  # That was found, and said.
 
     async def set_up(
@@ -149,12 +167,18 @@ class Dialler:
         """The first address where the right peer answers, and the connection to it."""
         tries: dict[asyncio.Task[Dialled], str] = {}
         local = [local_address(neighbour.peer_id)] if self._dials_locally else []
-        waiting = [group for group in (local, neighbour.addresses[:1], neighbour.addresses[1:]) if group]
+        others = neighbour.addresses[1:]
+        waiting: list[Sequence[str]] = [group for group in (local, neighbour.addresses[:1], others) if group]
         try:
             while waiting or tries:
-                for address in waiting.pop(0) if waiting else ():
+                group = waiting.pop(0) if waiting else ()
+                for address in group:
                     results.begin(address)
                     tries[self._loop.create_task(self._dial_one(address, hello, secrets, results))] = address
+                if group and group is others and hello.generation == 0:  # The first of them is the one that was seen.
+                    name = f"{others[0]} from our port"
+                    results.begin(name)
+                    tries[self._loop.create_task(self._open_together(others[0], hello, secrets))] = name
                 timeout = _STAGGER_S if waiting else None
                 done, _ = await asyncio.wait(tries, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -198,6 +222,31 @@ class Dialler:
                 hello = dataclasses.replace(hello, count=count)
             await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
             answer = await receive(self._loop, connection, SIGNAL_BYTES)
+            transcript = accepted(hello, answer, secrets.link_key)
+            return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _open_together(self, address: str, hello: LinkHello, secrets: Secrets) -> Dialled:
+        """Dials from the port at which this peer listens, as the other end may do at the same time."""
+        await asyncio.sleep(_OPEN_TOGETHER_DELAY_S)
+        family, target = await self._resolve(address)
+        connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
+        try:
+            connection.setblocking(False)
+            bind_beside(connection, self._listener)
+            await self._loop.sock_connect(connection, target)
+            self.choose_congestion_control(connection)
+            hello = dataclasses.replace(hello, count=1)
+            await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
+            answer = await receive(self._loop, connection, SIGNAL_BYTES)
+            if is_hello(answer):
+                theirs = answer + await receive(self._loop, connection, HELLO_BYTES - SIGNAL_BYTES)
+                if hello.sender < hello.receiver:
+                    self._adopt(closed_in_children(socket.socket(fileno=connection.detach())), theirs)
+                    raise HandshakeError("the other side sets the link up")
+                answer = await receive(self._loop, connection, SIGNAL_BYTES)
             transcript = accepted(hello, answer, secrets.link_key)
             return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
         except BaseException:

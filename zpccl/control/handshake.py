@@ -231,6 +231,11 @@ def accepted(hello: LinkHello, data: bytes, key: bytes) -> Transcript:
     return transcript
 
 
+def is_hello(data: bytes) -> bool:
+    """True if what begins so is a HELLO: the other side has dialled this connection, too."""
+    return data[: len(MAGIC)] == MAGIC and data[len(MAGIC) + 1] == Signal.HELLO
+
+
 def encode_refusal(signal: Signal = Signal.REFUSE) -> bytes:
     """Encodes a REFUSE or DISAGREE. It has no proof, because the refused side may have no key."""
     rest = bytes(NONCE_BYTES), Cipher.PLAIN, NO_SHARE, bytes(PROOF_BYTES)

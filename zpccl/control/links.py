@@ -219,7 +219,7 @@ class LinkBroker:
         self._handshakes: dict[asyncio.Task[None], _Handshake] = {}  # By the task that takes part in it.
         self._questions: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self._dialler = Dialler(self._loop, dials_locally=local_listener is not None)
+        self._dialler = Dialler(self._loop, listener, local_listener is not None, self._adopt)
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="zpccl-links", daemon=True)
         self._thread.start()
@@ -322,11 +322,18 @@ class LinkBroker:
             self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again, listener)
             return
         host = _THIS_HOST if listener.family == socket.AF_UNIX else address[0]
+        closed_in_children(connection).setblocking(False)
+        self._begin_handshake(connection, host)
+
+    def _adopt(self, connection: socket.socket, hello: bytes) -> None:
+        """Accepts a connection that this side dialled, and the other side too."""
+        self._begin_handshake(connection, connection.getpeername()[0], hello)
+
+    def _begin_handshake(self, connection: socket.socket, host: str, hello: bytes = b"") -> None:
         if not self._make_room(host):
             return connection.close()
-        closed_in_children(connection).setblocking(False)
         name = _peer_name(connection)
-        task = self._loop.create_task(self._take_part(connection))
+        task = self._loop.create_task(self._take_part(connection, hello))
         hello_timer, timer = (self._loop.call_later(seconds, task.cancel) for seconds in (_HELLO_TIMEOUT_S, _TIMEOUT_S))
         self._handshakes[task] = handshake = _Handshake(host, hello_timer, timer)
 
@@ -369,11 +376,11 @@ class LinkBroker:
         elif error is not None:
             logger.error("the handshake with %s failed; this is a bug in zpccl", name, exc_info=error)
 
-    async def _take_part(self, connection: socket.socket) -> None:
+    async def _take_part(self, connection: socket.socket, data: bytes) -> None:
         task = asyncio.current_task()
         assert task is not None
         handshake = self._handshakes[task]
-        data = await receive(self._loop, connection, HELLO_BYTES)
+        data = data or await receive(self._loop, connection, HELLO_BYTES)
         handshake.hello_timer.cancel()
         hello = LinkHello.decode(data)
         if hello.receiver != self._peer_id:

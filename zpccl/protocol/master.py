@@ -1015,7 +1015,7 @@ def with_seen_address(addresses: tuple[str, ...], host: str) -> tuple[str, ...]:
     """The addresses that a peer gave, with the one that the master sees as the second, with the port of the first.
 
     The first is one that the user has named, or that of the interface by which the peer reaches the master, so it is
-    the same as the one seen unless there is a NAT between them.
+    the same as the one seen unless there is a NAT between them. The second one is also dialled as that of a NAT.
     """
     if not addresses or not host:
         return addresses
