@@ -940,3 +940,60 @@ def test_too_many_in_flight_are_refused(single: zpccl.Communicator, pair: Run) -
     others = [pair.comms[1].all_reduce_async(a, a, tag=tag) for tag, a in enumerate(arrays)]
     waited = futures.wait([pair.start(handle.wait) for handle in handles + others], HANG_SECONDS)
     assert all(future.result()[0] for future in waited.done) and not waited.not_done
+
+
+# --- The network ----------------------------------------------------------------------------------------------------
+
+
+def test_topology_names_peers_and_links(caplog: pytest.LogCaptureFixture) -> None:
+    """Each link says which interface it uses, once in the log."""
+    with caplog.at_level("INFO", "zpccl.peer"), local_run(3, local_sockets=False) as run:
+        topology = run.comms[0].topology()
+        assert [peer.name for peer in topology.peers] == list(run.comms[0].members)
+        assert {peer.peer_id for peer in topology.peers} == set(run.comms[0].peer_ids)
+        assert not topology.paths, "nothing was measured"
+        assert sorted(link.peer.name for link in topology.links) == ["peer1", "peer2"]
+        assert {link.ends.interface for link in topology.links} == {"lo"}
+        assert {link.ends.connections for link in topology.links} == {limits.LINK_CONNECTIONS_DEFAULT}
+        assert "links of this peer" in str(topology)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("link to ")]
+    assert len(lines) == 6 and all("127.0.0.1" in line and "(lo)" in line for line in lines)
+
+
+def test_links_within_a_host_in_the_topology(pair: Run) -> None:
+    (link,) = pair.comms[0].topology().links
+    assert link.ends.is_local and "Unix" in str(link.ends)
+
+
+def test_topology_in_many_threads(pair: Run) -> None:
+    found = [pair.start(comm.topology) for comm in pair.comms for _ in range(50)]
+    assert all(len(finish(future).peers) == 2 for future in found)
+
+
+def test_topology_while_the_master_is_away(pair: Run) -> None:
+    """L1: it raises in time, and the answer of a later master is not lost."""
+    address = pair.master.address
+    pair.master.interrupt()
+    with pytest.raises(zpccl.MasterUnreachable) as caught:
+        pair.comms[0].topology(timeout=0.1)
+    assert caught.value.address == address and "Communicator.topology" in str(caught.value)
+    waiting = pair.start(pair.comms[0].topology, HANG_SECONDS)
+    pair.master = zpccl.MasterNode(address, recovery_grace=0.05)
+    pair.master.run()
+    assert len(finish(waiting).peers) == 2
+
+
+def test_topology_ends_with_the_communicator(pair: Run) -> None:
+    comm = pair.comms[0]
+    pair.master.interrupt()
+    waiting = pair.start(comm.topology, HANG_SECONDS)
+    until(lambda: loop_of(comm)._measurements)
+    comm.close()
+    assert isinstance(failure(waiting), zpccl.InvalidUsage)
+    with pytest.raises(zpccl.InvalidUsage):
+        comm.topology()
+
+
+def test_topology_before_connecting() -> None:
+    with pytest.raises(zpccl.InvalidUsage):
+        zpccl.Communicator("127.0.0.1:1").topology()

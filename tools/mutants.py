@@ -880,5 +880,26 @@ broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_rin
   S1: the first of the order, which sends, is not the root
   - order.index(0)
   + 0
+# --- Measurements for users -------------------------------------------------------------------------------------------
+measurements-told-to-anybody: protocol.master:MasterMachine._on_message (unit tests)
+  S6: a newcomer has the master collect and send what it has measured
+  - isinstance(message, MeasurementsRequest) and peer.is_member
+  + isinstance(message, MeasurementsRequest)
+measurements-of-former-members: protocol.plans:Planner.measurements (unit tests)
+  S3: members are told of a list that is no more
+  - self._told[0] != epoch
+  + False
+measurements-told-without-bound: protocol.plans:_told (unit tests)
+  B1: the master cannot encode a rate that a peer has reported
+  - min(rate, limits.RATE_TOLD_MAX)
+  + rate
+request-for-measurements-lost: protocol.peer:PeerMachine._send_standing (unit tests)
+  L3: a topology() waits for an answer that a dead master owed
+  - self._send(MeasurementsRequest())
+  + pass
+each-asks-the-master: protocol.peer:PeerMachine._on_measurements_called (unit tests)
+  B1: a peer with many threads sends as many requests
+  - not self._wants_measurements and self.state is not State.CLOSED
+  + self.state is not State.CLOSED
 """
 )

@@ -30,6 +30,7 @@ from zpccl.observe.logs import log_as_environment_says
 from zpccl.progress import Progress
 from zpccl.shared_state import SharedState, TensorInfo
 from zpccl.state.offers import Offer
+from zpccl.topology import Topology, TopologyLink, TopologyPath, TopologyPeer
 from zpccl.types import (
     Algorithm,
     Attribute,
@@ -97,7 +98,11 @@ __all__ = [
     "SharedStateSyncStrategy",
     "TensorInfo",
     "TooFewPeers",
+    "Topology",
+    "TopologyLink",
     "TopologyOptimizationFailed",
+    "TopologyPath",
+    "TopologyPeer",
     "UpdateTopologyFailed",
     "VersionMismatch",
     "cuda",

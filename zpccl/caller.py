@@ -109,7 +109,7 @@ class Caller:
             raise InternalError("the thread of the peer hangs, and may still use the tensors of the call")
 
 
-def wait(future: Future[int], timeout: float | None) -> bool:
+def wait(future: Future[Any], timeout: float | None) -> bool:
     """True once the future is done; False when the time is up. Wakes at times, for signals."""
     deadline = None if timeout is None else time.monotonic() + timeout
     interval = limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND

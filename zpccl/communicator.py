@@ -9,6 +9,7 @@ until a master has settled the old one: one of the same tag, or one that may not
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import secrets
 import socket
@@ -22,7 +23,7 @@ import numpy as np
 
 from zpccl import limits
 from zpccl.arguments import all_reduce
-from zpccl.caller import checked_int, public
+from zpccl.caller import checked_int, checked_seconds, public, wait
 from zpccl.collectives import AsyncReduceHandle, Collectives
 from zpccl.control.addresses import (
     advertised_address,
@@ -36,7 +37,7 @@ from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.control.switches import read_switch
-from zpccl.errors import InvalidArgument, InvalidUsage, TooFewPeers
+from zpccl.errors import InvalidArgument, InvalidUsage, MasterUnreachable, TooFewPeers
 from zpccl.measuring import measure_paths
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
@@ -46,6 +47,7 @@ from zpccl.shared_state import SharedState
 from zpccl.state.offers import Offer
 from zpccl.state.serving import TokenBucket
 from zpccl.state.transfer import StateTransfer
+from zpccl.topology import Topology
 from zpccl.types import Attribute, ReduceOp, SharedStateSyncInfo, SharedStateSyncStrategy
 
 __all__ = ["AsyncReduceHandle", "Communicator"]
@@ -355,6 +357,33 @@ class Communicator(Collectives):
 
     def _reduce_to_measure(self, data: np.ndarray, op: ReduceOp, algorithm: str) -> None:
         self._run(all_reduce(data, data, op, limits.TAG_MAX, None, None, algorithm, restore=False))
+
+    @public
+    def topology(self, timeout: float = limits.TOPOLOGY_TIMEOUT_NS / limits.SECOND) -> Topology:
+        """What is known of the network of this peer's group: rates and round trips of paths, and this peer's links.
+
+        Asks the master, which keeps what collectives on large tensors have shown. Others need not call it. Printed, it
+        is a table.
+
+        Args:
+            timeout: seconds to wait for the master.
+
+        Returns:
+            Rates in bytes per second, times in seconds; None for what is unknown.
+
+        Raises:
+            MasterUnreachable: the master has not answered in time. Calls that wait for it go on.
+            InvalidUsage: not connected.
+        """
+        seconds, loop = checked_seconds(timeout), self._admitted()
+        future = loop.ask_measurements()
+        if not wait(future, seconds):
+            address = ",".join(self._masters)
+            raise MasterUnreachable(f"no master at {address} has answered within {seconds:g} s", address=address)
+        error = future.exception()
+        if error is not None:
+            raise copy.copy(error)
+        return Topology.of(future.result(), self._group, loop.link_ends())
 
     # --- Shared state -----------------------------------------------------------------------------------------------
 

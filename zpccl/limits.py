@@ -199,6 +199,8 @@ METRICS_GROUPS_MAX = 64
 """Peer groups that have their own time series."""
 METRICS_STRAGGLERS_MAX = 32
 """Stragglers that have their own time series."""
+METRICS_PATHS_MAX = 256
+"""Paths between peers that have their own time series: the slowest."""
 
 # --- Secrets --------------------------------------------------------------------------------------------------------
 SECRET_FILE_BYTES_MAX = 4 * KIB
@@ -253,6 +255,19 @@ SPEED_TENSOR_BYTES = 4 * MIB
 """Attempts with smaller tensors do not update the measured rates."""
 PATHS_SAMPLED_MAX = 128
 """Of a peer, in one report."""
+PATHS_TOLD_MAX = 32_768
+"""Paths of which a master tells what it has measured, the latest: all pairs of 181 peers. More peers use rings, which
+have a path for each peer."""
+RATE_TOLD_MAX = 2**50
+"""Bytes per second, as told. What a peer reports has no bound."""
+MEASUREMENTS_KEPT_NS = 1 * SECOND
+"""For so long a master tells the same of its measurements: to collect those of 128 peers takes 15 ms."""
+TOPOLOGY_TIMEOUT_NS = 10 * SECOND
+"""How long topology() waits for the master, by default."""
+TOPOLOGY_MATRIX_PEERS_MAX = 12
+"""A topology of more peers is printed as a list of its slowest paths."""
+TOPOLOGY_LINES_MAX = 20
+"""Paths, and links, in a printed topology; the rest is counted."""
 QUANTIZED_DIRECT_PERCENT_MAX = 150
 """A direct exchange of a quantised tensor may take this share of the ring's time: it rounds fewer times."""
 RING_EXACT_PEERS_MAX = 12

@@ -236,6 +236,7 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
     lambda world, choices: m.Acknowledgement(choices.one_of((0, 1, world.machine.registry.epoch))),
     lambda _, choices: m.Leave(),
     lambda _, choices: m.Ready(),
+    lambda _, choices: m.MeasurementsRequest(),
 ]
 
 

@@ -93,6 +93,9 @@ any_spec = st.one_of(
         *(st.integers(0, 2), st.integers(0, limits.REVISION_MAX), tuples(entries, 1), st.integers(0, 255)),
     ),
 )
+rates = st.none() | st.integers(0, limits.RATE_TOLD_MAX)
+measured = st.builds(m.MeasuredPath, st.just(0), st.just(0), naturals, rates, st.none() | naturals)
+hosts = st.builds(m.MeasuredHost, st.just(0), rates, rates)
 BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.Hello: hellos,
     m.Ready: st.builds(m.Ready),
@@ -104,6 +107,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
         tuples(st.builds(m.Dropped, ids, texts)),
     ),
     m.Withdraw: st.builds(m.Withdraw, naturals),
+    m.MeasurementsRequest: st.builds(m.MeasurementsRequest),
     m.Acknowledgement: st.builds(m.Acknowledgement, naturals),
     m.Leave: st.builds(m.Leave),
     m.RunReport: st.builds(
@@ -130,6 +134,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.NeighboursChanged: st.builds(m.NeighboursChanged, tuples(neighbours), tuples(ids)),
     m.Plan: plans,
     m.Decision: outcomes,
+    m.Measurements: st.builds(m.Measurements, st.just((m.Member(bytes(16), 0, "a"),)), tuples(measured), tuples(hosts)),
 }
 any_message = st.one_of(*BUILDERS.values())
 

@@ -38,6 +38,7 @@ from zpccl.protocol.effects import (
     Reject,
     Resolve,
     Send,
+    ShowMeasurements,
     StartReduce,
     StartSync,
     UseMaster,
@@ -48,6 +49,8 @@ from zpccl.protocol.messages import (
     Kick,
     Leave,
     Linked,
+    Measurements,
+    MeasurementsRequest,
     Neighbours,
     NeighboursChanged,
     Ready,
@@ -1384,3 +1387,41 @@ def test_an_unknown_result_of_a_later_master() -> None:
     peer = PeerBench().member()
     peer.topology(10)
     assert type(peer.error(peer.hear(Decision(10, 99)))) is InternalError
+
+
+# --- What the master has measured -----------------------------------------------------------------------------------
+
+
+def asks(effects: list[Any]) -> int:
+    """How often the master is asked for its measurements."""
+    return effects.count(Send(MeasurementsRequest()))
+
+
+def test_one_answer_is_for_all_who_ask() -> None:
+    bench = PeerBench().member()
+    told = Measurements(())
+    assert bench.hear(told) == [], "nobody has asked"
+    assert asks(bench.handle(events.MeasurementsCalled())) == 1
+    assert asks(bench.handle(events.MeasurementsCalled())) == 0
+    assert bench.hear(told) == [ShowMeasurements(told)]
+    assert bench.hear(told) == []
+    assert asks(bench.handle(events.MeasurementsCalled())) == 1
+
+
+def test_a_request_is_repeated_on_a_new_connection() -> None:
+    """L3: also at a master that takes the run over, which drops it while it collects reports."""
+    bench = PeerBench().member()
+    bench.handle(events.MeasurementsCalled())
+    bench.down()
+    assert asks(bench.up()) == 1
+    bench.hear(Measurements(()))
+    bench.welcome_back()
+    bench.hear(Measurements(()))
+    bench.down()
+    assert asks(bench.up()) == 0
+
+
+def test_nobody_asks_without_being_a_member() -> None:
+    bench = PeerBench().member()
+    bench.hear(Kick(7, "removed"))
+    assert bench.handle(events.MeasurementsCalled()) == []

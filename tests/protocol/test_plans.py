@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 
 from zpccl import limits
-from zpccl.protocol.messages import Lane, Linked, PathSample, Plan, Reducing, Running, TopologyKind
+from zpccl.protocol.matrix import Sample
+from zpccl.protocol.messages import (
+    Lane,
+    Linked,
+    Measurements,
+    MeasurementsRequest,
+    PathSample,
+    Plan,
+    Reducing,
+    Running,
+    TopologyKind,
+    decode_master_message,
+    encode,
+)
 from zpccl.protocol.rings import neighbours_of, plan_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
@@ -360,3 +373,70 @@ def test_what_cannot_be_measured_is_not_asked_for_again() -> None:
     assert [optimise(run), optimise(run)] == [1, 0]
     run.lose("d")
     assert [optimise(run), optimise(run)] == [1, 0]
+
+
+def ask(run: MasterBench, name: str) -> Any:
+    """What a member is told of the network."""
+    ((connection, told),) = run.say(name, MeasurementsRequest())
+    assert connection == run.peer(name).connection
+    return told
+
+
+def test_members_are_told_what_was_measured() -> None:
+    run = Run(PAIRS)
+    run.settle()
+    run.end()
+    told = ask(run, "b")
+    assert [member.name for member in told.members] == list(NAMES)
+    rates = {(path.sender, path.receiver): path.bytes_per_second for path in told.paths}
+    assert {rates[0, 1], rates[1, 0]} == {FAST} and rates[0, 2] == MIDDLE
+    ages = {(path.sender, path.receiver): path.age_ms for path in told.paths}
+    assert ages[0, 1] == limits.ROUTE_KEPT_NS // limits.MS
+    assert all(path.round_trip_us == 20_000 for path in told.paths)
+
+
+def test_the_same_is_told_for_a_while() -> None:
+    """B2: a member that asks all the time costs the others nothing but the sending of its answers."""
+    run = Run(PAIRS)
+    empty = ask(run, "a")
+    assert not empty.paths
+    run.plan()
+    run.end()
+    assert limits.ROUTE_KEPT_NS < limits.MEASUREMENTS_KEPT_NS
+    assert ask(run, "b") is empty
+    run.tick(limits.MEASUREMENTS_KEPT_NS)
+    assert ask(run, "b").paths
+    run.lose("d")
+    assert [member.name for member in ask(run, "b").members] == list("abc")
+
+
+def test_only_members_are_told() -> None:
+    run = Run(PAIRS)
+    run.register("e")
+    assert not any(isinstance(message, Measurements) for _, message in run.say("e", MeasurementsRequest()))
+
+
+def test_what_is_told_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: whatever peers report, the answer can be encoded, and of many paths the latest are told."""
+    run = Run(dict.fromkeys(PAIRS, 2**63))
+    run.settle()
+    run.end()
+    told = ask(run, "a")
+    assert max(path.bytes_per_second or 0 for path in told.paths) == limits.RATE_TOLD_MAX
+    assert decode_master_message(encode(told)) == told
+    monkeypatch.setattr(limits, "PATHS_TOLD_MAX", 2)
+    run.tick(limits.MEASUREMENTS_KEPT_NS)
+    matrix, (a, _, c, _) = run.machine.collectives.planner.matrix, run.machine.registry.order
+    matrix.observe(c, a, 10**9, limits.SECOND, run.now_ns)
+    latest, _ = ask(run, "b").paths
+    assert (latest.sender, latest.receiver, latest.age_ms) == (2, 0, 0)
+
+
+def test_the_rates_of_hosts_are_told() -> None:
+    """All paths of a are slower at once, when it sends: together they carry what a can."""
+    run = Run(PAIRS)
+    matrix, (a, *others) = run.machine.collectives.planner.matrix, run.machine.registry.order
+    for rate in (FAST, MIDDLE):
+        matrix.observe_attempt([Sample(a, other, rate, limits.SECOND, True) for other in others], run.now_ns)
+    (slow,) = [host for host in ask(run, "b").hosts if host.member == 0]
+    assert slow.sent_per_second == len(others) * MIDDLE

@@ -29,7 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -40,6 +40,7 @@ from zpccl import limits
 from zpccl.control.calls import PendingCall
 from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
+from zpccl.control.link_ends import LinkEnds, ends_of
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
 from zpccl.control.outgoing import Outgoing
@@ -57,7 +58,7 @@ from zpccl.engine.engine import (
 )
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import Member, Vote, encode
+from zpccl.protocol.messages import Measurements, Member, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
@@ -142,6 +143,8 @@ class PeerLoop:
         self._restorer = Workers(1)
         self._link_ids: dict[bytes, int] = {}
         self._link_numbers: dict[bytes, int] = {}  # Of the same links, those of the broker.
+        self._link_ends: dict[bytes, LinkEnds] = {}  # Of the same links.
+        self._measurements: Future[Measurements] | None = None  # For all who wait for them.
         self._is_closing = self._is_closed = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.engine = Engine()
@@ -245,6 +248,19 @@ class PeerLoop:
             is_closed = self._is_closed
         if is_closed:
             self._refuse([call])
+
+    def ask_measurements(self) -> Future[Measurements]:
+        """Asks the master for its measurements. All who ask before they come share one future."""
+        with self._lock:
+            if self._measurements is None:
+                self._measurements = Future()
+                if not self._post(events.MeasurementsCalled()):
+                    self._measurements.set_exception(self._machine.error or InternalError("the peer has ended"))
+            return self._measurements
+
+    def link_ends(self) -> dict[bytes, LinkEnds]:
+        """The ends of each open link, by peer id."""
+        return self._link_ends.copy()
 
     def close(self) -> None:
         """Leaves the run and waits for the end of the thread."""
@@ -411,7 +427,7 @@ class PeerLoop:
                 logger.info("connection %d to peer %s is lost, others are left: %s", event.index, event.peer.hex(), why)
                 self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
         elif isinstance(event, LinkLost) and self._link_ids.get(event.peer) == event.link_id:
-            del self._link_ids[event.peer]
+            del self._link_ids[event.peer], self._link_ends[event.peer]
             self._broker.lose_link(event.peer, self._link_numbers.pop(event.peer))
             self._tell_transfers(event.peer)
             self._handle(events.LinkFailed(event.peer, os.strerror(-event.status)), now_ns)
@@ -453,6 +469,8 @@ class PeerLoop:
                 self.offers.lose_link(effect.peer_id, is_gone=True)
             elif isinstance(effect, effects.FetchAhead):
                 self.offers.on_peers(effect.peers)
+            elif isinstance(effect, effects.ShowMeasurements):
+                self._show_measurements(effect.measurements)
             elif isinstance(effect, effects.Log):
                 logger.log(effect.level, "%s: %s", self.options.name, effect.text)
             else:
@@ -482,6 +500,12 @@ class PeerLoop:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
             self._refuse([call], effect.error)
+
+    def _show_measurements(self, measurements: Measurements) -> None:
+        with self._lock:
+            future, self._measurements = self._measurements, None
+        if future is not None:
+            future.set_result(measurements)
 
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
@@ -568,6 +592,7 @@ class PeerLoop:
                 connection.close()
             return
         try:
+            ends = ends_of(sockets)
             fds = [connection.fileno() for connection in sockets]
             self._link_ids[peer_id] = self.engine.open_link(peer_id, fds, link.cipher_keys)
             self._link_numbers[peer_id] = link.number
@@ -578,6 +603,8 @@ class PeerLoop:
             return self._handle(events.LinkFailed(peer_id, str(error)), now_ns)
         for connection in sockets:
             connection.detach()
+        self._link_ends[peer_id] = ends
+        logger.info("link to %s: %s", self._machine.neighbour_name(peer_id), ends)
         self.offers.on_link_up(peer_id)
         self._handle(events.LinkUp(peer_id), now_ns)
 
@@ -600,7 +627,7 @@ class PeerLoop:
 
     def _close_link(self, peer_id: bytes) -> None:
         if self._link_ids.pop(peer_id, None) is not None:
-            del self._link_numbers[peer_id]
+            del self._link_numbers[peer_id], self._link_ends[peer_id]
             with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.
                 self.engine.close_link(peer_id)
             self._tell_transfers(peer_id)
@@ -637,6 +664,7 @@ class PeerLoop:
             calls = [*self._calls.values(), *self._restoring]
             self._calls = {}
             inbox, self._inbox = self._inbox, deque()
+            measurements = self._measurements
         for item in inbox:
             if isinstance(item, _NewCalls):
                 calls += item.calls
@@ -652,6 +680,8 @@ class PeerLoop:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
         self._refuse(calls)
+        if measurements is not None and not measurements.done():
+            measurements.set_exception(self._machine.error or InternalError("the peer has ended"))
         self._close_socket()
         self._waiter.close()
         self._context.term()

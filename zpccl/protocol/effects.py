@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from zpccl.errors import PCCLError
-from zpccl.protocol.messages import Fetching, MasterMessage, Neighbour, PeerMessage, Reducing
+from zpccl.protocol.messages import Fetching, MasterMessage, Measurements, Neighbour, PeerMessage, Reducing
 
 
 class Level(enum.IntEnum):
@@ -151,6 +151,13 @@ class FetchAhead:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowMeasurements:
+    """Give what the master has measured to all who asked for it."""
+
+    measurements: Measurements
+
+
+@dataclass(frozen=True, slots=True)
 class Resolve:
     """Complete a call of the user with a value."""
 
@@ -176,6 +183,7 @@ PeerEffect: TypeAlias = (
     | OpenLink
     | CloseLink
     | FetchAhead
+    | ShowMeasurements
     | Resolve
     | Reject
     | Log

@@ -241,6 +241,11 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasurementsCalled:
+    """topology(): asks the master for its measurements. ShowMeasurements follows, once for all who wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallWithdrawn:
     """The user gives a call up: its timeout has expired (`timed_out`) or it was interrupted.
 
@@ -278,6 +283,7 @@ PeerEvent: TypeAlias = (
     | ConnectCalled
     | ReadyCalled
     | Called
+    | MeasurementsCalled
     | CallWithdrawn
     | CloseCalled
     | Tick

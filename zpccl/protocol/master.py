@@ -62,6 +62,8 @@ from zpccl.protocol.messages import (
     Kick,
     Leave,
     Linked,
+    Measurements,
+    MeasurementsRequest,
     MembersCommitted,
     Neighbours,
     NeighboursChanged,
@@ -277,6 +279,10 @@ class MasterMachine:
         """
         return self._stragglers.stragglers(self._outbox.now_ns if now_ns is None else now_ns)
 
+    def measurements(self, now_ns: int) -> Measurements:
+        """What is known of the network, at most MEASUREMENTS_KEPT old."""
+        return self.collectives.planner.measurements(now_ns)
+
     def standing(self, connection: Hashable) -> Standing:
         """What the master knows of the peer at the other end of a connection."""
         peer = self.registry.by_connection.get(connection)
@@ -329,6 +335,8 @@ class MasterMachine:
             self._lose(peer, _LEFT, now_ns, Level.INFO, has_left=True)
         elif isinstance(message, Acknowledgement) and peer.is_member:
             self._on_acknowledgement(peer, message, now_ns)
+        elif isinstance(message, MeasurementsRequest) and peer.is_member:
+            self._outbox.send(peer, self.measurements(now_ns))
         elif peer.is_member:
             self.operations.on_message(peer, message, now_ns)
         else:  # It was removed, and registered again before it read that it had been admitted.

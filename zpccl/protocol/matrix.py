@@ -150,6 +150,17 @@ class Matrix(Generic[P]):
         self._hosts = {host: estimate for host, estimate in self._hosts.items() if host[0] != peer}
         self._round_trips_ns = {pair: value for pair, value in self._round_trips_ns.items() if peer not in pair}
 
+    def paths(self) -> Iterable[tuple[P, P, int | None, int, int | None]]:
+        """What is known of each path: sender, receiver, rate as it was measured, when that was, and round trip."""
+        for (sender, receiver), estimate in self._paths.items():
+            round_trip_ns = self._round_trips_ns.get(frozenset((sender, receiver)))
+            yield sender, receiver, estimate.rate, estimate.seen_ns, round_trip_ns
+
+    def host_rate(self, peer: P, *, is_sending: bool) -> int | None:
+        """What a host was measured to send, or to receive, at most; None: that has never been the limit."""
+        estimate = self._hosts.get((peer, is_sending))
+        return None if estimate is None else estimate.rate
+
     def network(self, peers: Sequence[P], is_usable: Callable[[P, P], bool], now_ns: int) -> Network:
         """What a plan for these peers may use.
 

@@ -42,6 +42,9 @@ PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=4)]
 """A value of `Algorithm` other than AUTO."""
 Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=limits.DIRECT_PEERS_MAX)]
 """A place in the order of a plan."""
+MemberIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=limits.PEERS_MAX)]
+"""A place in Measurements.members."""
+Rate: TypeAlias = Annotated[int, Meta(ge=0, le=limits.RATE_TOLD_MAX)]
 FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
@@ -240,6 +243,10 @@ class Withdraw(_Message, tag="withdraw", frozen=True):
     """Withdraws a call whose timeout has expired or which was interrupted."""
 
     call_id: Natural
+
+
+class MeasurementsRequest(_Message, tag="measurements_request", frozen=True):
+    """The sender, a member, asks for Measurements."""
 
 
 class Acknowledgement(_Message, tag="acknowledgement", frozen=True):
@@ -507,9 +514,54 @@ REFUSALS = frozenset(
 """Results of calls that end without an attempt."""
 
 
-PeerMessage: TypeAlias = Hello | Ready | Linked | Votes | Report | Withdraw | Acknowledgement | Leave | RunReport
+class MeasuredPath(_Message, frozen=True):
+    """What is known of the path from one member to another."""
+
+    sender: MemberIndex
+    receiver: MemberIndex
+    age_ms: Natural
+    """How long ago the rate was measured, or the path was used last."""
+    bytes_per_second: Rate | None = None
+    """None: the path has never been the limit."""
+    round_trip_us: Natural | None = None
+
+
+class MeasuredHost(_Message, frozen=True):
+    """What a member sends and receives at most over all its paths together, in bytes per second."""
+
+    member: MemberIndex
+    sent_per_second: Rate | None = None
+    received_per_second: Rate | None = None
+
+
+class Measurements(_Message, tag="measurements", frozen=True):
+    """What the master knows of the network, by what collectives have moved. Nothing is known of what is not named."""
+
+    members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
+    """All members, of all groups."""
+    paths: Annotated[tuple[MeasuredPath, ...], Meta(max_length=limits.PATHS_TOLD_MAX)] = ()
+    hosts: Annotated[tuple[MeasuredHost, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+
+    def __post_init__(self) -> None:
+        indexes = {index for path in self.paths for index in (path.sender, path.receiver)}
+        if max(indexes | {host.member for host in self.hosts}, default=-1) >= len(self.members):
+            raise ValueError("a path or host is of no member")
+
+
+PeerMessage: TypeAlias = (
+    Hello | Ready | Linked | Votes | Report | Withdraw | MeasurementsRequest | Acknowledgement | Leave | RunReport
+)
 MasterMessage: TypeAlias = (
-    Welcome | Refused | Kick | Members | MembersCommitted | Neighbours | NeighboursChanged | Plan | Decision
+    Welcome
+    | Refused
+    | Kick
+    | Members
+    | MembersCommitted
+    | Neighbours
+    | NeighboursChanged
+    | Plan
+    | Decision
+    | Measurements
 )
 Message: TypeAlias = PeerMessage | MasterMessage
 

@@ -96,6 +96,7 @@ from zpccl.protocol.effects import (
     Reject,
     Resolve,
     Send,
+    ShowMeasurements,
     StartReduce,
     StartSync,
     UseMaster,
@@ -115,6 +116,8 @@ from zpccl.protocol.messages import (
     Leave,
     Linked,
     MasterMessage,
+    Measurements,
+    MeasurementsRequest,
     Member,
     Members,
     MembersCommitted,
@@ -231,6 +234,7 @@ class PeerMachine:
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
         self._attempt_max = 0  # The greatest that it has started.
         self._digests = Digests()
+        self._wants_measurements = False
         self._now_ns = 0  # When the event came that is handled.
         self._effects: list[PeerEffect] = []
 
@@ -248,6 +252,10 @@ class PeerMachine:
     def wants_link(self, peer_id: bytes) -> bool:
         """True if the peer is a neighbour. A link may come up after its other end has ceased to be one."""
         return peer_id in self._links
+
+    def neighbour_name(self, peer_id: bytes) -> str:
+        """The name of a neighbour, for the log."""
+        return self._links[peer_id].neighbour.name
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
@@ -294,6 +302,8 @@ class PeerMachine:
             self._on_call(event.votes, now_ns)
         elif isinstance(event, events.CallWithdrawn):
             self._on_withdrawn(event, now_ns)
+        elif isinstance(event, events.MeasurementsCalled):
+            self._on_measurements_called()
         elif isinstance(event, (events.LinkUp, events.LinkFailed)):
             self._on_link(event, now_ns)
         elif isinstance(event, events.Tick):
@@ -479,6 +489,20 @@ class PeerMachine:
         for call in self.calls.values():
             for message in call.standing(self._oldest_call_id()):
                 self._send(message)
+        if self._wants_measurements:
+            self._send(MeasurementsRequest())
+
+    def _on_measurements_called(self) -> None:
+        """Asks the master, unless it has been asked: one answer is for all who wait."""
+        if not self._wants_measurements and self.state is not State.CLOSED:
+            self._wants_measurements = True
+            if self.state is State.MEMBER:
+                self._send(MeasurementsRequest())
+
+    def _on_measurements(self, message: Measurements) -> None:
+        if self._wants_measurements:
+            self._wants_measurements = False
+            self._effects.append(ShowMeasurements(message))
 
     def _promise(self, message: Refused, now_ns: int) -> None:
         """A master that takes a run over asks for a promise. A run report grants it, a Hello refuses it.
@@ -519,6 +543,8 @@ class PeerMachine:
             self._on_decision(message)
         elif isinstance(message, Members):
             self._on_members(message)
+        elif isinstance(message, Measurements):
+            self._on_measurements(message)
         elif isinstance(message, Neighbours):
             self._on_neighbours(message)
         elif isinstance(message, NeighboursChanged):

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from zpccl import limits
 from zpccl.protocol.matrix import Matrix, Sample
 from zpccl.protocol.membership import Peer, Registry
-from zpccl.protocol.messages import CollectiveSpec, Lane, Reducing, Report
+from zpccl.protocol.messages import (
+    CollectiveSpec,
+    Lane,
+    MeasuredHost,
+    MeasuredPath,
+    Measurements,
+    Member,
+    Reducing,
+    Report,
+)
 from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
 from zpccl.protocol.rings import mesh_edges
@@ -54,6 +63,7 @@ class Planner:
         self._measured: dict[Peer, None] = {}  # Those whose paths the matrix knows.
         self._asked: tuple[tuple[Peer, ...], int] = (), 0  # Members that were asked to measure their paths, and when.
         self._planned: dict[object, Planned] = {}  # By group and tensor, the one used last at the end.
+        self._told: tuple[int, int, Measurements] | None = None  # Epoch and time, and what was known then.
 
     def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int, *, is_ring: bool = True) -> Reducing | None:
         """The plan of a collective: of an all-reduce any route, of others but an all-to-all a ring.
@@ -113,6 +123,13 @@ class Planner:
         self._asked = members, now_ns
         return True
 
+    def measurements(self, now_ns: int) -> Measurements:
+        """What the matrix knows of members, or knew less than MEASUREMENTS_KEPT_NS ago: of the latest paths."""
+        epoch = self._registry.epoch
+        if self._told is None or self._told[0] != epoch or now_ns - self._told[1] >= limits.MEASUREMENTS_KEPT_NS:
+            self._told = epoch, now_ns, self._measure(now_ns)
+        return self._told[2]
+
     def on_members_changed(self) -> None:
         """Forgets the paths of peers that are lost."""
         for peer in [peer for peer in self._measured if self._registry.peers.get(peer.peer_id) is not peer]:
@@ -154,6 +171,29 @@ class Planner:
         known, speeds = self.speeds.get(peers[0].group, (frozenset(), Speeds()))
         return speeds if known == frozenset(peers) else Speeds()
 
+    def _measure(self, now_ns: int) -> Measurements:
+        members = self._registry.order
+        index_of = {peer: index for index, peer in enumerate(members)}
+        known = [path for path in self.matrix.paths() if path[0] in index_of and path[1] in index_of]
+        known.sort(key=lambda path: -path[3])
+        paths = [
+            MeasuredPath(
+                index_of[sender],
+                index_of[receiver],
+                max(0, now_ns - seen_ns) // limits.MS,
+                _told(rate),
+                None if round_trip_ns is None else round_trip_ns // limits.US,
+            )
+            for sender, receiver, rate, seen_ns, round_trip_ns in known[: limits.PATHS_TOLD_MAX]
+        ]
+        hosts = []
+        for peer, index in index_of.items():
+            sent, received = (self.matrix.host_rate(peer, is_sending=is_sending) for is_sending in (True, False))
+            if sent is not None or received is not None:
+                hosts.append(MeasuredHost(index, _told(sent), _told(received)))
+        listed = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in members)
+        return Measurements(listed, tuple(paths), tuple(hosts))
+
     def _observe(self, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int) -> None:
         by_id = {peer.peer_id: peer for peer in peers}
         samples = []
@@ -183,6 +223,10 @@ def wire_bytes(spec: CollectiveSpec) -> int:
         known = spec.quantized_datatype in set(QuantizedDataType)
         return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8
     return spec.count * (DataType(spec.datatype).itemsize if spec.datatype in set(DataType) else 1)
+
+
+def _told(rate: int | None) -> int | None:
+    return None if rate is None else min(rate, limits.RATE_TOLD_MAX)
 
 
 def _key(spec: CollectiveSpec, peers: Sequence[Peer]) -> object:

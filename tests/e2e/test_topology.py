@@ -1,0 +1,39 @@
+"""What is known of a network of several hosts: at a peer, in the log, in the metrics, and in the log of the master."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from networks import DEVICE
+
+import zpccl
+from e2e.harness import Peer, all_of, cluster
+from e2e.networks import hosts
+from zpccl import limits
+
+pytestmark = pytest.mark.e2e
+
+
+def reduce_large(peer: Peer) -> None:
+    peer.comm.all_reduce(np.ones(limits.SPEED_TENSOR_BYTES // 4, np.float32), op=zpccl.ReduceOp.SUM)
+
+
+def topology(peer: Peer) -> tuple[zpccl.Topology, str]:
+    found = peer.comm.topology()
+    return found, str(found)
+
+
+def test_paths_have_rates_and_links_interfaces() -> None:
+    """Rates come from collectives on large tensors."""
+    with hosts(4) as network, cluster(network=network) as run:
+        peers = run.members(3)
+        all_of(peers, reduce_large)
+        all_of(peers, reduce_large)  # With its votes the master has all reports on the first.
+        found, text = peers[0].call(topology)
+        assert [peer.name for peer in found.peers] and len(found.peers) == 3
+        assert found.paths and all(path.age is not None and path.age < 60 for path in found.paths)
+        assert any(path.round_trip is not None for path in found.paths)
+        assert {link.ends.interface for link in found.links} == {DEVICE}
+        assert {link.ends.local_address.rpartition(":")[0] for link in found.links} == {network.address(1)}
+        assert {link.ends.remote_address.rpartition(":")[0] for link in found.links} == {"10.0.2.2", "10.0.3.2"}
+        assert "paths measured" in text and DEVICE in text

@@ -1,0 +1,66 @@
+"""Which way a link takes: the addresses of its two ends, and the network interface of this host."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ifaddr
+
+from zpccl.control.addresses import format_address
+from zpccl.control.connection_count import congestion_control
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnds:
+    """The ends of a link when it was opened.
+
+    Attributes:
+        local_address, remote_address: "host:port" of the first connection; "" of a Unix-domain socket.
+        interface: of this host that has the local address, such as "eth0"; "" if none has it any more.
+        connections: how many the link has.
+        congestion_control: of its connections, such as "cubic"; "" of Unix-domain sockets.
+        is_local: True for Unix-domain sockets, within this host.
+    """
+
+    local_address: str
+    remote_address: str
+    interface: str
+    connections: int
+    congestion_control: str
+    is_local: bool
+
+    def __str__(self) -> str:
+        if self.is_local:
+            return f"{self.connections} Unix-domain sockets"
+        way = f"{self.local_address} ({self.interface or 'no interface'}) to {self.remote_address}"
+        return f"{way}, {self.connections} connections, {self.congestion_control or 'unknown congestion control'}"
+
+
+def ends_of(sockets: Sequence[socket.socket]) -> LinkEnds:
+    """The ends of the connections of a link.
+
+    Raises:
+        OSError: the first one is broken already.
+    """
+    first = sockets[0]
+    if first.family == socket.AF_UNIX:
+        return LinkEnds("", "", "", len(sockets), "", is_local=True)
+    local, remote = (_host_and_port(address) for address in (first.getsockname(), first.getpeername()))
+    interface = interface_of(local[0])
+    algorithm = congestion_control(first)
+    return LinkEnds(format_address(*local), format_address(*remote), interface, len(sockets), algorithm, is_local=False)
+
+
+def interface_of(host: str) -> str:
+    """The name of the network interface that has an address; "" if none has."""
+    plain = host.partition("%")[0]
+    for adapter in ifaddr.get_adapters():
+        if any((ip.ip if isinstance(ip.ip, str) else ip.ip[0]) == plain for ip in adapter.ips):
+            return str(adapter.name)
+    return ""
+
+
+def _host_and_port(address: tuple[str, int]) -> tuple[str, int]:
+    return address[0].removeprefix("::ffff:"), address[1]

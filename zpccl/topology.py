@@ -1,0 +1,169 @@
+"""What is known of the network: the rates of paths and hosts, and which way the links of this peer take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from zpccl import limits
+from zpccl.control.link_ends import LinkEnds
+from zpccl.protocol.messages import Measurements
+
+_MBIT_BYTES = 125_000
+
+
+@dataclass(frozen=True)
+class TopologyPeer:
+    """A member.
+
+    Attributes:
+        peer_id: in hexadecimal, as `Communicator.peer_id`.
+        name: its name, which others may have, too.
+        group: its peer group.
+        sent_bytes_per_second, received_bytes_per_second: what its host sends, or receives, at most over all its paths
+            together. None: unknown; its host has never been the limit.
+    """
+
+    peer_id: str
+    name: str
+    group: int = 0
+    sent_bytes_per_second: int | None = None
+    received_bytes_per_second: int | None = None
+
+
+@dataclass(frozen=True)
+class TopologyPath:
+    """The path from one peer to another.
+
+    Attributes:
+        sender, receiver: its ends.
+        bytes_per_second: the rate that it has shown, tensors and their headers. None: unknown; the path has not been
+            used for a large tensor, or something else was always slower.
+        round_trip: seconds. None: unknown.
+        age: how long ago the rate was measured, or, without one, the path was used last, in seconds. None: never.
+    """
+
+    sender: TopologyPeer
+    receiver: TopologyPeer
+    bytes_per_second: int | None = None
+    round_trip: float | None = None
+    age: float | None = None
+
+
+@dataclass(frozen=True)
+class TopologyLink:
+    """A link of this peer.
+
+    Attributes:
+        peer: its other end.
+        ends: addresses, interface, number of connections and congestion control of this side.
+    """
+
+    peer: TopologyPeer
+    ends: LinkEnds
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What is known of the network. `str()` is a table for people.
+
+    Attributes:
+        peers: the members, in ring order.
+        paths: those that have been used, the latest first; `path` gives any. A new master knows none.
+        links: of this peer; empty where a master tells.
+    """
+
+    peers: tuple[TopologyPeer, ...]
+    paths: tuple[TopologyPath, ...]
+    links: tuple[TopologyLink, ...] = field(default=())
+
+    @classmethod
+    def of(
+        cls, measurements: Measurements, group: int | None = None, ends: Mapping[bytes, LinkEnds] | None = None
+    ) -> Topology:
+        """What a master has measured among the members of a group, or of all, and the links of a peer, by its peers."""
+        hosts = {host.member: (host.sent_per_second, host.received_per_second) for host in measurements.hosts}
+        peers = {
+            index: TopologyPeer(member.peer_id.hex(), member.name, member.group, *hosts.get(index, ()))
+            for index, member in enumerate(measurements.members)
+            if group in (None, member.group)
+        }
+        paths = [
+            TopologyPath(
+                peers[path.sender],
+                peers[path.receiver],
+                path.bytes_per_second,
+                None if path.round_trip_us is None else path.round_trip_us * limits.US / limits.SECOND,
+                path.age_ms * limits.MS / limits.SECOND,
+            )
+            for path in measurements.paths
+            if path.sender in peers and path.receiver in peers
+        ]
+        ends = ends or {}
+        by_id = {bytes.fromhex(peer.peer_id): peer for peer in peers.values()}
+        links = [TopologyLink(peer, ends[peer_id]) for peer_id, peer in by_id.items() if peer_id in ends]
+        return cls(tuple(peers.values()), tuple(paths), tuple(links))
+
+    @cached_property
+    def _by_pair(self) -> dict[tuple[str, str], TopologyPath]:
+        return {(path.sender.peer_id, path.receiver.peer_id): path for path in self.paths}
+
+    def path(self, sender: TopologyPeer, receiver: TopologyPeer) -> TopologyPath:
+        """The path between two peers; with None for all that is not known."""
+        return self._by_pair.get((sender.peer_id, receiver.peer_id)) or TopologyPath(sender, receiver)
+
+    def slowest(self, count: int) -> tuple[TopologyPath, ...]:
+        """So many paths of known rate, the slowest first."""
+        known = [path for path in self.paths if path.bytes_per_second is not None]
+        return tuple(sorted(known, key=lambda path: path.bytes_per_second or 0)[:count])
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.peers)} peers, {len(self.paths)} paths measured; rates in Mbit/s, round trips in ms"]
+        is_small = len(self.peers) <= limits.TOPOLOGY_MATRIX_PEERS_MAX
+        lines += self._matrix_lines() if is_small else self._list_lines()
+        if self.links:
+            lines += ["links of this peer:"]
+            lines += [f"  {link.peer.name}: {link.ends}" for link in self.links[: limits.TOPOLOGY_LINES_MAX]]
+            lines += _rest(len(self.links), "links")
+        return "\n".join(lines)
+
+    def _matrix_lines(self) -> list[str]:
+        """One row for each sender, one column for each receiver, and what the host of each sends and receives."""
+        rows = [["from \\ to", *(str(index) for index in range(len(self.peers))), "host sends", "receives"]]
+        for index, sender in enumerate(self.peers):
+            cells = ["-" if sender is receiver else _cell(self.path(sender, receiver)) for receiver in self.peers]
+            hosts = _rate(sender.sent_bytes_per_second), _rate(sender.received_bytes_per_second)
+            rows.append([f"{index} {sender.name}", *cells, *hosts])
+        return _columns(rows)
+
+    def _list_lines(self) -> list[str]:
+        slowest = self.slowest(limits.TOPOLOGY_LINES_MAX)
+        rows = [[f"{path.sender.name} to {path.receiver.name}", _cell(path)] for path in slowest]
+        known = sum(path.bytes_per_second is not None for path in self.paths)
+        return ["the slowest paths:", *_columns(rows), *_rest(known, "paths")]
+
+
+def _cell(path: TopologyPath) -> str:
+    """Rate and round trip of a path, such as "94 20ms"; "?" for what is unknown."""
+    trip = "" if path.round_trip is None else f" {path.round_trip * 1e3:.3g}ms"
+    return f"{_rate(path.bytes_per_second)}{trip}"
+
+
+def _rate(bytes_per_second: int | None) -> str:
+    return "?" if bytes_per_second is None else f"{bytes_per_second / _MBIT_BYTES:.3g}"
+
+
+def _rest(count: int, what: str) -> list[str]:
+    more = count - limits.TOPOLOGY_LINES_MAX
+    return [f"  and {more} more {what}"] if more > 0 else []
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines of text: the first column to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(others, widths[1:], strict=True))]
+        lines.append("  " + "  ".join(cells))
+    return lines
