@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import urllib.request
+
 import numpy as np
 import pytest
 from networks import DEVICE
 
 import zpccl
-from e2e.harness import Peer, all_of, cluster
+from e2e.harness import Peer, all_of, cluster, until
 from e2e.networks import hosts
 from zpccl import limits
 
@@ -21,6 +24,11 @@ def reduce_large(peer: Peer) -> None:
 def topology(peer: Peer) -> tuple[zpccl.Topology, str]:
     found = peer.comm.topology()
     return found, str(found)
+
+
+def metrics(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+        return str(answer.read().decode())
 
 
 def test_paths_have_rates_and_links_interfaces() -> None:
@@ -37,3 +45,20 @@ def test_paths_have_rates_and_links_interfaces() -> None:
         assert {link.ends.local_address.rpartition(":")[0] for link in found.links} == {network.address(1)}
         assert {link.ends.remote_address.rpartition(":")[0] for link in found.links} == {"10.0.2.2", "10.0.3.2"}
         assert "paths measured" in text and DEVICE in text
+
+
+def test_operators_see_the_rates() -> None:
+    """In the metrics, and in the log of the master after SIGUSR2."""
+    with hosts(3) as network, cluster("--metrics", f"{network.address(0)}:9464", network=network) as run:
+        peers = run.members(2)
+        all_of(peers, reduce_large)
+        all_of(peers, reduce_large)
+
+        def shown() -> bool:
+            all_of(peers, reduce_large)
+            found = network.run(0, lambda: metrics(f"{network.address(0)}:9464"))
+            return "zpccl_paths_measured 2.0" in found and "zpccl_path_bytes_per_second" in found
+
+        until(shown, "the paths in the metrics")
+        run.master.signal(signal.SIGUSR2)
+        until(lambda: "the network: 2 peers, 2 paths measured" in run.master.log.read_text(), "a line in the log")

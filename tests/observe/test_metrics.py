@@ -21,6 +21,7 @@ from zpccl.observe.metrics import MetricsServer, SnapshotCollector
 from zpccl.observe.snapshot import Snapshot, Straggler, Traffic, take_snapshot
 from zpccl.protocol.counts import AbortReason, LossReason
 from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.messages import MeasuredPath, Measurements, Member
 
 NOW_NS = 100 * SECOND
 EMPTY: dict[str, Any] = {
@@ -226,3 +227,24 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without_prometheus)
     with pytest.raises(zpccl.InvalidUsage, match=r"zpccl\[cli\]"):
         open_metrics("127.0.0.1:0")
+
+
+def test_the_slowest_paths_have_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: peers choose their names, and there are as many paths as pairs of them. Names may come twice."""
+    monkeypatch.setattr(limits, "METRICS_PATHS_MAX", 3)
+    members = tuple(Member(index.to_bytes(16, "big"), 0, name) for index, name in enumerate(("a", "b", "b", "c")))
+    paths = (
+        MeasuredPath(0, 1, 5, 300, 2000),
+        MeasuredPath(0, 2, 5, 200),
+        MeasuredPath(1, 0, 5, None, 1000),
+        MeasuredPath(3, 0, 5, 100, 3000),
+        MeasuredPath(0, 3, 5, 400, 4000),
+    )
+    series = shown(measurements=Measurements(members, paths))
+    name = "zpccl_path_bytes_per_second"
+    assert {labels: value for (found, labels), value in series.items() if found == name} == {
+        (("receiver", "b"), ("sender", "a")): 200,
+        (("receiver", "a"), ("sender", "c")): 100,
+    }
+    assert value(series, "zpccl_path_round_trip_seconds", sender="c", receiver="a") == 0.003
+    assert value(series, "zpccl_paths_measured") == 5

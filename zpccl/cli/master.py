@@ -25,7 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zpccl-master",
         description="Coordinates a zpccl run: admits peers, starts collectives and decides their outcome. It holds no "
-        "tensors and needs little memory and CPU. Stop it with Ctrl-C or SIGTERM.",
+        "tensors and needs little memory and CPU. Stop it with Ctrl-C or SIGTERM; SIGUSR2 makes it log what it has "
+        "measured of the network.",
     )
     parser.add_argument(
         "--bind",
@@ -124,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, end)
     if options.allow is not None:
         signal.signal(signal.SIGHUP, lambda *_: loop.reload())
+    signal.signal(signal.SIGUSR2, lambda *_: loop.log_topology())
     # Python runs handlers between its instructions: a signal just before the loop sleeps would not wake it.
     signal.set_wakeup_fd(loop.wakeup_descriptor, warn_on_full_buffer=False)
     print(f"zpccl-master listens on {loop.address}", flush=True)
@@ -140,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         # At its exit Python would let a further signal kill the process. Not sooner: Python prints a traceback
         # where one comes at the very moment when its handler is replaced.
-        for number in ENDING:
+        for number in (*ENDING, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if metrics is not None:
             metrics.close()

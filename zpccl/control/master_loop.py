@@ -1,7 +1,8 @@
 """The shell of the master: a ROUTER socket, a timer, a log.
 
-One thread, the one in `run()`, owns the sockets and the machine. `stop()` and `reload()` may be called from any thread
-and from a signal handler: they only write to a pipe, under a lock that prevents the pipe from being closed meanwhile.
+One thread, the one in `run()`, owns the sockets and the machine. `stop()`, `reload()` and `log_topology()` may be
+called from any thread and from a signal handler: they only write to a pipe, under a lock that prevents the pipe from
+being closed meanwhile.
 
 Loss of a connection. libzmq's socket monitor reports which descriptor was closed, and each message has the descriptor
 that it came from. Descriptors are reused by later connections, so each ACCEPTED event begins a new generation of its
@@ -51,6 +52,7 @@ from zpccl.protocol.events import (
 )
 from zpccl.protocol.master import MasterOptions, start_master
 from zpccl.protocol.messages import Acknowledgement, Hello, Leave, Malformed, OtherVersion, decode_peer_message, encode
+from zpccl.topology import Topology
 
 logger = logging.getLogger("zpccl.master")
 
@@ -107,6 +109,7 @@ class MasterLoop:
         self._is_ended = False
         self._is_stopping = False
         self._is_reloading = False
+        self._is_asked = False
         self._zap: ZapHandler | None = None
         self._watch: HandshakeWatch | None = None
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
@@ -202,6 +205,11 @@ class MasterLoop:
         self._is_reloading = True
         self._wake()
 
+    def log_topology(self) -> None:
+        """Writes what is known of the network to the log, at level INFO. As safe as `stop()`."""
+        self._is_asked = True
+        self._wake()
+
     def _wake(self) -> None:
         with self._pipe_lock:
             if not self._is_ended:
@@ -214,6 +222,9 @@ class MasterLoop:
         if self._is_reloading:
             self._is_reloading = False
             self._reload(now_ns)
+        if self._is_asked:
+            self._is_asked = False
+            logger.info("the network: %s", Topology.of(self.machine.measurements(now_ns)))
         if self._zap is not None:
             self._zap.serve(now_ns)
         batch: list[MasterEvent] = []

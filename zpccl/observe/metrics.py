@@ -19,6 +19,7 @@ from zpccl.control.addresses import format_address, parse_address
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.observe.snapshot import Snapshot, Straggler
 from zpccl.protocol.counts import AbortReason, LossReason
+from zpccl.topology import Topology
 
 OTHER_GROUPS = "other"
 
@@ -43,6 +44,7 @@ class SnapshotCollector(Collector):
         yield from _events(snapshot)
         yield from _traffic(snapshot)
         yield from _straggling(snapshot, self._clock())
+        yield from _network(snapshot)
 
 
 def _state(snapshot: Snapshot) -> Iterator[Metric]:
@@ -119,6 +121,27 @@ def _straggling(snapshot: Snapshot, now_ns: int) -> Iterator[Metric]:
         family.add_metric(labels, (straggler.waiting_ns + now_ns - snapshot.taken_ns) / limits.SECOND)
     yield family
     yield GaugeMetricFamily("zpccl_stragglers", "Peers that others wait for.", len({peer for peer, _ in longest}))
+
+
+def _network(snapshot: Snapshot) -> Iterator[Metric]:
+    """The slowest paths, by the names of their ends: of paths with the same names the slowest."""
+    topology = Topology.of(snapshot.measurements)
+    text = "Rate that a path between two peers has shown, of the slowest ones."
+    rates = GaugeMetricFamily("zpccl_path_bytes_per_second", text, labels=["sender", "receiver"])
+    text = "Round-trip time of these paths."
+    trips = GaugeMetricFamily("zpccl_path_round_trip_seconds", text, labels=["sender", "receiver"])
+    seen: set[tuple[str, str]] = set()
+    for path in topology.slowest(limits.METRICS_PATHS_MAX):
+        names = path.sender.name, path.receiver.name
+        if names in seen:
+            continue
+        seen.add(names)
+        rates.add_metric(names, path.bytes_per_second or 0)
+        if path.round_trip is not None:
+            trips.add_metric(names, path.round_trip)
+    yield rates
+    yield trips
+    yield GaugeMetricFamily("zpccl_paths_measured", "Paths between peers that have been used.", len(topology.paths))
 
 
 class MetricsServer:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from zpccl.protocol.counts import AbortReason, LossReason
 from zpccl.protocol.master import MasterMachine
+from zpccl.protocol.messages import Measurements
 from zpccl.protocol.operation import COLLECTIVE, SYNC
 
 
@@ -66,6 +67,8 @@ class Snapshot:
     malformed_messages: int
     stragglers: tuple[Straggler, ...] = ()
     traffic: Traffic = field(default_factory=Traffic)
+    measurements: Measurements = field(default_factory=lambda: Measurements(()))
+    """Of the network, at most MEASUREMENTS_KEPT old."""
 
 
 def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snapshot:
@@ -91,6 +94,7 @@ def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snap
         takeovers=counts.takeovers,
         malformed_messages=machine.malformed_count,
         stragglers=_stragglers(machine, now_ns),
+        measurements=machine.measurements(now_ns),
         traffic=Traffic(*(getattr(traffic, name) for name in Traffic.__slots__)),
     )
 
