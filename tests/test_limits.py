@@ -35,6 +35,9 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.PEERS_MAX * (18 + 5 + 3 + 4 * limits.NAME_CHARS_MAX) < limits.MESSAGE_BYTES_MAX
     addresses_bytes = limits.ADDRESSES_PER_PEER_MAX * (limits.ADDRESS_CHARS_MAX + 3)
     assert limits.PEERS_MAX * (18 + 3 + 4 * limits.NAME_CHARS_MAX + addresses_bytes) < limits.MESSAGE_BYTES_MAX
+    # So do those members with all that is known of the network.
+    members_bytes = limits.PEERS_MAX * (18 + 5 + 3 + 4 * limits.NAME_CHARS_MAX + 1 + 3 + 2 * 9)
+    assert members_bytes + limits.PATHS_TOLD_MAX * (1 + 2 * 3 + 3 * 9) < limits.MESSAGE_BYTES_MAX
     # A block of state fits into a data message, with its header.
     assert limits.STATE_BLOCK_BYTES < limits.DATA_MESSAGE_BYTES_MAX
     # What a fetcher asks for never fills the queues at which frames of reduces wait; small blocks fit into one message.

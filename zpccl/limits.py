@@ -210,6 +210,24 @@ REFUSALS_LOGGED_MAX = 100
 """Log lines about strangers per REFUSALS_LOGGED_INTERVAL; the rest is counted."""
 REFUSALS_LOGGED_INTERVAL_NS = 60 * SECOND
 
+# --- Checks of a host -----------------------------------------------------------------------------------------------
+DIAL_BACKS_MAX = 16
+"""Dials of a master, at the request of hosts, in progress or less than DIAL_BACK_INTERVAL ago."""
+DIAL_BACK_INTERVAL_NS = 1 * SECOND
+"""A master dials the same address not more often than this."""
+DIAL_BACK_TIMEOUT_NS = 3 * SECOND
+"""How long a dial takes at most, and how long a host waits for it."""
+ROUTE_MTU_BYTES = 1280
+"""A path with a smaller MTU is worth a warning: that of IPv6's least, which tunnels have, too."""
+TCP_BUFFER_BYTES = 4 * MIB
+"""The greatest buffer that TCP may choose: with less, a far connection is slow. Linux: 4 MiB to send, 6 to receive."""
+OPEN_FILES_COUNT = 4096
+"""Open files that a peer should be allowed: 64 connections to each of 60 far peers."""
+CLOCK_DIFFERENCE_MAX_NS = 1 * SECOND
+"""Of two hosts whose logs are compared. The protocol compares no clocks."""
+CHECK_TIMEOUT_NS = 6 * SECOND
+"""How long a host waits for the answer of a master that it asks: to connect, and to be admitted."""
+
 # --- Links ----------------------------------------------------------------------------------------------------------
 LINK_CONNECTIONS_DEFAULT = 4
 """Connections of a link over a short path, unless the user sets a number."""

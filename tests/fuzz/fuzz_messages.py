@@ -65,6 +65,7 @@ def seeds() -> list[bytes]:
         m.Report(1, FIRST_ATTEMPT, True, dropped=(m.Dropped(pid("b"), "silence"),)),
         m.Withdraw(1),
         m.MeasurementsRequest(),
+        m.CheckRequest(48149, pid("a")),
         m.Leave(),
         m.RunReport(HELLO, 1, 2, (member,), 3, 4, outcome, (outcome,), (running, sync), pids("a")),
     ]
@@ -78,6 +79,7 @@ def seeds() -> list[bytes]:
         plan_of(1, FIRST_ATTEMPT, "ab"),
         m.Decision(1, 3, 2, "why", attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(1, 2), peers=("b",)),
         m.Decision(1, 2, 3, "why", "count", ("8", "9"), 4, FIRST_ATTEMPT, pids("ab"), (1, 2)),
+        m.CheckAnswer("10.0.1.2", True, 1),
         m.Measurements((member,), (m.MeasuredPath(0, 0, 1, 2, 3),), (m.MeasuredHost(0, 4),)),
         sync_plan(1, 2, "a", ("w", "d"), sources="a", partial_seeds="b"),
     ]

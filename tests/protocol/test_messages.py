@@ -108,6 +108,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     ),
     m.Withdraw: st.builds(m.Withdraw, naturals),
     m.MeasurementsRequest: st.builds(m.MeasurementsRequest),
+    m.CheckRequest: st.builds(m.CheckRequest, st.integers(0, 65535), ids),
     m.Acknowledgement: st.builds(m.Acknowledgement, naturals),
     m.Leave: st.builds(m.Leave),
     m.RunReport: st.builds(
@@ -134,6 +135,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.NeighboursChanged: st.builds(m.NeighboursChanged, tuples(neighbours), tuples(ids)),
     m.Plan: plans,
     m.Decision: outcomes,
+    m.CheckAnswer: st.builds(m.CheckAnswer, st.sampled_from(("", "10.0.1.2", "fd00::2")), st.booleans(), naturals),
     m.Measurements: st.builds(m.Measurements, st.just((m.Member(bytes(16), 0, "a"),)), tuples(measured), tuples(hosts)),
 }
 any_message = st.one_of(*BUILDERS.values())

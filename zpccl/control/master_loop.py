@@ -34,6 +34,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.dial_back import DialBacks
 from zpccl.control.inflow import Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
 from zpccl.control.outgoing import Outgoing
@@ -51,7 +52,17 @@ from zpccl.protocol.events import (
     Tick,
 )
 from zpccl.protocol.master import MasterOptions, start_master
-from zpccl.protocol.messages import Acknowledgement, Hello, Leave, Malformed, OtherVersion, decode_peer_message, encode
+from zpccl.protocol.messages import (
+    Acknowledgement,
+    CheckAnswer,
+    CheckRequest,
+    Hello,
+    Leave,
+    Malformed,
+    OtherVersion,
+    decode_peer_message,
+    encode,
+)
 from zpccl.topology import Topology
 
 logger = logging.getLogger("zpccl.master")
@@ -124,6 +135,7 @@ class MasterLoop:
         self._published_ns: int | None = None
         self._is_published = False  # False: something has changed since the last snapshot.
         self._is_drained = False
+        self._dial_backs = DialBacks()
         self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._refusals = RefusalLog(logger)
         watched = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -135,6 +147,7 @@ class MasterLoop:
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
+            self._dial_backs.close()
             self._close_pipe()
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
             raise kind(f"cannot listen on {listen}: {error.strerror}") from error
@@ -161,6 +174,7 @@ class MasterLoop:
                 waiter.register(self._socket)
                 waiter.register(self._monitor)
                 waiter.register(self._wakeup)
+                waiter.register(self._dial_backs.fileno())
                 if self._zap is not None:
                     waiter.register(self._zap.socket)
                 now_ns = time.monotonic_ns()
@@ -179,7 +193,7 @@ class MasterLoop:
 
     def _deadline_ns(self, tick_ns: int | None) -> int | None:
         """Time of the next timer, without any input; None: there is none. `tick_ns`: when the machine wants a Tick."""
-        deadlines = [tick_ns, self._outgoing.deadline_ns, self.inflow.deadline_ns()]
+        deadlines = [tick_ns, self._outgoing.deadline_ns, self.inflow.deadline_ns(), self._dial_backs.deadline_ns()]
         if self._publish is not None and not self._is_published and self._published_ns is not None:
             deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -227,10 +241,11 @@ class MasterLoop:
             logger.info("the network: %s", Topology.of(self.machine.measurements(now_ns)))
         if self._zap is not None:
             self._zap.serve(now_ns)
+        self._dial_backs.serve(now_ns)
         batch: list[MasterEvent] = []
         closed: list[bytes] = []
         while True:  # Until none has closed since: the last message of a closed one may be Leave, which counts.
-            batch += self._take_messages()
+            batch += self._answer_checks(self._take_messages(), now_ns)
             closed_now = self._drain_monitor(now_ns)
             closed += closed_now
             if not closed_now:
@@ -306,6 +321,19 @@ class MasterLoop:
                     batch.append(event)
         return batch
 
+    def _answer_checks(self, batch: list[MasterEvent], now_ns: int) -> list[MasterEvent]:
+        """Answers hosts that want to be checked, which is no matter of the run. Returns all other events."""
+        others: list[MasterEvent] = []
+        for event in batch:
+            if not isinstance(event, PeerMessageReceived) or not isinstance(event.message, CheckRequest):
+                others.append(event)
+                continue
+            is_dialling = self._dial_backs.dial(event.host, event.message.port, event.message.token, now_ns)
+            answer = CheckAnswer(event.host, is_dialling, time.time_ns() // limits.MS)
+            assert isinstance(event.connection, bytes)
+            self._outgoing.add(event.connection, encode(answer), now_ns, may_wait=False)
+        return others
+
     def _events_of(self, routing_id: bytes, frames: Sequence[zmq.Frame], identity: str) -> Iterator[MasterEvent]:
         """The messages of a peer that came together."""
         if len(frames) > limits.MESSAGE_PARTS_MAX:
@@ -317,7 +345,7 @@ class MasterLoop:
             except (Malformed, OtherVersion) as error:
                 yield MalformedReceived(routing_id, error.message)
             else:
-                host = _host_of(frame) if isinstance(message, Hello) else ""
+                host = _host_of(frame) if isinstance(message, (Hello, CheckRequest)) else ""
                 yield PeerMessageReceived(routing_id, message, host, identity)
 
     def _drain_monitor(self, now_ns: int) -> list[bytes]:
@@ -404,6 +432,7 @@ class MasterLoop:
         if self._zap is not None:
             self._zap.close()
         self._context.term()
+        self._dial_backs.close()
         self._close_pipe()
 
     def _close_pipe(self) -> None:

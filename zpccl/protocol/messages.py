@@ -249,6 +249,14 @@ class MeasurementsRequest(_Message, tag="measurements_request", frozen=True):
     """The sender, a member, asks for Measurements."""
 
 
+class CheckRequest(_Message, tag="check_request", frozen=True):
+    """From any host: asks the master which address it sees, and to dial a port there (control/dial_back.py)."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)]
+    """0: the master does not dial."""
+    token: Token
+
+
 class Acknowledgement(_Message, tag="acknowledgement", frozen=True):
     """The sender has accepted the member list of an epoch. Sent only where there are several masters."""
 
@@ -514,6 +522,17 @@ REFUSALS = frozenset(
 """Results of calls that end without an attempt."""
 
 
+class CheckAnswer(_Message, tag="check_answer", frozen=True):
+    """Answers CheckRequest."""
+
+    host: Address
+    """The address that the connection comes from; empty if it is not known."""
+    is_dialling: bool
+    """False: no port was asked for, or too many hosts ask at the same time."""
+    unix_ms: Natural
+    """The clock of the master."""
+
+
 class MeasuredPath(_Message, frozen=True):
     """What is known of the path from one member to another."""
 
@@ -549,7 +568,17 @@ class Measurements(_Message, tag="measurements", frozen=True):
 
 
 PeerMessage: TypeAlias = (
-    Hello | Ready | Linked | Votes | Report | Withdraw | MeasurementsRequest | Acknowledgement | Leave | RunReport
+    Hello
+    | Ready
+    | Linked
+    | Votes
+    | Report
+    | Withdraw
+    | MeasurementsRequest
+    | CheckRequest
+    | Acknowledgement
+    | Leave
+    | RunReport
 )
 MasterMessage: TypeAlias = (
     Welcome
@@ -562,6 +591,7 @@ MasterMessage: TypeAlias = (
     | Plan
     | Decision
     | Measurements
+    | CheckAnswer
 )
 Message: TypeAlias = PeerMessage | MasterMessage
 

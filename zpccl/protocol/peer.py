@@ -559,7 +559,7 @@ class PeerMachine:
             self._close(error, send_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
             self._on_members_committed(message)
-        else:
+        elif isinstance(message, Refused):
             self._on_refused(message, now_ns)
 
     def _on_welcome(self, message: Welcome) -> None:
