@@ -153,6 +153,10 @@ class Network(Namespaces):
         """Number of ICMP messages that the router has sent; it should be 0."""
         return self._run(self._router, lambda: counter("Icmp", "OutMsgs"))
 
+    def run_at_router(self, function: Callable[[], T]) -> T:
+        """Runs a function in a thread at the router, whose devices are called host0, host1, ..."""
+        return self._run(self._router, function)
+
     # --- Cutting ----------------------------------------------------------------------------------------------------
 
     def cut(self, one: int, other: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,16 @@ def hosts(count: int) -> Iterator[Network]:
         pytest.skip(str(error))
     with network:
         yield network
+
+
+def load_rules(rules: str) -> None:
+    """Adds rules of nftables to the network of the calling thread. Skips the test where the kernel has none."""
+    if shutil.which("nft") is None:
+        pytest.skip("there is no nft")
+    tried = subprocess.run(["nft", "add table inet tried"], text=True, capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"cannot load rules of nftables: {tried.stderr.strip()}")
+    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
 
 
 def datagram_socket(network: Namespaces, host: int) -> socket.socket:

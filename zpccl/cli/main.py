@@ -1,4 +1,4 @@
-"""zpccl: the command for tasks besides the master, such as making keys."""
+"""zpccl: the command for tasks besides the master: making keys, checking a host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from zpccl.cli import doctor
 from zpccl.control.keys import checked_name, new_private_key, new_secret, public_key_of
 from zpccl.errors import InvalidArgument, PCCLError
 
@@ -29,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="write the secret or the private key to this new file, that only you can read (default: standard output "
         "for a secret, NAME.key for a private key)",
     )
+    doctor.add_arguments(commands)
     return parser
 
 
@@ -36,7 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = build_parser().parse_args(arguments)
     try:
-        return _keygen(options.peer, options.out)
+        return doctor.run(options) if options.command == "doctor" else _keygen(options.peer, options.out)
+    except KeyboardInterrupt:
+        print("zpccl: interrupted", file=sys.stderr)
+        return 130  # As of a shell: 128 and the number of the signal.
     except PCCLError as error:
         print(f"zpccl: {error.message}", file=sys.stderr)
         return 2

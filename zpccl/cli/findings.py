@@ -1,0 +1,66 @@
+"""What checks find, and how it is shown."""
+
+from __future__ import annotations
+
+import enum
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+class Level(enum.Enum):
+    """How bad a finding is."""
+
+    OK = "OK"
+    WARNING = "warning"
+    """It works, but slower or not everywhere."""
+    PROBLEM = "problem"
+    """A run does not work with it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check has found.
+
+    Attributes:
+        check: what was checked.
+        level: how bad it is.
+        text: what was seen.
+        fix: the command, or what else is to be done; "" if nothing is.
+    """
+
+    check: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Findings for programs."""
+    found = [{**asdict(finding), "level": finding.level.name.lower()} for finding in findings]
+    return json.dumps({"is_good": is_good(findings), "findings": found}, indent=2)
+
+
+def as_table(findings: Sequence[Finding]) -> str:
+    """Findings for people: a line or more for each, as wide as the terminal, and below it what mends it.
+
+    A command stays in one line, so that it can be copied.
+    """
+    width = max(60, shutil.get_terminal_size((110, 24)).columns)
+    first = max(len(finding.check) for finding in findings) + 2
+    second = max(len(level.value) for level in Level) + 2
+    lines = []
+    for finding in findings:
+        heads = iter([finding.check.ljust(first) + finding.level.value.ljust(second)])
+        for line in textwrap.wrap(finding.text, width - first - second, break_long_words=False) or [""]:
+            lines.append(next(heads, " " * (first + second)) + line)
+        lines += [" " * (first + second) + "-> " + line for line in finding.fix.splitlines()]
+    counts = [sum(finding.level is level for finding in findings) for level in (Level.PROBLEM, Level.WARNING)]
+    return "\n".join([*lines, "", "{} problems, {} warnings".format(*counts)])
+
+
+def is_good(findings: Sequence[Finding]) -> bool:
+    """True without a problem."""
+    return all(finding.level is not Level.PROBLEM for finding in findings)

@@ -1,0 +1,101 @@
+"""Checks of this host that need no master: buffers, congestion control, open files, encryption."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from pathlib import Path
+
+from zpccl import limits
+from zpccl.cli.findings import Finding, Level
+from zpccl.control.encryption import ciphers_to_offer
+from zpccl.engine.ciphers import Cipher
+from zpccl.errors import InvalidArgument
+
+SETTINGS = Path("/proc/sys/net")
+
+
+def check_host(*, has_secret: bool) -> list[Finding]:
+    """All of them."""
+    return [*check_buffers(), check_congestion_control(), check_open_files(), check_encryption(has_secret)]
+
+
+def check_buffers() -> list[Finding]:
+    """The greatest buffers that TCP may choose bound what a connection has on its way, and so its rate.
+
+    zpccl sets no sizes of buffers, since that ends TCP's own choice; so rmem_max and wmem_max bound nothing, and are
+    shown because people look for them.
+    """
+    findings = []
+    for name, other, default in (
+        ("tcp_rmem", "rmem_max", "4096 131072 6291456"),
+        ("tcp_wmem", "wmem_max", "4096 16384 4194304"),
+    ):
+        text, maximum = setting(f"ipv4/{name}"), setting(f"core/{other}")
+        beside = f" (net.core.{other} {maximum} does not bound it)" if maximum else ""
+        if not text:
+            findings.append(Finding(name, Level.WARNING, "this system does not tell how large TCP's buffers may be"))
+        elif (size := int(text.split()[-1])) < limits.TCP_BUFFER_BYTES:
+            why = f"over a path with 100 ms a connection carries at most {size * 8 / 0.1 / 1e6:.0f} Mbit/s"
+            fix = f"sysctl -w net.ipv4.{name}='{default}'"
+            findings.append(Finding(name, Level.WARNING, f"net.ipv4.{name} is {text}: {why}", fix))
+        else:
+            findings.append(Finding(name, Level.OK, f"net.ipv4.{name} is {text}{beside}"))
+    return findings
+
+
+def check_congestion_control() -> Finding:
+    """Whether this process may choose BBR, which links over far paths ask for."""
+    name = "congestion control"
+    default = setting("ipv4/tcp_congestion_control") or "unknown"
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            pass
+        else:
+            return Finding(name, Level.OK, f"{default}; far links use BBR, which the kernel lets this process choose")
+    text = (
+        f"{default}; the kernel does not let this process use BBR, so far links have "
+        f"{limits.LINK_CONNECTIONS_FAR_DEFAULT} connections and lose rate with each lost packet"
+    )
+    commands = [] if "bbr" in setting("ipv4/tcp_available_congestion_control").split() else ["modprobe tcp_bbr"]
+    allowed = setting("ipv4/tcp_allowed_congestion_control") or "reno cubic"
+    commands.append(f"sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} bbr'")
+    return Finding(name, Level.WARNING, text, "\n".join(commands))
+
+
+def check_open_files() -> Finding:
+    """Each connection is a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    peers = max(0, soft - 100) // limits.LINK_CONNECTIONS_FAR_DEFAULT
+    text = (
+        f"{soft} open files, enough for {peers} far peers with {limits.LINK_CONNECTIONS_FAR_DEFAULT} connections each"
+    )
+    if soft == resource.RLIM_INFINITY or soft >= limits.OPEN_FILES_COUNT:
+        return Finding("open files", Level.OK, text if soft != resource.RLIM_INFINITY else "no limit")
+    is_enough = hard == resource.RLIM_INFINITY or hard >= limits.OPEN_FILES_COUNT
+    fix = f"ulimit -n {limits.OPEN_FILES_COUNT}"
+    return Finding("open files", Level.WARNING, text, fix if is_enough else f"{fix}    # as root")
+
+
+def check_encryption(has_secret: bool) -> Finding:
+    """Whether tensors and state travel encrypted, as Communicator's default is."""
+    if not has_secret:
+        text = "no secret (ZPCCL_SECRET): anybody who reaches the ports can take part, and nothing is encrypted"
+        return Finding("secret", Level.WARNING, text, "zpccl keygen --out run.secret    # for the master and all peers")
+    try:
+        ciphers = ciphers_to_offer(None, has_secret=True)
+    except InvalidArgument as error:
+        return Finding("secret", Level.PROBLEM, error.message, "pip install 'zpccl[secure]'")
+    if ciphers == (Cipher.PLAIN,):
+        return Finding("secret", Level.OK, "peers are authenticated; ZPCCL_ENCRYPT leaves data unencrypted")
+    return Finding("secret", Level.OK, f"peers are authenticated, and data is encrypted by {ciphers[0].name}")
+
+
+def setting(name: str) -> str:
+    """A setting of the kernel, with single spaces; "" if there is none, as in some containers."""
+    try:
+        return " ".join((SETTINGS / name).read_text(encoding="ascii").split())
+    except OSError:
+        return ""

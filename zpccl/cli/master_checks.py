@@ -1,0 +1,332 @@
+"""Checks of a host that ask a master: which address it is reached from, what it sees, whether it can dial back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import operator
+import os
+import shutil
+import socket
+import time
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from zpccl import limits
+from zpccl.cli.findings import Finding, Level
+from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.connection_count import round_trip_ns
+from zpccl.control.dial_back import TOKEN_HALF_BYTES
+from zpccl.control.greeting import mechanism_of
+from zpccl.control.keys import PeerKeys
+from zpccl.control.link_ends import interface_of
+from zpccl.control.master_loop import poll_timeout_ms
+from zpccl.errors import ProtocolViolation
+from zpccl.protocol.messages import CheckAnswer, CheckRequest, OtherVersion, decode_master_message, encode
+
+_IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, in6.h
+_EVENTS: dict[int, str] = {
+    zmq.EVENT_CONNECTED: "connected",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "admitted",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "not allowed",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "refused",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "refused",
+    zmq.EVENT_DISCONNECTED: "refused",
+    zmq.EVENT_CLOSED: "refused",  # It was never connected.
+}
+
+
+@dataclass(slots=True)
+class Reached:
+    """What was learnt of a master.
+
+    Attributes:
+        answer: None: it gave none, because of `reason`.
+        is_connected: something takes connections there.
+        local_host: the address of this host from which it was reached; "" if the connection broke at once.
+        round_trip_ns: of TCP; 0 if unknown.
+        mtu: of the route, as the kernel knows it; 0 if unknown.
+        clock_ahead_ns: by how much the clock of the master is ahead of this one, give or take half a round trip.
+        has_dialled_back: it has reached the port that it was asked to dial.
+    """
+
+    answer: CheckAnswer | None = None
+    reason: str = ""
+    is_connected: bool = False
+    local_host: str = ""
+    round_trip_ns: int = 0
+    mtu: int = 0
+    clock_ahead_ns: int = 0
+    has_dialled_back: bool = False
+    asked_ns: int = field(default=0, repr=False)
+
+
+class MasterProbe:
+    """Asks one master, and waits for it to dial back. Use it in a `with` statement.
+
+    Args:
+        address: of the master, "host:port".
+        keys: of this peer; None in a run without a secret.
+        listener: a listening, non-blocking socket, which others may use after this; None: nothing is dialled.
+        port: that the master dials: that of the listener, or the one that leads there.
+    """
+
+    def __init__(self, address: str, keys: PeerKeys | None, listener: socket.socket | None, port: int) -> None:
+        self._address, self._keys, self._listener, self._port = address, keys, listener, port
+        self._token = os.urandom(2 * TOKEN_HALF_BYTES)
+        self._found = Reached()
+        self._is_over = False
+        self._visitors: list[socket.socket] = []
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.master_public)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.private)
+        self._monitor = self._socket.get_monitor_socket(functools.reduce(operator.or_, _EVENTS))
+
+    def __enter__(self) -> MasterProbe:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for visitor in self._visitors:
+            visitor.close()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def run(self) -> Reached:
+        """Asks, and waits CHECK_TIMEOUT for the answer, and after it DIAL_BACK_TIMEOUT for the dial."""
+        found = self._found
+        try:
+            self._socket.connect(f"tcp://{self._address}")
+        except zmq.ZMQError as error:
+            found.reason = str(error.strerror)
+            return found
+        poller = zmq.Poller()
+        for source in (self._socket, self._monitor, *([self._listener] if self._listener is not None else [])):
+            poller.register(source, zmq.POLLIN)
+        deadline_ns = time.monotonic_ns() + limits.CHECK_TIMEOUT_NS
+        while timeout_ms := poll_timeout_ms(deadline_ns, time.monotonic_ns()):
+            had_answer = found.answer is not None
+            ready = dict(poller.poll(timeout_ms))
+            if self._monitor in ready:
+                self._on_monitor()
+            if self._socket in ready:
+                self._on_message()
+            if self._listener is not None and self._listener.fileno() in ready:
+                self._on_visitor(poller)
+            for visitor in [visitor for visitor in self._visitors if visitor.fileno() in ready]:
+                self._on_echo(visitor, poller)
+            if found.answer is not None and not had_answer:
+                deadline_ns = time.monotonic_ns() + limits.DIAL_BACK_TIMEOUT_NS
+            has_all = found.answer is not None and (found.has_dialled_back or not found.answer.is_dialling)
+            if self._is_over or has_all:  # The dial may come before the answer.
+                break
+        if found.answer is None:
+            found.reason = found.reason or self._why_silent()
+        return found
+
+    def _on_monitor(self) -> None:
+        event = parse_monitor_message(self._monitor.recv_multipart())
+        what, found = _EVENTS[int(event["event"])], self._found
+        if what == "connected":
+            found.is_connected = True
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(event["value"])) as connection:
+                found.local_host = connection.getsockname()[0].removeprefix("::ffff:")
+                found.round_trip_ns, found.mtu = round_trip_ns(connection), mtu_of(connection)
+        elif what == "admitted":
+            found.asked_ns = time.time_ns()
+            self._socket.send(encode(CheckRequest(self._port, self._token)))
+        elif found.answer is None:
+            found.reason = found.reason or self._why_refused(is_known=what == "not allowed")
+            self._is_over = True
+
+    def _on_message(self) -> None:
+        found, now_ns = self._found, time.time_ns()
+        try:
+            message = decode_master_message(self._socket.recv())
+        except OtherVersion as error:
+            found.reason = (
+                f"it speaks protocol version {error.version}, this host {limits.PROTOCOL_VERSION}; "
+                "install the same zpccl on both sides"
+            )
+            self._is_over = True
+        except ProtocolViolation as error:
+            found.reason, self._is_over = f"what answers there is no master: {error.message}", True
+        else:
+            if isinstance(message, CheckAnswer):
+                found.answer = message
+                found.clock_ahead_ns = message.unix_ms * limits.MS - (found.asked_ns + now_ns) // 2
+
+    def _on_visitor(self, poller: zmq.Poller) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            visitor, _ = self._listener.accept()
+            if len(self._visitors) >= limits.DIAL_BACKS_MAX:  # Of strangers.
+                self._end_visit(self._visitors[0], poller)
+            self._visitors.append(visitor)
+            visitor.setblocking(False)
+            poller.register(visitor, zmq.POLLIN)
+            visitor.send(self._token[:TOKEN_HALF_BYTES])
+
+    def _on_echo(self, visitor: socket.socket, poller: zmq.Poller) -> None:
+        with contextlib.suppress(OSError):
+            if visitor.recv(TOKEN_HALF_BYTES) == self._token[TOKEN_HALF_BYTES:]:
+                self._found.has_dialled_back = True
+        self._end_visit(visitor, poller)
+
+    def _end_visit(self, visitor: socket.socket, poller: zmq.Poller) -> None:
+        poller.unregister(visitor)
+        self._visitors.remove(visitor)
+        visitor.close()
+
+    def _why_silent(self) -> str:
+        """Why nothing has answered in time: libzmq does not tell."""
+        if self._found.is_connected:
+            return "something there takes connections, and does not answer as a master"
+        host, port = parse_address(self._address)
+        try:
+            socket.create_connection((host, port), limits.CONNECT_TIMEOUT_NS / limits.SECOND).close()
+        except OSError as error:
+            return str(error.strerror or error)
+        return "it did not answer in time"
+
+    def _why_refused(self, *, is_known: bool) -> str:
+        if is_known:
+            return "it does not allow the key of this peer; is its public key in the allow list of the master?"
+        if not self._found.is_connected:
+            return self._why_silent()
+        try:
+            timeout_s = limits.CONNECT_TIMEOUT_NS / limits.SECOND
+            mechanism = asyncio.run(asyncio.wait_for(mechanism_of(*parse_address(self._address)), timeout_s))
+        except (OSError, asyncio.TimeoutError):
+            mechanism = ""
+        if mechanism == "CURVE" and self._keys is None:
+            return "the run has a secret and this host has none; set ZPCCL_SECRET or ZPCCL_SECRET_FILE to it"
+        if mechanism == "CURVE":
+            return "it has another secret or key than this host; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
+        if mechanism == "NULL" and self._keys is not None:
+            return "this host has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
+        return "what answers there does not speak ZeroMQ"
+
+
+def mtu_of(connection: socket.socket) -> int:
+    """The MTU of the path of a connection, as far as the kernel knows; 0 if it does not tell."""
+    with contextlib.suppress(OSError):
+        return connection.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    with contextlib.suppress(OSError):
+        return connection.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
+    return 0
+
+
+# --- Findings -------------------------------------------------------------------------------------------------------
+
+
+def judge(address: str, found: Reached, candidates: tuple[str, ...], ports: range, advertise: str) -> list[Finding]:
+    """What all that means.
+
+    Args:
+        address: of the master.
+        found: what was learnt of it.
+        candidates: the addresses of this host, as other peers would get them; the port is that of the listener.
+        ports: on which peers of this host listen.
+        advertise: the address that is told to others beside these, or "".
+    """
+    if found.answer is None:
+        text = f"no master at {address}: {found.reason}"
+        port = parse_address(address)[1]
+        fix = f"on the host of the master: zpccl-master --bind 0.0.0.0:{port}, and let TCP port {port} through"
+        return [Finding("master", Level.PROBLEM, text, "" if found.is_connected else fix)]
+    trip = f"{found.round_trip_ns / limits.MS:.3g} ms" if found.round_trip_ns else "an unknown time"
+    interface = interface_of(found.local_host) or "no interface"
+    findings = [
+        Finding(
+            "master",
+            Level.OK,
+            f"{address} answers; round trip {trip}, from {found.local_host} ({interface}) of this host",
+        )
+    ]
+    findings += [_judge_nat(found, found.answer, candidates, advertise)]
+    if candidates:  # Else nothing listens here.
+        findings += [_judge_port(found, found.answer, ports, candidates, advertise)]
+    return [*findings, _judge_mtu(found), _judge_clock(found)]
+
+
+def _judge_nat(found: Reached, answer: CheckAnswer, candidates: tuple[str, ...], advertise: str) -> Finding:
+    own = {parse_address(candidate)[0] for candidate in candidates} | {found.local_host}
+    if answer.host in own:
+        return Finding("NAT", Level.OK, f"the master sees {answer.host}, an address of this host")
+    text = f"this host is behind NAT: the master sees {answer.host or 'no address'}, it has {', '.join(sorted(own))}"
+    if found.has_dialled_back:
+        return Finding("NAT", Level.OK, f"{text}; the data port is forwarded")
+    if advertise:
+        return Finding("NAT", Level.WARNING, f"{text}; others are told {advertise}")
+    return Finding("NAT", Level.WARNING, text, "forward a port of the router to this host: see the data port")
+
+
+def _judge_port(
+    found: Reached, answer: CheckAnswer, ports: range, candidates: tuple[str, ...], advertise: str
+) -> Finding:
+    name, port = "data port", parse_address(advertise)[1] if advertise else ports.start
+    at = format_address(answer.host, port)
+    if found.has_dialled_back:
+        return Finding(name, Level.OK, f"the master has reached {at}")
+    if not answer.is_dialling:
+        text = "the master did not dial back: too many hosts ask it, or this one did less than a second ago"
+        return Finding(name, Level.WARNING, text, "zpccl doctor    # again, in some seconds")
+    if advertise and parse_address(advertise)[0] != answer.host:
+        text = f"{advertise} was not tried: the master dials {answer.host} only, the address that it sees"
+        return Finding(name, Level.WARNING, text)
+    text = f"the master cannot open a connection to {at}: others cannot dial this host"
+    if answer.host in {parse_address(candidate)[0] for candidate in candidates}:
+        return Finding(name, Level.PROBLEM, f"{text}; a firewall drops or refuses it", open_command(ports))
+    fix = (
+        f"forward TCP port {port} of {answer.host} to {format_address(found.local_host, ports.start)} in the router; "
+        f"then export ZPCCL_ADVERTISE={at}"
+    )
+    return Finding(name, Level.PROBLEM, f"{text}, unless they are behind the same NAT", fix)
+
+
+def open_command(ports: range) -> str:
+    """The command that opens ports in the firewall of this host, of the tool that is here."""
+    first, last = ports.start, ports.stop - 1
+    if shutil.which("ufw"):
+        return f"ufw allow {first}:{last}/tcp"
+    if shutil.which("firewall-cmd"):
+        return f"firewall-cmd --permanent --add-port={first}-{last}/tcp && firewall-cmd --reload"
+    if shutil.which("nft"):
+        return (
+            f"nft insert rule inet filter input tcp dport {first}-{last} accept    "
+            "# or the table and chain that `nft list ruleset` shows; and the firewall of the cloud, if there is one"
+        )
+    return (
+        f"iptables -I INPUT -p tcp --dport {first}:{last} -j ACCEPT    # and the firewall of the cloud, if there is one"
+    )
+
+
+def _judge_mtu(found: Reached) -> Finding:
+    if not found.mtu:
+        return Finding("MTU", Level.WARNING, "the kernel does not tell the MTU of the route to the master")
+    text = f"{found.mtu} bytes on the route to the master, as far as the kernel knows"
+    if found.mtu >= limits.ROUTE_MTU_BYTES:
+        return Finding("MTU", Level.OK, text)
+    interface = interface_of(found.local_host) or "DEVICE"
+    fix = f"ip link set dev {interface} mtu 1500    # if its network carries that; else look at the tunnel"
+    return Finding("MTU", Level.WARNING, f"{text}: so small packets cost rate", fix)
+
+
+def _judge_clock(found: Reached) -> Finding:
+    ahead_s = found.clock_ahead_ns / limits.SECOND
+    text = f"the clock of the master is {abs(ahead_s):.3f} s {'ahead of' if ahead_s > 0 else 'behind'} this one"
+    if abs(found.clock_ahead_ns) <= limits.CLOCK_DIFFERENCE_MAX_NS:
+        return Finding("clock", Level.OK, text)
+    return Finding("clock", Level.WARNING, f"{text}: their logs cannot be compared", "timedatectl set-ntp true")
