@@ -30,6 +30,8 @@ def test_each_pair_has_a_path() -> None:
     assert (path.bytes_per_second, path.round_trip, path.age) == (94 * MBIT, 0.02, 1.5)
     back = topology.path(one, zero)
     assert (back.bytes_per_second, back.round_trip, back.age) == (None, None, 0.01)
+    unused = Topology.of(Measurements(members(2), (MeasuredPath(0, 1, 5, MBIT, 20_000),))).path(one, zero)
+    assert (unused.bytes_per_second, unused.age, unused.round_trip) == (None, None, 0.02), "that of the other direction"
     unknown = topology.path(zero, two)
     assert (unknown.sender, unknown.receiver) == (zero, two)
     assert (unknown.bytes_per_second, unknown.round_trip, unknown.age) == (None, None, None)

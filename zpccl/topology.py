@@ -110,8 +110,12 @@ class Topology:
         return {(path.sender.peer_id, path.receiver.peer_id): path for path in self.paths}
 
     def path(self, sender: TopologyPeer, receiver: TopologyPeer) -> TopologyPath:
-        """The path between two peers; with None for all that is not known."""
-        return self._by_pair.get((sender.peer_id, receiver.peer_id)) or TopologyPath(sender, receiver)
+        """The path between two peers; with None for all that is not known. Round trips are those of both directions."""
+        found = self._by_pair.get((sender.peer_id, receiver.peer_id))
+        if found is not None:
+            return found
+        back = self._by_pair.get((receiver.peer_id, sender.peer_id))
+        return TopologyPath(sender, receiver, round_trip=None if back is None else back.round_trip)
 
     def slowest(self, count: int) -> tuple[TopologyPath, ...]:
         """So many paths of known rate, the slowest first."""

@@ -44,6 +44,7 @@ from zpccl.protocol.effects import (
     UseMaster,
 )
 from zpccl.protocol.messages import (
+    CheckAnswer,
     Decision,
     Dropped,
     Kick,
@@ -1425,3 +1426,8 @@ def test_nobody_asks_without_being_a_member() -> None:
     bench = PeerBench().member()
     bench.hear(Kick(7, "removed"))
     assert bench.handle(events.MeasurementsCalled()) == []
+
+
+def test_an_answer_to_nobody_is_ignored() -> None:
+    """B2: of a master that sends what only hosts ask for that take no part."""
+    assert PeerBench().member().hear(CheckAnswer("10.0.1.2", False, 0)) == []
