@@ -84,7 +84,7 @@ class MasterProbe:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, limits.STRANGER_BYTES_MAX)  # Whoever answers there is a stranger.
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.master_public)
