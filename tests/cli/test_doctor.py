@@ -1,0 +1,25 @@
+"""What zpccl doctor makes of the addresses of a host. The whole command: tests/e2e/test_doctor.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.cli.doctor import _judge_addresses
+from zpccl.cli.findings import Level
+
+ALONE = ("127.0.0.1:48149", "[::1]:48149")
+
+
+@pytest.mark.parametrize(
+    ("candidates", "master", "level"),
+    [
+        ((*ALONE, "192.0.2.5:48149"), "192.0.2.1:48148", Level.OK),
+        (ALONE, "192.0.2.1:48148", Level.PROBLEM),
+        (ALONE, "127.0.0.1:48148", Level.WARNING),
+    ],
+)
+def test_a_host_that_has_only_itself(candidates: tuple[str, ...], master: str, level: Level) -> None:
+    """That is enough to try a run on one host."""
+    found = _judge_addresses(candidates, (master,))
+    assert found.level is level and "127.0.0.1:48149 (lo)" in found.text
+    assert bool(found.fix) is (level is not Level.OK)
