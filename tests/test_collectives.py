@@ -420,3 +420,16 @@ def test_windows_follow_the_group() -> None:
     made = [arguments.barrier(tag) for tag in range(7)]
     sizes = iter([3, 3, 3, 2, 2, 2, 2])
     assert [len(window) for window in _windows(made, 4, lambda: next(sizes))] == [3, 2, 2]
+
+
+def test_a_handle_tells_that_it_has_ended(trio: Run) -> None:
+    one, *others = trio.comms
+    handle, ended = one.barrier_async(), threading.Event()
+    handle.add_done_callback(ended.set)
+    assert not handle.done() and not ended.is_set()
+    for other in [other.barrier_async() for other in others]:
+        other.wait()
+    assert ended.wait(30) and handle.done()
+    ended.clear()
+    handle.add_done_callback(ended.set)
+    assert ended.is_set()

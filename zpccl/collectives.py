@@ -67,6 +67,18 @@ class AsyncReduceHandle:
             return False, int(error.result), self._call.info(len(self._communicator._group_members()))
         return True, int(Result.SUCCESS), self._call.info()
 
+    def done(self) -> bool:
+        """True once the collective has ended, with success or not: the tensors are the caller's again."""
+        return self._call.future.done()
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Has `callback` called once the collective has ended; at once, by the caller, if it has already.
+
+        Else the thread that answers all calls of this communicator runs it. So it must return at once: it may wake
+        another thread, but neither wait nor call the communicator.
+        """
+        self._call.future.add_done_callback(lambda _: callback())
+
     def exception(self) -> PCCLError | None:
         """The error of a collective that failed, after `wait`; None if it succeeded or still runs."""
         error = self._call.future.exception() if self._call.future.done() else None
