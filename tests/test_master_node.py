@@ -121,6 +121,12 @@ def test_the_process_lives_while_the_master_runs() -> None:
         child.communicate()
 
 
+def test_a_daemon_ends_with_the_process() -> None:
+    program = "import zpccl\nmaster = zpccl.MasterNode('127.0.0.1:0', daemon=True)\nmaster.run()\nprint('end')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
 def test_it_leaks_nothing() -> None:
     import os
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class MasterNode:
     """A master that runs in a thread of this process.
 
-    The process stays alive while the master runs. Deleting the object waits until the master ends, so call
-    `interrupt()` first, unless it shall run until the process is terminated.
+    The process stays alive while the master runs, unless `daemon` is True. Deleting the object waits until the master
+    ends, so call `interrupt()` first, unless it shall run until the process is terminated.
 
     Args:
         listen_address: "host:port"; port 0 takes a free one.
@@ -32,6 +32,7 @@ class MasterNode:
         straggler_timeout: seconds after which a peer is removed if all others wait for its vote; it may join again.
             Peers that wait for each other in different calls for this long get InvalidUsage, and stay members.
             None: such peers are only named in the log.
+        daemon: True lets the process end while the master runs, and the master with it.
 
     Raises:
         InvalidArgument: the secret or the file is malformed, or the straggler timeout is below 1 s.
@@ -46,6 +47,7 @@ class MasterNode:
         recovery_grace: float | None = None,
         metrics: str | None = None,
         straggler_timeout: float | None = None,
+        daemon: bool = False,
     ) -> None:
         if straggler_timeout is not None and not straggler_timeout * limits.SECOND >= limits.STRAGGLER_TIMEOUT_MIN_NS:
             raise InvalidArgument(f"straggler_timeout is {straggler_timeout} s; at least 1 s is needed")
@@ -55,6 +57,7 @@ class MasterNode:
         self._metrics_address = metrics
         self._metrics: MetricsServer | None = None
         self._straggler_timeout = straggler_timeout
+        self._is_daemon = bool(daemon)
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -92,7 +95,7 @@ class MasterNode:
                 metrics.close()
             raise
         self._loop, self._metrics = loop, metrics
-        self._thread = threading.Thread(target=_run, args=(loop, metrics), name="zpccl-master", daemon=False)
+        self._thread = threading.Thread(target=_run, args=(loop, metrics), name="zpccl-master", daemon=self._is_daemon)
         self._thread.start()
 
     def reload(self) -> None:
