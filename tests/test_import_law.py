@@ -135,7 +135,7 @@ def may_sim(found: Import) -> bool:
 
 
 PUBLIC_API = ("zpccl.communicator", "zpccl.collectives", "zpccl.arguments", "zpccl.caller")
-ABOVE_CONTROL = (*PUBLIC_API, "zpccl.master_node", "zpccl.cli", "zpccl.sim")
+ABOVE_CONTROL = (*PUBLIC_API, "zpccl.master_node", "zpccl.cli", "zpccl.sim", "zpccl.torch")
 
 
 def may_state(found: Import) -> bool:
@@ -158,7 +158,7 @@ LAYERS: dict[str, Callable[[Import], bool]] = {
     "zpccl.sim": may_sim,
     **dict.fromkeys(VALUES, may_values),
 }
-USERS_OF_COMMUNICATOR = ("zpccl.communicator", "zpccl.cli")
+USERS_OF_COMMUNICATOR = ("zpccl.communicator", "zpccl.cli", "zpccl.torch")
 
 
 def break_law(found: Import) -> Iterator[str]:
@@ -173,6 +173,8 @@ def break_law(found: Import) -> Iterator[str]:
         yield f"{found.target} is above it"  # The package itself imports the communicator.
     if within(found.target, "zpccl.sim") and not within(found.module, "zpccl.sim"):
         yield "only the simulator imports the simulator"
+    if within(found.target, "zpccl.torch") and not within(found.module, "zpccl.torch"):
+        yield "zpccl.torch needs torch, and is imported by its users only"
 
 
 def find_impure_calls(source: str) -> Iterator[tuple[int, str]]:
@@ -211,7 +213,8 @@ TREE = dict.fromkeys(
     "zpccl.__init__ zpccl.errors zpccl.limits zpccl.types zpccl.communicator zpccl.collectives zpccl.arguments"
     " zpccl.caller zpccl.protocol.__init__ zpccl.protocol.master zpccl.engine.__init__ zpccl.engine.engine"
     " zpccl.engine.tensors zpccl.state.__init__ zpccl.state.swarm zpccl.control.__init__ zpccl.control.loop"
-    " zpccl.sim.__init__ zpccl.sim.__main__ zpccl.sim.cluster zpccl.cli.master".split(),
+    " zpccl.sim.__init__ zpccl.sim.__main__ zpccl.sim.cluster zpccl.cli.master"
+    " zpccl.torch.__init__ zpccl.torch.backend".split(),
     "",
 )
 
@@ -233,6 +236,7 @@ LEGAL = {
     "zpccl.types": "def to_numpy():\n    import numpy as np",
     "zpccl.communicator": "from zpccl.control.loop import Loop",
     "zpccl.cli.master": "import zpccl",
+    "zpccl.torch.backend": "import torch; from zpccl.communicator import Communicator; from zpccl import master_node",
     "zpccl.__init__": "from zpccl.communicator import Communicator",
 }
 
@@ -261,7 +265,8 @@ ILLEGAL = {
         "from zpccl.control import loop|import zpccl.engine.engine|import time|import zmq|import numpy"
     ),
     "zpccl.sim.__main__": "from zpccl import Communicator",
-    "zpccl.communicator": "import zpccl.sim.cluster",
+    "zpccl.communicator": "import zpccl.sim.cluster|from zpccl.torch import backend",
+    "zpccl.cli.master": "import zpccl.torch.backend",
     "zpccl.types": "import numpy as np",
     "zpccl.errors": "from zpccl.protocol import master",
     "zpccl.limits": "import os",

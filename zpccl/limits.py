@@ -441,6 +441,18 @@ PROGRESS_LOG_INTERVAL_NS = 1 * SECOND
 PROGRESS_WINDOW_NS = 4 * SECOND
 """Time window over which the rate is measured."""
 
+# --- Torch ----------------------------------------------------------------------------------------------------------
+TORCH_TAGS_PER_SIGNATURE_MAX = 16
+"""Equal collectives of a torch process group that run at the same time; one more waits for the first of them."""
+TORCH_CALLBACK_THREADS_MAX = 4
+"""Threads of a process group that complete futures and run their callbacks. So deep may callbacks wait for others."""
+TORCH_MASTER_TIMEOUT_NS = 10 * SECOND
+"""How long a process group waits for a master that lives in the process of one of its ranks, once that is gone."""
+TORCH_LEAVE_TIMEOUT_NS = 5 * SECOND
+"""How long the rank whose process has the master waits, as it leaves a process group, until all others have left."""
+TORCH_JOIN_INTERVAL_NS = 5 * MS
+"""Time between two looks for ranks that are to be admitted, while a process group is made."""
+
 
 # --- Limits that follow from others ---------------------------------------------------------------------------------
 def calls_in_flight_max(member_count: int) -> int:

@@ -1,0 +1,70 @@
+"""Process groups whose ranks are threads of one process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from e2e.harness import HANG_SECONDS
+
+import zpccl
+from zpccl.torch.process_group import ProcessGroup
+from zpccl.torch.rendezvous import meet
+
+T = TypeVar("T")
+TIMEOUT = timedelta(seconds=HANG_SECONDS)
+
+
+class Ranks:
+    """The ranks of one process group."""
+
+    def __init__(self, size: int, timeout: timedelta = TIMEOUT) -> None:
+        self.size = size
+        self._threads = ThreadPoolExecutor(size)
+        store = dist.HashStore()
+
+        def make(rank: int) -> ProcessGroup:
+            return ProcessGroup(meet(store, rank, size, timeout, is_default=False), timeout)
+
+        self.groups: list[ProcessGroup] = self._each(make, range(size))
+
+    def all(self, function: Callable[[ProcessGroup, int], T]) -> list[T]:
+        """Runs a function for every rank at the same time; returns the values, or raises the first exception."""
+        return self._each(lambda rank: function(self.groups[rank], rank), range(self.size))
+
+    def some(self, ranks: list[int], function: Callable[[ProcessGroup, int], T]) -> list[T]:
+        """The same of some of the ranks."""
+        return self._each(lambda rank: function(self.groups[rank], rank), ranks)
+
+    def _each(self, function: Callable[[int], T], ranks: Any) -> list[T]:
+        futures = [self._threads.submit(function, rank) for rank in ranks]
+        assert not wait(futures, HANG_SECONDS).not_done, "the call hangs"
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """Leaves."""
+        self.all(lambda group, _: group.shutdown())
+        self._threads.shutdown()
+
+
+@contextlib.contextmanager
+def local_ranks(size: int, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
+    """A process group, left at the end."""
+    ranks = Ranks(size, timeout)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def failure(function: Callable[[], Any]) -> zpccl.PCCLError | None:
+    """The error of a function, or None."""
+    try:
+        function()
+    except zpccl.PCCLError as error:
+        return error
+    return None

@@ -1,0 +1,308 @@
+"""Collectives of the torch backend: what all of torch expects of them, and what becomes of them when ranks are lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import zpccl
+
+torch = pytest.importorskip("torch")
+dist = torch.distributed
+groups = pytest.importorskip("pytorch.groups", exc_type=ImportError)
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with groups.local_ranks(request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def trio() -> Iterator[Any]:
+    with groups.local_ranks(3) as made:
+        yield made
+
+
+def with_options(kind: Any, **values: Any) -> Any:
+    options = kind()
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def summed(op: Any = dist.ReduceOp.SUM) -> Any:
+    return with_options(dist.AllreduceOptions, reduceOp=op)
+
+
+OPERATIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "SUM": (dist.ReduceOp.SUM, lambda rows: rows.sum(0)),
+    "AVG": (dist.ReduceOp.AVG, lambda rows: rows.mean(0)),
+    "MIN": (dist.ReduceOp.MIN, lambda rows: rows.amin(0)),
+    "MAX": (dist.ReduceOp.MAX, lambda rows: rows.amax(0)),
+    "PRODUCT": (dist.ReduceOp.PRODUCT, lambda rows: rows.prod(0)),
+    "PREMUL_SUM": (dist._make_nccl_premul_sum(0.5), lambda rows: (rows * 0.5).sum(0)),
+}
+
+
+def rows_of(size: int, *shape: int) -> Any:
+    """One tensor for each rank, of small whole numbers, so that sums are exact in any order."""
+    return torch.randint(1, 5, (size, *shape), generator=torch.Generator().manual_seed(size)).double()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_reductions(ranks: Any, name: str) -> None:
+    """S1, S2 of all_reduce, reduce, and both forms of reduce_scatter."""
+    op, reference = OPERATIONS[name]
+    size = ranks.size
+    rows = rows_of(size, size, 7)
+    expected = reference(rows)
+
+    def reduce(group: Any, rank: int) -> None:
+        tensor = rows[rank].clone()
+        work = group.allreduce([tensor], summed(op))
+        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        torch.testing.assert_close(tensor, expected)
+
+        gaps = torch.empty(7, size).double().t().copy_(rows[rank])
+        assert not gaps.is_contiguous() or size == 1
+        group.allreduce([gaps], summed(op)).wait()
+        torch.testing.assert_close(gaps, expected)
+
+        tensor = rows[rank].clone()
+        group.reduce([tensor], with_options(dist.ReduceOptions, reduceOp=op, rootRank=size - 1)).wait()
+        torch.testing.assert_close(tensor, expected if rank == size - 1 else rows[rank])
+
+        options = with_options(dist.ReduceScatterOptions, reduceOp=op)
+        tensor, output = rows[rank].clone(), torch.zeros(7).double()
+        group.reduce_scatter([output], [list(tensor)], options).wait()
+        torch.testing.assert_close(output, expected[rank])
+        output.zero_()
+        group.reduce_scatter_single(output, tensor, options).wait()
+        torch.testing.assert_close(output, expected[rank])
+        assert torch.equal(tensor, rows[rank])
+
+    ranks.all(reduce)
+
+
+def test_coalesced(ranks: Any) -> None:
+    rows = rows_of(ranks.size, ranks.size, 5)
+
+    def run(group: Any, rank: int) -> None:
+        tensors = [rows[rank].clone(), rows[rank, 0].float(), torch.ones(3, dtype=torch.int32)]
+        group.allreduce_coalesced(tensors, with_options(dist.AllreduceCoalescedOptions)).wait()
+        assert torch.equal(tensors[0], rows.sum(0)) and torch.equal(tensors[1], rows.sum(0)[0].float())
+        assert tensors[2].tolist() == [ranks.size] * 3
+        outputs = [torch.zeros(5).double(), torch.zeros(5)]
+        group.reduce_scatter_single_coalesced(outputs, [rows[rank], rows[rank].float()]).wait()
+        assert torch.equal(outputs[0], rows.sum(0)[rank]) and torch.equal(outputs[1].double(), outputs[0])
+        gathered = [torch.zeros_like(rows), torch.zeros_like(rows).float()]
+        group.all_gather_single_coalesced(gathered, [rows[rank], rows[rank].float()]).wait()
+        assert torch.equal(gathered[0], rows) and torch.equal(gathered[1].double(), rows)
+
+    ranks.all(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.bfloat16, torch.float8_e5m2])
+def test_what_is_moved_may_have_any_dtype(ranks: Any, dtype: Any) -> None:
+    size = ranks.size
+    rows = rows_of(size, 3, 2).sub(2).to(dtype)
+
+    def same(one: Any, other: Any) -> Any:
+        return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+    def move(group: Any, rank: int) -> None:
+        for tensor in (rows[rank].clone(), rows[rank].clone().t().contiguous().t()):
+            group.broadcast([tensor], with_options(dist.BroadcastOptions, rootRank=size - 1)).wait()
+            assert same(tensor, rows[size - 1])
+        outputs = [torch.zeros(3, 2).to(dtype) for _ in range(size)]
+        group.allgather([outputs], [rows[rank].t().contiguous().t()]).wait()
+        assert all(same(output, row) for output, row in zip(outputs, rows, strict=True))
+        output = torch.zeros(size * 3, 2).to(dtype)
+        group.all_gather_single(output, rows[rank]).wait()
+        assert same(output, rows.view(-1, 2))
+        outputs = [torch.zeros(3, 2).to(dtype) for _ in range(size)]
+        options = with_options(dist.GatherOptions, rootRank=size - 1)
+        group.gather([outputs] if rank == size - 1 else [], [rows[rank]], options).wait()
+        assert rank != size - 1 or all(same(output, row) for output, row in zip(outputs, rows, strict=True))
+        output = torch.zeros(3, 2).to(dtype)
+        options = with_options(dist.ScatterOptions, rootRank=size - 1)
+        group.scatter([output], [list(rows)] if rank == size - 1 else [], options).wait()
+        assert same(output, rows[rank])
+
+    ranks.all(move)
+
+
+def test_all_to_all(ranks: Any) -> None:
+    size = ranks.size
+
+    def exchange(group: Any, rank: int) -> None:
+        # Rank s sends (s + d) % 3 rows, each of the value 10 s + d, to rank d.
+        mine = [torch.full(((rank + to) % 3, 2), 10.0 * rank + to) for to in range(size)]
+        expected = [torch.full(((source + rank) % 3, 2), 10.0 * source + rank) for source in range(size)]
+        outputs = [torch.zeros_like(tensor) for tensor in expected]
+        group.alltoall(outputs, mine).wait()
+        assert all(torch.equal(output, tensor) for output, tensor in zip(outputs, expected, strict=True))
+        output = torch.zeros_like(torch.cat(expected))
+        group.all_to_all_single(output, torch.cat(mine), [len(t) for t in expected], [len(t) for t in mine]).wait()
+        assert torch.equal(output, torch.cat(expected))
+        output = torch.zeros(2 * size)
+        group.all_to_all_single(output, torch.arange(2.0 * size) + 100 * rank, [], []).wait()
+        assert torch.equal(output.view(size, 2)[:, 0], torch.arange(size) * 100.0 + 2 * rank)
+
+    ranks.all(exchange)
+
+
+def test_booleans_are_reduced_as_torch_does(ranks: Any) -> None:
+    def reduce(group: Any, rank: int) -> tuple[list[bool], ...]:
+        found = []
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+            tensor = torch.tensor([True, False, rank == 0])
+            group.allreduce([tensor], summed(op)).wait()
+            found.append(tensor.tolist())
+        return tuple(found)
+
+    any_of, all_of = [True, False, True], [True, False, ranks.size == 1]
+    assert ranks.all(reduce) == [(any_of, all_of, any_of, all_of)] * ranks.size
+
+
+def test_empty_tensors_and_barrier(ranks: Any) -> None:
+    def run(group: Any, rank: int) -> None:
+        group.allreduce([torch.zeros(0)], summed()).wait()
+        group.allgather([[torch.zeros(0) for _ in range(ranks.size)]], [torch.zeros(0)]).wait()
+        assert group.barrier().wait()
+
+    ranks.all(run)
+
+
+def test_many_equal_collectives_in_flight(trio: Any) -> None:
+    """B1: more than there are tags for at a time, waited for in another order."""
+
+    def run(group: Any, rank: int) -> None:
+        tensors = [torch.full((3,), float(i)) for i in range(100)]
+        works = [group.allreduce([tensor], summed()) for tensor in tensors]
+        for work in reversed(works):
+            work.wait()
+        assert all(tensor.tolist() == [3.0 * i] * 3 for i, tensor in enumerate(tensors))
+
+    trio.all(run)
+
+
+def test_more_signatures_than_have_tags(trio: Any) -> None:
+    def run(group: Any, rank: int) -> None:
+        tensors = [torch.ones(i + 1) for i in range(150)]
+        for work in [group.allreduce([tensor], summed()) for tensor in tensors]:
+            work.wait()
+        assert all(torch.equal(tensor, torch.full_like(tensor, 3)) for tensor in tensors)
+
+    trio.all(run)
+
+
+def test_futures(trio: Any) -> None:
+    """Callbacks may wait for other collectives."""
+
+    def run(group: Any, rank: int) -> list[float]:
+        def again(future: Any) -> Any:
+            return group.allreduce(future.value(), summed()).get_future().wait()
+
+        future = group.allreduce([torch.ones(4)], summed()).get_future()
+        (tensor,) = future.then(again).wait()
+        return list(tensor.tolist())
+
+    assert trio.all(run) == [[9.0] * 4] * 3
+
+
+@pytest.mark.parametrize("call", ["send", "recv"])
+def test_send_and_recv_say_what_to_do(trio: Any, call: str) -> None:
+    def run(group: Any, rank: int) -> None:
+        with pytest.raises(zpccl.InvalidUsage, match="new_group"):
+            getattr(group, call)([torch.ones(1)], 0, 0)
+
+    trio.all(run)
+
+
+def test_a_wrong_tensor_is_refused_and_the_group_goes_on(trio: Any) -> None:
+    def run(group: Any, rank: int) -> None:
+        for tensors, op in (
+            ([torch.ones(2, dtype=torch.complex64)], dist.ReduceOp.SUM),
+            ([torch.ones(2, device="meta")], dist.ReduceOp.SUM),
+            ([torch.ones(2)], dist.ReduceOp.BXOR),
+            ([torch.ones(2).bool()], dist.ReduceOp.AVG),
+        ):
+            with pytest.raises(zpccl.InvalidArgument):
+                group.allreduce(tensors, summed(op))
+        with pytest.raises(zpccl.InvalidArgument, match="2 output tensors, and 3"):
+            group.allgather([[torch.ones(2)] * 2], [torch.ones(2)])
+        group.barrier().wait()
+
+    trio.all(run)
+
+
+# --- Faults ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_rank_fails_what_is_pending_and_what_comes() -> None:
+    """L1, S2: also what the lost rank had not issued, and in whatever way it is waited for."""
+    with groups.local_ranks(3) as ranks:
+        ranks.all(lambda group, _: group.barrier().wait())
+        tensors = {rank: torch.ones(5) for rank in (0, 1)}
+        works = ranks.some([0, 1], lambda group, rank: group.allreduce([tensors[rank]], summed()))
+        later = ranks.groups[0].barrier()
+        future = later.get_future()
+        ranks.groups[2].abort()
+        errors = [groups.failure(work.wait) for work in (*works, later)]
+        assert all(isinstance(error, zpccl.PCCLError) for error in errors), errors
+        assert isinstance(errors[0], zpccl.PeerLost)
+        with pytest.raises(RuntimeError):
+            future.wait()
+        assert all(work.is_completed() and not work.is_success() and work.exception() for work in works)
+        for group in ranks.groups:
+            assert isinstance(groups.failure(group.barrier), zpccl.PCCLError)
+            assert isinstance(group.error, zpccl.PCCLError)
+
+
+def test_ranks_that_issue_different_collectives_are_told() -> None:
+    with groups.local_ranks(2) as ranks:
+        works = ranks.all(lambda group, rank: group.allreduce([torch.ones(3, dtype=(torch.int8, torch.int16)[rank])]))
+        errors = ranks.all(lambda group, rank: groups.failure(works[rank].wait))
+    assert {type(error) for error in errors} <= {zpccl.CollectiveMismatch, zpccl.PeerLost, zpccl.InvalidUsage}
+    assert zpccl.CollectiveMismatch in {type(error) for error in errors}
+
+
+def test_a_rank_that_does_not_come_in_time() -> None:
+    """L1: `wait` ends at its timeout, and this rank leaves, so that the others do not wait for it either."""
+    with groups.local_ranks(3) as ranks:
+        works = ranks.some([0, 1], lambda group, _: group.barrier())
+        with pytest.raises(zpccl.OperationTimeout):
+            works[0].wait(timedelta(milliseconds=50))
+        errors = ranks.some([1, 2], lambda group, rank: groups.failure((works[1].wait, late(group))[rank - 1]))
+        assert all(isinstance(error, zpccl.PCCLError) for error in errors)
+
+
+def late(group: Any) -> Callable[[], Any]:
+    return lambda: group.barrier().wait()
+
+
+def test_a_rank_that_never_calls_fails_a_future() -> None:
+    """L1: nobody gives a future a timeout; the group's own does."""
+    with groups.local_ranks(2, timedelta(seconds=1)) as ranks:
+        done = threading.Event()
+        future = ranks.groups[0].barrier().get_future()
+        future.add_done_callback(lambda _: done.set())
+        assert done.wait(60)
+        with pytest.raises(RuntimeError):
+            future.wait()
+
+
+def test_not_all_ranks_come() -> None:
+    """L1: those that are there are told."""
+    from zpccl.torch.rendezvous import meet
+
+    with pytest.raises(zpccl.OperationTimeout, match="not all of 2 ranks"):
+        meet(dist.HashStore(), 0, 2, timedelta(milliseconds=200), is_default=False)

@@ -1,0 +1,11 @@
+"""zpccl in PyTorch. Importing it makes `dist.init_process_group("zpccl")` possible (see docs/pytorch.md)."""
+
+from __future__ import annotations
+
+from zpccl.torch.backend import register
+from zpccl.torch.process_group import ProcessGroup
+from zpccl.torch.work import Work
+
+__all__ = ["ProcessGroup", "Work"]
+
+register()

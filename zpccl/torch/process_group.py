@@ -1,0 +1,490 @@
+"""`dist.init_process_group("zpccl")`: collectives of torch on a communicator.
+
+torch's ranks are fixed, zpccl's peers come and go. So a process group is one configuration of ranks: a rank that is
+lost ends it, with a typed error in every Work, and whoever is left makes a new one (see docs/pytorch.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zpccl import limits
+from zpccl.collectives import AsyncReduceHandle
+from zpccl.communicator import Communicator
+from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
+from zpccl.torch.rendezvous import Configuration
+from zpccl.torch.tags import Tags
+from zpccl.torch.work import Part, Work
+from zpccl.types import DataType, ReduceOp
+
+_OPERATIONS = (
+    (dist.ReduceOp.SUM, ReduceOp.SUM),
+    (dist.ReduceOp.AVG, ReduceOp.AVG),
+    (dist.ReduceOp.PRODUCT, ReduceOp.PROD),
+    (dist.ReduceOp.MIN, ReduceOp.MIN),
+    (dist.ReduceOp.MAX, ReduceOp.MAX),
+    (dist.ReduceOp.PREMUL_SUM, ReduceOp.SUM),
+)
+_OF_BOOL = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.MAX: ReduceOp.MAX, ReduceOp.PROD: ReduceOp.MIN}
+_OF_BOOL[ReduceOp.MIN] = ReduceOp.MIN
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A process group over a communicator. Made by `init_process_group` and `new_group`.
+
+    The methods are torch's own, with its arguments; users call them by `torch.distributed`. Tensors are on the CPU.
+
+    Attributes:
+        error: why the group has ended; None while it works.
+    """
+
+    def __init__(self, configuration: Configuration, timeout: timedelta) -> None:
+        super().__init__(configuration.rank, configuration.size)
+        self.error: PCCLError | None = None
+        self._configuration = configuration
+        self._rank, self._size = configuration.rank, configuration.size
+        self._is_in_order = configuration.ranks == tuple(range(configuration.size))
+        self._rows = torch.tensor(configuration.ranks)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._is_left = False
+        self._tags = Tags(limits.calls_in_flight_max(configuration.size), limits.TORCH_TAGS_PER_SIGNATURE_MAX)
+        self._in_flight: dict[int, AsyncReduceHandle] = {}
+        self._threads = ThreadPoolExecutor(limits.TORCH_CALLBACK_THREADS_MAX, "zpccl-torch")
+
+    def getBackendName(self) -> str:
+        """The name of the backend."""
+        return "zpccl"
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator of this rank.
+
+        Raises:
+            InvalidUsage: there is only one rank, which needs none.
+        """
+        if self._configuration.communicator is None:
+            raise InvalidUsage("a process group of one rank has no communicator")
+        return self._configuration.communicator
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets what `Work.wait` waits for at most, of collectives that are issued from now on."""
+        self._timeout = timeout
+
+    def shutdown(self) -> None:
+        """Leaves the run. What is in flight fails."""
+        self._leave(is_orderly=self.error is None)
+
+    def abort(self) -> None:
+        """Leaves the run at once. What is in flight fails, here and on all other ranks."""
+        self._leave(is_orderly=False)
+
+    def fail(self, error: PCCLError) -> PCCLError:
+        """Ends the configuration: this rank leaves, so that no other waits for what it will not issue any more.
+
+        Returns the error that the group has ended with: the first one.
+        """
+        with self._lock:
+            self.error = error = self.error or error
+        if self._configuration.communicator is not None:
+            self._configuration.communicator.close()
+        return error
+
+    def run_later(self, function: Callable[[], object]) -> None:
+        """Has a thread of the group call a function soon."""
+        self._threads.submit(function)
+
+    def _leave(self, *, is_orderly: bool) -> None:
+        with self._lock:
+            if self._is_left:
+                return
+            self._is_left = True
+            self.error = self.error or InvalidUsage("the process group has been destroyed")
+        self._configuration.leave(is_orderly=is_orderly)
+        self._threads.shutdown(wait=False)
+
+    # --- Issuing ----------------------------------------------------------------------------------------------------
+
+    def _issue(
+        self, kind: str, tensor: Any, detail: Hashable, launch: Callable[[int], AsyncReduceHandle]
+    ) -> AsyncReduceHandle:
+        """Makes a call of the communicator, at the next tag of such calls."""
+        with self._lock:
+            if self.error is not None:
+                raise copy.copy(self.error)
+            tag = self._tags.next((kind, tensor.numel(), tensor.dtype, detail))
+            before = self._in_flight.get(tag)
+        if before is not None:
+            before.wait(self._timeout.total_seconds())  # Its own Work says what became of it.
+        try:
+            if self.communicator.world_size < self._size:
+                raise PeerLost(f"{self.communicator.world_size} of {self._size} ranks are left")
+            handle = launch(tag)
+        except InvalidArgument:
+            raise  # The same on all ranks, or this one is at fault: it may still issue what the others wait for.
+        except PCCLError as error:
+            raise copy.copy(self.fail(error)) from error
+        self._in_flight[tag] = handle
+        handle.add_done_callback(lambda: self._forget(tag, handle))
+        return handle
+
+    def _forget(self, tag: int, handle: AsyncReduceHandle) -> None:
+        with self._lock:
+            if self._in_flight.get(tag) is handle:
+                del self._in_flight[tag]
+
+    def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None) -> Work:
+        timeout = getattr(options, "timeout", timedelta(0))
+        seconds = timeout.total_seconds()
+        return Work(self, parts, outputs, self._size, seconds if seconds > 0 else self._timeout.total_seconds())
+
+    # --- Reductions -------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: list[Any], opts: Any = None) -> Work:
+        """Reduces a tensor of each rank, in place."""
+        return self.allreduce_coalesced(tensors, opts or dist.AllreduceOptions())
+
+    def allreduce_coalesced(self, tensors: list[Any], opts: Any = None) -> Work:
+        """Reduces several tensors of each rank, in place, each by a call of its own."""
+        opts = opts or dist.AllreduceCoalescedOptions()
+        parts = [part for tensor in tensors for part in self._reduce(tensor, tensor, opts.reduceOp)]
+        return self._work(parts, tensors, opts)
+
+    def reduce(self, tensors: list[Any], opts: Any) -> Work:
+        """Reduces a tensor of each rank for the root. It is an all-reduce: others have only their copy for nothing."""
+        (tensor,) = tensors
+        output = tensor if opts.rootRank == self._rank else None
+        return self._work(self._reduce(tensor, output, opts.reduceOp), tensors, opts)
+
+    def _reduce(self, tensor: Any, output: Any, op: Any) -> list[Part]:
+        operation, factor = _operation(op, tensor)
+        if self._size == 1 and factor is not None:
+            output.detach().mul_(factor)
+        if self._size == 1 or tensor.numel() == 0:
+            return []
+        is_in_place = output is tensor and tensor.is_contiguous() and factor is None
+        memory = _contiguous(tensor, must_copy=not is_in_place)
+        if factor is not None:
+            memory.mul_(factor)
+        handle = self._issue(
+            "all_reduce",
+            memory,
+            operation,
+            lambda tag: self.communicator.all_reduce_async(memory, memory, op=operation, tag=tag),
+        )
+        if is_in_place or output is None:
+            return [Part(handle)]
+        return [Part(handle, lambda _: _copy(output, memory))]
+
+    def reduce_scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any = None) -> Work:
+        """Reduces a tensor for each rank."""
+        opts = opts or dist.ReduceScatterOptions()
+        (output,), (inputs,) = output_tensors, input_tensors
+        _check_count(len(inputs), self._size, "input tensors")
+        rows = [_contiguous(inputs[rank]).view(-1) for rank in self._configuration.ranks]
+        return self._work(self._scatter_sums(output, torch.cat(rows), opts.reduceOp), [output], opts)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Reduces a tensor and gives each rank its part, in order of ranks."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> Work:
+        """The same of several tensors, each by a call of its own."""
+        opts = opts or dist.ReduceScatterOptions()
+        parts: list[Part] = []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            parts += self._scatter_sums(output, self._in_row_order(tensor), opts.reduceOp)
+        return self._work(parts, outputs, opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _scatter_sums(self, output: Any, memory: Any, op: Any) -> list[Part]:
+        """Reduces `memory`, whose parts are in order of rows."""
+        operation, factor = _operation(op, memory)
+        _check_count(memory.numel(), output.numel() * self._size, "input elements")
+        if factor is not None:
+            memory = memory * factor
+        if self._size == 1 or memory.numel() == 0:
+            _copy(output, memory)
+            return []
+        memory = _contiguous(memory)
+        handle = self._issue(
+            "reduce_scatter",
+            memory,
+            operation,
+            lambda tag: self.communicator.reduce_scatter_async(memory, op=operation, tag=tag),
+        )
+        return [Part(handle, lambda result: _copy(output, result.tensor))]
+
+    # --- Moving data ------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: list[Any], opts: Any = None) -> Work:
+        """Gives all ranks the root's tensor, in place."""
+        opts = opts or dist.BroadcastOptions()
+        (tensor,) = tensors
+        memory = _contiguous(_bytes_if_needed(tensor))
+        is_root = opts.rootRank == self._rank
+        handle = self._broadcast(memory, opts.rootRank)
+        if handle is None:
+            return self._work([], tensors, opts)
+        is_there = is_root or memory.data_ptr() == tensor.data_ptr()
+        return self._work([Part(handle, None if is_there else lambda _: _copy(tensor, memory))], tensors, opts)
+
+    def _broadcast(self, memory: Any, root: int) -> AsyncReduceHandle | None:
+        if self._size == 1 or memory.numel() == 0:
+            return None
+        return self._issue(
+            "broadcast",
+            memory,
+            root,
+            lambda tag: self.communicator.broadcast_async(memory, is_root=root == self._rank, tag=tag),
+        )
+
+    def scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any) -> Work:
+        """Gives each rank one of the root's tensors. It is a broadcast: each rank receives the tensors of all."""
+        (output,) = output_tensors
+        if opts.rootRank == self._rank:
+            (inputs,) = input_tensors
+            _check_count(len(inputs), self._size, "input tensors")
+            memory = torch.cat([_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs])
+        else:
+            like = _bytes_if_needed(output)
+            memory = torch.empty(self._size * like.numel(), dtype=like.dtype)
+        handle = self._broadcast(memory, opts.rootRank)
+        row = memory.view(self._size, -1)[self._rank]
+        if handle is None:
+            _copy(output, row)
+            return self._work([], [output], opts)
+        return self._work([Part(handle, lambda _: _copy(output, row))], [output], opts)
+
+    def allgather(self, output_tensors: list[list[Any]], input_tensors: list[Any], opts: Any = None) -> Work:
+        """Gives all ranks the tensors of all, in order of ranks."""
+        return self.allgather_coalesced(output_tensors, input_tensors, opts)
+
+    def allgather_coalesced(self, output_lists: list[list[Any]], inputs: list[Any], opts: Any = None) -> Work:
+        """The same of several tensors, each by a call of its own."""
+        parts: list[Part] = []
+        for outputs, tensor in zip(output_lists, inputs, strict=True):
+            _check_count(len(outputs), self._size, "output tensors")
+            parts += self._gather(tensor, functools.partial(self._copy_rows, outputs))
+        return self._work(parts, output_lists, opts)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Gives all ranks the tensors of all, one after the other in one tensor."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> Work:
+        """The same of several tensors, each by a call of its own."""
+        parts: list[Part] = []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            _check_count(output.numel(), tensor.numel() * self._size, "output elements")
+            parts += self._gather_into(output, tensor)
+        return self._work(parts, outputs, opts)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, output_tensors: list[list[Any]], input_tensors: list[Any], opts: Any) -> Work:
+        """Gives the root the tensors of all. It is an all-gather: each rank receives the tensors of all."""
+        (tensor,) = input_tensors
+        if opts.rootRank != self._rank:
+            return self._work(self._gather(tensor, None), [], opts)
+        (outputs,) = output_tensors
+        _check_count(len(outputs), self._size, "output tensors")
+        return self._work(self._gather(tensor, functools.partial(self._copy_rows, outputs)), outputs, opts)
+
+    def _gather_into(self, output: Any, tensor: Any) -> list[Part]:
+        plain = _bytes_if_needed(output)
+        if self._is_in_order and self._size > 1 and output.is_contiguous() and not _overlap(output, tensor):
+            return self._gather(tensor, None, plain)
+        # A view, where torch can make one of a tensor with gaps; else it is copied once more.
+        return self._gather(tensor, lambda rows: _copy(output, self._in_rank_order(rows)))
+
+    def _gather(self, tensor: Any, finish: Callable[[Any], object] | None, recv: Any = None) -> list[Part]:
+        """All-gathers; `finish` gets the rows, each flat, of the dtype that travels."""
+        memory = _contiguous(_bytes_if_needed(tensor))
+        if self._size == 1 or memory.numel() == 0:
+            if finish is not None:
+                finish(memory.view(1, -1).expand(self._size, -1))
+            return []
+        handle = self._issue(
+            "all_gather", memory, None, lambda tag: self.communicator.all_gather_async(memory, recv, tag=tag)
+        )
+        if finish is None:
+            return [Part(handle)]
+        return [Part(handle, lambda result: finish(result.tensor.view(self._size, -1)))]
+
+    def all_to_all_single(
+        self, output: Any, input: Any, output_split_sizes: list[int], input_split_sizes: list[int], opts: Any = None
+    ) -> Work:
+        """Gives each rank a part of each rank's tensor.
+
+        Without split sizes, which all ranks must leave out then, parts are equal. Else all parts travel as long as the
+        longest, and the call blocks until the ranks have agreed on its length.
+        """
+        if not output_split_sizes and not input_split_sizes:
+            _check_count(output.numel(), input.numel(), "output elements")
+            rows = self._in_row_order(_bytes_if_needed(input)).view(self._size, -1)
+            return self._work(
+                self._exchange(rows, lambda rows: _copy(output, self._in_rank_order(rows))), [output], opts
+            )
+        outputs = list(output.split(output_split_sizes or _even(output, self._size)))
+        inputs = list(input.split(input_split_sizes or _even(input, self._size)))
+        return self._exchange_uneven(outputs, inputs, [output], opts)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, output_tensors: list[Any], input_tensors: list[Any], opts: Any = None) -> Work:
+        """Sends one tensor to each rank. All travel as long as the longest, on whose length the ranks agree first."""
+        return self._exchange_uneven(output_tensors, input_tensors, output_tensors, opts)
+
+    def _exchange_uneven(self, outputs: list[Any], inputs: list[Any], result: list[Any], opts: Any) -> Work:
+        _check_count(len(outputs), self._size, "output tensors")
+        _check_count(len(inputs), self._size, "input tensors")
+        plain = [_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs]
+        longest = torch.tensor([max(tensor.numel() for tensor in plain)])
+        self.allreduce([longest], _maximum()).wait()
+        rows = torch.zeros(self._size, int(longest), dtype=plain[0].dtype)
+        for row, rank in enumerate(self._configuration.ranks):
+            rows[row, : plain[rank].numel()] = plain[rank]
+        return self._work(self._exchange(rows, functools.partial(self._copy_rows, outputs)), result, opts)
+
+    def _exchange(self, rows: Any, finish: Callable[[Any], object]) -> list[Part]:
+        if self._size == 1 or rows.numel() == 0:
+            finish(rows)
+            return []
+        handle = self._issue("all_to_all", rows, None, lambda tag: self.communicator.all_to_all_async(rows, tag=tag))
+        return [Part(handle, lambda result: finish(result.tensor))]
+
+    # --- The rest ---------------------------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Waits for all ranks."""
+        if self._size == 1:
+            return self._work([], [], opts)
+        handle = self._issue("barrier", self._rows, None, lambda tag: self.communicator.barrier_async(tag=tag))
+        return self._work([Part(handle)], [], opts)
+
+    def send(self, tensors: list[Any], destination: int, tag: int) -> Work:
+        """Not there.
+
+        Raises:
+            InvalidUsage: always.
+        """
+        raise InvalidUsage(
+            "zpccl has no send and recv: all ranks of a group take part in what it does. Make a group of the two ranks"
+            " by dist.new_group([a, b], backend='zpccl'), and broadcast in it; or use one of backend='gloo'"
+        )
+
+    def recv(self, tensors: list[Any], source: int, tag: int) -> Work:
+        """Not there, as `send`."""
+        return self.send(tensors, source, tag)
+
+    def recv_anysource(self, tensors: list[Any], tag: int) -> Work:
+        """Not there, as `send`."""
+        return self.send(tensors, -1, tag)
+
+    def _in_row_order(self, tensor: Any) -> Any:
+        """The parts of a tensor, one for each rank, in the order in which they travel. Not always a copy."""
+        _check_count(tensor.numel() % self._size, 0, "elements beyond equal parts")
+        memory = _contiguous(tensor)
+        if self._is_in_order or memory.numel() == 0:
+            return memory
+        return memory.view(self._size, -1)[self._rows]
+
+    def _in_rank_order(self, rows: Any) -> Any:
+        """Rows in order of ranks, flat."""
+        if self._is_in_order:
+            return rows.reshape(-1)
+        ordered = torch.empty_like(rows)
+        ordered[self._rows] = rows
+        return ordered.view(-1)
+
+    def _copy_rows(self, outputs: Sequence[Any], rows: Any) -> None:
+        """Gives the outputs, which are in order of ranks, their rows, or as much of them as they hold."""
+        for row, rank in enumerate(self._configuration.ranks):
+            needed = _bytes_if_needed(outputs[rank], only_count=True)
+            _copy(outputs[rank], rows[row][:needed])
+
+
+# --- Tensors --------------------------------------------------------------------------------------------------------
+
+
+def _operation(op: Any, tensor: Any) -> tuple[ReduceOp, Any]:
+    """zpccl's operation, and what each input is multiplied by before, or None.
+
+    Raises:
+        InvalidArgument: there is no such operation, or not of this dtype.
+    """
+    found = next((ours for theirs, ours in _OPERATIONS if op == theirs), None)
+    if found is None:
+        raise InvalidArgument("bitwise operations are not supported; SUM, AVG, PRODUCT, MIN, MAX and PREMUL_SUM are")
+    if op == dist.ReduceOp.PREMUL_SUM:
+        return found, op.__getstate__()[1]
+    if tensor.dtype is torch.bool:
+        if found not in _OF_BOOL:
+            raise InvalidArgument("booleans have no average")
+        return _OF_BOOL[found], None
+    return found, None
+
+
+def _is_known(dtype: Any) -> bool:
+    try:
+        DataType.from_torch_dtype(dtype)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def _bytes_if_needed(tensor: Any, *, only_count: bool = False) -> Any:
+    """The tensor, as bytes where zpccl does not know its dtype: what is only moved may have any."""
+    if only_count:
+        return tensor.numel() if _is_known(tensor.dtype) else tensor.numel() * tensor.element_size()
+    tensor = tensor.detach()
+    return tensor if _is_known(tensor.dtype) else _contiguous(tensor).view(-1).view(torch.uint8)
+
+
+def _contiguous(tensor: Any, *, must_copy: bool = False) -> Any:
+    """A contiguous tensor with these elements: the same memory where that will do. Booleans as bytes."""
+    tensor = tensor.detach()
+    tensor = tensor.clone(memory_format=torch.contiguous_format) if must_copy else tensor.contiguous()
+    return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+
+
+def _copy(output: Any, elements: Any) -> None:
+    """Copies elements, or the bytes of elements, to a tensor of any shape."""
+    output = output.detach()
+    if elements.dtype is torch.uint8 and output.dtype is not torch.uint8:
+        elements = elements.contiguous().view(output.dtype)
+    output.copy_(elements.reshape(output.shape))
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """True if the tensors may share memory."""
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def _even(tensor: Any, parts: int) -> list[int]:
+    _check_count(tensor.size(0) % parts, 0, "rows beyond equal parts")
+    return [tensor.size(0) // parts] * parts
+
+
+def _check_count(count: int, needed: int, what: str) -> None:
+    if count != needed:
+        raise InvalidArgument(f"there are {count} {what}, and {needed} are needed")
+
+
+def _maximum() -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    return options

@@ -1,0 +1,172 @@
+"""How the ranks of a process group meet: one master, one communicator each, and who is which rank.
+
+Rank 0 says in torch's store where the master is. That is ZPCCL_MASTER, if the default group finds it in the environment
+of rank 0; else a master that rank 0 starts in its own process. A group made by `new_group` always starts its own: to
+admit peers to a run all its members must call, and those of the default group do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from zpccl import limits
+from zpccl.communicator import Communicator
+from zpccl.errors import InvalidUsage, OperationTimeout, PeerLost
+from zpccl.master_node import MasterNode
+
+STRAGGLER_TIMEOUT_MIN = limits.STRAGGLER_TIMEOUT_MIN_NS / limits.SECOND
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Ranks that are fixed, and the peers that they are.
+
+    Attributes:
+        rank: of this process.
+        size: ranks there are.
+        communicator: of this rank; None where it is the only one.
+        ranks: the rank of each row of an all-gather, which come in order of peer ids.
+        master: the master of all ranks, where it is in this process.
+        store: of the group, by which ranks tell each other that they leave.
+    """
+
+    rank: int
+    size: int
+    communicator: Communicator | None
+    ranks: tuple[int, ...]
+    master: MasterNode | None
+    store: Any
+
+    def leave(self, *, is_orderly: bool) -> None:
+        """Leaves the run. Where the master is here, it goes on until all others have left, if they do so in time."""
+        if self.communicator is not None:
+            self.communicator.close()
+        # The store is gone where its host is.
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"left/{self.rank}", "")
+            if self.master is not None and is_orderly:
+                left = [f"left/{rank}" for rank in range(self.size)]
+                self.store.wait(left, timedelta(microseconds=limits.TORCH_LEAVE_TIMEOUT_NS // 1000))
+        if self.master is not None:
+            self.master.interrupt()
+
+
+def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool) -> Configuration:
+    """Waits until all ranks are members of one run.
+
+    Args:
+        store: of this group alone, shared by its ranks.
+        rank: of this process in the group.
+        size: ranks of the group.
+        timeout: for all of it.
+        is_default: whether this is the group that `init_process_group` makes.
+
+    Raises:
+        OperationTimeout: not all ranks came in time.
+        PeerLost: a rank was lost meanwhile.
+        InvalidUsage: the master coordinates other peers already.
+        PCCLError: others, as by `Communicator.connect`.
+    """
+    if size == 1:
+        return Configuration(rank, size, None, (0,), None, store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    master = _publish_master(store, timeout, is_default) if rank == 0 else None
+    communicator = None
+    try:
+        address = store.get("master").decode()
+        is_embedded = store.get("master_is_embedded") == b"1"
+        wait_ns = limits.TORCH_MASTER_TIMEOUT_NS if is_embedded else limits.MASTER_TIMEOUT_NS
+        communicator = Communicator(address, master_timeout=wait_ns / limits.SECOND)
+        _arrive(store, rank, size, timeout)
+        communicator.connect()
+        _admit_all(communicator, size, deadline)
+        ids = _exchange_ids(store, communicator, rank, size)
+    except BaseException:
+        if communicator is not None:
+            communicator.close()
+        if master is not None:
+            master.interrupt()
+        raise
+    ranks = tuple(ids.index(peer_id) for peer_id in communicator.peer_ids)
+    return Configuration(rank, size, communicator, ranks, master, store)
+
+
+def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterNode | None:
+    """Says where the master is. Starts one, unless it is given."""
+    given = os.environ.get("ZPCCL_MASTER") if is_default else None
+    store.set("master_is_embedded", "0" if given else "1")
+    if given:
+        store.set("master", given)
+        return None
+    host = _own_host(is_default)
+    # No peer of an earlier master can come. A rank that never calls is a straggler, and ends what the others wait for.
+    master = MasterNode(
+        f"{'127.0.0.1' if _is_loopback(host) else '0.0.0.0'}:0",
+        recovery_grace=0,
+        straggler_timeout=max(timeout.total_seconds(), STRAGGLER_TIMEOUT_MIN),
+        daemon=True,
+    )
+    master.run()
+    port = master.address.rpartition(":")[2]
+    store.set("master", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return master
+
+
+def _own_host(is_default: bool) -> str:
+    """Where the other ranks reach this host: rank 0 of the default group is where MASTER_ADDR says."""
+    known = os.environ.get("MASTER_ADDR")
+    if known and is_default:
+        return known
+    with contextlib.suppress(OSError):
+        family, _, _, _, address = socket.getaddrinfo(known or socket.gethostname(), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # Sends nothing: it only chooses an address of this host.
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Waits until all ranks are here, so that nobody asks the master again and again for one that is not yet."""
+    store.set(f"here/{rank}", "")
+    try:
+        store.wait([f"here/{other}" for other in range(size)], timeout)
+    except RuntimeError as error:
+        raise OperationTimeout(f"not all of {size} ranks have called within {timeout}: {error}") from error
+
+
+def _admit_all(communicator: Communicator, size: int, deadline: float) -> None:
+    while communicator.world_size < size:
+        if communicator.are_peers_pending():
+            communicator.update_topology()
+        elif time.monotonic() > deadline:
+            raise OperationTimeout(f"{communicator.world_size} of {size} ranks have joined in time")
+        else:
+            time.sleep(limits.TORCH_JOIN_INTERVAL_NS / limits.SECOND)
+
+
+def _exchange_ids(store: Any, communicator: Communicator, rank: int, size: int) -> list[str]:
+    """The peer ids of all ranks, by rank."""
+    store.set(f"peer/{rank}", communicator.peer_id)
+    ids = [store.get(f"peer/{other}").decode() for other in range(size)]
+    members = communicator.peer_ids
+    if set(members) - set(ids):
+        raise InvalidUsage(
+            f"the run has {len(members)} members, and {size} ranks were expected; give each job a master of its own"
+        )
+    if len(members) < size:
+        raise PeerLost(f"{size - len(members)} of {size} ranks were lost while the process group was made")
+    return ids

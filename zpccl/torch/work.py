@@ -1,0 +1,162 @@
+"""What a collective of a process group returns: a `Work` over one or more calls of a communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+
+from zpccl.collectives import AsyncReduceHandle
+from zpccl.errors import InternalError, PCCLError, PeerLost
+
+
+class Owner(Protocol):
+    """What a Work needs of its process group."""
+
+    def fail(self, error: PCCLError) -> PCCLError:
+        """The configuration has ended, with this error. Returns the one that it has ended with, maybe before."""
+
+    def run_later(self, function: Callable[[], object]) -> None:
+        """Has a thread of the group call a function soon."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One call of a collective.
+
+    Attributes:
+        handle: of the call.
+        finish: makes the user's output of the call's result; None: it is there already.
+    """
+
+    handle: AsyncReduceHandle
+    finish: Callable[[Any], object] | None = None
+
+
+class Work(dist.Work):
+    """A collective that has been issued.
+
+    Its tensors must stay untouched until `wait` has returned, `is_completed` has said True, or the future is done. One
+    that fails ends its process group: all other Works fail too, and no other can be issued. Its inputs are as they were
+    before the call; outputs apart from them are undefined.
+
+    Args:
+        owner: the process group.
+        parts: the calls.
+        outputs: what `result` and the future give.
+        size: ranks that must have taken part.
+        timeout: seconds that `wait` waits where it is given none.
+    """
+
+    def __init__(self, owner: Owner, parts: Sequence[Part], outputs: Any, size: int, timeout: float) -> None:
+        super().__init__()
+        self._owner, self._parts, self._outputs = owner, tuple(parts), outputs
+        self._size, self._timeout = size, timeout
+        self._lock = threading.Lock()
+        self._is_finished = False
+        self._error: PCCLError | None = None
+        self._future: Any = None
+        self._left = len(self._parts)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits until the outputs are there.
+
+        Args:
+            timeout: after which the collective is given up and the process group ends; 0: the one of the call.
+
+        Returns:
+            True.
+
+        Raises:
+            PeerLost: a rank was lost, or the process group had ended before.
+            OperationTimeout: the time is up.
+            CollectiveMismatch: the ranks issued different collectives.
+            PCCLError: others, as by `Communicator.all_reduce`.
+        """
+        seconds = timeout.total_seconds()
+        deadline = time.monotonic() + (seconds if seconds > 0 else self._timeout)
+        for part in self._parts:
+            is_success, _, info = part.handle.wait(max(deadline - time.monotonic(), 0))
+            if not is_success:
+                self._fail(part.handle.exception() or InternalError("the collective failed without an error"))
+            elif info.local_world_size != self._size:
+                self._fail(PeerLost(f"{info.local_world_size} of {self._size} ranks were left in the collective"))
+        with self._lock:
+            if self._error is not None:
+                raise copy.copy(self._error)  # Raising writes to it, and several threads may.
+            if not self._is_finished:
+                for part in self._parts:
+                    if part.finish is not None:
+                        with torch.no_grad():
+                            part.finish(part.handle.result)
+                self._is_finished = True
+        return True
+
+    def _fail(self, error: PCCLError) -> NoReturn:
+        """The first error stays the one of this Work, whoever waits for it."""
+        error = self._owner.fail(error)
+        with self._lock:
+            self._error = error = self._error or error
+        raise copy.copy(error)
+
+    def is_completed(self) -> bool:
+        """True once the collective has ended, with success or not."""
+        if not all(part.handle.done() for part in self._parts):
+            return False
+        with contextlib.suppress(PCCLError):
+            self.wait()
+        return True
+
+    def is_success(self) -> bool:
+        """True once the outputs are there."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> PCCLError | None:
+        """The error of a collective that has failed; None if it succeeded or still runs."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[Any]:
+        """The output tensors."""
+        self.wait()
+        return list(self._outputs)
+
+    def synchronize(self) -> None:
+        """The same as `wait`: there is no stream to order."""
+        self.wait()
+
+    def get_future(self) -> Any:
+        """A `torch.futures.Future` that gets the output tensors, or the error.
+
+        torch passes on a RuntimeError with the text of the error; `ProcessGroup.error` has the error itself. Callbacks
+        run in a few threads of the process group, and may wait for other collectives.
+        """
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            # Only what a callback raises becomes an error that the C++ side of torch knows for one.
+            begun = torch.futures.Future()
+            self._future = begun.then(lambda _: self._delivered())
+        for part in self._parts:
+            part.handle.add_done_callback(lambda: self._part_done(begun))
+        if not self._parts:
+            begun.set_result(None)
+        return self._future
+
+    def _part_done(self, begun: Any) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            self._owner.run_later(lambda: begun.set_result(None))
+
+    def _delivered(self) -> Any:
+        self.wait()
+        return self._outputs
