@@ -1,0 +1,93 @@
+"""Trains a classifier of drawn digits by DDP, on the backend of zpccl: about ten seconds on CPUs.
+
+    torchrun --nproc-per-node 2 examples/ddp_digits.py
+
+Only two lines differ from a program for Gloo: the import, and the name of the backend. With `--backend gloo` it prints the
+same losses at two ranks, and saves the same weights, bit for bit.
+"""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import zpccl.torch  # noqa: F401, makes the backend known.
+
+GLYPHS = (  # Five by three pixels each, row by row.
+    *("111101101101111", "010110010010111", "111001111100111", "111001111001111", "101101111001001"),
+    *("111100111001111", "111100111101111", "111001001001001", "111101111101111", "111101111001111"),
+)
+SIDE = 12
+
+
+def draw(count: int, seed: int) -> TensorDataset:
+    """Digits at random places of small images, with noise."""
+    random = torch.Generator().manual_seed(seed)
+    glyphs = torch.tensor([[float(pixel) for pixel in glyph] for glyph in GLYPHS]).view(10, 5, 3)
+    labels = torch.randint(10, (count,), generator=random)
+    images = 0.4 * torch.randn(count, 1, SIDE, SIDE, generator=random)
+    rows = torch.randint(SIDE - 4, (count,), generator=random)
+    columns = torch.randint(SIDE - 2, (count,), generator=random)
+    for image, label, row, column in zip(images, labels, rows, columns, strict=True):
+        image[0, row : row + 5, column : column + 3] += 2 * glyphs[label]
+    return TensorDataset(images, labels)
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 5, padding=2),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * (SIDE // 2) ** 2, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="zpccl", help="of torch.distributed (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=6, help="passes over the data (default %(default)s)")
+    parser.add_argument("--samples", type=int, default=8000, help="digits to train on (default %(default)s)")
+    parser.add_argument("--save", metavar="FILE", help="where rank 0 saves the weights")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)  # Ranks share the cores. More threads also sum in another order from run to run.
+    dist.init_process_group(options.backend)
+    rank = dist.get_rank()
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    digits = draw(options.samples, seed=1)
+    sampler = DistributedSampler(digits, seed=2)
+    loader = DataLoader(digits, batch_size=32, sampler=sampler)
+    begun = time.monotonic()
+    for epoch in range(options.epochs):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(1)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {total.item() / len(loader) / dist.get_world_size():.9f}", flush=True)
+    if rank == 0:
+        images, labels = draw(1000, seed=3).tensors
+        accuracy = (model.module(images).argmax(1) == labels).double().mean().item()
+        took = time.monotonic() - begun
+        print(f"accuracy {accuracy:.1%} after {took:.1f} s on {dist.get_world_size()} ranks of {options.backend}")
+        if options.save:
+            torch.save(model.module.state_dict(), options.save)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""DistributedDataParallel on the backend, in real processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytorch.programs import ROOT, Processes, torchrun
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+
+DIGITS = ROOT / "examples" / "ddp_digits.py"
+
+
+def train(backend: str, ranks: int, directory: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """The losses that the example prints, and its weights."""
+    weights = directory / f"{backend}.pt"
+    output = torchrun(ranks, DIGITS, "--backend", backend, "--epochs", "2", "--samples", "400", "--save", weights)
+    return re.findall(r"loss (\S+)", output), torch.load(weights)
+
+
+def test_two_ranks_train_as_on_gloo_bit_for_bit(tmp_path: Path) -> None:
+    """A sum of two does not depend on their order."""
+    (losses, weights), (expected_losses, expected) = (train(name, 2, tmp_path) for name in ("zpccl", "gloo"))
+    assert losses == expected_losses and len(losses) == 2
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_three_ranks_train_as_on_gloo_but_for_rounding(tmp_path: Path) -> None:
+    """Three are summed in another order, so the last bits differ, and training enlarges the difference."""
+    (losses, weights), (expected_losses, expected) = (train(name, 3, tmp_path) for name in ("zpccl", "gloo"))
+    assert [float(loss) for loss in losses] == pytest.approx([float(loss) for loss in expected_losses], rel=1e-5)
+    assert all(torch.allclose(weights[name], expected[name], rtol=1e-3, atol=1e-5) for name in expected)
+
+
+NO_END = """
+import torch, torch.distributed as dist, zpccl.torch
+dist.init_process_group("zpccl")
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+subgroup = dist.new_group([0, 1], backend="zpccl")
+dist.all_reduce(tensor, group=subgroup)
+found = [None, None]
+dist.all_gather_object(found, dist.get_rank())
+print(tensor.tolist(), found)
+"""
+
+
+def test_a_program_may_end_without_destroying_its_groups() -> None:
+    with Processes(NO_END, 2) as processes:
+        assert [processes.end(rank) for rank in range(2)] == ["[4.0, 4.0, 4.0] [0, 1]\n"] * 2
+
+
+LOSS = """
+import sys, torch, torch.distributed as dist, zpccl, zpccl.torch
+dist.init_process_group("zpccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+step = 0
+try:
+    while True:
+        model(torch.ones(2, 100)).sum().backward()
+        step += 1
+        if step == 3:
+            print("trains", flush=True)
+except RuntimeError as error:
+    print(type(dist.group.WORLD.error).__name__, type(dist.group.WORLD.error).__name__ in str(error) or str(error))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_is_killed_ends_the_backward_pass_of_all(victim: int) -> None:
+    """L1: with rank 0 dies the master, too, and the store."""
+    with Processes(LOSS, 3) as processes:
+        assert [processes.line(rank) for rank in range(3)] == ["trains"] * 3
+        processes.ranks[victim].kill()
+        for rank in {0, 1, 2} - {victim}:
+            error, _, text = processes.end(rank).strip().partition(" ")
+            assert error in ("PeerLost", "MasterUnreachable", "TooFewPeers"), (error, text)
