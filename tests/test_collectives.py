@@ -427,9 +427,20 @@ def test_a_handle_tells_that_it_has_ended(trio: Run) -> None:
     handle, ended = one.barrier_async(), threading.Event()
     handle.add_done_callback(ended.set)
     assert not handle.done() and not ended.is_set()
+    with pytest.raises(zpccl.InvalidUsage):
+        _ = handle.peer_ids
     for other in [other.barrier_async() for other in others]:
         other.wait()
     assert ended.wait(30) and handle.done()
     ended.clear()
     handle.add_done_callback(ended.set)
     assert ended.is_set()
+
+
+def test_a_handle_tells_who_took_part(trio: Run) -> None:
+    def reduce(comm: zpccl.Communicator) -> tuple[str, ...]:
+        handle = comm.all_reduce_async(np.ones(3))
+        handle.wait()
+        return handle.peer_ids
+
+    assert trio.all(reduce) == [trio.comms[0].peer_ids] * 3

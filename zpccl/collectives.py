@@ -44,6 +44,18 @@ class AsyncReduceHandle:
             raise InvalidUsage("there is no result; wait() for it, and look whether it succeeded")
         return self._call.result()
 
+    @property
+    @public
+    def peer_ids(self) -> tuple[str, ...]:
+        """The `Communicator.peer_id` of all who took part, in order; the same on all of them.
+
+        Raises:
+            InvalidUsage: the collective has not ended, or failed.
+        """
+        if not self._has_succeeded():
+            raise InvalidUsage("nobody has taken part yet; wait() for it, and look whether it succeeded")
+        return tuple(peer_id.hex() for peer_id, _ in self._call.peers)
+
     @public
     def wait(self, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
         """Waits for the outcome. May be called again, and from any thread.
