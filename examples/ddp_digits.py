@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/ddp_digits.py
 
-Only two lines differ from a program for Gloo: the import, and the name of the backend. With `--backend gloo` it prints the
-same losses at two ranks, and saves the same weights, bit for bit.
+Only two lines differ from a program for Gloo: the import, and the name of the backend. With `--backend gloo` it prints
+the same losses at two ranks, and saves the same weights, bit for bit.
 """
 
 import argparse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 DIGITS = ROOT / "examples" / "ddp_digits.py"
 
 
-def train(backend: str, ranks: int, directory: Path) -> tuple[list[str], dict[str, torch.Tensor]]:
+def train(backend: str, ranks: int, directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The losses that the example prints, and its weights."""
     weights = directory / f"{backend}.pt"
     output = torchrun(ranks, DIGITS, "--backend", backend, "--epochs", "2", "--samples", "400", "--save", weights)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from zpccl.torch.backend import register
+from zpccl.torch.hook import fault_tolerant_hook
 from zpccl.torch.process_group import ProcessGroup
 from zpccl.torch.work import Work
 
-__all__ = ["ProcessGroup", "Work"]
+__all__ = ["ProcessGroup", "Work", "fault_tolerant_hook"]
 
 register()

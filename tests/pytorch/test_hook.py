@@ -1,0 +1,172 @@
+"""DDP that loses peers and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from e2e.local import local_run
+
+import zpccl
+from pytorch.programs import Processes
+
+torch = pytest.importorskip("torch")
+dist = torch.distributed
+hook = pytest.importorskip("zpccl.torch.hook", exc_type=ImportError)
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+
+
+class Bucket:
+    """A bucket as DDP makes it: gradients are views of its buffer."""
+
+    def __init__(self, parameters: list[Any], gradients: list[Any], index: int, is_last: bool) -> None:
+        self._parameters, self._index, self._is_last = parameters, index, is_last
+        self._buffer = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        parts = self._buffer.split([gradient.numel() for gradient in gradients])
+        self._gradients = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+
+    def parameters(self) -> list[Any]:
+        return self._parameters
+
+    def gradients(self) -> list[Any]:
+        return self._gradients
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._is_last
+
+    def buffer(self) -> Any:
+        return self._buffer
+
+
+def a_model() -> list[Any]:
+    shapes = ((3, 2), (4,), (2, 2, 2))
+    dtypes = (torch.float32, torch.bfloat16, torch.float32)
+    return [torch.nn.Parameter(torch.ones(s, dtype=d)) for s, d in zip(shapes, dtypes, strict=True)]
+
+
+def step(run: Callable[..., Any], parameters: list[Any], value: float, layout: list[list[int]]) -> list[float]:
+    """A backward pass whose gradients are value, 2 value, 3 value; returns the first elements of what comes back."""
+    buckets = [
+        Bucket(
+            [parameters[i] for i in places],
+            [torch.full_like(parameters[i], (i + 1) * value) for i in places],
+            number,
+            number == len(layout) - 1,
+        )
+        for number, places in enumerate(layout)
+    ]
+    futures = [run(None, bucket) for bucket in buckets]
+    assert all(future.wait() is bucket.buffer() for future, bucket in zip(futures, buckets, strict=True))
+    found = {}
+    for places, bucket in zip(layout, buckets, strict=True):
+        for place, gradient in zip(places, bucket.gradients(), strict=True):
+            assert (gradient == gradient.flatten()[0]).all()
+            found[place] = float(gradient.flatten()[0])
+    return [found[place] for place in sorted(found)]
+
+
+LAYOUTS = [[[2], [1, 0]], [[0, 1, 2]]]
+
+
+@pytest.mark.parametrize("weights", [None, (1, 3), (0, 2), (0, 0)])
+def test_buckets_may_be_cut_otherwise_on_each_peer(weights: tuple[int, int] | None) -> None:
+    """A peer that is in its first step has others than those that are not."""
+    with local_run(2) as run:
+
+        def train(comm: zpccl.Communicator) -> list[list[float]]:
+            place = run.comms.index(comm)
+            parameters = a_model()
+            samples = (lambda: float(weights[place])) if weights else None
+            made = hook.fault_tolerant_hook(comm, parameters, samples=samples, tag=5)
+            found = [step(made, parameters, (1 + place) * scale, LAYOUTS[place]) for scale in (1.0, 8.0)]
+            assert made.peer_ids == comm.peer_ids
+            return found
+
+        mean = {None: 1.5, (1, 3): 1.75, (0, 2): 2.0, (0, 0): 0.0}[weights]
+        expected = [[mean * scale * (i + 1) for i in range(3)] for scale in (1, 8)]
+        assert run.all(train) == [expected, expected]
+
+
+def test_alone_it_goes_on_with_its_own() -> None:
+    with local_run(2) as run:
+        one, other = run.comms
+        other.close()
+        parameters = a_model()
+        made = hook.fault_tolerant_hook(one, parameters, samples=lambda: 3.0)
+        assert step(made, parameters, 2.0, LAYOUTS[0]) == [2.0, 4.0, 6.0]
+        assert made.peer_ids == (one.peer_id,)
+
+
+def test_parameters_of_another_model_are_refused() -> None:
+    with local_run(2) as run:
+        parameters = a_model()
+        with pytest.raises(zpccl.InvalidUsage, match="another model"):
+            step(hook.fault_tolerant_hook(run.comms[0], a_model()), parameters, 1.0, LAYOUTS[0])
+        with pytest.raises(zpccl.InvalidUsage, match="reduces 1 gradients"):
+            step(hook.fault_tolerant_hook(run.comms[0], parameters), parameters, 1.0, [[0]])
+        with pytest.raises(zpccl.InvalidArgument):
+            hook.fault_tolerant_hook(run.comms[0], [])
+
+
+PROGRAM = """
+import hashlib, os, sys, threading, torch, torch.distributed as dist, zpccl, zpccl.torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.manual_seed(0)
+torch.set_num_threads(1)
+local = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Linear(300, 300), torch.nn.Linear(300, 5))
+model = torch.nn.parallel.DistributedDataParallel(local, bucket_cap_mb=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+comm = zpccl.Communicator()
+comm.connect()
+while comm.world_size < 3:
+    comm.update_topology()
+hook = zpccl.torch.fault_tolerant_hook(comm, model.parameters(), samples=lambda: 2)
+model.register_comm_hook(None, hook)
+random = torch.Generator().manual_seed(int(os.environ["RANK"]))
+is_told = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), is_told.set()), daemon=True).start()
+step, is_over, goes_on = 0, False, False
+while not is_over:
+    optimizer.zero_grad()
+    model(torch.randn(2, 20, generator=random)).square().sum().backward()
+    optimizer.step()
+    step += 1
+    if step == 5:
+        print("trains", flush=True)
+    if len(hook.peer_ids) == 2 and not goes_on:
+        goes_on = True
+        print("goes on", flush=True)
+    while True:  # Both end at the same step.
+        try:
+            is_over = comm.all_reduce(torch.tensor([int(is_told.is_set())]))[0] > 0
+            break
+        except zpccl.PeerLost:
+            continue
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+print(step, comm.world_size, digest)
+comm.close()
+"""
+
+
+@contextlib.contextmanager
+def a_master() -> Iterator[str]:
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0) as master:
+        yield master.address
+
+
+def test_a_peer_that_is_killed_leaves_the_others_with_equal_weights() -> None:
+    """S1, L2: real processes, each with its own samples, killed while they train."""
+    with a_master() as address, Processes(PROGRAM, 3, ZPCCL_MASTER=address) as processes:
+        assert [processes.line(rank) for rank in range(3)] == ["trains"] * 3
+        processes.ranks[1].kill()
+        processes.ranks[1].wait()
+        assert [processes.line(rank) for rank in (0, 2)] == ["goes on"] * 2
+        processes.tell(0)
+        ends = [processes.end(rank).split() for rank in (0, 2)]
+        assert ends[0] == ends[1] and ends[0][1] == "2"

@@ -1,0 +1,145 @@
+"""A communication hook of DistributedDataParallel that outlives the loss of peers.
+
+DDP cuts the gradients into buckets, and cuts them anew after the first step, in the order in which they have become
+ready. A peer that joins later is in its first step when others are not, so buckets do not match between peers. The hook
+collects them, and reduces all gradients at once, in the order of the model's parameters. That gives up the overlap with
+the backward pass. In return a step is averaged over the same peers for all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from zpccl.communicator import Communicator
+from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, TooFewPeers
+from zpccl.types import ReduceOp
+
+
+def fault_tolerant_hook(
+    communicator: Communicator,
+    parameters: Iterable[Any],
+    *,
+    samples: Callable[[], float] | None = None,
+    tag: int = 0,
+) -> FaultTolerantHook:
+    """Makes a hook that averages gradients over the members of the communicator's group, whoever they are by then.
+
+    Register it with `model.register_comm_hook(None, hook)`. DDP itself needs a process group of this process alone, for
+    example of `dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)`.
+
+    When a peer is lost, the hook tries again with those who are left. All of them get the same gradients, bit for bit,
+    or none does. A peer that is alone goes on with its own. Any other error ends the backward pass, as a RuntimeError
+    with its text: this peer may then lack gradients that others have used, and has to sync its state with them.
+
+    Args:
+        communicator: connected. Peers join between steps, by `update_topology`.
+        parameters: of the model, in the same order on all peers: `model.parameters()`. On the CPU, of dtypes that can
+            be reduced.
+        samples: tells, at the end of each backward pass, of how many samples this peer's gradients are the mean; they
+            are weighted so. Zero is allowed; where all have none, gradients are zero. 16-bit gradients then travel as
+            float32. None: all peers count alike.
+        tag: of the all-reduces, one for each dtype there is: they take as many tags from here on.
+
+    Raises:
+        InvalidArgument: there is no parameter that has a gradient.
+    """
+    return FaultTolerantHook(communicator, parameters, samples, tag)
+
+
+class FaultTolerantHook:
+    """The hook that `fault_tolerant_hook` makes.
+
+    Attributes:
+        peer_ids: of the peers whose gradients the last step has averaged (`Communicator.peer_id`), in order.
+    """
+
+    def __init__(
+        self, communicator: Communicator, parameters: Iterable[Any], samples: Callable[[], float] | None, tag: int
+    ) -> None:
+        self.__name__ = self.__qualname__ = "fault_tolerant_hook"  # DDP logs it.
+        self.peer_ids: tuple[str, ...] = ()
+        self._communicator, self._samples, self._tag = communicator, samples, tag
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        if not trained:
+            raise InvalidArgument("no parameter has a gradient")
+        self._places = {id(parameter): place for place, parameter in enumerate(trained)}
+        self._parameters = trained  # Keeps the ids theirs.
+        self._gradients: dict[int, Any] = {}
+        self._buckets: list[tuple[Any, Any]] = []
+        self._memory: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, state: object, bucket: Any) -> Any:
+        """What DDP calls. Takes a bucket; with the last one, reduces all."""
+        if bucket.index() == 0:  # Also after a backward pass that has failed in the middle.
+            self._gradients, self._buckets = {}, []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            place = self._places.get(id(parameter))
+            if place is None:
+                raise InvalidUsage("the hook was made with parameters of another model; give model.parameters()")
+            self._gradients[place] = gradient
+        future: Any = torch.futures.Future()
+        self._buckets.append((future, bucket.buffer()))
+        if bucket.is_last():
+            self._reduce()
+        return future
+
+    def _reduce(self) -> None:
+        if len(self._gradients) < len(self._parameters):
+            raise InvalidUsage(
+                f"DDP reduces {len(self._gradients)} gradients, the hook was made for {len(self._parameters)}; give the"
+                " parameters of the model that DDP wraps"
+            )
+        gradients = [self._gradients[place] for place in range(len(self._parameters))]
+        weight = float(self._samples()) if self._samples is not None else None
+        dtypes = sorted({gradient.dtype for gradient in gradients}, key=str)
+        for i, dtype in enumerate(dtypes):
+            self._average([gradient for gradient in gradients if gradient.dtype is dtype], dtype, weight, self._tag + i)
+        for future, buffer in self._buckets:
+            future.set_result(buffer)
+        self._gradients, self._buckets = {}, []
+
+    def _average(self, gradients: list[Any], dtype: Any, weight: float | None, tag: int) -> None:
+        """Averages gradients of one dtype, in place."""
+        count = sum(gradient.numel() for gradient in gradients)
+        wire = torch.float32 if weight is not None and dtype.itemsize < torch.float32.itemsize else dtype
+        if dtype not in self._memory:
+            size = count + (weight is not None)
+            self._memory[dtype] = torch.empty(size, dtype=wire), torch.empty(size, dtype=wire)
+        send, recv = self._memory[dtype]
+        torch.cat([gradient.reshape(-1).to(wire) for gradient in gradients], out=send[:count])
+        if weight is None:
+            self._all_reduce(send, recv, ReduceOp.AVG, tag)
+        else:
+            send[:count] *= weight
+            send[count] = weight
+            self._all_reduce(send, recv, ReduceOp.SUM, tag)
+            if recv[count] > 0:
+                recv[:count] /= recv[count].clone()
+        for gradient, part in zip(gradients, recv[:count].split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def _all_reduce(self, send: Any, recv: Any, op: ReduceOp, tag: int) -> None:
+        """All-reduces with those who are there. Each try that fails has lost a peer, so there are not many."""
+        while True:
+            try:
+                handle = self._communicator.all_reduce_async(send, recv, op=op, tag=tag)
+            except TooFewPeers as error:
+                failed: PCCLError | None = error
+            else:
+                handle.wait()
+                failed = handle.exception()
+            if failed is None:
+                self.peer_ids = handle.peer_ids
+                return
+            if isinstance(failed, TooFewPeers):
+                recv.copy_(send)
+                self.peer_ids = (self._communicator.peer_id,)
+                return
+            if not isinstance(failed, PeerLost):
+                raise failed
+
+
+FaultTolerantHook.__call__.__annotations__.clear()  # DDP would compare them with its own classes, and they are texts.
