@@ -455,6 +455,14 @@ TORCH_SAMPLES_MAX = 2**32
 TORCH_JOIN_INTERVAL_NS = 5 * MS
 """Time between two looks for ranks that are to be admitted, while a process group is made."""
 
+# --- zpccl launch ---------------------------------------------------------------------------------------------------
+LAUNCH_PROCESSES_MAX = 1024
+"""Processes that run at the same time."""
+LAUNCH_LINE_BYTES_MAX = 64 * KIB
+"""A longer line of a process is cut."""
+LAUNCH_STOP_TIMEOUT_NS = 10 * SECOND
+"""Time that processes have to end after Ctrl-C, before they are killed."""
+
 
 # --- Limits that follow from others ---------------------------------------------------------------------------------
 def calls_in_flight_max(member_count: int) -> int:

@@ -1,4 +1,4 @@
-"""zpccl: the command for tasks besides the master: making keys, checking a host."""
+"""zpccl: the command for tasks besides the master: making keys, checking a host, launching programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from zpccl import limits
+from zpccl.caller import checked_int
 from zpccl.cli import doctor
+from zpccl.cli.launch import Chaos, Launcher, parse_chaos
 from zpccl.control.keys import checked_name, new_private_key, new_secret, public_key_of
 from zpccl.errors import InvalidArgument, PCCLError
 
@@ -31,6 +34,30 @@ def build_parser() -> argparse.ArgumentParser:
         "for a secret, NAME.key for a private key)",
     )
     doctor.add_arguments(commands)
+    launch = commands.add_parser(
+        "launch",
+        usage="zpccl launch [-h] [-n PROCESSES] [--master HOST:PORT] [--chaos FAULTS] -- COMMAND ...",
+        help="start several processes of a program on this host",
+        description="Starts a master and several processes of a program on this host, and waits until all have ended. "
+        "They get ZPCCL_MASTER, and what torch.distributed needs: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Each "
+        "line that they print is prefixed with the number of its process. Ctrl-C ends all. A process that fails does "
+        "not end the others; the exit status is that of the first that failed.",
+    )
+    launch.add_argument("-n", dest="count", type=int, default=2, help="processes (default %(default)s)")
+    launch.add_argument(
+        "--master",
+        metavar="HOST:PORT",
+        default=os.environ.get("ZPCCL_MASTER"),
+        help="a master that runs already (default: ZPCCL_MASTER, else one is started)",
+    )
+    launch.add_argument(
+        "--chaos",
+        metavar="FAULTS",
+        default="",
+        help="kill=30s kills a random process every 30 s, but never the last; join=45s starts a new one every 45 s, "
+        "without the variables of torch, until a process has ended well; kill=30s,join=45s does both",
+    )
+    launch.add_argument("program", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
     return parser
 
 
@@ -38,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = build_parser().parse_args(arguments)
     try:
+        if options.command == "launch":
+            return _launch(options)
         return doctor.run(options) if options.command == "doctor" else _keygen(options.peer, options.out)
     except KeyboardInterrupt:
         print("zpccl: interrupted", file=sys.stderr)
@@ -45,6 +74,15 @@ def main(arguments: list[str] | None = None) -> int:
     except PCCLError as error:
         print(f"zpccl: {error.message}", file=sys.stderr)
         return 2
+
+
+def _launch(options: argparse.Namespace) -> int:
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        raise InvalidArgument("there is no program to launch; give it after --")
+    count = checked_int(options.count, "-n", 1, limits.LAUNCH_PROCESSES_MAX)
+    chaos = parse_chaos(options.chaos) if options.chaos else Chaos()
+    return Launcher(program, count, options.master, chaos).run()
 
 
 def _keygen(name: str | None, out: str | None) -> int:

@@ -1,0 +1,140 @@
+"""zpccl launch: several processes of a program, with real processes and signals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.harness import HANG_SECONDS
+
+from zpccl.cli.launch import Chaos, parse_chaos
+from zpccl.cli.main import main
+from zpccl.errors import InvalidArgument
+
+pytestmark = pytest.mark.e2e
+
+HELLO = Path(__file__).parents[2] / "examples" / "hello.py"
+
+
+def launch(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "zpccl.cli.main", "launch", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def output_of(*arguments: str | Path) -> tuple[int, list[str]]:
+    with launch(*arguments) as process:
+        output, _ = process.communicate(timeout=HANG_SECONDS)
+        return process.returncode, output.splitlines()
+
+
+def lines_until(process: subprocess.Popen[str], pattern: str, count: int) -> Iterator[str]:
+    """The lines of a launcher, up to the one with which so many have matched."""
+    assert process.stdout is not None
+    while count:
+        line = process.stdout.readline()
+        assert line, "it has ended"
+        count -= bool(re.search(pattern, line))
+        yield line
+
+
+def test_peers_find_the_master_and_their_lines_are_prefixed() -> None:
+    status, lines = output_of("-n", "3", "--", sys.executable, HELLO, "3")
+    assert status == 0
+    found = [re.fullmatch(r"\[(\d)\] rank (\d) of 3: \[6\. 6\. 6\. 6\.\]", line) for line in lines]
+    assert (
+        sorted(match[1] for match in found if match) == sorted(match[2] for match in found if match) == ["0", "1", "2"]
+    )
+
+
+def test_torch_finds_its_variables() -> None:
+    names = "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR ${MASTER_PORT:+port} $ZPCCL_NAME"
+    status, lines = output_of("-n", "2", "--master", "example.org:1", "--", "sh", "-c", f"echo {names} $ZPCCL_MASTER")
+    assert status == 0
+    assert sorted(lines) == [f"[{i}] {i} 2 {i} 127.0.0.1 port peer{i} example.org:1" for i in range(2)]
+
+
+def test_the_status_is_that_of_the_first_failure_and_others_go_on(tmp_path: Path) -> None:
+    program = f"if [ $RANK = 0 ]; then exit 7; fi; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; kill -9 $$"
+    with launch("-n", "2", "--", "sh", "-c", program) as process:
+        assert list(lines_until(process, "status", 1)) == ["[0] zpccl launch: ended with status 7\n"]
+        (tmp_path / "go").touch()
+        output, _ = process.communicate(timeout=HANG_SECONDS)
+    assert (process.returncode, output) == (7, "[1] zpccl launch: ended with status 137\n")
+
+
+WAITS = "trap 'echo interrupted; exit 3' {}; echo ready; while true; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_signal_ends_all(number: signal.Signals, status: int) -> None:
+    with launch("-n", "3", "--", "bash", "-c", WAITS.format("INT TERM")) as process:
+        list(lines_until(process, "ready", 3))
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == status
+    lines = [line for line in output.splitlines() if "Terminated" not in line]  # What bash says of its sleep.
+    assert sorted(lines) == [f"[{i}] interrupted" for i in range(3)]
+
+
+def test_a_second_signal_kills_who_does_not_end() -> None:
+    stubborn = "trap 'echo no' INT; echo ready; while true; do sleep 0.05; done"
+    with launch("-n", "2", "--", "bash", "-c", stubborn) as process:
+        list(lines_until(process, "ready", 2))
+        process.send_signal(signal.SIGINT)
+        list(lines_until(process, "no", 2))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 130
+
+
+def test_chaos_kills_and_joins() -> None:
+    """Who joins has none of torch's variables: ranks are fixed."""
+    program = "echo as ${RANK:-none}; sleep 1000"
+    with launch("-n", "2", "--chaos", "kill=0.2s,join=0.3s", "--", "sh", "-c", program) as process:
+        lines = list(lines_until(process, " as none", 3))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 143
+    assert any("killed on purpose" in line for line in lines) and sum("joins" in line for line in lines) >= 2
+
+
+def test_chaos_leaves_the_last_one_alone_and_ends_with_the_first_that_is_done(tmp_path: Path) -> None:
+    program = f"while ! [ -e {tmp_path}/go ]; do sleep 0.02; done; echo done"
+    with launch("-n", "2", "--chaos", "kill=0.1s", "--", "bash", "-c", program) as process:
+        list(lines_until(process, "on purpose", 1))
+        (tmp_path / "go").touch()
+        output, _ = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 0 and "done" in output and "on purpose" not in output
+
+
+def test_long_lines_are_cut() -> None:
+    status, lines = output_of("-n", "1", "--", sys.executable, "-c", "print('x' * 200_000); print('end', end='')")
+    assert status == 0 and len(lines) > 3 and lines[-1] == "[0] end"
+    assert sum(line.count("x") for line in lines) == 200_000
+
+
+def test_chaos_is_parsed() -> None:
+    assert parse_chaos("kill=30s,join=1.5m") == Chaos(30, 90)
+    assert parse_chaos(" join=45") == Chaos(None, 45)
+    for text in ("kill", "kill=0s", "kill=-1s", "kill=1s,kill=2s", "stop=1s", "kill=1h", ""):
+        with pytest.raises(InvalidArgument):
+            parse_chaos(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2"], "no program"),
+        (["-n", "0", "--", "true"], "-n 0 is not"),
+        (["-n", "1", "--", "/nowhere/program"], "cannot start /nowhere/program"),
+        (["-n", "1", "--chaos", "all", "--", "true"], "kill=30s"),
+    ],
+)
+def test_what_cannot_be_launched(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,286 @@
+"""zpccl launch: starts several processes of a program on this host, and a master for them.
+
+One thread waits for everything: output of the processes, their ends, signals, and the next kill or join. Each process
+is a session of its own, so a Ctrl-C of the terminal reaches the launcher alone, which passes it on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from zpccl import limits
+from zpccl.errors import InvalidArgument
+from zpccl.master_node import MasterNode
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """Faults on purpose.
+
+    Attributes:
+        kill_s: seconds between two kills of a random process; None: no kills. The last process is left alone.
+        join_s: seconds between two starts of a new process; None: no starts.
+    """
+
+    kill_s: float | None = None
+    join_s: float | None = None
+
+
+def parse_chaos(text: str) -> Chaos:
+    """Parses "kill=30s,join=45s"; both are optional, and the unit s or m.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(kill|join)=(\d+(?:\.\d+)?)([sm]?)\s*", part)
+        seconds = float(match[2]) * (60 if match[3] == "m" else 1) if match else 0.0
+        if match is None or seconds <= 0 or match[1] in found:
+            raise InvalidArgument(f"chaos {text!r} is not like 'kill=30s,join=45s'")
+        found[match[1]] = seconds
+    return Chaos(found.get("kill"), found.get("join"))
+
+
+@dataclass(eq=False)
+class _Child:
+    number: int
+    process: subprocess.Popen[bytes]
+    exit_descriptor: int
+    line: bytearray = field(default_factory=bytearray)
+    is_killed: bool = False
+
+
+class Launcher:
+    """Runs processes until all have ended.
+
+    Args:
+        command: the program and its arguments.
+        count: processes to start.
+        master: address of a master that runs already; None: one is started, on this host.
+        chaos: faults on purpose.
+        output: where the lines of all processes go, each behind the number of its process.
+    """
+
+    def __init__(
+        self, command: Sequence[str], count: int, master: str | None, chaos: Chaos, output: BinaryIO | None = None
+    ) -> None:
+        self._command, self._count, self._chaos = list(command), count, chaos
+        self._master_address = master
+        self._output = output or sys.stdout.buffer
+        self._selector = selectors.DefaultSelector()
+        self._children: list[_Child] = []
+        self._started = 0
+        self._status = 0
+        self._is_over = self._is_stopping = False
+        self._kill_at_s: float | None = None
+        self._timers: dict[Callable[[], None], tuple[float, float]] = {}
+        self._environment = dict(os.environ)
+        self._signals: list[int] = []
+
+    def run(self) -> int:
+        """Runs until all processes have ended.
+
+        Returns:
+            The exit status of the first process that failed, 128 + its number if a signal ended it; 130 if Ctrl-C came
+            before, 143 if SIGTERM did; else 0.
+
+        Raises:
+            InvalidArgument: the program cannot be started.
+            PCCLError: the master cannot be started.
+        """
+        master = None
+        if self._master_address is None:
+            master = MasterNode("127.0.0.1:0", recovery_grace=0)
+            master.run()
+            self._master_address = master.address
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        before = [(number, signal.signal(number, self._on_signal)) for number in STOP_SIGNALS]
+        descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            self._selector.register(reader, selectors.EVENT_READ, lambda: reader.recv(64))
+            self._prepare()
+            self._loop()
+            return self._status
+        finally:
+            self._kill_all()  # Where there was an error: else there are none.
+            for child in list(self._children):
+                self._on_exit(child)
+            signal.set_wakeup_fd(descriptor)
+            for number, handler in before:
+                signal.signal(number, handler)
+            reader.close()
+            writer.close()
+            self._selector.close()
+            if master is not None:
+                master.interrupt()
+
+    def _prepare(self) -> None:
+        threads = max((os.cpu_count() or 1) // self._count, 1)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._environment.update(ZPCCL_MASTER=self._master_address or "", PYTHONUNBUFFERED="1")
+        self._environment.setdefault("OMP_NUM_THREADS", str(threads))
+        for rank in range(self._count):
+            self._start(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(self._count),
+                LOCAL_WORLD_SIZE=str(self._count),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            )
+        now_s = time.monotonic()
+        for interval_s, action in ((self._chaos.kill_s, self._kill_one), (self._chaos.join_s, self._join_one)):
+            if interval_s is not None:
+                self._timers[action] = now_s + interval_s, interval_s
+
+    def _start(self, **variables: str) -> None:
+        number = self._started
+        name = self._environment.get("ZPCCL_NAME", "peer")
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, **variables, "ZPCCL_NAME": f"{name}{number}"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InvalidArgument(f"cannot start {self._command[0]}: {error.strerror}") from error
+        self._started += 1
+        child = _Child(number, process, os.pidfd_open(process.pid))
+        self._children.append(child)
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._read(child))
+        self._selector.register(child.exit_descriptor, selectors.EVENT_READ, lambda: self._on_exit(child))
+
+    # --- Events -----------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while self._children:
+            for key, _ in self._selector.select(self._seconds_left()):
+                key.data()
+            for number in self._signals:
+                self._stop(number)
+            self._signals.clear()
+            now_s = time.monotonic()
+            if self._kill_at_s is not None and now_s >= self._kill_at_s:
+                self._kill_all()
+                self._kill_at_s = None
+            for action, (at_s, interval_s) in list(self._timers.items()):
+                if now_s >= at_s and not self._is_over:
+                    self._timers[action] = at_s + interval_s, interval_s
+                    action()
+
+    def _seconds_left(self) -> float | None:
+        times = [at_s for at_s, _ in self._timers.values()] if not self._is_over else []
+        if self._kill_at_s is not None:
+            times.append(self._kill_at_s)
+        return max(min(times) - time.monotonic(), 0) if times else None
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        del frame
+        self._signals.append(number)
+
+    def _stop(self, number: int) -> None:
+        """Ends all: the first signal is passed on, a second one kills."""
+        self._status = self._status or 128 + number
+        if self._is_stopping:
+            self._kill_all()
+            return
+        self._is_stopping = self._is_over = True
+        self._kill_at_s = time.monotonic() + limits.LAUNCH_STOP_TIMEOUT_NS / limits.SECOND
+        for child in self._children:
+            _signal_group(child, number)
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            _signal_group(child, signal.SIGKILL)
+
+    def _read(self, child: _Child) -> bool:
+        """Writes the whole lines of a process. False once there is nothing more to read now."""
+        assert child.process.stdout is not None
+        try:
+            data = os.read(child.process.stdout.fileno(), limits.LAUNCH_LINE_BYTES_MAX)
+        except BlockingIOError:
+            return False
+        if not data:
+            if child.process.stdout in self._selector.get_map():
+                self._selector.unregister(child.process.stdout)
+            return False
+        *lines, rest = (bytes(child.line) + data).split(b"\n")
+        child.line[:] = rest
+        for line in lines:
+            self._write(child, line)
+        if len(child.line) >= limits.LAUNCH_LINE_BYTES_MAX:
+            self._write(child, bytes(child.line))
+            child.line.clear()
+        return True
+
+    def _write(self, child: _Child, line: bytes) -> None:
+        self._output.write(b"[%d] %s\n" % (child.number, line))
+        self._output.flush()
+
+    def _on_exit(self, child: _Child) -> None:
+        status = child.process.wait()
+        while self._read(child):  # What children of its own still write is not waited for.
+            pass
+        if child.line:
+            self._write(child, bytes(child.line))
+        assert child.process.stdout is not None
+        if child.process.stdout in self._selector.get_map():
+            self._selector.unregister(child.process.stdout)
+        child.process.stdout.close()
+        self._selector.unregister(child.exit_descriptor)
+        os.close(child.exit_descriptor)
+        self._children.remove(child)
+        if child.is_killed or self._is_stopping:
+            return
+        if status == 0:
+            self._is_over = True  # The training is done: who joined now would begin another.
+            return
+        status = status if status > 0 else 128 - status
+        self._write(child, b"zpccl launch: ended with status %d" % status)
+        self._status = self._status or status
+
+    # --- Chaos ------------------------------------------------------------------------------------------------------
+
+    def _kill_one(self) -> None:
+        alive = [child for child in self._children if not child.is_killed]
+        if len(alive) > 1:
+            child = random.choice(alive)
+            child.is_killed = True
+            self._write(child, b"zpccl launch: killed on purpose")
+            _signal_group(child, signal.SIGKILL)
+
+    def _join_one(self) -> None:
+        if len(self._children) < limits.LAUNCH_PROCESSES_MAX:
+            self._start()
+            self._write(self._children[-1], b"zpccl launch: joins")
+
+
+def _signal_group(child: _Child, number: int) -> None:
+    """Sends a signal to a process and its own children, unless it has ended."""
+    if child.process.returncode is None:
+        try:
+            os.killpg(child.process.pid, number)
+        except ProcessLookupError:
+            pass
