@@ -23,6 +23,7 @@ from common import Row, run_tool, say, write_json
 SCENARIOS = {
     "allreduce": "How long does an all-reduce take, beside torch's Gloo and beside TCP alone?",
     "call": "How many wake-ups and system calls does an all-reduce take, beside torch's Gloo?",
+    "ddp": "How long does a training step of DDP take, beside torch's Gloo?",
     "state": "How fast do newcomers get the shared state, and from how many, beside plain copies?",
     "join": "How long do members stop for a newcomer, with and without fetching the state ahead?",
     "wan": "What does an all-reduce carry over long fat pipes, with how many connections?",
