@@ -46,6 +46,11 @@ tensor = torch.ones(3)
 dist.all_reduce(tensor)
 subgroup = dist.new_group([0, 1], backend="zpccl")
 dist.all_reduce(tensor, group=subgroup)
+dist.destroy_process_group(subgroup)
+import torch.distributed._functional_collectives as functional
+assert functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD).tolist() == [2.0, 2.0]
+assert functional.all_gather_tensor(torch.ones(2), 0, dist.group.WORLD).shape == (4,)
+assert functional.reduce_scatter_tensor(torch.ones(2), "sum", 0, dist.group.WORLD).tolist() == [2.0]
 found = [None, None]
 dist.all_gather_object(found, dist.get_rank())
 print(tensor.tolist(), found)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from e2e.local import local_run
 
 import zpccl
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
 groups = pytest.importorskip("pytorch.groups", exc_type=ImportError)
+rendezvous = pytest.importorskip("zpccl.torch.rendezvous", exc_type=ImportError)
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
@@ -105,6 +108,10 @@ def test_coalesced(ranks: Any) -> None:
         gathered = [torch.zeros_like(rows), torch.zeros_like(rows).float()]
         group.all_gather_single_coalesced(gathered, [rows[rank], rows[rank].float()]).wait()
         assert torch.equal(gathered[0], rows) and torch.equal(gathered[1].double(), rows)
+        lists = [[torch.zeros(ranks.size, 5).double(), torch.zeros(1)] for _ in range(ranks.size)]
+        group.allgather_coalesced(lists, [rows[rank], torch.ones(1) * rank]).wait()
+        assert all(torch.equal(found[0], row) for found, row in zip(lists, rows, strict=True))
+        assert [float(found[1]) for found in lists] == list(range(ranks.size))
 
     ranks.all(run)
 
@@ -302,7 +309,35 @@ def test_a_rank_that_never_calls_fails_a_future() -> None:
 
 def test_not_all_ranks_come() -> None:
     """L1: those that are there are told."""
-    from zpccl.torch.rendezvous import meet
-
     with pytest.raises(zpccl.OperationTimeout, match="not all of 2 ranks"):
-        meet(dist.HashStore(), 0, 2, timedelta(milliseconds=200), is_default=False)
+        rendezvous.meet(dist.HashStore(), 0, 2, timedelta(milliseconds=200), is_default=False)
+
+
+def test_a_rank_may_leave_as_soon_as_the_group_is_made() -> None:
+    """Others need not have read the list of members by then."""
+    for _ in range(20):
+        with ThreadPoolExecutor(2) as threads:
+            store = dist.HashStore()
+
+            def come_and_go(rank: int, store: Any = store) -> tuple[int, ...]:
+                found = rendezvous.meet(store, rank, 2, groups.TIMEOUT, is_default=False)
+                found.leave(is_orderly=True)
+                ranks: tuple[int, ...] = found.ranks
+                return ranks
+
+            one, other = threads.map(come_and_go, range(2))
+        assert one == other and sorted(one) == [0, 1]
+
+
+def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: in whatever order they are admitted."""
+    with local_run(1) as run, ThreadPoolExecutor(3) as threads:
+        monkeypatch.setenv("ZPCCL_MASTER", run.master.address)
+        store = dist.HashStore()
+        meeting = [
+            threads.submit(rendezvous.meet, store, rank, 2, groups.TIMEOUT, is_default=True) for rank in range(2)
+        ]
+        while not all(future.done() for future in meeting):
+            run.comms[0].update_topology()
+        errors = [future.exception() for future in meeting]
+        assert all(isinstance(error, zpccl.InvalidUsage) and "peer0" in str(error) for error in errors), errors

@@ -50,6 +50,7 @@ class ProcessGroup(dist.ProcessGroup):
     def __init__(self, configuration: Configuration, timeout: timedelta) -> None:
         super().__init__(configuration.rank, configuration.size)
         self.error: PCCLError | None = None
+        self._name = ""
         self._configuration = configuration
         self._rank, self._size = configuration.rank, configuration.size
         self._is_in_order = configuration.ranks == tuple(range(configuration.size))
@@ -64,6 +65,15 @@ class ProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         """The name of the backend."""
         return "zpccl"
+
+    # torch keeps the name with the backends of a group, and there are none beside a group in Python.
+    def setGroupName(self, name: str) -> None:
+        """Takes the name that torch gives to the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The name that torch has given to the group."""
+        return self._name
 
     @property
     def communicator(self) -> Communicator:
@@ -269,13 +279,15 @@ class ProcessGroup(dist.ProcessGroup):
 
     def allgather(self, output_tensors: list[list[Any]], input_tensors: list[Any], opts: Any = None) -> Work:
         """Gives all ranks the tensors of all, in order of ranks."""
-        return self.allgather_coalesced(output_tensors, input_tensors, opts)
+        (outputs,), (tensor,) = output_tensors, input_tensors
+        _check_count(len(outputs), self._size, "output tensors")
+        return self._work(self._gather(tensor, functools.partial(self._copy_rows, outputs)), output_tensors, opts)
 
     def allgather_coalesced(self, output_lists: list[list[Any]], inputs: list[Any], opts: Any = None) -> Work:
-        """The same of several tensors, each by a call of its own."""
+        """The same of several tensors, each by a call of its own. There is a list for each rank."""
+        _check_count(len(output_lists), self._size, "output lists")
         parts: list[Part] = []
-        for outputs, tensor in zip(output_lists, inputs, strict=True):
-            _check_count(len(outputs), self._size, "output tensors")
+        for tensor, *outputs in zip(inputs, *output_lists, strict=True):
             parts += self._gather(tensor, functools.partial(self._copy_rows, outputs))
         return self._work(parts, output_lists, opts)
 

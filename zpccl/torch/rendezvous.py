@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import socket
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 from zpccl import limits
 from zpccl.communicator import Communicator
-from zpccl.errors import InvalidUsage, OperationTimeout, PeerLost
+from zpccl.errors import InvalidUsage, OperationTimeout
 from zpccl.master_node import MasterNode
 
 STRAGGLER_TIMEOUT_MIN = limits.STRAGGLER_TIMEOUT_MIN_NS / limits.SECOND
@@ -70,7 +71,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
 
     Raises:
         OperationTimeout: not all ranks came in time.
-        PeerLost: a rank was lost meanwhile.
+        PeerLost: a rank was lost while others were admitted. One that is lost later fails the first collective.
         InvalidUsage: the master coordinates other peers already.
         PCCLError: others, as by `Communicator.connect`.
     """
@@ -83,10 +84,11 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         address = store.get("master").decode()
         is_embedded = store.get("master_is_embedded") == b"1"
         wait_ns = limits.TORCH_MASTER_TIMEOUT_NS if is_embedded else limits.MASTER_TIMEOUT_NS
-        communicator = Communicator(address, master_timeout=wait_ns / limits.SECOND)
+        job = store.get("job").decode()
+        communicator = Communicator(address, name=f"rank {rank} of {job}", master_timeout=wait_ns / limits.SECOND)
         _arrive(store, rank, size, timeout)
         communicator.connect()
-        _admit_all(communicator, size, deadline)
+        _admit_all(communicator, size, job, deadline)
         ids = _exchange_ids(store, communicator, rank, size)
     except BaseException:
         if communicator is not None:
@@ -94,13 +96,14 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         if master is not None:
             master.interrupt()
         raise
-    ranks = tuple(ids.index(peer_id) for peer_id in communicator.peer_ids)
+    ranks = tuple(ids.index(peer_id) for peer_id in sorted(ids))  # As `Communicator.peer_ids` has them.
     return Configuration(rank, size, communicator, ranks, master, store)
 
 
 def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterNode | None:
     """Says where the master is. Starts one, unless it is given."""
     given = os.environ.get("ZPCCL_MASTER") if is_default else None
+    store.set("job", secrets.token_hex(4))
     store.set("master_is_embedded", "0" if given else "1")
     if given:
         store.set("master", given)
@@ -148,8 +151,14 @@ def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
         raise OperationTimeout(f"not all of {size} ranks have called within {timeout}: {error}") from error
 
 
-def _admit_all(communicator: Communicator, size: int, deadline: float) -> None:
-    while communicator.world_size < size:
+def _admit_all(communicator: Communicator, size: int, job: str, deadline: float) -> None:
+    """Admits others until all ranks are there. The names of ranks end with that of their job."""
+    while True:
+        strangers = [name for name in communicator.members if not name.endswith(f" of {job}")]
+        if strangers:
+            raise InvalidUsage(f"the master has other peers, {strangers[:3]}; give each job a master of its own")
+        if communicator.world_size >= size:
+            return
         if communicator.are_peers_pending():
             communicator.update_topology()
         elif time.monotonic() > deadline:
@@ -159,14 +168,6 @@ def _admit_all(communicator: Communicator, size: int, deadline: float) -> None:
 
 
 def _exchange_ids(store: Any, communicator: Communicator, rank: int, size: int) -> list[str]:
-    """The peer ids of all ranks, by rank."""
+    """The peer ids of all ranks, by rank. Others may leave as soon as they have them, even before this rank has."""
     store.set(f"peer/{rank}", communicator.peer_id)
-    ids = [store.get(f"peer/{other}").decode() for other in range(size)]
-    members = communicator.peer_ids
-    if set(members) - set(ids):
-        raise InvalidUsage(
-            f"the run has {len(members)} members, and {size} ranks were expected; give each job a master of its own"
-        )
-    if len(members) < size:
-        raise PeerLost(f"{size - len(members)} of {size} ranks were lost while the process group was made")
-    return ids
+    return [store.get(f"peer/{other}").decode() for other in range(size)]
