@@ -33,4 +33,4 @@ def test_text_is_wrapped_and_commands_are_not(monkeypatch: pytest.MonkeyPatch) -
     assert len(texts) > 3 and all(len(line) <= 80 for line in texts)
     commands = [line.strip() for line in lines if "->" in line]
     assert commands == ["-> " + line for line in BAD.fix.splitlines()]
-    assert lines[-1] == "1 problems, 0 warnings"
+    assert lines[-1] == "1 problem, 0 warnings"

@@ -57,8 +57,14 @@ def as_table(findings: Sequence[Finding]) -> str:
         for line in textwrap.wrap(finding.text, width - first - second, break_long_words=False) or [""]:
             lines.append(next(heads, " " * (first + second)) + line)
         lines += [" " * (first + second) + "-> " + line for line in finding.fix.splitlines()]
-    counts = [sum(finding.level is level for finding in findings) for level in (Level.PROBLEM, Level.WARNING)]
-    return "\n".join([*lines, "", "{} problems, {} warnings".format(*counts)])
+    counts = [_count(findings, level) for level in (Level.PROBLEM, Level.WARNING)]
+    return "\n".join([*lines, "", ", ".join(counts)])
+
+
+def _count(findings: Sequence[Finding], level: Level) -> str:
+    """Such as "2 problems"."""
+    count = sum(finding.level is level for finding in findings)
+    return f"{count} {level.value}{'' if count == 1 else 's'}"
 
 
 def is_good(findings: Sequence[Finding]) -> bool:
