@@ -36,7 +36,7 @@ def measure_paths(all_reduce: Callable[[np.ndarray, ReduceOp, str], object], wor
         return float(took[0])
 
     long_s = limits.MEASURING_NS / limits.SECOND
-    count = world_size * limits.RATE_SAMPLE_BYTES // 8  # In a direct exchange a path carries 2 / N of the bytes.
+    count = world_size * limits.RATE_SAMPLE_BYTES // 4  # A path carries 2 / N of the bytes: enough for two samples.
     try:
         while seconds_of(count, "direct") < long_s and 16 * count < limits.MEASURING_BYTES_MAX:
             count *= 4
