@@ -462,8 +462,8 @@ failed-sync-remembered-as-the-last: protocol.memory:Memory.on_decision (unit tes
   + call is not None and is_sync(call) and is_newer
 mismatch-remembered-without-its-values: protocol.memory:Memory.on_decision (unit tests)
   S1: after a take-over one peer gets CollectiveMismatch and another only InvalidUsage
-  - replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=())
-  + replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=(), field='', values=())
+  - replace(told, call_id=0, reason=reason, order=order, calls=calls, peers=())
+  + replace(told, call_id=0, reason=reason, order=order, calls=calls, peers=(), field='', values=())
 fewer-ends-remembered-than-calls-in-flight: protocol.memory:Memory._keep (unit tests)
   S1: a commit is forgotten that another member has not received
   - count_max = limits.calls_open_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
@@ -868,6 +868,14 @@ paths-of-newcomers-not-measured: protocol.plans:Planner.must_measure (unit tests
   L2: optimize_topology does nothing for members that have not been asked yet
   - asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS
   + bool(asked) and now_ns - asked_ns < limits.RATE_DOUBLING_NS
+old-plans-ahead-used-up: protocol.peer:PeerMachine._on_decision (unit tests)
+  L2: 16 calls use a path that has fallen
+  - not decision.committed or decision.is_ahead_void
+  + not decision.committed
+another-plan-noted-for-what-runs: protocol.kinds.collective:Collectives.plan_ahead (unit tests)
+  S3: the master takes what all have started ahead for an attempt by the new plan
+  - order is None
+  + order is None or attempt.how != self.planner.how(attempt.spec, _in_order(order, attempt.specs), now_ns)
 rings-in-order-of-admission: protocol.plans:Planner.how (unit tests)
   L2: an all-gather uses the slowest path although there is a ring without it
   - spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX

@@ -15,6 +15,7 @@ from zpccl import limits
 from zpccl.errors import Kicked, PeerLost, Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
+from zpccl.protocol.kinds.collective import Reduction
 from zpccl.protocol.messages import Decision, NeighboursChanged, Plan, Report, Vote, Votes, Welcome
 from zpccl.types import Algorithm, CollectiveKind
 
@@ -298,6 +299,24 @@ def test_the_root_of_a_broadcast_stays_the_root() -> None:
     assert told == [(f"{name}1", next_plan(2, NEXT, "ab")) for name in "ab"]
 
 
+def test_plans_ahead_are_void_once_another_plan_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3: what all have started before they hear of it goes on by the old plan."""
+    bench, better = Bench(), reducing(algorithm=Algorithm.DIRECT)
+    monkeypatch.setattr(bench.machine.collectives.planner, "how", lambda *_: better)
+    for call_id in (2, 3):
+        attempt_id = AHEAD + call_id - 2
+        for name in "ab":
+            bench.call(name, call_id, attempt_id)
+        running = bench.machine.operations.running[attempt_id]
+        assert isinstance(running, Reduction) and running.how == reducing()
+        bench.finish("a", call_id, attempt_id)
+        void = [(f"{name}1", Decision(call_id, 0, 2, attempt_id=attempt_id, is_ahead_void=True)) for name in "ab"]
+        assert bench.finish("b", call_id, attempt_id) == void
+    bench.call("a", 4, AHEAD + 2)
+    bench.call("b", 4, 0)
+    assert list(bench.plans.values())[-1] == better
+
+
 @pytest.mark.parametrize("count", [limits.PLAN_AHEAD_BYTES_MAX // 4, limits.PLAN_AHEAD_BYTES_MAX // 4 + 1])
 def test_large_tensors_are_not_planned_ahead(count: int) -> None:
     bench = Bench(specs=dict.fromkeys("ab", spec(count=count, datatype=10)))
@@ -384,6 +403,15 @@ def test_the_same_call_starts_at_once() -> None:
     decision = Decision(11, 0, 2, attempt_id=AHEAD, order=pids("ab"), calls=(11, 3), ahead=(AHEAD + 1,))
     assert peer.hear(decision) == [EndReduce(AHEAD, True), Resolve(11, 2)]
     assert peer.reduce(12) == [start(12, AHEAD + 1), vote(12, AHEAD + 1)]
+
+
+def test_a_plan_ahead_that_is_void_is_not_used() -> None:
+    """L2: else a path that has fallen would be used by all calls that are planned ahead."""
+    peer = after_a_commit(plan=replace(plan_of(10), ahead=(AHEAD + 1,)))
+    assert peer.reduce(11)[0] == start(11, AHEAD + 1)
+    peer.handle(events.ReduceDone(AHEAD + 1, 7))
+    peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1, order=pids("ab"), calls=(11, 3), is_ahead_void=True))
+    assert peer.reduce(12) == [vote(12, 0)]
 
 
 def test_a_plan_ahead_is_used_once() -> None:

@@ -83,7 +83,8 @@ class Memory:
             pairs = [pair for pair in plan.participants.items() if pair[0] in member_ids]
             order, calls = tuple(peer_id for peer_id, _ in pairs), tuple(call_id for _, call_id in pairs)
         reason = cut(decision.reason, limits.OUTCOME_TEXT_CHARS_MAX)
-        outcome = replace(decision, call_id=0, reason=reason, order=order, calls=calls, peers=(), ahead=())
+        told = replace(decision, ahead=(), is_ahead_void=False)
+        outcome = replace(told, call_id=0, reason=reason, order=order, calls=calls, peers=())
         self._keep(outcome)
         is_newer = self._last_sync is None or outcome.attempt_id > self._last_sync.attempt_id
         if call is not None and is_sync(call) and outcome.committed and is_newer:

@@ -499,6 +499,8 @@ class Decision(_Message, tag="decision", frozen=True):
     """The names of the peers that an aborted attempt is attributed to."""
     ahead: PlansAhead = ()
     """With the commit of a collective: more attempts as in Plan.ahead."""
+    is_ahead_void: bool = False
+    """With the commit of a collective: the next plan at its tag is another one than that of the attempts ahead."""
 
     @property
     def committed(self) -> bool:

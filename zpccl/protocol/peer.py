@@ -1092,10 +1092,10 @@ class PeerMachine:
         if decision.committed and (call.is_released or (lacks_result and not is_barrier(call))):
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
         if isinstance(call.spec, CollectiveSpec):
-            if decision.committed and call.plan is not None:
-                self._keep_ahead(call.spec, call.plan.how, decision.ahead)
-            elif not decision.committed:
+            if not decision.committed or decision.is_ahead_void:
                 self._ahead.pop(call.spec.tag, None)
+            elif call.plan is not None:
+                self._keep_ahead(call.spec, call.plan.how, decision.ahead)
         if call.phase is CallPhase.COMMITTED:
             return self._on_late_decision(call, decision)
         self._settle(call)

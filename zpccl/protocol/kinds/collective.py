@@ -23,7 +23,8 @@ barrier has no plan: it is committed when all have voted.
 With its plan, and with each commit, the next attempts are planned ahead: a peer that makes the same call again starts
 the first of them at once, says so in its vote, and waits for nobody. If the votes agree, and all have started it, that
 attempt runs. Else the master plans another one, and with its plan those that have started the first end that. Reports
-that come before the votes of others are kept.
+that come before the votes of others are kept. If another plan has become better, a commit says that those ahead are
+void.
 
 A collective that is in voting stops waiting for a lost member. A running one that has lost a participant goes on until
 one of the others has failed, and is aborted, or all of them have finished: then it is committed if their results are
@@ -294,13 +295,18 @@ class Collectives(Kind[Reduction]):
 
     # --- Plans ahead ------------------------------------------------------------------------------------------------
 
-    def plan_ahead(self, attempt: Reduction) -> tuple[int, ...]:
-        """Plans the next attempts, if they would be like this one."""
+    def plan_ahead(self, attempt: Reduction) -> tuple[int, ...] | None:
+        """Plans the next attempts, if they would be like this one.
+
+        If not, those that are known already are void. They are kept until another plan takes their place: all may have
+        started one before they hear of that.
+        """
         now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
-        if attempt.specs.keys() != set(members) or attempt.how != self._how(attempt.specs, members, now_ns):
+        how = self._how(attempt.specs, members, now_ns) if attempt.specs.keys() == set(members) else None
+        if how is None:
             self._ahead.pop(attempt.key, None)
             return ()
-        return self._top_up(attempt)
+        return self._top_up(attempt) if attempt.how == how else None
 
     def _top_up(self, attempt: Reduction) -> tuple[int, ...]:
         """Plans as many attempts like this one as may be ahead at its tag; returns the new ones."""
