@@ -324,7 +324,7 @@ MEASURING_NS = 1 * SECOND
 """optimize_topology exchanges more and more, until that takes so long."""
 MEASURING_BYTES_MAX = 64 * MIB
 """Or until it is so much: a tensor of this size is allocated."""
-MEASURING_PLANS = 3
+MEASURING_PLANS_MAX = 3
 """After that it uses so many plans, each made by what is known by then, unless one takes twice as long."""
 HOST_LIMITED_PERCENT_MAX = 80
 """Links of a host that together keep less than this of their rates are slowed by the host."""

@@ -40,7 +40,7 @@ def measure_paths(all_reduce: Callable[[np.ndarray, ReduceOp, str], object], wor
     try:
         while seconds_of(count, "direct") < long_s and 16 * count < limits.MEASURING_BYTES_MAX:
             count *= 4
-        for _ in range(limits.MEASURING_PLANS):
+        for _ in range(limits.MEASURING_PLANS_MAX):
             if seconds_of(count, "auto") >= 2 * long_s:
                 break
     except (PeerLost, TooFewPeers, CollectiveMismatch):
