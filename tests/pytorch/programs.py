@@ -33,11 +33,11 @@ def torchrun(size: int, *arguments: str | Path) -> str:
 class Processes:
     """The ranks of a program, each a process with the variables that torch's launchers set. Lines of input reach it."""
 
-    def __init__(self, program: str, size: int, *arguments: str, **environment: str) -> None:
+    def __init__(self, program: str | Path, size: int, *arguments: str, **environment: str) -> None:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", program, *arguments],
+                [sys.executable, *([program] if isinstance(program, Path) else ["-c", program]), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -10,7 +10,7 @@ import pytest
 from e2e.local import local_run
 
 import zpccl
-from pytorch.programs import Processes
+from pytorch.programs import ROOT, Processes
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -149,7 +149,7 @@ while not is_over:
         except zpccl.PeerLost:
             continue
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-print(step, comm.world_size, digest)
+print(step, len(hook.peer_ids), digest)
 comm.close()
 """
 
@@ -170,3 +170,17 @@ def test_a_peer_that_is_killed_leaves_the_others_with_equal_weights() -> None:
         processes.tell(0)
         ends = [processes.end(rank).split() for rank in (0, 2)]
         assert ends[0] == ends[1] and ends[0][1] == "2"
+
+
+@pytest.mark.slow
+def test_the_elastic_example() -> None:
+    """Hook, sampler and shared state together. One peer may be through before the other is there."""
+    example = ROOT / "examples" / "ddp_elastic.py"
+    with (
+        a_master() as address,
+        Processes(example, 2, "--epochs", "20", "--samples", "1000", ZPCCL_MASTER=address) as two,
+    ):
+        ends = [two.end(rank).splitlines()[-2:] for rank in range(2)]
+    assert all(end[0].startswith("epoch 19 is over") and end[1].startswith("accuracy") for end in ends)
+    if ends[0][0].endswith("2 peers"):
+        assert ends[0] == ends[1]
