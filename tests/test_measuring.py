@@ -39,12 +39,14 @@ def sizes_at(
 
 def test_exchanges_grow_until_they_take_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sizes_at(20 * MIB, 8, monkeypatch)
-    assert found == [(2 * MIB, "direct"), (8 * MIB, "direct"), (32 * MIB, "direct")] + [(32 * MIB, "auto")] * 3
+    assert found == [(4 * MIB, "direct"), (16 * MIB, "direct"), (64 * MIB, "direct"), (64 * MIB, "auto")]
+    found = sizes_at(10 * MIB, 40, monkeypatch)
+    assert found == [(10 * MIB, "direct")] + [(10 * MIB, "auto")] * 3
 
 
 def test_slow_networks_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each path carries twice what a sample needs."""
-    assert sizes_at(MIB / 10, 2, monkeypatch) == [(MIB // 2, "direct"), (MIB // 2, "auto")]
+    """By the smallest tensor of which peers report anything."""
+    assert sizes_at(MIB / 10, 2, monkeypatch) == [(4 * MIB, "direct"), (4 * MIB, "auto")]
 
 
 @pytest.mark.parametrize("world_size", [2, 8, 128])

@@ -36,9 +36,10 @@ def measure_paths(all_reduce: Callable[[np.ndarray, ReduceOp, str], object], wor
         return float(took[0])
 
     long_s = limits.MEASURING_NS / limits.SECOND
-    count = world_size * limits.RATE_SAMPLE_BYTES // 4  # A path carries 2 / N of the bytes: enough for two samples.
+    # A path carries 2 / N of the bytes: enough for two samples. Of smaller tensors peers report nothing.
+    count = max(world_size * limits.RATE_SAMPLE_BYTES, limits.SPEED_TENSOR_BYTES) // 4
     try:
-        while seconds_of(count, "direct") < long_s and 16 * count < limits.MEASURING_BYTES_MAX:
+        while seconds_of(count, "direct") < long_s and 16 * count <= limits.MEASURING_BYTES_MAX:
             count *= 4
         for _ in range(limits.MEASURING_PLANS_MAX):
             if seconds_of(count, "auto") >= 2 * long_s:
