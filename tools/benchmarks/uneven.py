@@ -126,7 +126,7 @@ def measure(options: argparse.Namespace) -> Rows:
 def measure_network(hosts: EmulatedNetwork, name: str, options: argparse.Namespace) -> Row:
     """All calls in one network."""
     network = NETWORKS[name]
-    with start_system(Hosts(hosts), "zpccl", network.peers, 0, algorithm=options.algorithm) as system:
+    with start_system(Hosts(hosts), "zpccl", network.peers, options.connections, algorithm=options.algorithm) as system:
         call_all(system.workers, "allocate", options.bytes, "float32", "none")
         if options.optimize:
             call_all(system.workers, "optimize")
@@ -152,6 +152,7 @@ def measure_network(hosts: EmulatedNetwork, name: str, options: argparse.Namespa
             "peers": network.peers,
             "bytes": options.bytes,
             "algorithm": options.algorithm,
+            "connections": options.connections,
             "congestion": options.congestion or "default",
             "seconds": seconds,
             "first_s": seconds[0],
@@ -175,6 +176,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fall", action="store_true", help="then cut a path to a tenth, and as many calls again")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="auto", help="that all peers ask for")
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
+    parser.add_argument("--connections", type=int, default=0, help="per link (default: what zpccl chooses)")
     add(parser, "--seed", 0)
 
 
