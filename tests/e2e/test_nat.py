@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Peer, all_of, cluster
 from e2e.nats import nat_hosts
+from e2e.secured import SECRET, write_private
 from e2e.training import lines_of_losses
 from zpccl.engine.engine import Engine
 
@@ -27,13 +29,13 @@ def connect(peer: Peer, address: str, **options: Any) -> float:
     return time.monotonic() - begun
 
 
-def join_in_turn(run: Cluster, count: int) -> tuple[list[Child], list[float]]:
+def join_in_turn(run: Cluster, count: int, **options: Any) -> tuple[list[Child], list[float]]:
     """Starts members one after the other, the first one on host 1. Returns them, and how long each took to join."""
     members: list[Child] = []
     seconds = []
     for _ in range(count):
         child = run.child()
-        child.start(connect, run.master.address, name=child.name)
+        child.start(connect, run.master.address, name=child.name, **options)
         if members:
             all_of(members, harness.admit, len(members) + 1)
         seconds.append(child.value())
@@ -84,10 +86,16 @@ def test_a_peer_behind_a_nat_and_one_that_can_be_dialled(natted: int, is_ipv6: b
 
 
 @both_versions
-def test_two_peers_behind_nats_that_keep_ports(is_ipv6: bool) -> None:
+@pytest.mark.parametrize("is_secret", [False, True], ids=["open", "secret"])
+def test_two_peers_behind_nats_that_keep_ports(is_ipv6: bool, is_secret: bool, tmp_path: Path) -> None:
     """L2: they open a connection together."""
-    with nat_hosts(3, 1, 2, is_ipv6=is_ipv6, keeps_ports=True) as network, cluster(network=network) as run:
-        members, seconds = join_in_turn(run, 2)
+    arguments = ("--secret-file", write_private(tmp_path / "secret", SECRET)) if is_secret else ()
+    options = {"secret": SECRET} if is_secret else {}
+    with (
+        nat_hosts(3, 1, 2, is_ipv6=is_ipv6, keeps_ports=True) as network,
+        cluster(*arguments, network=network) as run,
+    ):
+        members, seconds = join_in_turn(run, 2, **options)
         print("joined after", seconds)
         assert [total for total, _ in all_of(members, reduce, 2.0)] == [4.0] * 2
         assert all_of(members, connections) == [[1]] * 2
