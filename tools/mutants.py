@@ -874,8 +874,8 @@ old-plans-ahead-used-up: protocol.peer:PeerMachine._on_decision (unit tests)
   + not decision.committed
 another-plan-noted-for-what-runs: protocol.kinds.collective:Collectives.plan_ahead (unit tests)
   S3: the master takes what all have started ahead for an attempt by the new plan
-  - order is None
-  + order is None or attempt.how != self.planner.how(attempt.spec, _in_order(order, attempt.specs), now_ns)
+  - how is None
+  + how is None or attempt.how != how
 rings-in-order-of-admission: protocol.plans:Planner.how (unit tests)
   L2: an all-gather uses the slowest path although there is a ring without it
   - spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX

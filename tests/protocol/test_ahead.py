@@ -302,7 +302,7 @@ def test_the_root_of_a_broadcast_stays_the_root() -> None:
 def test_plans_ahead_are_void_once_another_plan_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3: what all have started before they hear of it goes on by the old plan."""
     bench, better = Bench(), reducing(algorithm=Algorithm.DIRECT)
-    monkeypatch.setattr(bench.machine.collectives.planner, "how", lambda *_: better)
+    monkeypatch.setattr(bench.machine.collectives.planner, "how", lambda *_, **__: better)
     for call_id in (2, 3):
         attempt_id = AHEAD + call_id - 2
         for name in "ab":
