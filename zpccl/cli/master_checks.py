@@ -286,14 +286,14 @@ def _judge_port(
     if advertise and parse_address(advertise)[0] != answer.host:
         text = f"{advertise} was not tried: the master dials {answer.host} only, the address that it sees"
         return Finding(name, Level.WARNING, text)
-    text = f"the master cannot open a connection to {at}: others cannot dial this host"
+    text = f"the master cannot open a connection to {at}: this host works only with peers that it can dial"
     if answer.host in {parse_address(candidate)[0] for candidate in candidates}:
         return Finding(name, Level.PROBLEM, f"{text}; a firewall drops or refuses it", open_command(ports))
     fix = (
         f"forward TCP port {port} of {answer.host} to {format_address(found.local_host, ports.start)} in the router; "
         f"then export ZPCCL_ADVERTISE={at}"
     )
-    return Finding(name, Level.PROBLEM, f"{text}, unless they are behind the same NAT", fix)
+    return Finding(name, Level.PROBLEM, f"{text}, and with those behind the same NAT", fix)
 
 
 def open_command(ports: range) -> str:
