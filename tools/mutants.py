@@ -54,6 +54,10 @@ rows-for-the-lost-are-a-mismatch: protocol.kinds.collective:Collectives._evaluat
   L2: who made rows before it heard of a loss gets an error that a program does not take for a loss
   - (rows := max(spec.rows for spec in _specs_of(votes).values())) > len(votes)
   + (rows := 0) > len(votes)
+refused-though-links-have-changed: protocol.kinds.collective:Collectives._plan (unit tests)
+  L2: a call is refused at once while the link that it needs is coming up
+  - self._in_vain.get(group) == links
+  + group in self._in_vain
 two-roots: protocol.kinds.collective:find_difference (unit tests)
   S1: two peers are both root of a broadcast, and one gets the other's tensor
   - is_broadcast and sum(spec.is_root for spec in specs) != 1

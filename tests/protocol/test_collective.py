@@ -344,6 +344,25 @@ def test_what_needs_a_ring_is_refused_where_there_is_none(kind: str) -> None:
     assert list(bench.plans.values())[-1].algorithm == Algorithm.TREES and bench.names() == "abcd"
 
 
+def test_a_call_does_not_wait_for_links_that_another_has_waited_for() -> None:
+    """L1: each step of a program would take ten seconds longer. Once a link has changed, calls wait again."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "bc", "bd", "cd")
+    gather = spec(kind=CollectiveKind.ALL_GATHER)
+    for name in "abcd":
+        bench.begin(name, 1, gather)
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    for name in "abcd":
+        answers = bench.begin(name, 2, gather)
+    assert {message.result for _, message in answers} == {Result.RANK_CONNECTION_FAILED} and len(answers) == 4
+    for name in "bc":
+        bench.say(name, Linked(pids("abc".replace(name, ""))))
+    for name in "abcd":
+        assert bench.begin(name, 3, gather) == []
+    bench.link("a", "b", "c", "d")
+    assert list(bench.plans.values())[-1].algorithm == Algorithm.RING
+
+
 def test_wide_sums_need_a_star_or_a_ring() -> None:
     """L1: a chain of four has neither."""
     bench = bench_of("a", "b", "c", "d")

@@ -17,8 +17,9 @@ down or have failed lately: a ring, an exchange or trees, or what all voters ask
 order of admission, in another order if that one needs such a link (paths.py), or in one whose slowest path is quicker;
 that of a broadcast begins with its root. An all-to-all needs all links. If every plan needs links that are down, it
 waits for them. When they do not come up in time, members that are cut off from the others are removed, so that these
-can continue; if there are none, the calls are refused, as trees, which need no ring, are for all-reduces only. A
-barrier has no plan: it is committed when all have voted.
+can continue; if there are none, the calls are refused, as trees, which need no ring, are for all-reduces only. Later
+calls are refused at once, until a link or the member list changes. A barrier has no plan: it is committed when all have
+voted.
 
 With its plan, and with each commit, the next attempts are planned ahead: a peer that makes the same call again starts
 the first of them at once, says so in its vote, and waits for nobody. If the votes agree, and all have started it, that
@@ -131,6 +132,7 @@ class Collectives(Kind[Reduction]):
         self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
         self._ahead: dict[Key, PlannedAhead] = {}  # The newest last.
         self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
+        self._in_vain: dict[int, tuple[int, ...]] = {}  # By group: its links when a call had waited for others in vain.
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
         """Refuses a second call of a peer at one tag, unless its peers may have committed the first."""
@@ -177,6 +179,7 @@ class Collectives(Kind[Reduction]):
     def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: operations stop waiting for lost members."""
         self.planner.on_members_changed()
+        self._in_vain.clear()
         for attempt in self._operations.running_of(COLLECTIVE):
             self._operations.decide(attempt)
         for operation in self._operations.of(COLLECTIVE):
@@ -252,7 +255,10 @@ class Collectives(Kind[Reduction]):
         if how is None:
             if operation.agreed_ns is None:
                 operation.agreed_ns = now_ns
-            elif now_ns - operation.agreed_ns >= self.wait_ns and not self._paths.surplus(members, now_ns):
+            group, links = members[0].group, tuple(peer.linked for peer in members)
+            has_waited = now_ns - operation.agreed_ns >= self.wait_ns or self._in_vain.get(group) == links
+            if has_waited and not self._paths.surplus(members, now_ns):
+                self._in_vain[group] = links
                 reason = _no_plan(next(iter(specs.values())), self._paths.broken(members, now_ns))
                 self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, reason)
             return
