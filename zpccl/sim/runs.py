@@ -102,9 +102,8 @@ class Setup:
         cluster.run(resolved.steps, PROFILES[resolved.faults].without(self.without).hasten(resolved.haste))
         cluster.heal()
         # With several masters a run may have lost its quorum: its members wait until they give up, and a new run waits
-        # for them. Where links may allow no ring, each round of a quick program may be refused, after a wait.
-        is_long, rounds_s = len(cluster.masters) > 1, 200 * cluster.script.is_parted
-        if not cluster.quiesces(200_000 if is_long or rounds_s else 100_000, (150 if is_long else 60) + rounds_s):
+        # for them.
+        if not (cluster.quiesces() if len(cluster.masters) == 1 else cluster.quiesces(steps=200_000, seconds=150)):
             raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
         cluster.checkers.on_end()
 
