@@ -434,13 +434,9 @@ class Causes(Checker):
             self.cluster.require(not has_ring, "L2", f"a call is refused though there is a ring: {message.reason}")
         attempt = master.key(connection, message.attempt_id)
         how = message.how if isinstance(message, Plan) else None
-        if isinstance(how, Reducing):
-            self._participants.setdefault(attempt, (frozenset(how.order), self.cluster.clock.now_ns))
-        elif how is not None:
-            node = self.cluster.node_of(connection)
+        if how is not None:
             peers, since_ns = self._participants.get(attempt, (frozenset(), self.cluster.clock.now_ns))
-            ids = {node.peer_id} if node is not None else set()
-            self._participants[attempt] = (peers.union(how.holders, ids), since_ns)
+            self._participants[attempt] = (peers.union(how.order), since_ns)
         elif isinstance(message, Decision) and not message.committed and attempt in self._participants:
             peers, since_ns = self._participants[attempt]
             has_cause = self.cluster.has_cause(peers, since_ns) or self.cluster.has_stalled(since_ns)
