@@ -36,7 +36,7 @@ END_TIMEOUT_S = 5.0
 _SOURCES = Path(__file__).resolve().parent
 _PROGRAM = _SOURCES.parents[1] / "build" / "wan" / "emulator"
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0  # linux/if_tun.h, as all below
-_IFF_TUN, _IFF_NAPI, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x0010, 0x1000, 0x4000
+_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4, _TUN_F_TSO_ECN = 1, 2, 8
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, mount.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,7 +58,8 @@ class EmulatedNetwork(Namespaces):
     Args:
         settings: of the network, for 2 to HOSTS_MAX hosts.
         seed: of losses and jitter.
-        realtime: run the emulator with realtime priority.
+        realtime: run the emulator with realtime priority, and all that it delivers on other CPUs. Else times are worse,
+            but no packet is lost if other CPUs are busy.
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` command, C compiler or TUN device.
@@ -158,8 +159,8 @@ class EmulatedNetwork(Namespaces):
             for host in range(self.host_count):
                 devices.append(self.run(host, _open_device))
                 self._set_up_host(host)
-                # Else a host's TCP processing of a packet would run in the emulator's write().
-                self.run(host, lambda: _receive_on([cpu for cpu in cpus if cpu != own]))
+                if self._realtime:  # Else a host's TCP processing of a packet would run in the emulator's write().
+                    self.run(host, lambda: _receive_on([cpu for cpu in cpus if cpu != own]))
             self._start(own, devices)
         finally:
             for device in devices:
@@ -252,14 +253,10 @@ def build_emulator() -> Path:
 
 
 def _open_device() -> int:
-    """Opens a TUN device in the calling thread's namespace, with TCP segmentation offload.
-
-    NAPI gives it a queue of its own for what the emulator writes. Without it packets share the backlog of the CPU, of
-    net.core.netdev_max_backlog (1,000) packets, and a burst is lost there while ksoftirqd waits for the CPU.
-    """
+    """Opens a TUN device in the calling thread's namespace, with TCP segmentation offload."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        flags = _IFF_TUN | _IFF_NAPI | _IFF_NO_PI | _IFF_VNET_HDR
+        flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), flags))
         fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO_ECN)
     except OSError:
@@ -269,7 +266,11 @@ def _open_device() -> int:
 
 
 def _receive_on(cpus: Sequence[int]) -> None:
-    """Processes received packets on other CPUs than the emulator's (RPS). If not permitted, timing is worse."""
+    """Processes received packets on other CPUs than the emulator's (RPS). If not permitted, timing is worse.
+
+    Packets for a CPU that is busy with something else wait in its backlog, of net.core.netdev_max_backlog (1,000)
+    packets, and a larger burst is lost there (`device_drops`).
+    """
     mask = sum(1 << cpu for cpu in cpus)
     words: list[str] = []
     while mask:
