@@ -72,7 +72,7 @@ all-to-all-in-order-of-admission: protocol.kinds.collective:_in_order (unit test
   + list(order)
 call-without-a-plan-waits-for-ever: protocol.kinds.collective:Collectives._plan (unit tests)
   L1: an all-to-all waits for ever where two members do not reach each other, and a broadcast where there is no ring
-  - now_ns - operation.agreed_ns >= self.wait_ns and not self._paths.surplus(members, now_ns)
+  - has_waited and not self._paths.surplus(members, now_ns)
   + False
 refused-though-others-could-go-on: protocol.kinds.collective:Collectives._plan (unit tests)
   L2: the calls of all are refused, again and again, because one member is cut off

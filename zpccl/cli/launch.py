@@ -218,6 +218,8 @@ class Launcher:
     def _read(self, child: _Child) -> bool:
         """Writes the whole lines of a process. False once there is nothing more to read now."""
         assert child.process.stdout is not None
+        if child.process.stdout.closed:  # It has ended a moment ago, and all of its output has been read.
+            return False
         try:
             data = os.read(child.process.stdout.fileno(), limits.LAUNCH_LINE_BYTES_MAX)
         except BlockingIOError:
