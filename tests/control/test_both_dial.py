@@ -216,7 +216,7 @@ def test_of_two_hellos_that_of_the_greater_id_counts() -> None:
             transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
             connection.sendall(transcript.encode(Signal.READY))
             assert [one.getpeername() for one in b.link().sockets] == [connection.getsockname()]
-            assert b.has_no_link() and b.failures.empty()
+            assert b.has_no_link() and b.failures.empty(), b.failures.get()
 
 
 def test_the_smaller_id_accepts_what_it_has_dialled() -> None:
@@ -225,7 +225,7 @@ def test_the_smaller_id_accepts_what_it_has_dialled() -> None:
         with connection:
             shake_hands(connection, z.hello(b))
             assert [one.getpeername() for one in b.link().sockets] == [connection.getsockname()]
-            assert b.has_no_link() and b.failures.empty()
+            assert b.has_no_link() and b.failures.empty(), b.failures.get()
 
 
 def test_a_connection_from_the_own_port_may_be_accepted_as_any_other() -> None:

@@ -21,7 +21,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,8 @@ class Dialler:
         loop: in whose thread it is called.
         listener: at which this peer listens.
         dials_locally: whether peers of this host are dialled at their Unix-domain sockets.
-        adopt: takes a connection that both ends have opened, with the other end's HELLO, as one that was accepted.
+        adopt: takes a connection that both ends have opened, with the other end's HELLO, as one that was accepted, and
+            waits for the end of its handshake.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Dialler:
         loop: asyncio.AbstractEventLoop,
         listener: socket.socket,
         dials_locally: bool,
-        adopt: Callable[[socket.socket, bytes], None],
+        adopt: Callable[[socket.socket, bytes], Awaitable[None]],
     ) -> None:
         self._loop = loop
         self._listener = listener
@@ -244,7 +245,7 @@ class Dialler:
             if is_hello(answer):
                 theirs = answer + await receive(self._loop, connection, HELLO_BYTES - SIGNAL_BYTES)
                 if hello.sender < hello.receiver:
-                    self._adopt(closed_in_children(socket.socket(fileno=connection.detach())), theirs)
+                    await self._adopt(closed_in_children(socket.socket(fileno=connection.detach())), theirs)
                     raise HandshakeError("the other side sets the link up")
                 answer = await receive(self._loop, connection, SIGNAL_BYTES)
             transcript = accepted(hello, answer, secrets.link_key)

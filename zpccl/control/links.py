@@ -325,13 +325,16 @@ class LinkBroker:
         closed_in_children(connection).setblocking(False)
         self._begin_handshake(connection, host)
 
-    def _adopt(self, connection: socket.socket, hello: bytes) -> None:
-        """Accepts a connection that this side dialled, and the other side too."""
-        self._begin_handshake(connection, connection.getpeername()[0], hello)
+    async def _adopt(self, connection: socket.socket, hello: bytes) -> None:
+        """Accepts a connection that this side dialled, and the other side too. Waits for the end of its handshake."""
+        task = self._begin_handshake(connection, connection.getpeername()[0], hello)
+        if task is not None:
+            await asyncio.wait([task])
 
-    def _begin_handshake(self, connection: socket.socket, host: str, hello: bytes = b"") -> None:
+    def _begin_handshake(self, connection: socket.socket, host: str, hello: bytes = b"") -> asyncio.Task[None] | None:
         if not self._make_room(host):
-            return connection.close()
+            connection.close()
+            return None
         name = _peer_name(connection)
         task = self._loop.create_task(self._take_part(connection, hello))
         hello_timer, timer = (self._loop.call_later(seconds, task.cancel) for seconds in (_HELLO_TIMEOUT_S, _TIMEOUT_S))
@@ -345,6 +348,7 @@ class LinkBroker:
             connection.close()  # Unless it is part of a link by now, which has taken its descriptor.
 
         task.add_done_callback(end)
+        return task
 
     def _make_room(self, host: str) -> bool:
         """Ends a handshake if a new one from this host would be one too many. False: none may be ended."""
