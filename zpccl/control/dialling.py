@@ -210,21 +210,15 @@ class Dialler:
     async def _dial_one(
         self, address: str, hello: LinkHello, secrets: Secrets, results: Results | None = None
     ) -> Dialled:
-        family, target = await self._resolve(address)
-        connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
+        connection = await self._connect(address)
         try:
-            connection.setblocking(False)
-            await self._loop.sock_connect(connection, target)
             if results is not None:
                 results.connected(address)
-            self.choose_congestion_control(connection)
             if hello.count == 0:
                 count = connections_for(round_trip_ns(connection), congestion_control(connection))
                 hello = dataclasses.replace(hello, count=count)
-            await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
-            answer = await receive(self._loop, connection, SIGNAL_BYTES)
-            transcript = accepted(hello, answer, secrets.link_key)
-            return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
+            answer = await self._greet(connection, hello, secrets)
+            return _dialled(connection, hello, answer, secrets)
         except BaseException:
             connection.close()
             raise
@@ -232,27 +226,40 @@ class Dialler:
     async def _open_together(self, address: str, hello: LinkHello, secrets: Secrets) -> Dialled:
         """Dials from the port at which this peer listens, as the other end may do at the same time."""
         await asyncio.sleep(_OPEN_TOGETHER_DELAY_S)
-        family, target = await self._resolve(address)
-        connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
+        connection = await self._connect(address, beside=self._listener)
         try:
-            connection.setblocking(False)
-            bind_beside(connection, self._listener)
-            await self._loop.sock_connect(connection, target)
-            self.choose_congestion_control(connection)
             hello = dataclasses.replace(hello, count=1)
-            await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
-            answer = await receive(self._loop, connection, SIGNAL_BYTES)
+            answer = await self._greet(connection, hello, secrets)
             if is_hello(answer):
                 theirs = answer + await receive(self._loop, connection, HELLO_BYTES - SIGNAL_BYTES)
                 if hello.sender < hello.receiver:
                     await self._adopt(closed_in_children(socket.socket(fileno=connection.detach())), theirs)
                     raise HandshakeError("the other side sets the link up")
                 answer = await receive(self._loop, connection, SIGNAL_BYTES)
-            transcript = accepted(hello, answer, secrets.link_key)
-            return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
+            return _dialled(connection, hello, answer, secrets)
         except BaseException:
             connection.close()
             raise
+
+    async def _connect(self, address: str, *, beside: socket.socket | None = None) -> socket.socket:
+        """A connection to an address, from the port of the listener `beside` if there is one."""
+        family, target = await self._resolve(address)
+        connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
+        try:
+            connection.setblocking(False)
+            if beside is not None:
+                bind_beside(connection, beside)
+            await self._loop.sock_connect(connection, target)
+            self.choose_congestion_control(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _greet(self, connection: socket.socket, hello: LinkHello, secrets: Secrets) -> bytes:
+        """Sends HELLO. Returns the first bytes of the answer."""
+        await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
+        return await receive(self._loop, connection, SIGNAL_BYTES)
 
     def choose_congestion_control(self, connection: socket.socket) -> None:
         """Asks the kernel for BBR on a connection that was dialled or accepted."""
@@ -282,6 +289,12 @@ async def receive(loop: asyncio.AbstractEventLoop, connection: socket.socket, si
             raise HandshakeError("the other side closed the connection")
         data += piece
     return data
+
+
+def _dialled(connection: socket.socket, hello: LinkHello, answer: bytes, secrets: Secrets) -> Dialled:
+    """A connection whose HELLO was answered by ACCEPT. Raises HandshakeError if it was not."""
+    transcript = accepted(hello, answer, secrets.link_key)
+    return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
 
 
 def close_all(dialled: list[Dialled]) -> None:
