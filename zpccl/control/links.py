@@ -490,12 +490,11 @@ class LinkBroker:
                 reason = f"no link in {_TIMEOUT_S:.0f} s" if isinstance(error, asyncio.TimeoutError) else ""
                 self._on_failed(peer_id, results.text(reason))
             return
-        if self._dials.get(peer_id) is not dial:
+        if not self._end_dial(peer_id, dial):
             return close_all(dialled)
         for task, handshake in self._handshakes.items():
             if handshake.sender == peer_id:
                 task.cancel()
-        self._end_dial(peer_id, dial)
         self._note_link(peer_id, nonce, dialled[0].transcript.cipher, neighbour)
         self._tell_link(peer_id, [one.connection for one in dialled], [one.keys for one in dialled])
 
