@@ -17,6 +17,7 @@ from zpccl.control.addresses import (
     parse_address,
     parse_listen,
     reachable_at,
+    source_towards,
 )
 from zpccl.errors import InvalidArgument, InvalidUsage
 
@@ -107,9 +108,10 @@ def test_where_a_listener_is_reached() -> None:
 def test_the_address_towards_the_master_comes_first_and_bridges_last(
     monkeypatch: pytest.MonkeyPatch, likely: str
 ) -> None:
-    found = [("172.17.0.1", True), ("10.1.2.3", False), ("2001:db8::1", False), ("127.0.0.1", False), ("::1", False)]
-    monkeypatch.setattr(addresses, "_interface_addresses", lambda: found)
-    monkeypatch.setattr(addresses, "_source_towards", lambda address: likely if address == "second:5" else "")
+    found = [("br0", "172.17.0.1"), ("eth0", "10.1.2.3"), ("eth0", "2001:db8::1"), ("lo", "127.0.0.1"), ("lo", "::1")]
+    monkeypatch.setattr(addresses, "interface_addresses", lambda: found)
+    monkeypatch.setattr(addresses, "_is_bridge", lambda interface: interface == "br0")
+    monkeypatch.setattr(addresses, "source_towards", lambda address: likely if address == "second:5" else "")
     with listen_on_first_free("", range(1)) as listener:
         port = listener.getsockname()[1]
         others = [host for host in ("127.0.0.1", "10.1.2.3", "2001:db8::1", "172.17.0.1") if host != likely]
@@ -119,9 +121,9 @@ def test_the_address_towards_the_master_comes_first_and_bridges_last(
 
 
 def test_the_way_to_a_master() -> None:
-    assert addresses._source_towards("127.0.0.1:9") == "127.0.0.1"
+    assert source_towards("127.0.0.1:9") == "127.0.0.1"
     for nowhere in ("", "nonsense", "no.such.host.invalid:5", "a..b:5"):
-        assert addresses._source_towards(nowhere) == ""
+        assert source_towards(nowhere) == ""
 
 
 def test_advertised_addresses() -> None:

@@ -11,7 +11,7 @@ import ipaddress
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ifaddr
@@ -211,14 +211,18 @@ def reachable_at(listener: socket.socket, advertise: str | None, masters: Sequen
     if not ipaddress.ip_address(host).is_unspecified:
         addresses.append(format_address(host, port))
     else:
-        likely = next((host for host in map(_source_towards, masters) if host), "")
-        found = {host: is_bridge for host, is_bridge in _interface_addresses() if host != "::1" or host == likely}
+        likely = next((host for host in map(source_towards, masters) if host), "")
+        found = {
+            host: _is_bridge(name)
+            for name, host in interface_addresses()
+            if not ipaddress.ip_address(host).is_link_local and (host != "::1" or host == likely)
+        }
         hosts = sorted(found, key=lambda host: (host != likely, found[host], not is_loopback(host), ":" in host))
         addresses += [format_address(host, port) for host in hosts]
     return tuple(dict.fromkeys(addresses))[: limits.ADDRESSES_PER_PEER_MAX - 1]
 
 
-def _source_towards(address: str) -> str:
+def source_towards(address: str) -> str:
     """The address of this host from which packets to `address` go out; "" if there is no way to it. Sends nothing."""
     try:
         host, port = parse_address(address)
@@ -230,13 +234,12 @@ def _source_towards(address: str) -> str:
         return ""
 
 
-def _interface_addresses() -> list[tuple[str, bool]]:
-    """The addresses of the interfaces of this host, and whether each is that of a bridge."""
-    found = []
+def interface_addresses() -> Iterator[tuple[str, str]]:
+    """The network interfaces of this host by name, and each address of theirs."""
     for adapter in ifaddr.get_adapters():
-        is_bridge = Path(f"/sys/class/net/{adapter.name}/bridge").is_dir()
         for ip in adapter.ips:
-            host = ip.ip if isinstance(ip.ip, str) else ip.ip[0]
-            if not ipaddress.ip_address(host).is_link_local:
-                found.append((host, is_bridge))
-    return found
+            yield str(adapter.name), ip.ip if isinstance(ip.ip, str) else ip.ip[0]
+
+
+def _is_bridge(interface: str) -> bool:
+    return Path(f"/sys/class/net/{interface}/bridge").is_dir()

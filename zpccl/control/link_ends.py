@@ -6,9 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ifaddr
-
-from zpccl.control.addresses import format_address
+from zpccl.control.addresses import format_address, interface_addresses
 from zpccl.control.connection_count import congestion_control
 
 
@@ -56,10 +54,7 @@ def ends_of(sockets: Sequence[socket.socket]) -> LinkEnds:
 def interface_of(host: str) -> str:
     """The name of the network interface that has an address; "" if none has."""
     plain = host.partition("%")[0]
-    for adapter in ifaddr.get_adapters():
-        if any((ip.ip if isinstance(ip.ip, str) else ip.ip[0]) == plain for ip in adapter.ips):
-            return str(adapter.name)
-    return ""
+    return next((name for name, address in interface_addresses() if address == plain), "")
 
 
 def _host_and_port(address: tuple[str, int]) -> tuple[str, int]:

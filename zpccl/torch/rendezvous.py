@@ -19,6 +19,7 @@ from typing import Any
 
 from zpccl import limits
 from zpccl.communicator import Communicator
+from zpccl.control.addresses import format_address, source_towards
 from zpccl.errors import InvalidUsage, OperationTimeout
 from zpccl.master_node import MasterNode
 
@@ -118,7 +119,7 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
     )
     master.run()
     port = master.address.rpartition(":")[2]
-    store.set("master", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    store.set("master", format_address(host, int(port)))
     return master
 
 
@@ -127,12 +128,8 @@ def _own_host(is_default: bool) -> str:
     known = os.environ.get("MASTER_ADDR")
     if known and is_default:
         return known
-    with contextlib.suppress(OSError):
-        family, _, _, _, address = socket.getaddrinfo(known or socket.gethostname(), 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # Sends nothing: it only chooses an address of this host.
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    # Any port will do: nothing is sent.
+    return source_towards(format_address(known or socket.gethostname(), limits.MASTER_PORT)) or "127.0.0.1"
 
 
 def _is_loopback(host: str) -> bool:
