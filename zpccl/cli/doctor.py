@@ -75,7 +75,7 @@ def examine(masters: tuple[str, ...], keys: PeerKeys | None, host: str, ports: r
     with listener:
         port = listener.getsockname()[1]
         used = range(port, max(ports.stop, port + 1))
-        candidates = reachable_at(listener, advertise or None)
+        candidates = reachable_at(listener, advertise or None, masters)
         findings = [_judge_addresses(candidates, masters)]
         findings += _ask_masters(masters, keys, listener, candidates, used, advertise)
     return [*findings, *check_host(has_secret=keys is not None)]
