@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zpccl import limits
 from zpccl.cli.findings import Finding, Level
+from zpccl.control.connection_count import ask_for_bbr
 from zpccl.control.encryption import ciphers_to_offer
 from zpccl.engine.ciphers import Cipher
 from zpccl.errors import InvalidArgument
@@ -49,11 +50,7 @@ def check_congestion_control() -> Finding:
     name = "congestion control"
     default = setting("ipv4/tcp_congestion_control") or "unknown"
     with socket.socket() as probe:
-        try:
-            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        except OSError:
-            pass
-        else:
+        if ask_for_bbr(probe):
             return Finding(name, Level.OK, f"{default}; far links use BBR, which the kernel lets this process choose")
     text = (
         f"{default}; the kernel does not let this process use BBR, so far links have "

@@ -37,6 +37,11 @@ def use_bbr(connection: socket.socket) -> bool:
     """Asks for BBR if the connection is far. False: it is, and the kernel does not let this process have it."""
     if round_trip_ns(connection) < limits.LINK_FAR_ROUND_TRIP_NS or _is_bbr(congestion_control(connection)):
         return True
+    return ask_for_bbr(connection)
+
+
+def ask_for_bbr(connection: socket.socket) -> bool:
+    """False if the kernel does not let this process have BBR."""
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     except OSError:
