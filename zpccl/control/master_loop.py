@@ -245,7 +245,7 @@ class MasterLoop:
         batch: list[MasterEvent] = []
         closed: list[bytes] = []
         while True:  # Until none has closed since: the last message of a closed one may be Leave, which counts.
-            batch += self._answer_checks(self._take_messages(), now_ns)
+            batch += self._take_messages()
             closed_now = self._drain_monitor(now_ns)
             closed += closed_now
             if not closed_now:
@@ -317,22 +317,20 @@ class MasterLoop:
             if self._zap is not None:
                 identity = identity_of(frame)
             for event in self._events_of(routing_id, frames, identity):
-                if self._zap is None or identity in self._zap.allowed or _is_farewell(event):
+                if self._zap is not None and identity not in self._zap.allowed and not _is_farewell(event):
+                    continue
+                if isinstance(event, PeerMessageReceived) and isinstance(event.message, CheckRequest):
+                    self._answer_check(routing_id, event.host, event.message)  # It is no matter of the run.
+                else:
                     batch.append(event)
         return batch
 
-    def _answer_checks(self, batch: list[MasterEvent], now_ns: int) -> list[MasterEvent]:
-        """Answers hosts that want to be checked, which is no matter of the run. Returns all other events."""
-        others: list[MasterEvent] = []
-        for event in batch:
-            if not isinstance(event, PeerMessageReceived) or not isinstance(event.message, CheckRequest):
-                others.append(event)
-                continue
-            is_dialling = self._dial_backs.dial(event.host, event.message.port, event.message.token, now_ns)
-            answer = CheckAnswer(event.host, is_dialling, time.time_ns() // limits.MS)
-            assert isinstance(event.connection, bytes)
-            self._outgoing.add(event.connection, encode(answer), now_ns, may_wait=False)
-        return others
+    def _answer_check(self, routing_id: bytes, host: str, request: CheckRequest) -> None:
+        """Answers a host that wants to be checked."""
+        now_ns = time.monotonic_ns()
+        is_dialling = self._dial_backs.dial(host, request.port, request.token, now_ns)
+        answer = CheckAnswer(host, is_dialling, time.time_ns() // limits.MS)
+        self._outgoing.add(routing_id, encode(answer), now_ns, may_wait=False)
 
     def _events_of(self, routing_id: bytes, frames: Sequence[zmq.Frame], identity: str) -> Iterator[MasterEvent]:
         """The messages of a peer that came together."""
