@@ -630,8 +630,16 @@ class Operations:
         order, calls = tuple(peer.peer_id for peer in survivors), tuple(attempt.calls[peer] for peer in survivors)
         text, number = verdict.reason[: limits.TEXT_CHARS_MAX], attempt.attempt_id
         ahead = kind.plan_ahead(attempt) if verdict.is_commit and len(survivors) == len(attempt.calls) else ()
-        brief = Decision(0, verdict.result, kind.value_of(attempt), text, attempt_id=number, peers=blamed)
-        brief = replace(brief, ahead=ahead or (), is_ahead_void=ahead is None)
+        brief = Decision(
+            call_id=0,
+            result=verdict.result,
+            value=kind.value_of(attempt),
+            reason=text,
+            attempt_id=number,
+            peers=blamed,
+            ahead=ahead or (),
+            is_ahead_void=ahead is None,
+        )
         whole = replace(brief, order=order, calls=calls)
         for peer, call_id in zip(survivors, calls, strict=True):
             sent = brief if attempt.has_plan_everywhere else whole
