@@ -48,11 +48,11 @@ lost-voter-waited-for: protocol.kinds.collective:Collectives.on_members_changed 
   + [each for each in self._operations.of(COLLECTIVE) if each.agreed_ns is not None]
 differing-specs-planned: protocol.kinds.collective:Collectives._evaluate (unit tests)
   S1: peers reduce tensors of different sizes or types with each other
-  - (difference := find_difference(_specs_of(votes))) is not None
-  + (difference := find_difference(_specs_of(votes))) is not None and difference[0] == 'tag'
+  - (difference := find_difference(specs)) is not None
+  + (difference := find_difference(specs)) is not None and difference[0] == 'tag'
 rows-for-the-lost-are-a-mismatch: protocol.kinds.collective:Collectives._evaluate (unit tests)
   L2: who made rows before it heard of a loss gets an error that a program does not take for a loss
-  - (rows := max(spec.rows for spec in _specs_of(votes).values())) > len(votes)
+  - (rows := max(spec.rows for spec in specs.values())) > len(votes)
   + (rows := 0) > len(votes)
 refused-though-links-have-changed: protocol.kinds.collective:Collectives._plan (unit tests)
   L2: a call is refused at once while the link that it needs is coming up

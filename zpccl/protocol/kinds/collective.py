@@ -218,22 +218,24 @@ class Collectives(Kind[Reduction]):
         key, votes = operation.key, operation.votes
         if not self._operations.is_complete(operation) or not self._registry.is_committed:
             operation.agreed_ns = None
-        elif self._run_ahead(operation, now_ns):
             return
-        elif len(votes) == 1:
+        specs = _specs_of(votes)
+        if self._run_ahead(operation, specs, now_ns):
+            return
+        if len(votes) == 1:
             self._operations.refuse(key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
-        elif (rows := max(spec.rows for spec in _specs_of(votes).values())) > len(votes):
+        elif (rows := max(spec.rows for spec in specs.values())) > len(votes):
             reason = f"tag {key.tag}: send has rows for {rows} peers, and {len(votes)} are left; make new rows"
             self._operations.refuse(key, Result.RANK_CONNECTION_LOST, reason)
-        elif (difference := find_difference(_specs_of(votes))) is not None:
+        elif (difference := find_difference(specs)) is not None:
             name, values = difference
             wrong = "one peer must be the root" if name == "is_root" else f"peers differ in {name}"
             reason = f"tag {key.tag}: {wrong}: {'; '.join(values)}"
             self._operations.refuse(key, Result.INVALID_USAGE, reason, name, values)
-        elif next(iter(_specs_of(votes).values())).kind == CollectiveKind.BARRIER:
+        elif next(iter(specs.values())).kind == CollectiveKind.BARRIER:
             self._open_barrier(key)
         else:
-            self._plan(operation, now_ns)
+            self._plan(operation, specs, now_ns)
 
     def _open_barrier(self, key: Key) -> None:
         """Commits a barrier. The decision lists all members: a new master may learn it from one member's report."""
@@ -248,8 +250,8 @@ class Collectives(Kind[Reduction]):
                 peer, Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)
             )
 
-    def _plan(self, operation: Operation, now_ns: int) -> None:
-        key, specs, members = operation.key, _specs_of(operation.votes), self._operations.members_of(operation.key)
+    def _plan(self, operation: Operation, specs: dict[Peer, CollectiveSpec], now_ns: int) -> None:
+        key, members = operation.key, self._operations.members_of(operation.key)
         self._doubt(members[0].group, now_ns)
         how = self._how(specs, members, now_ns)
         if how is None:
@@ -326,7 +328,7 @@ class Collectives(Kind[Reduction]):
         self._ahead[attempt.key] = PlannedAhead(ids + new, attempt.specs, attempt.how)
         return new
 
-    def _run_ahead(self, operation: Operation, now_ns: int) -> bool:
+    def _run_ahead(self, operation: Operation, specs: dict[Peer, CollectiveSpec], now_ns: int) -> bool:
         """Runs the attempt that all voters have started ahead.
 
         If the votes are not those of all its participants, those that are gone may have committed it with the voters:
@@ -340,7 +342,6 @@ class Collectives(Kind[Reduction]):
         is_of_all = attempt_id > 0 and all(vote.ahead == attempt_id for vote in votes.values())
         if not is_of_all or not all(report.ok for report in reports.values()):
             return False
-        specs = _specs_of(votes)
         if known is not None and attempt_id in known.attempt_ids:
             place = known.attempt_ids.index(attempt_id)
             ahead = PlannedAhead(known.attempt_ids[place + 1 :], known.specs, known.how)
