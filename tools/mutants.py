@@ -622,8 +622,8 @@ returning-peer-merely-welcomed: protocol.master:MasterMachine._owes_report (unit
   + return not known.has_reported
 run-given-to-the-first-newcomer: protocol.master:MasterMachine._may_yield_to (unit tests)
   L3: the members of a run are refused in favour of a run that a newcomer has just begun
-  - return is_of_other_run and not has_history and not self._has_decided()
-  + return is_of_other_run and has_history and not self._has_decided()
+  - return self._is_of_other_run(hello) and not has_history and not self._has_decided()
+  + return self._is_of_other_run(hello) and has_history and not self._has_decided()
 minority-goes-on-at-once: protocol.leadership:Candidate._is_elected (unit tests)
   L3: removed members that return first take the run back to an old revision
   - return self._has_one_address() and due_ns is not None and now_ns >= due_ns
@@ -642,7 +642,7 @@ adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit test
   + has_history = self._history is not None
 peer-gone-over-is-welcomed: protocol.master:MasterMachine._has_gone_over (unit tests)
   S3: a peer that is a member of another run by now is sent the list of the one in which it was registered
-  - return hello.is_member and known.token in (b"", hello.token) and hello.run_id not in (NO_ID, self.run_id)
+  - return self._is_of_other_run(hello) and known.token in (b"", hello.token)
   + return False
 undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit tests)
   S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there

@@ -396,9 +396,12 @@ class MasterMachine:
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
         return is_itself and is_credible and not self._has_our_promise(hello)
 
+    def _is_of_other_run(self, hello: Hello) -> bool:
+        return hello.is_member and hello.run_id not in (NO_ID, self.run_id)
+
     def _has_gone_over(self, known: Peer, hello: Hello) -> bool:
         """True for a peer of this run that is by now a member of another one, at another master."""
-        return hello.is_member and known.token in (b"", hello.token) and hello.run_id not in (NO_ID, self.run_id)
+        return self._is_of_other_run(hello) and known.token in (b"", hello.token)
 
     def _on_gone_over(self, event: PeerMessageReceived, peer: Peer, now_ns: int) -> None:
         """Removes a peer that has gone over, and takes its Hello like that of any member of another run."""
@@ -806,9 +809,8 @@ class MasterMachine:
 
     def _may_yield_to(self, hello: Hello) -> bool:
         """True for a member of an earlier run, while the run that is led here has decided nothing."""
-        is_of_other_run = hello.is_member and hello.run_id not in (NO_ID, self.run_id)
         has_history = self._history is not None and self._history.has_decided
-        return is_of_other_run and not has_history and not self._has_decided()
+        return self._is_of_other_run(hello) and not has_history and not self._has_decided()
 
     def _decision_count(self) -> int:
         counts = self.counts
