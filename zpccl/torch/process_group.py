@@ -425,8 +425,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _copy_rows(self, outputs: Sequence[Any], rows: Any) -> None:
         """Gives the outputs, which are in order of ranks, their rows, or as much of them as they hold."""
         for row, rank in enumerate(self._configuration.ranks):
-            needed = _bytes_if_needed(outputs[rank], only_count=True)
-            _copy(outputs[rank], rows[row][:needed])
+            _copy(outputs[rank], rows[row][: _travelling_count(outputs[rank])])
 
 
 # --- Tensors --------------------------------------------------------------------------------------------------------
@@ -458,10 +457,13 @@ def _is_known(dtype: Any) -> bool:
     return True
 
 
-def _bytes_if_needed(tensor: Any, *, only_count: bool = False) -> Any:
+def _travelling_count(tensor: Any) -> int:
+    """How many elements `_bytes_if_needed` makes of a tensor."""
+    return int(tensor.numel() * (1 if _is_known(tensor.dtype) else tensor.element_size()))
+
+
+def _bytes_if_needed(tensor: Any) -> Any:
     """The tensor, as bytes where zpccl does not know its dtype: what is only moved may have any."""
-    if only_count:
-        return tensor.numel() if _is_known(tensor.dtype) else tensor.numel() * tensor.element_size()
     tensor = tensor.detach()
     return tensor if _is_known(tensor.dtype) else _contiguous(tensor).view(-1).view(torch.uint8)
 
