@@ -67,6 +67,16 @@ def far(name: str) -> Iterator[Far]:
         yield peer
 
 
+@contextlib.contextmanager
+def committed(broker: Broker, peer: Far) -> Iterator[tuple[socket.socket, Transcript]]:
+    """A connection that a broker dials, and that it has committed."""
+    peer.be_dialled(broker)
+    connection, transcript = peer.accept()
+    with connection:
+        transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+        yield connection, transcript
+
+
 def end_of(connection: socket.socket) -> bytes:
     """What comes before the end of a connection."""
     data = b""
@@ -129,27 +139,25 @@ def test_the_second_end_does_not_dial_while_the_first_is_at_it() -> None:
 
 def test_the_greater_id_takes_what_it_has_committed() -> None:
     """The other end's connections wait, and are closed when READY has come."""
-    with far("a") as a, brokers("b", connections=1) as (b,), raw(b.address) as late:
-        a.be_dialled(b)
-        connection, transcript = a.accept()
-        with connection:
-            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
-            shake_hands(late, a.hello(b))
-            late.settimeout(0.2)
-            with pytest.raises(TimeoutError):
-                late.recv(1)
-            connection.sendall(transcript.encode(Signal.READY))
-            assert b.link().sockets[0].getpeername() == connection.getsockname()
-            late.settimeout(HANG_SECONDS)
-            assert end_of(late) == b"" and b.has_no_link()
+    with (
+        far("a") as a,
+        brokers("b", connections=1) as (b,),
+        raw(b.address) as late,
+        committed(b, a) as (connection, transcript),
+    ):
+        shake_hands(late, a.hello(b))
+        late.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.recv(1)
+        connection.sendall(transcript.encode(Signal.READY))
+        assert b.link().sockets[0].getpeername() == connection.getsockname()
+        late.settimeout(HANG_SECONDS)
+        assert end_of(late) == b"" and b.has_no_link()
 
 
 def test_the_greater_id_takes_the_others_connections_if_its_own_fail() -> None:
     with far("a") as a, brokers("b", connections=1) as (b,), raw(b.address) as second:
-        a.be_dialled(b)
-        connection, transcript = a.accept()
-        with connection:
-            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+        with committed(b, a):
             shake_hands(second, a.hello(b))
         assert b.link().sockets[0].getpeername() == second.getsockname()
         assert "closed" in b.failure()
@@ -168,14 +176,15 @@ def test_the_greater_id_gives_its_own_dial_up_if_it_has_not_committed() -> None:
 
 def test_the_smaller_id_takes_what_the_other_commits() -> None:
     """Also if its own connections are committed, and the other end has not answered."""
-    with far("z") as z, brokers("b", connections=1) as (b,), raw(b.address) as first:
-        z.be_dialled(b)
-        connection, transcript = z.accept()
-        with connection:
-            transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
-            shake_hands(first, z.hello(b))
-            assert b.link().sockets[0].getpeername() == first.getsockname()
-            assert end_of(connection) == b"" and b.has_no_link() and b.failures.empty()
+    with (
+        far("z") as z,
+        brokers("b", connections=1) as (b,),
+        raw(b.address) as first,
+        committed(b, z) as (connection, _),
+    ):
+        shake_hands(first, z.hello(b))
+        assert b.link().sockets[0].getpeername() == first.getsockname()
+        assert end_of(connection) == b"" and b.has_no_link() and b.failures.empty()
 
 
 def test_a_link_that_is_there_is_not_dialled() -> None:
@@ -216,7 +225,7 @@ def test_of_two_hellos_that_of_the_greater_id_counts() -> None:
             transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
             connection.sendall(transcript.encode(Signal.READY))
             assert [one.getpeername() for one in b.link().sockets] == [connection.getsockname()]
-            assert b.has_no_link() and b.failures.empty(), b.failures.get()
+            assert b.has_no_link() and b.failures.empty()
 
 
 def test_the_smaller_id_accepts_what_it_has_dialled() -> None:
@@ -225,7 +234,7 @@ def test_the_smaller_id_accepts_what_it_has_dialled() -> None:
         with connection:
             shake_hands(connection, z.hello(b))
             assert [one.getpeername() for one in b.link().sockets] == [connection.getsockname()]
-            assert b.has_no_link() and b.failures.empty(), b.failures.get()
+            assert b.has_no_link() and b.failures.empty()
 
 
 def test_a_connection_from_the_own_port_may_be_accepted_as_any_other() -> None:
