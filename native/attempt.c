@@ -92,7 +92,8 @@ static int plan_check(const zp_reduce_plan *p)
 		return -EINVAL;
 	if (p->algorithm < ZP_RING || p->algorithm > ZP_ONE_SHOT || !p->peers)
 		return -EINVAL;
-	if (p->kind != ZP_ALL_REDUCE && p->algorithm != (p->kind == ZP_ALL_TO_ALL ? ZP_DIRECT : ZP_RING))
+	bool exchanges = p->kind == ZP_ALL_TO_ALL || p->lanes;
+	if (p->kind != ZP_ALL_REDUCE && p->algorithm != (exchanges ? ZP_DIRECT : ZP_RING))
 		return -EINVAL;
 	if (p->kind == ZP_ALL_TO_ALL && p->count % p->world_size)
 		return -EINVAL;
@@ -108,13 +109,14 @@ static int plan_check(const zp_reduce_plan *p)
 	return zp__quantise_check(&how);
 }
 
-/* Sets number and size of the chunks: a broadcast and a one-shot exchange have one chunk of `count` elements, an all-gather
- * world_size of them; lanes are chunks; other collectives share `count` elements among world_size chunks. */
+/* Sets number and size of the chunks: lanes are chunks; else a broadcast and a one-shot exchange have one chunk of `count`
+ * elements, an all-gather world_size of them, and other collectives share `count` elements among world_size chunks. */
 static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
 {
 	l->reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
 	l->gathers = p->kind != ZP_REDUCE_SCATTER && p->kind != ZP_ALL_TO_ALL;
-	l->chunks = p->kind == ZP_BROADCAST || p->algorithm == ZP_ONE_SHOT ? 1 : p->lanes ? p->lane_count : p->world_size;
+	bool whole = p->kind == ZP_BROADCAST || p->algorithm == ZP_ONE_SHOT;
+	l->chunks = p->lanes ? p->lane_count : whole ? 1 : p->world_size;
 	bool shares = (l->reduces && p->algorithm != ZP_ONE_SHOT) || p->kind == ZP_ALL_TO_ALL;
 	l->chunk_elements = shares ? p->count / p->world_size : p->count;
 	l->long_chunks = l->reduces && shares && !p->lanes ? p->count % p->world_size : 0;
@@ -163,7 +165,7 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 		if (l->frame_elements == 0)
 			l->frame_elements = l->block_elements;
 	}
-	l->wire_stride = frame_length(l, ZP__REDUCE_SCATTER, l->frame_elements);
+	l->wire_stride = p->lanes && !l->reduces ? 1 : frame_length(l, ZP__REDUCE_SCATTER, l->frame_elements);
 	l->long_slots = (l->chunk_elements + 1 + l->frame_elements - 1) / l->frame_elements;
 	l->short_slots = (l->chunk_elements + l->frame_elements - 1) / l->frame_elements;
 	l->slot_count = l->long_chunks * l->long_slots + (l->chunks - l->long_chunks) * l->short_slots;
@@ -218,7 +220,7 @@ static int attempt_allocate(zp__attempt *attempt)
 		zp__list_init(&attempt->slots[i].node);
 	bool aside = attempt->mode == ZP__IN_PLACE_RESTORE;
 	if (attempt->mode == ZP__SCATTER)
-		aside = l->world_size > 2 && !l->sum_itemsize; /* Two peers forward nothing. */
+		aside = l->world_size > 2 && !l->sum_itemsize && !attempt->plan.lanes; /* Two peers forward nothing. */
 	rc = zp__region_take(attempt->engine, aside ? attempt->plan.count * l->itemsize : 0, &attempt->workspace);
 	return rc < 0 ? rc : attempt->algorithm->allocate(attempt);
 }
@@ -238,7 +240,7 @@ static int owners_copy(zp__attempt *attempt)
 	const zp_reduce_plan *plan = &attempt->plan;
 	if (!plan->owners)
 		return 0;
-	size_t bytes = attempt->layout.chunks * sizeof *attempt->owners;
+	size_t bytes = (plan->kind == ZP_BROADCAST ? 1 : plan->world_size) * sizeof *attempt->owners;
 	attempt->owners = malloc(bytes);
 	if (!attempt->owners)
 		return -ENOMEM;

@@ -53,9 +53,11 @@ static inline zp__quantiser quantiser_of(const zp_reduce_plan *plan)
 			       .block_elements = plan->block_elements};
 }
 
-/* Length of a frame. */
+/* Length of a frame. In lanes the frames of a phase that the collective does not have are empty. */
 static inline size_t frame_length(const zp__layout *l, uint8_t kind, uint64_t elements)
 {
+	if (l->cuts && !(kind == ZP__REDUCE_SCATTER ? l->reduces : l->gathers))
+		return 0;
 	return kind == ZP__REDUCE_SCATTER && l->sum_itemsize ? elements * l->sum_itemsize : zp__wire_bytes(l, elements);
 }
 

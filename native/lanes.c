@@ -31,19 +31,36 @@ static bool is_star(const uint32_t *parents, uint32_t world_size)
 	return true;
 }
 
+/* True if the root of a lane is who has, or gets, that part of the tensor, and the lane is that part. */
+static bool is_of_owner(const zp_reduce_plan *p, uint32_t lane)
+{
+	const zp_lane *own = &p->lanes[lane];
+	uint32_t owner = p->owners[p->kind == ZP_BROADCAST ? 0 : lane];
+	uint64_t part = p->count / p->world_size + (lane < p->count % p->world_size);
+	if (own->parents[owner] != owner)
+		return false;
+	return p->kind == ZP_BROADCAST || own->elements == (p->kind == ZP_ALL_GATHER ? p->count : part);
+}
+
 bool zp__lanes_valid(const zp_reduce_plan *p)
 {
 	if (!p->lanes || !p->lane_count)
 		return !p->lanes && !p->lane_count;
-	if (p->kind != ZP_ALL_REDUCE || p->algorithm != ZP_DIRECT || p->lane_count > ZP__LANES_MAX)
+	if (p->kind == ZP_ALL_TO_ALL || p->algorithm != ZP_DIRECT || p->lane_count > ZP__LANES_MAX)
 		return false;
-	bool stars_only = p->op == ZP_AVG && p->dtype < ZP_UINT64; /* A partial sum has no room in the type. */
-	uint64_t left = p->count;
+	bool by_owner = p->kind == ZP_ALL_GATHER || p->kind == ZP_REDUCE_SCATTER;
+	if (by_owner && p->lane_count != p->world_size)
+		return false;
+	bool reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
+	bool stars_only = reduces && p->op == ZP_AVG && p->dtype < ZP_UINT64; /* A partial sum has no room in the type. */
+	uint64_t left = p->kind == ZP_ALL_GATHER ? p->count * p->world_size : p->count;
 	for (uint32_t i = 0; i < p->lane_count; i++) {
 		const zp_lane *lane = &p->lanes[i];
 		if (lane->elements > left || !lane->parents || !is_tree(lane->parents, p->world_size))
 			return false;
 		if (stars_only && !is_star(lane->parents, p->world_size))
+			return false;
+		if (p->kind != ZP_ALL_REDUCE && !is_of_owner(p, i))
 			return false;
 		left -= lane->elements;
 	}

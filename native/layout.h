@@ -31,7 +31,7 @@ typedef struct {
 	uint32_t parameter_bytes; /* per block */
 	uint32_t code_bits;	  /* per element, quantised */
 	uint32_t sum_itemsize;	  /* in a reduce-scatter frame, if it has wide sums (ring.c); else 0 */
-	size_t wire_stride;	  /* bytes of a full slot on the wire, at most */
+	size_t wire_stride;	  /* bytes of a full slot on the wire, at most; of lanes that do not reduce: 1 */
 } zp__layout;
 
 typedef struct {

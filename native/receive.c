@@ -184,6 +184,10 @@ static int body_receive(zp__connection *c)
 		pthread_mutex_lock(&engine->mutex);
 		body_account(c, (size_t)n, taken);
 		pthread_mutex_unlock(&engine->mutex);
+	} else { /* It is empty. */
+		pthread_mutex_lock(&engine->mutex);
+		body_account(c, 0, 0);
+		pthread_mutex_unlock(&engine->mutex);
 	}
 	if (taken < rest)
 		return GO_ON;

@@ -1,4 +1,4 @@
-/* Lanes of trees of one attempt at an all-reduce. Each lane reduces its part of the tensor up a tree of all ranks and sends
+/* Lanes of trees of one attempt. Each lane of an all-reduce reduces its part of the tensor up a tree of all ranks and sends
  * the result down it, slot by slot:
  *
  *   a leaf    sends its share of a slot to its parent (a reduce-scatter frame);
@@ -9,6 +9,11 @@
  * The thread that receives the last share of a slot reduces the slot. The direct exchange is the case of one star for each
  * rank, all of the same length: rank j is the parent of all others in lane j. That takes two hops, for any number of ranks,
  * and two roundings where the tensor is quantised.
+ *
+ * Other collectives have one of the two phases alone: a reduce-scatter sums a part up to its owner, an all-gather sends a row
+ * down from its owner, a broadcast the whole tensor. The frames of the other phase have no bodies, but come all the same:
+ * what they prove (see below) holds for all collectives. The root of a lane that does not reduce copies its input to the
+ * output once all others have asked for it by such a share. Where no results are sent the output of others is not touched.
  *
  *   mode              | shares are    | the share of an inner rank   | a result
  *                     | received in   | is made in, and sent from    |
@@ -58,6 +63,8 @@
 #include "lanes.h"
 
 #define NO_PARENT UINT32_MAX
+
+static uint8_t no_bytes[1]; /* Of an empty frame. Nobody reads or writes it. */
 
 /* Our part in the tree of a lane. */
 struct zp__tree {
@@ -123,6 +130,14 @@ static uint8_t *share_at(const zp__attempt *attempt, const zp__tree *tree, uint6
 static uint8_t *wire_at(const zp__attempt *attempt, const zp__tree *tree, uint64_t number)
 {
 	return attempt->wire.memory + (tree->first_wire + number % tree->window) * attempt->layout.wire_stride;
+}
+
+/* Where a result is received, and sent from. */
+static uint8_t *result_at(const zp__attempt *attempt, const zp__tree *tree, uint64_t number, const zp__span *span)
+{
+	if (!attempt->layout.gathers)
+		return no_bytes;
+	return attempt->quantised ? wire_at(attempt, tree, number) : output_at(attempt, span);
 }
 
 /* Where a share is that was made of those of children. */
@@ -290,8 +305,7 @@ static enum zp__verdict result_admit(zp__attempt *attempt, zp__receive *rx, cons
 	zp__list_remove(&slot->node); /* This result contains our share, so the share has arrived. */
 	slot->flags |= ZP__SLOT_LANDING;
 	zp__span span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
-	rx->body = attempt->quantised ? wire_at(attempt, tree, slot_number(attempt, slot, span.chunk))
-					: output_at(attempt, &span);
+	rx->body = result_at(attempt, tree, slot_number(attempt, slot, span.chunk), &span);
 	return ZP__ADMIT;
 }
 
@@ -316,6 +330,18 @@ static int trees_make_room(zp__receive *rx)
 	return 0;
 }
 
+/* The same for a lane that does not reduce: the root's input is the result, others have nothing to add. */
+static uint64_t slot_take(zp__attempt *attempt, const zp__span *span, bool is_result)
+{
+	if (!is_result)
+		return zp__checksum_of(no_bytes, 0);
+	uint8_t *output = output_at(attempt, span);
+	size_t bytes = span->elements * attempt->layout.itemsize;
+	if (attempt->mode == ZP__OUT_OF_PLACE)
+		memcpy(output, (const uint8_t *)attempt->plan.input + span->offset * attempt->layout.itemsize, bytes);
+	return zp__checksum_of(output, bytes);
+}
+
 /* Reduces a slot whose shares have all arrived. Returns the checksum of the frames that carry what is made of them; of a
  * result, sets `result_checksum` to that of its bytes in the output. */
 static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, const zp__span *span, uint64_t *result_checksum)
@@ -324,6 +350,8 @@ static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, const zp__span *
 	uint64_t number = slot_number(attempt, slot, span->chunk);
 	bool is_result = tree->parent == NO_PARENT;
 	uint8_t *to = partial_at(attempt, tree, number);
+	if (!attempt->layout.reduces)
+		return *result_checksum = slot_take(attempt, span, is_result);
 	if (attempt->quantised) {
 		const uint8_t *shares[ZP__WORLD_SIZE_MAX];
 		for (uint32_t i = 0; i < tree->child_count; i++)
@@ -339,7 +367,14 @@ static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, const zp__span *
 		save(attempt, slot, span);
 	*result_checksum = zp__shares_join(attempt, &tree->join, is_result ? output_at(attempt, span) : to,
 					   input_at(attempt, span), share_at(attempt, tree, number, 0), span->elements);
-	return *result_checksum;
+	return is_result && !attempt->layout.gathers ? zp__checksum_of(no_bytes, 0) : *result_checksum;
+}
+
+/* Lock held. A result is there. Of a reduce-scatter it is nobody else's. */
+static void digest_add(zp__attempt *attempt, const zp__slot *slot, uint64_t checksum)
+{
+	if (attempt->layout.gathers)
+		attempt->digest += zp__digest_share(slot_index(attempt, slot), checksum);
 }
 
 static void share_landed(zp__attempt *attempt, zp__slot *slot)
@@ -360,7 +395,7 @@ static void share_landed(zp__attempt *attempt, zp__slot *slot)
 	bool goes_on = attempt->status == 0 && !attempt->ending;
 	if (tree->parent == NO_PARENT) {
 		slot->flags |= ZP__SLOT_RESULT;
-		attempt->digest += zp__digest_share(slot_index(attempt, slot), result_checksum);
+		digest_add(attempt, slot, result_checksum);
 		if (goes_on)
 			result_offer(attempt, tree, number);
 	} else if (goes_on) {
@@ -379,7 +414,7 @@ static void result_landed(zp__receive *rx, zp__attempt *attempt, zp__slot *slot)
 	pthread_mutex_lock(&attempt->engine->mutex);
 	slot->checksum = (uint32_t)rx->checksum;
 	slot->flags |= ZP__SLOT_RESULT;
-	attempt->digest += zp__digest_share(slot_index(attempt, slot), checksum);
+	digest_add(attempt, slot, checksum);
 	attempt->rx_remaining--;
 	if (attempt->status == 0 && !attempt->ending) {
 		if (tree->child_count)
@@ -417,6 +452,10 @@ static void trees_cut(zp__receive *rx)
 /* Makes the body of the share of a leaf: the thread that is about to send it quantises and checksums it. */
 static const uint8_t *leaf_prepare(zp__attempt *attempt, zp__slot *slot, const zp__span *span, bool encrypted)
 {
+	if (!attempt->layout.reduces) {
+		slot->checksum = (uint32_t)zp__checksum_of(no_bytes, 0);
+		return no_bytes;
+	}
 	const uint8_t *body = input_at(attempt, span);
 	if (attempt->quantised) {
 		zp__quantiser how = quantiser_of(&attempt->plan);
@@ -443,7 +482,7 @@ static void trees_prepare(zp__connection *c)
 		zp__slot *result = slot_at(attempt, slot->lane, number);
 		slot->checksum = result->checksum;
 		span = zp__slot_span(&attempt->layout, slot_index(attempt, result));
-		body = attempt->quantised ? wire_at(attempt, tree, number) : output_at(attempt, &span);
+		body = result_at(attempt, tree, number, &span);
 	} else {
 		span = zp__slot_span(&attempt->layout, slot_index(attempt, slot));
 		const zp__tree *tree = &attempt->trees[span.chunk];

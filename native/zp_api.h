@@ -108,7 +108,7 @@ typedef struct {
 	uint32_t block_elements; /* elements that share one scale */
 } zp_quantiser;
 
-/* A lane of an all-reduce: a part of the tensor, and the tree that reduces it. */
+/* A lane: a part of the tensor, and the tree up which it is reduced and down which the result goes. */
 typedef struct {
 	uint64_t elements;	 /* 0 is legal */
 	const uint32_t *parents; /* by rank; the root, of which there is one, is its own parent */
@@ -122,7 +122,7 @@ typedef struct {
 	uint32_t quantization;	    /* enum zp_quantization; only of floating dtypes, and only in an all-reduce */
 	uint32_t quantized;	    /* enum zp_quantized; used only with quantisation */
 	uint32_t block_elements;    /* elements that share one scale; used only with quantisation */
-	uint32_t algorithm;	    /* enum zp_algorithm; all-to-all: ZP_DIRECT; others but an all-reduce: ZP_RING */
+	uint32_t algorithm;	    /* enum zp_algorithm; all-to-all, and lanes: ZP_DIRECT; others but an all-reduce: ZP_RING */
 	uint32_t world_size;	    /* 2 or more */
 	uint32_t rank;		    /* our index in `peers` */
 	uint32_t frame_bytes;	    /* of tensor bytes, before quantisation */
@@ -131,9 +131,11 @@ typedef struct {
 	const uint32_t *owners;	    /* all-gather: rank that owns each row; reduce-scatter: each part; every rank occurs
 				     * once. broadcast: one element, the root. all-reduce, all-to-all: NULL.
 				     * Read by zp_reduce_start() only */
-	const zp_lane *lanes;	    /* of an all-reduce with ZP_DIRECT: they cover the tensor in order. NULL: each rank is
-				     * the root of all others, for an equal part. AVG of integers narrower than 64 bits: the
-				     * root must be the parent of all. What a rank with very many children in all lanes
+	const zp_lane *lanes;	    /* of ZP_DIRECT, but not of an all-to-all: they cover the tensor in order; of an
+				     * all-gather each row, of a reduce-scatter each part is one, and its owner the root; of
+				     * a broadcast the roots are the root. NULL: in an all-reduce each rank is the root of
+				     * all others, for an equal part. AVG of integers narrower than 64 bits: the root must be
+				     * the parent of all. What a rank with very many children in all lanes
 				     * together would have to buffer is -EINVAL. Read by zp_reduce_start() only */
 	uint32_t lane_count;	    /* 0 if `lanes` is NULL */
 	const void *input;	    /* count elements; only read, unless it equals `output` */

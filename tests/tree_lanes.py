@@ -9,7 +9,7 @@ from engine_mesh import Case, storage, to_bfloat16, to_float64
 from hypothesis import strategies as st
 
 from zpccl.engine.engine import TreeLane
-from zpccl.types import DataType, ReduceOp
+from zpccl.types import CollectiveKind, DataType, ReduceOp
 
 Parents = tuple[int, ...]
 
@@ -51,6 +51,25 @@ def mixed(size: int, count: int) -> tuple[TreeLane, ...]:
     ranks = range(size)
     trees = (chain(ranks), star(size, size - 1), binary(ranks[::-1]), star(size, 0), chain((*ranks[1:], 0)))
     return cut(count, trees, (3, 2, 0, 1, 4))
+
+
+def lanes_of_owners(
+    rng: np.random.Generator, kind: CollectiveKind, size: int, count: int, owners: Sequence[int], *, stars_only: bool
+) -> tuple[TreeLane, ...]:
+    """Lanes of a collective that is no all-reduce: its owners are the roots."""
+    lengths = [count // size + (part < count % size) for part in range(size)]
+    if kind is CollectiveKind.ALL_GATHER:
+        lengths = [count] * size
+    elif kind is CollectiveKind.BROADCAST:
+        owners, lengths = (*owners, *owners), [count // 3, count - count // 3]
+    trees = []
+    for root in owners:
+        order = [root, *(rank for rank in rng.permutation(size).tolist() if rank != root)]
+        parents = [root] * size
+        for i, rank in enumerate(order[1:], start=1):
+            parents[rank] = root if stars_only else order[rng.integers(i)]
+        trees.append(tuple(parents))
+    return tuple(map(TreeLane, lengths, trees))
 
 
 @st.composite

@@ -210,7 +210,7 @@ class QuantizedDataType(enum.IntEnum):
 
 
 class Algorithm(enum.IntEnum):
-    """The algorithm of an all-reduce."""
+    """The algorithm of a collective; all but AUTO and RING are those of all-reduces first of all."""
 
     AUTO = 0
     """One of the others: the master chooses by the size, the number of peers and their paths."""
@@ -226,7 +226,8 @@ class Algorithm(enum.IntEnum):
     chooses it for small tensors that are not quantised. Needs a working path between all pairs."""
     TREES = 4
     """Trees that follow the network, each for a share of the tensor, which is summed up to the root; the result comes
-    down again. AUTO chooses them where paths are uneven. Needs working paths between neighbours in the trees only."""
+    down again. AUTO chooses them where paths are uneven. Needs working paths between neighbours in the trees only, so
+    other collectives use them too, one way, where working paths allow no ring."""
 
     @classmethod
     def parse(cls, name: str) -> Algorithm:

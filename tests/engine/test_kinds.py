@@ -27,6 +27,7 @@ from engine_mesh import (
     wait_done,
     wait_events,
 )
+from tree_lanes import expected, lanes_of_owners
 
 from zpccl.engine.engine import EngineError, LinkLost, ReduceDone, ReducePlan
 from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
@@ -38,6 +39,9 @@ OWNERS: dict[CollectiveKind, Sequence[int]] = {
     CollectiveKind.ALL_TO_ALL: (),
 }
 """Of kinds where not every rank owns one row or part."""
+
+
+WAYS = pytest.mark.parametrize("over_trees", (False, True), ids=("ring", "trees"))
 
 
 @pytest.fixture
@@ -63,7 +67,8 @@ def plan_of(
     source: np.ndarray,
     target: np.ndarray,
 ) -> ReducePlan:
-    algorithm = Algorithm.DIRECT if kind is CollectiveKind.ALL_TO_ALL else Algorithm.RING
+    is_ring = kind is not CollectiveKind.ALL_TO_ALL and not case.lanes
+    algorithm = Algorithm.RING if is_ring else Algorithm.DIRECT
     plan = make_plan(case, attempt_id, rank, size, source, target)
     return replace(plan, kind=kind, owners=tuple(owners), algorithm=algorithm)
 
@@ -88,6 +93,14 @@ def run(
     return [event.digest for event in done]
 
 
+def with_lanes(
+    case: Case, rng: np.random.Generator, kind: CollectiveKind, size: int, count: int, owners: Sequence[int]
+) -> Case:
+    """The case over any trees that its owners may be the roots of."""
+    are_wide = case.op is ReduceOp.AVG and case.datatype not in FLOATING and case.datatype.itemsize < 8
+    return replace(case, lanes=lanes_of_owners(rng, kind, size, count, owners, stars_only=are_wide))
+
+
 def counts_of(size: int) -> tuple[int, ...]:
     return 1, size - 1, size + 1, 257, 4099
 
@@ -95,10 +108,11 @@ def counts_of(size: int) -> tuple[int, ...]:
 # --- Results ----------------------------------------------------------------------------------------------------------
 
 
+@WAYS
 @pytest.mark.parametrize("datatype", DataType)
 @pytest.mark.parametrize("size", WORLD_SIZES)
-def test_all_gather(meshes: dict[int, Mesh], size: int, datatype: DataType) -> None:
-    """S1: everyone has every row at the place that the plan gives it, whatever the order of the ring."""
+def test_all_gather(meshes: dict[int, Mesh], size: int, datatype: DataType, over_trees: bool) -> None:
+    """S1: everyone has every row at the place that the plan gives it, whatever the order of the ring, or the trees."""
     rng = np.random.default_rng([size, datatype])
     case = Case(datatype, frame_bytes=1000)
     for count in counts_of(size):
@@ -106,6 +120,8 @@ def test_all_gather(meshes: dict[int, Mesh], size: int, datatype: DataType) -> N
         inputs = random_inputs(rng, case, count, size)
         sources = [unaligned(x, rank % 3) for rank, x in enumerate(inputs)]
         targets = [unaligned(np.zeros(size * count, x.dtype), rank % 2) for rank, x in enumerate(inputs)]
+        if over_trees:
+            case = with_lanes(case, rng, CollectiveKind.ALL_GATHER, size, count, owners)
         digests = run(meshes[size], CollectiveKind.ALL_GATHER, case, owners, sources, targets)
         expected = np.concatenate([inputs[owner] for owner in owners]).tobytes()
         assert all(target.tobytes() == expected for target in targets)
@@ -113,25 +129,29 @@ def test_all_gather(meshes: dict[int, Mesh], size: int, datatype: DataType) -> N
         assert len(set(digests)) == 1
 
 
+@WAYS
 @pytest.mark.parametrize("restore", (True, False))
 @pytest.mark.parametrize("size", WORLD_SIZES)
-def test_broadcast(meshes: dict[int, Mesh], size: int, restore: bool) -> None:
-    """S1: everyone has what the root had, whatever its place in the ring."""
+def test_broadcast(meshes: dict[int, Mesh], size: int, restore: bool, over_trees: bool) -> None:
+    """S1: everyone has what the root had, whatever its place in the ring, or the trees."""
     rng = np.random.default_rng(size)
     for root in range(size):
         for count in counts_of(size):
             case = Case(DataType.DOUBLE, frame_bytes=1000, restore=restore)
             inputs = random_inputs(rng, case, count, size)
             tensors = [unaligned(x, rank % 3) for rank, x in enumerate(inputs)]
+            if over_trees:
+                case = with_lanes(case, rng, CollectiveKind.BROADCAST, size, count, [root])
             digests = run(meshes[size], CollectiveKind.BROADCAST, case, [root], tensors, tensors)
             assert all(tensor.tobytes() == inputs[root].tobytes() for tensor in tensors)
             assert len(set(digests)) == 1
 
 
+@WAYS
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("datatype", (DataType.UINT8, DataType.INT64, *FLOATING))
 @pytest.mark.parametrize("size", WORLD_SIZES)
-def test_reduce_scatter(meshes: dict[int, Mesh], size: int, datatype: DataType, op: ReduceOp) -> None:
+def test_reduce_scatter(meshes: dict[int, Mesh], size: int, datatype: DataType, op: ReduceOp, over_trees: bool) -> None:
     """S1: each has its part of the combination; the parts together are all of it. Inputs are left alone."""
     rng = np.random.default_rng([size, datatype, op])
     case = Case(datatype, op, frame_bytes=1000)
@@ -141,10 +161,15 @@ def test_reduce_scatter(meshes: dict[int, Mesh], size: int, datatype: DataType, 
         sources = [unaligned(x, rank % 3) for rank, x in enumerate(inputs)]
         parts = [part_of(count, size, owners.index(rank)) for rank in range(size)]
         targets = [np.zeros(part.stop - part.start, inputs[0].dtype) for part in parts]
+        if over_trees:
+            case = with_lanes(case, rng, CollectiveKind.REDUCE_SCATTER, size, count, owners)
         digests = run(meshes[size], CollectiveKind.REDUCE_SCATTER, case, owners, sources, targets)
         whole = np.concatenate([targets[owner] for owner in owners])
         assert whole.size == count
-        check_result(case, inputs, whole)
+        if over_trees:
+            assert whole.tobytes() == expected(case, case.lanes, inputs).tobytes()
+        else:
+            check_result(case, inputs, whole)
         assert all(s.tobytes() == x.tobytes() for s, x in zip(sources, inputs, strict=True))
         assert set(digests) == {0}
 

@@ -203,6 +203,9 @@ def test_only_parents_and_children_need_a_link() -> None:
 
 
 STAR, CHAIN = star(3, 0), chain(range(3))
+ROWS = {"kind": CollectiveKind.ALL_GATHER, "count": 99, "owners": (0, 1, 2)}
+PARTS = {"kind": CollectiveKind.REDUCE_SCATTER, "owners": (0, 1, 2)}
+BROADCAST = {"kind": CollectiveKind.BROADCAST, "owners": (0,)}
 UINT8_MEAN: dict[str, Any] = {"datatype": DataType.UINT8, "op": ReduceOp.AVG}
 INVALID: dict[str, tuple[tuple[TreeLane, ...], dict[str, Any]]] = {
     "too few elements": ((TreeLane(99, STAR),), {}),
@@ -217,6 +220,11 @@ INVALID: dict[str, tuple[tuple[TreeLane, ...], dict[str, Any]]] = {
     "more lanes than may be": ((TreeLane(100, STAR), *[TreeLane(0, STAR)] * 256), {}),
     "a ring": ((TreeLane(100, STAR),), {"algorithm": Algorithm.RING}),
     "an all-to-all": ((TreeLane(99, STAR),), {"kind": CollectiveKind.ALL_TO_ALL, "count": 99}),
+    "a row from another root": (tuple(TreeLane(99, star(3, rank)) for rank in (0, 2, 1)), ROWS),
+    "a row too few": ((TreeLane(99, STAR), TreeLane(99, star(3, 1))), ROWS),
+    "a row too long": ((TreeLane(99, STAR), TreeLane(100, star(3, 1)), TreeLane(98, star(3, 2))), ROWS),
+    "a part too short": ((TreeLane(33, STAR), TreeLane(34, star(3, 1)), TreeLane(33, star(3, 2))), PARTS),
+    "a broadcast from somebody else": ((TreeLane(50, STAR), TreeLane(50, star(3, 1))), BROADCAST),
 }
 
 

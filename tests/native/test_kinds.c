@@ -19,7 +19,7 @@ typedef struct {
 static peer_state peers[SIZES_MAX];
 static uint8_t ids[SIZES_MAX * ZP_PEER_ID_BYTES]; /* in order of rank */
 static uint32_t owners[SIZES_MAX];
-static uint32_t size, root, op;
+static uint32_t size, root, op, over_trees; /* The last: of the kinds that have a ring, too. */
 static uint64_t last_id, seed = 1;
 
 static int32_t value_of(uint32_t rank, uint64_t i)
@@ -42,21 +42,26 @@ static void owners_shuffle(void)
 static void start(uint32_t rank, uint32_t kind, uint64_t id, uint64_t count)
 {
 	peer_state *self = &peers[rank];
+	int with_owners = kind == ZP_BROADCAST || kind == ZP_ALL_GATHER || kind == ZP_REDUCE_SCATTER;
+	int in_lanes = kind == TREES || (with_owners && over_trees), by_owner = in_lanes && kind != ZP_BROADCAST && with_owners;
 	trees lanes;
-	trees_make(&lanes, id, size, count, op == ZP_AVG);
+	if (by_owner)
+		trees_make_owned(&lanes, id, size, owners, kind, count, op == ZP_AVG);
+	else
+		trees_make(&lanes, id, size, kind == ZP_BROADCAST ? root : size, count, op == ZP_AVG);
 	zp_reduce_plan plan = {.attempt = id,
 			       .kind = kind == TREES ? ZP_ALL_REDUCE : kind,
 			       .dtype = ZP_INT32,
 			       .op = op,
-			       .algorithm = kind == ZP_ALL_TO_ALL || kind == TREES ? ZP_DIRECT : ZP_RING,
+			       .algorithm = kind == ZP_ALL_TO_ALL || in_lanes ? ZP_DIRECT : ZP_RING,
 			       .world_size = size,
 			       .peers = ids,
 			       .rank = rank,
 			       .frame_bytes = 256,
 			       .count = kind == ZP_ALL_TO_ALL ? size * count : count,
-			       .owners = kind == ZP_ALL_REDUCE || kind == ZP_ALL_TO_ALL || kind == TREES ? NULL : owners,
-			       .lanes = kind == TREES ? lanes.lanes : NULL,
-			       .lane_count = kind == TREES ? TREES_LANES : 0,
+			       .owners = with_owners ? owners : NULL,
+			       .lanes = in_lanes ? lanes.lanes : NULL,
+			       .lane_count = !in_lanes ? 0 : by_owner ? size : TREES_LANES,
 			       .input = kind == ZP_BROADCAST ? self->tensor
 					: kind == TREES	     ? self->tree
 							     : self->input,
@@ -123,6 +128,7 @@ static void round_run(uint64_t count, int cancel)
 	uint64_t first = last_id + 1;
 	last_id += KINDS;
 	owners_shuffle();
+	over_trees = (uint32_t)(random_next(&seed) % 2);
 	for (uint32_t rank = 0; rank < size; rank++) {
 		for (uint64_t i = 0; i < size * count; i++)
 			peers[rank].input[i] = value_of(rank, i);

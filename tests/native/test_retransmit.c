@@ -319,7 +319,8 @@ static int32_t value_of(int rank, uint64_t attempt, size_t i)
 }
 
 /* All-reduces, 0: out of place; 1, 2: in place, with and without restore; 3 to 5: the same, quantised. Each of them in a ring
- * or exchanged directly, in two of three rounds over lanes of trees. Then the other kinds, the broadcast in place with restore. */
+ * or exchanged directly, in two of three rounds over lanes of trees. Then the other kinds, the broadcast in place with restore:
+ * three of them around a ring or over lanes. */
 enum { FIRST_QUANTISED = 3, BROADCAST = 6, REDUCE_SCATTER = 7, ALL_GATHER = 8, ALL_TO_ALL = 9, ONE_SHOT = 10 };
 
 static bool is_quantised(int kind)
@@ -362,24 +363,32 @@ static void reduce_start(int rank, uint64_t attempt, int kind)
 		[REDUCE_SCATTER] = ZP_REDUCE_SCATTER,
 		[ALL_GATHER] = ZP_ALL_GATHER,
 		[ALL_TO_ALL] = ZP_ALL_TO_ALL};
-	bool direct = kind == ALL_TO_ALL || (kind < BROADCAST && ((uint64_t)kind + attempt / AT_A_TIME) % 2);
+	bool owned = kind >= BROADCAST && kind < ALL_TO_ALL;
+	bool direct = kind == ALL_TO_ALL || (kind < ALL_TO_ALL && ((uint64_t)kind + attempt / AT_A_TIME) % 2);
 	bool in_place = kind < BROADCAST ? kind % 3 != 0 : kind == BROADCAST || kind == ONE_SHOT;
 	int32_t *input = buffers[rank][kind][0], *output = in_place ? input : buffers[rank][kind][1];
 	uint8_t ids[PEERS_MAX][ZP_PEER_ID_BYTES];
 	uint32_t owners[PEERS_MAX];
 	trees lanes;
-	bool trees_too = direct && kind < BROADCAST && attempt / AT_A_TIME % 3;
-	trees_make(&lanes, attempt, (uint32_t)peer_count, COUNT, op_of(attempt) == ZP_AVG && !is_quantised(kind));
+	bool trees_too = direct && (owned || (kind < BROADCAST && attempt / AT_A_TIME % 3)), by_owner = owned && kind != BROADCAST;
+	int stars_only = op_of(attempt) == ZP_AVG && !is_quantised(kind);
+	uint32_t ranks = (uint32_t)peer_count;
+	for (uint32_t k = 0; k < ranks; k++)
+		owners[k] = owner_of(k, attempt);
+	if (by_owner)
+		trees_make_owned(&lanes, attempt, ranks, owners, kinds[kind], count_of(kind), stars_only);
+	else
+		trees_make(&lanes, attempt, ranks, kind == BROADCAST ? owners[0] : ranks, COUNT, stars_only);
 	zp_reduce_plan plan = {.attempt = attempt,
 			       .kind = kinds[kind],
-			       .owners = kind < BROADCAST || kind >= ALL_TO_ALL ? NULL : owners,
+			       .owners = owned ? owners : NULL,
 			       .dtype = is_quantised(kind) ? ZP_FLOAT : ZP_INT32,
 			       .op = op_of(attempt),
 			       .quantization = is_quantised(kind) ? ZP_QUANTIZE_MIN_MAX : ZP_QUANTIZE_NONE,
 			       .block_elements = 64,
 			       .algorithm = kind == ONE_SHOT ? ZP_ONE_SHOT : direct ? ZP_DIRECT : ZP_RING,
 			       .lanes = trees_too ? lanes.lanes : NULL,
-			       .lane_count = trees_too ? TREES_LANES : 0,
+			       .lane_count = !trees_too ? 0 : by_owner ? ranks : TREES_LANES,
 			       .peers = ids[0],
 			       .world_size = (uint32_t)peer_count,
 			       .rank = (uint32_t)rank,
@@ -388,10 +397,8 @@ static void reduce_start(int rank, uint64_t attempt, int kind)
 			       .input = input,
 			       .output = output,
 			       .restore = kind % 3 == 1 || kind == BROADCAST};
-	for (int k = 0; k < peer_count; k++) {
+	for (int k = 0; k < peer_count; k++)
 		id_of(k, ids[k]);
-		owners[k] = owner_of((uint32_t)k, attempt);
-	}
 	for (size_t i = 0; i < COUNT; i++) {
 		if (!is_quantised(kind))
 			input[i] = value_of(rank, attempt, i);

@@ -111,7 +111,7 @@ static void test_memory(lonely *l)
 		bool quantised = i % 3 == 0;
 		uint64_t choice = random_next(&seed), count = bytes / 4 - choice % 1000;
 		uint32_t ranks = 2 + (uint32_t)(random_next(&seed) % (TREES_RANKS_MAX - 1));
-		trees_make(&lanes, choice, ranks, count, i % 2);
+		trees_make(&lanes, choice, ranks, ranks, count, i % 2);
 		for (uint32_t rank = 0; rank < ranks; rank++) {
 			lonely_open(l); /* The last one's memory may wait in its pool. */
 			int64_t before = faults_mapped_bytes();

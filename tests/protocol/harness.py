@@ -52,7 +52,7 @@ from zpccl.protocol.messages import (
     encode,
 )
 from zpccl.protocol.peer import PeerMachine, PeerOptions
-from zpccl.types import Algorithm, CollectiveKind
+from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
 RUN_ID = b"run id of 16 byt"
 FIRST_ATTEMPT = 1
@@ -80,6 +80,10 @@ def spec(tag: int = 0, **changes: Any) -> CollectiveSpec:
     plain = {"count": 8, "datatype": 10, "op": 0, "quantization": 0, "quantized_datatype": 0, "block_elements": 256}
     plain["algorithm"] = Algorithm.RING
     return CollectiveSpec(tag=tag, **{**plain, **changes})
+
+
+RING_ONLY: dict[str, Any] = {"kind": CollectiveKind.REDUCE_SCATTER, "op": ReduceOp.AVG, "datatype": DataType.INT8}
+"""Of a collective for which trees do not do: its sums are wide. It needs a ring, or links between all."""
 
 
 def digest(text: str) -> bytes:
@@ -539,12 +543,11 @@ def fail_by(
     one: str,
     other: str,
     call_id: int,
-    count: int = 8,
-    kind: CollectiveKind = CollectiveKind.ALL_GATHER,
+    **changes: Any,
 ) -> tuple[bytes, ...]:
     """All call the same; `one` finds its link to `other` at fault after a while. Returns the order of the plan."""
     for name in bench.names():
-        bench.begin(name, call_id, spec(count=count, kind=kind))
+        bench.begin(name, call_id, spec(**(changes or RING_ONLY)))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from zpccl.protocol import events
 from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import COLLECTIVE, Key
-from zpccl.protocol.rings import ring_edges
+from zpccl.protocol.rings import plan_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
-from .harness import FIRST_ATTEMPT, MasterBench, entry, fail_by, offer, pid, pids, plan_of, spec
+from .harness import FIRST_ATTEMPT, RING_ONLY, MasterBench, entry, fail_by, offer, pid, pids, plan_of, spec
 
 ALONE = "this peer is alone in its group"
 LOST = Result.RANK_CONNECTION_LOST
@@ -272,7 +273,7 @@ def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ab", "ac")
     for name in "abcd":
-        bench.begin(name, 1, spec(kind=CollectiveKind.ALL_GATHER))
+        bench.begin(name, 1, spec(**RING_ONLY))
     assert bench.plans == {}
     bench.tick(limits.SECOND)
     bench.say("a", Linked(pids("cd")))
@@ -325,13 +326,41 @@ def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() ->
     assert sent[0] == ("c1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a, b"))
 
 
-@pytest.mark.parametrize("kind", ["BROADCAST", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL"])
-def test_what_needs_a_ring_is_refused_where_there_is_none(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["BROADCAST", "ALL_GATHER", "REDUCE_SCATTER"])
+def test_trees_take_the_place_of_a_ring(kind: str) -> None:
+    """L2: where links connect all, whatever a collective moves goes through who has them. Its owners are the roots."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "bc", "bd", "cd")
+    for name in "dcab":
+        bench.begin(name, 1, spec(kind=CollectiveKind[kind], is_root=kind == "BROADCAST" and name == "c"))
+    how = bench.plans[FIRST_ATTEMPT]
+    assert how.algorithm == Algorithm.TREES
+    assert tuple(how.order[lane.root] for lane in how.lanes) == (pids("c") if kind == "BROADCAST" else pids("abcd"))
+    assert set(map(frozenset, plan_edges(how))) == {frozenset(pids(pair)) for pair in ("ab", "ac", "ad")}
+    for name in "abcd":
+        bench.finish(name, 1)
+    assert bench.verdict("b", 1) == committed(1, peers=4) and bench.names() == "abcd"
+
+
+def test_more_trees_than_a_plan_can_name_are_none() -> None:
+    """B1, L1: an all-gather needs a tree for each peer."""
+    bench, letters = bench_of(*"abcdefghi"), "abcdefghi"
+    unlink(bench, *(one + other for one, other in itertools.combinations(letters[1:], 2)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "LANE_PARENTS_MAX", 9 * 9 - 1)
+        for name in letters:
+            bench.begin(name, 1, spec(kind=CollectiveKind.ALL_GATHER))
+        answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
+    assert {answer.result for answer in answers} == {Result.RANK_CONNECTION_FAILED} and len(answers) == 9
+
+
+@pytest.mark.parametrize("kind", ["REDUCE_SCATTER", "ALL_TO_ALL"])
+def test_what_needs_a_ring_or_all_links_is_refused_where_there_is_none(kind: str) -> None:
     """L1, L2: nobody is removed for it, and all-reduces go on."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "bc", "bd", "cd")
     for name in "abcd":
-        bench.begin(name, 1, spec(kind=CollectiveKind[kind], is_root=kind == "BROADCAST" and name == "a"))
+        bench.begin(name, 1, spec(**(RING_ONLY | {"kind": CollectiveKind[kind]})))
     assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
     answers = [message for _, message in bench.tick(1)]
     assert [(answer.call_id, answer.result) for answer in answers] == [(1, Result.RANK_CONNECTION_FAILED)] * 4
@@ -348,17 +377,17 @@ def test_a_call_does_not_wait_for_links_that_another_has_waited_for() -> None:
     """L1: each step of a program would take ten seconds longer. Once a link has changed, calls wait again."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "bc", "bd", "cd")
-    gather = spec(kind=CollectiveKind.ALL_GATHER)
+    mean = spec(**RING_ONLY)
     for name in "abcd":
-        bench.begin(name, 1, gather)
+        bench.begin(name, 1, mean)
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     for name in "abcd":
-        answers = bench.begin(name, 2, gather)
+        answers = bench.begin(name, 2, mean)
     assert {message.result for _, message in answers} == {Result.RANK_CONNECTION_FAILED} and len(answers) == 4
     for name in "bc":
         bench.say(name, Linked(pids("abc".replace(name, ""))))
     for name in "abcd":
-        assert bench.begin(name, 3, gather) == []
+        assert bench.begin(name, 3, mean) == []
     bench.link("a", "b", "c", "d")
     assert list(bench.plans.values())[-1].algorithm == Algorithm.RING
 
@@ -413,9 +442,9 @@ def test_groups_are_judged_by_their_own_links() -> None:
 
 
 def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, ...]:
-    """All gather and succeed. Returns the order of the ring."""
+    """All call and succeed. Returns the order of the ring."""
     for name in bench.names():
-        bench.begin(name, call_id, spec(count=count, kind=CollectiveKind.ALL_GATHER))
+        bench.begin(name, call_id, spec(count=count, **RING_ONLY))
     attempt_id, how = list(bench.plans.items())[-1]
     for name in bench.names():
         bench.finish(name, call_id, attempt_id)
@@ -449,7 +478,7 @@ def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trus
     assert order_of(bench, 4, count) == pids("abc")
     fail_by(bench, "b", "c", 5)  # The fourth in a row, or the first.
     for name in "abc":
-        bench.begin(name, 6, spec(kind=CollectiveKind.ALL_GATHER))
+        bench.begin(name, 6, spec(**RING_ONLY))
     assert (bench.machine.operations.pending == {}) is is_trusted
 
 
@@ -467,12 +496,12 @@ def test_a_link_that_goes_on_failing_counts_as_down() -> None:
 
 
 def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tuple[bytes, ...]:
-    """All gather, and stall at the same time. `faults` are "ab" where a blames b; the others say nothing of why.
+    """All call, and stall at the same time. `faults` are "ab" where a blames b; the others say nothing of why.
 
     The first report decides, and the rest was on its way. Returns the order of the attempt.
     """
     for name in bench.names():
-        bench.begin(name, call_id, spec(kind=CollectiveKind.ALL_GATHER, **changes))
+        bench.begin(name, call_id, spec(**(RING_ONLY | changes)))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.STALL_TIMEOUT_NS)
     blamed = {fault[0]: pid(fault[1]) for fault in faults}
@@ -497,7 +526,7 @@ def test_a_link_that_both_ends_name_costs_once() -> None:
     stall(bench, 1, "bc", "cb")
     assert stall(bench, 2, "bc", "cb") == pids("abc")
     for name in "abc":
-        bench.begin(name, 3, spec(kind=CollectiveKind.ALL_GATHER))
+        bench.begin(name, 3, spec(**RING_ONLY))
     assert bench.machine.operations.pending  # Twice: now it counts as down.
 
 

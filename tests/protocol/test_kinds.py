@@ -27,6 +27,7 @@ from zpccl.types import Algorithm, CollectiveKind, ReduceOp
 
 from .harness import (
     FIRST_ATTEMPT,
+    RING_ONLY,
     MasterBench,
     PeerBench,
     fail_by,
@@ -163,7 +164,7 @@ def test_a_broadcast_says_nothing_of_the_link_that_it_does_not_use() -> None:
             bench.finish(name, call_id, list(bench.plans)[-1])
         fail_by(bench, "c", "a", call_id + 1)
     for name in "abc":
-        bench.begin(name, 2 * tries + 1, of_kind(CollectiveKind.ALL_GATHER))
+        bench.begin(name, 2 * tries + 1, spec(**RING_ONLY))
     assert bench.machine.operations.pending  # The link counts as down, and it is waited for.
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from zpccl.engine.engine import DIGEST_CHANNEL, ReducePlan, TreeLane
@@ -100,19 +101,21 @@ class PendingCall:
             kind=kind,
             owners=owners,
             algorithm=Algorithm.DIRECT if how.lanes else self.algorithm,
-            lanes=tree_lanes(how, spec.count),
+            lanes=tree_lanes(how, spec),
             digest_channel=DIGEST_CHANNEL if start.tells_digest else 0,
             call=start.call_id,
         )
 
 
-def tree_lanes(how: Reducing, count: int) -> tuple[TreeLane, ...]:
-    """The lanes of a plan for a tensor of so many elements, cut in proportion to their shares."""
-    lanes: list[TreeLane] = []
-    begin, shares, total = 0, 0, sum(lane.share for lane in how.lanes)
-    for lane in how.lanes:
-        shares += lane.share
-        end = count * shares // total
-        lanes.append(TreeLane(end - begin, lane.parents or (lane.root,) * len(how.order)))
-        begin = end
-    return tuple(lanes)
+def tree_lanes(how: Reducing, spec: CollectiveSpec) -> tuple[TreeLane, ...]:
+    """The lanes of a plan: the rows of an all-gather, the parts of a reduce-scatter, else in proportion to shares."""
+    size, shares = len(how.order), [lane.share for lane in how.lanes]
+    if spec.kind == CollectiveKind.ALL_GATHER:
+        lengths = [spec.count] * len(shares)
+    elif spec.kind == CollectiveKind.REDUCE_SCATTER:
+        lengths = [spec.count // size + (part < spec.count % size) for part in range(len(shares))]
+    else:
+        ends = [spec.count * end // sum(shares) for end in accumulate(shares)]
+        lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    parents = [lane.parents or (lane.root,) * size for lane in how.lanes]
+    return tuple(map(TreeLane, lengths, parents))

@@ -52,7 +52,7 @@ def check_rc(rc: int, function: str) -> int:
 
 @dataclass(frozen=True)
 class TreeLane:
-    """A part of the tensor of an all-reduce, and the tree that reduces it: up to the root, and the result down again.
+    """A part of the tensor, and the tree up which it is reduced to the root, and down which the result goes.
 
     Args:
         elements: of the part; 0 is legal, and then nobody needs a link for it.
@@ -83,13 +83,15 @@ class ReducePlan:
             All-to-all: of `count` elements, without overlap; row i comes from rank i.
         frame_bytes: tensor bytes of one frame.
         restore: in place, keep the old bytes so that `end_reduce(commit=False)` can put them back.
-        algorithm: RING, of an all-reduce also DIRECT, of an all-to-all only DIRECT.
+        algorithm: RING; of an all-reduce, and with lanes, also DIRECT; of an all-to-all only DIRECT.
         quantized_datatype: what elements travel as; used only with quantisation.
         kind: what is done; BARRIER is nothing for an engine.
         owners: the rank that owns each row (all-gather) or part (reduce-scatter), or that of the root (broadcast).
             Empty for an all-reduce and an all-to-all, whose row j goes to rank j.
-        lanes: of an all-reduce with DIRECT: together, in order, the whole tensor. Empty: each rank is the root of all
-            others, for an equal part. In an AVG of integers narrower than 64 bits the root is the parent of all others.
+        lanes: of DIRECT, but not of an all-to-all: together, in order, the whole tensor. Empty: in an all-reduce each
+            rank is the root of all others, for an equal part. Of an all-gather each row is a lane, of a reduce-scatter
+            each part, and its owner the root; in a broadcast the root of all lanes is the root. In an AVG of integers
+            narrower than 64 bits the root is the parent of all others.
         digest_channel: where the digest of the result is told to all other peers once it is there: attempt, `call`,
             digest, 64 bits each, big-endian. 0: to nobody.
         call: a number to tell with the digest.

@@ -8,7 +8,7 @@ have the same one, since planning takes up to 50 ms for 64 peers. A new master s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zpccl import limits
 from zpccl.protocol.matrix import Matrix, Sample
@@ -25,8 +25,8 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
-from zpccl.protocol.rings import mesh_edges
-from zpccl.protocol.routes import plan, plan_ring
+from zpccl.protocol.rings import mesh_edges, owners_of
+from zpccl.protocol.routes import plan, plan_ring, plan_trees_of
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
@@ -66,7 +66,7 @@ class Planner:
         self._told: tuple[int, int, Measurements] | None = None  # Epoch and time, and what was known then.
 
     def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int, *, is_ring: bool = True) -> Reducing | None:
-        """The plan of a collective: of an all-reduce any route, of others but an all-to-all a ring.
+        """The plan of a collective: of an all-reduce any route, of others but an all-to-all a ring, or else trees.
 
         None if the links allow none.
 
@@ -76,7 +76,7 @@ class Planner:
             now_ns: the time.
             is_ring: False if the links allow no ring.
         """
-        if not is_ring and (spec.kind != CollectiveKind.ALL_REDUCE or len(order) > limits.DIRECT_PEERS_MAX):
+        if not is_ring and len(order) > limits.DIRECT_PEERS_MAX:
             return None
         if spec.kind == CollectiveKind.ALL_TO_ALL or len(order) > limits.DIRECT_PEERS_MAX:
             algorithm = Algorithm.DIRECT if spec.kind == CollectiveKind.ALL_TO_ALL else Algorithm.RING
@@ -153,12 +153,12 @@ class Planner:
 
         network = network_without(avoided)
         previous = known.route if known is not None and (known.peers, known.links) == (peers, links) else None
-        route = _find_route(spec, network, speeds, previous)
+        route = _find_route(spec, peers, network, speeds, previous)
         if route is None and is_ring:  # Every way needs a link that has failed of late: the ring of `peers` the fewest.
             route = Route(Algorithm.RING, tuple(range(len(peers))))
         elif route is None:
             network = network_without(down)
-            route = _find_route(spec, network, speeds, None)
+            route = _find_route(spec, peers, network, speeds, None)
         if route is None:
             return None
         how = _plan_of(route, peers, network, speeds)
@@ -235,14 +235,20 @@ def _key(spec: CollectiveSpec, peers: Sequence[Peer]) -> object:
     return peers[0].group, spec.kind, tensor_of(spec), spec.algorithm, root
 
 
-def _find_route(spec: CollectiveSpec, network: Network, speeds: Speeds, previous: Route | None) -> Route | None:
+def _find_route(
+    spec: CollectiveSpec, peers: Sequence[Peer], network: Network, speeds: Speeds, previous: Route | None
+) -> Route | None:
     if spec.kind == CollectiveKind.ALL_REDUCE:
         is_asked = spec.algorithm in (Algorithm.RING, Algorithm.DIRECT)
         asked = Algorithm(spec.algorithm) if is_asked else Algorithm.AUTO
         return plan(network, tensor_of(spec), speeds, previous, asked)
     # An all-reduce of this tensor takes twice the time of the collective, around the same ring.
     whole_bytes = wire_bytes(spec) * (network.count if spec.kind == CollectiveKind.ALL_GATHER else 1)
-    return plan_ring(network, Tensor(whole_bytes), speeds, previous)
+    ring = plan_ring(network, Tensor(whole_bytes), speeds, previous)
+    if ring is not None:
+        return ring
+    owners = (0,) if spec.kind == CollectiveKind.BROADCAST else owners_of([peer.peer_id for peer in peers])
+    return plan_trees_of(owners, network, replace(tensor_of(spec), wire_bytes=whole_bytes), speeds)
 
 
 def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds) -> Reducing:

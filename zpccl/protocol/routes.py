@@ -16,7 +16,8 @@ simple plans, and rates that waver do not change plans. Candidates that cannot b
 Quantised tensors are rounded by each hop of a sum. A ring rounds most, and counts as if it took longer by
 QUANTIZED_DIRECT_PERCENT_MAX; trees by a part of that, in proportion.
 
-Other collectives but the all-to-all have rings alone, of which the time is in proportion to that of an all-reduce.
+Other collectives but the all-to-all have rings, of which the time is in proportion to that of an all-reduce. Where the
+paths allow no ring they have one tree for each owner of a part, in which only one of the two ways is gone.
 
 If sums are too wide to travel (the AVG of narrow integers), peers exchange directly or in stars. Only where no peer
 reaches all others a ring is left: the engine widens what travels around it.
@@ -25,7 +26,7 @@ reaches all others a ring is left: the engine widens what travels around it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zpccl import limits
 from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor
@@ -75,6 +76,27 @@ def plan_ring(
         previous: the ring of the last one like it.
     """
     return _Planner(network, tensor, speeds or Speeds()).plan({RING}, previous)
+
+
+def plan_trees_of(
+    owners: Sequence[int], network: Network, tensor: Tensor, speeds: Speeds | None = None
+) -> Route | None:
+    """The trees of a collective without a ring, or None if the paths allow none.
+
+    Args:
+        owners: who has each part of the tensor (of a broadcast: all of it), or gets it; the roots of the trees.
+        network: of the participants.
+        tensor: as of `plan_ring`.
+        speeds: of the work.
+    """
+    if network.count > limits.DIRECT_PEERS_MAX or network.count * len(owners) > limits.LANE_PARENTS_MAX:
+        return None
+    model = Model(network, tensor, speeds or Speeds())
+    trees = tuple(tree for owner in owners if (tree := Packer(model).shortest(owner)) is not None)
+    are_too_deep = tensor.are_sums_wide and any(max(tree.depths()) > 1 for tree in trees)
+    if len(trees) < len(owners) or are_too_deep:
+        return None
+    return model.with_time(Route(TREES, tuple(range(network.count)), trees))
 
 
 def _stages(count: int, tensor: Tensor, asked: Algorithm) -> list[set[Algorithm]]:

@@ -113,6 +113,11 @@ class Packer:
             for size in sorted({math.ceil(part * len(found)) for part in KEPT_PARTS if found}):
                 yield self._divide(found[:size], min(self._lanes_max, limits.LANES_MAX))
 
+    def shortest(self, root: int) -> Tree | None:
+        """The tree of the shortest ways to a root, whatever it puts on them; None if the paths do not connect all."""
+        edges = self._shortest(root)
+        return None if edges is None else Tree(1, _parents(edges, root, self._count))
+
     # --- Collecting trees ---------------------------------------------------------------------------------------------
 
     def _collect(self) -> list[_Candidate]:
@@ -145,7 +150,6 @@ class Packer:
         return list(found.values())
 
     def _shortest(self, root: int) -> tuple[tuple[int, int], ...] | None:
-        """The tree of the shortest ways to a root, whatever it costs."""
         free = [[0.0 if size < math.inf else math.inf for size in row] for row in self._paths_s]
         return self._cheapest(root, [0.0] * self._count, free, 1.0)
 

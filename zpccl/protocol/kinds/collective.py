@@ -15,9 +15,9 @@ A collective is identified by its tag within a group. Its states:
 The plan of an all-reduce is the quickest that plans.py finds with what is known of the network, without links that are
 down or have failed lately: a ring, an exchange or trees, or what all voters ask for. Other collectives have a ring: in
 order of admission, in another order if that one needs such a link (paths.py), or in one whose slowest path is quicker;
-that of a broadcast begins with its root. An all-to-all needs all links. If every plan needs links that are down, it
-waits for them. When they do not come up in time, members that are cut off from the others are removed, so that these
-can continue; if there are none, the calls are refused, as trees, which need no ring, are for all-reduces only. Later
+that of a broadcast begins with its root. Without a ring, they too have trees. An all-to-all needs all links. If every
+plan needs links that are down, it waits for them. When they do not come up in time, members that are cut off from the
+others are removed, so that these can continue; if there are none, the calls are refused, such as an all-to-all. Later
 calls are refused at once, until a link or the member list changes. A barrier has no plan: it is committed when all have
 voted.
 
@@ -86,8 +86,9 @@ class Reduction(Attempt):
         """The links that it uses."""
         peers = {peer.peer_id: peer for peer in self.calls}
         edges = [(peers[one], peers[other]) for one, other in plan_edges(self.how)]
-        # Of a broadcast, the last peer sends nothing to the root.
-        return edges[:-1] if self.spec.kind == CollectiveKind.BROADCAST else edges
+        # In the ring of a broadcast, the last peer sends nothing to the root.
+        is_open = self.spec.kind == CollectiveKind.BROADCAST and self.algorithm == Algorithm.RING
+        return edges[:-1] if is_open else edges
 
     @property
     def link_count(self) -> int:
@@ -523,7 +524,7 @@ def _no_plan(spec: CollectiveSpec, broken: list[tuple[Peer, Peer]]) -> str:
     what = CollectiveKind(spec.kind).name.lower().replace("_", "-")
     needs = "between all peers" if spec.kind == CollectiveKind.ALL_TO_ALL else "around a ring of all peers"
     if spec.kind == CollectiveKind.ALL_REDUCE:
-        needs += ", or of one peer with all others"  # Its sums are wide: trees would do for others.
+        needs += ", or of one peer with all others"  # Its sums are wide: other trees would do for others.
     return f"this {what} needs data connections {needs}; that of {one.name} and {other.name}{more} is down"
 
 
