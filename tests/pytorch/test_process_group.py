@@ -225,13 +225,81 @@ def test_futures(trio: Any) -> None:
     assert trio.all(run) == [[9.0] * 4] * 3
 
 
-@pytest.mark.parametrize("call", ["send", "recv"])
-def test_send_and_recv_say_what_to_do(trio: Any, call: str) -> None:
+# --- send and recv --------------------------------------------------------------------------------------------------
+
+
+def test_messages_around_a_ring(trio: Any) -> None:
+    """L1: all receive before they send, as a pipeline does. Bytes arrive whatever their dtype and shape."""
+
     def run(group: Any, rank: int) -> None:
-        with pytest.raises(zpccl.InvalidUsage, match="new_group"):
-            getattr(group, call)([torch.ones(1)], 0, 0)
+        for dtype in (torch.float32, torch.bool, torch.complex64):
+            mine = torch.arange(6).add(rank).to(dtype).view(2, 3)
+            tensor = torch.zeros(3, 2, dtype=dtype).t()
+            received = group.recv([tensor], (rank - 1) % 3, 0)
+            group.send([mine], (rank + 1) % 3, 0).wait()
+            assert received.wait() and received.result()[0] is tensor
+            assert torch.equal(tensor, torch.arange(6).add((rank - 1) % 3).to(dtype).view(2, 3))
+        group.send([torch.ones(0)], (rank + 1) % 3, 0).wait()
 
     trio.all(run)
+
+
+def test_messages_are_told_apart_by_tag_and_arrive_in_order(trio: Any) -> None:
+    """More of them than travel at a time, received in another order of tags, both ways at once."""
+    count = 50
+
+    def run(group: Any, rank: int) -> None:
+        sent = [group.send([torch.full((2,), float(i))], 1 - rank, i % 2) for i in range(count)]
+        for tag in (1, 0):
+            for i in range(tag, count, 2):
+                tensor = torch.zeros(2)
+                group.recv([tensor], 1 - rank, tag).wait()
+                assert tensor.tolist() == [float(i)] * 2
+        for work in sent:
+            assert work.wait() and work.is_completed()
+
+    trio.some([0, 1], run)
+
+
+def test_what_cannot_be_sent(trio: Any) -> None:
+    def run(group: Any, rank: int) -> None:
+        with pytest.raises(zpccl.InvalidArgument, match="not another one"):
+            group.send([torch.ones(1)], rank, 0)
+        with pytest.raises(zpccl.InvalidArgument, match="meta"):
+            group.send([torch.ones(1, device="meta")], (rank + 1) % 3, 0)
+        with pytest.raises(zpccl.InvalidUsage, match="source"):
+            group.recv_anysource([torch.ones(1)], 0)
+        group.barrier().wait()
+
+    trio.all(run)
+
+
+@pytest.mark.parametrize("have_met", [False, True])
+def test_a_lost_rank_fails_messages(have_met: bool) -> None:
+    """L1: those with it, and those among others, which may not be issued any more."""
+    with groups.local_ranks(3) as ranks:
+        if have_met:
+            ranks.some(
+                [0, 2], lambda group, rank: (group.send, group.recv)[rank // 2]([torch.ones(1)], 2 - rank, 0).wait()
+            )
+        works = [ranks.groups[0].recv([torch.ones(1)], other, 1) for other in (1, 2)]
+        ranks.groups[2].abort()
+        errors = ranks.some([0, 1], lambda group, rank: groups.failure(late(group)))
+        assert all(isinstance(error, zpccl.PCCLError) for error in errors)
+        for work in works[::-1] if have_met else []:
+            assert isinstance(groups.failure(work.wait), zpccl.PCCLError)
+        for group in ranks.groups:
+            assert isinstance(groups.failure(lambda group=group: group.send([torch.ones(1)], 0, 0)), zpccl.PCCLError)
+
+
+def test_a_message_that_nobody_receives() -> None:
+    """L1: `wait` ends at its timeout, and the group with it."""
+    with groups.local_ranks(2) as ranks:
+        work = ranks.groups[0].send([torch.ones(1)], 1, 0)
+        assert not work.is_completed()
+        with pytest.raises(zpccl.OperationTimeout, match="has not come"):
+            work.wait(timedelta(milliseconds=50))
+        assert isinstance(ranks.groups[0].error, zpccl.OperationTimeout)
 
 
 def test_a_wrong_tensor_is_refused_and_the_group_goes_on(trio: Any) -> None:

@@ -21,6 +21,7 @@ from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
 from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
+from zpccl.torch.pairs import Pair
 from zpccl.torch.rendezvous import Configuration
 from zpccl.torch.tags import Tags
 from zpccl.torch.work import Part, Work
@@ -60,6 +61,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._is_left = False
         self._tags = Tags(limits.calls_in_flight_max(configuration.size), limits.TORCH_TAGS_PER_SIGNATURE_MAX)
         self._in_flight: dict[int, AsyncReduceHandle] = {}
+        self._pairs: dict[int, Pair] = {}  # With other ranks, for messages.
         self._threads = ThreadPoolExecutor(limits.TORCH_CALLBACK_THREADS_MAX, "zpccl-torch")
 
     def getBackendName(self) -> str:
@@ -105,8 +107,11 @@ class ProcessGroup(dist.ProcessGroup):
         """
         with self._lock:
             self.error = error = self.error or error
+            pairs = list(self._pairs.values())
         if self._configuration.communicator is not None:
             self._configuration.communicator.close()
+        for pair in pairs:
+            pair.close(is_orderly=False)
         return error
 
     def run_later(self, function: Callable[[], object]) -> None:
@@ -119,6 +124,9 @@ class ProcessGroup(dist.ProcessGroup):
                 return
             self._is_left = True
             self.error = self.error or InvalidUsage("the process group has been destroyed")
+            pairs = list(self._pairs.values())
+        for pair in pairs:
+            pair.close(is_orderly=is_orderly)
         self._configuration.leave(is_orderly=is_orderly)
         self._threads.shutdown(wait=False)
 
@@ -152,10 +160,10 @@ class ProcessGroup(dist.ProcessGroup):
             if self._in_flight.get(tag) is handle:
                 del self._in_flight[tag]
 
-    def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None) -> Work:
+    def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
         timeout = getattr(options, "timeout", timedelta(0))
-        seconds = timeout.total_seconds()
-        return Work(self, parts, outputs, self._size, seconds if seconds > 0 else self._timeout.total_seconds())
+        seconds = timeout.total_seconds() if timeout > timedelta(0) else self._timeout.total_seconds()
+        return Work(self, parts, outputs, size or self._size, seconds)
 
     # --- Reductions -------------------------------------------------------------------------------------------------
 
@@ -388,23 +396,41 @@ class ProcessGroup(dist.ProcessGroup):
         return self._work([Part(handle)], [], opts)
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Work:
+        """Sends a tensor to one rank, which must receive it."""
+        return self._transfer(tensors, destination, tag, is_sender=True)
+
+    def recv(self, tensors: list[Any], source: int, tag: int) -> Work:
+        """Receives what one rank sends."""
+        return self._transfer(tensors, source, tag, is_sender=False)
+
+    def recv_anysource(self, tensors: list[Any], tag: int) -> Work:
         """Not there.
 
         Raises:
             InvalidUsage: always.
         """
-        raise InvalidUsage(
-            "zpccl has no send and recv: all ranks of a group take part in what it does. Make a group of the two ranks"
-            " by dist.new_group([a, b], backend='zpccl'), and broadcast in it; or use one of backend='gloo'"
-        )
+        raise InvalidUsage("zpccl receives from a rank that is named; give recv a source")
 
-    def recv(self, tensors: list[Any], source: int, tag: int) -> Work:
-        """Not there, as `send`."""
-        return self.send(tensors, source, tag)
-
-    def recv_anysource(self, tensors: list[Any], tag: int) -> Work:
-        """Not there, as `send`."""
-        return self.send(tensors, -1, tag)
+    def _transfer(self, tensors: list[Any], other: int, tag: int, *, is_sender: bool) -> Work:
+        (tensor,) = tensors
+        if other == self._rank or not 0 <= other < self._size:
+            raise InvalidArgument(f"rank {other} is not another one of {self._size} ranks")
+        if tensor.device.type != "cpu":
+            raise InvalidArgument(f"the tensor is on {tensor.device}; only those on the CPU can be sent")
+        memory = _contiguous(_bytes_if_needed(tensor))
+        if memory.numel() == 0:
+            return self._work([], tensors)
+        with self._lock:
+            if self.error is not None:
+                raise copy.copy(self.error)
+            if other not in self._pairs:
+                low, high = sorted((self._rank, other))
+                store = dist.PrefixStore(f"pair/{low}/{high}", self._configuration.store)
+                self._pairs[other] = Pair(store, is_lower=self._rank == low, timeout=self._timeout)
+            pair = self._pairs[other]
+        message = pair.transfer(memory, tag, is_sender=is_sender)
+        is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
+        return self._work([Part(message, None if is_there else lambda _: _copy(tensor, memory))], tensors, size=2)
 
     def _in_row_order(self, tensor: Any) -> Any:
         """The parts of a tensor, one for each rank, in the order in which they travel. Not always a copy."""

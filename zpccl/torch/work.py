@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.errors import InternalError, PCCLError, PeerLost
+from zpccl.torch.pairs import Message
 
 
 class Owner(Protocol):
@@ -37,7 +38,7 @@ class Part:
         finish: makes the user's output of the call's result; None: it is there already.
     """
 
-    handle: AsyncReduceHandle
+    handle: AsyncReduceHandle | Message
     finish: Callable[[Any], object] | None = None
 
 
@@ -87,7 +88,7 @@ class Work(dist.Work):
             is_success, _, info = part.handle.wait(max(deadline - time.monotonic(), 0))
             if not is_success:
                 self._fail(part.handle.exception() or InternalError("the collective failed without an error"))
-            elif info.local_world_size != self._size:
+            elif info is not None and info.local_world_size != self._size:
                 self._fail(PeerLost(f"{info.local_world_size} of {self._size} ranks were left in the collective"))
         with self._lock:
             if self._error is not None:

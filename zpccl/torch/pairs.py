@@ -1,0 +1,190 @@
+"""send and recv: a message of one rank to another is a broadcast in a run of these two.
+
+Collectives are for all members of a run, so each pair of ranks that exchanges messages gets one of its own, with a
+master in the process of the lower rank, when the first message is sent or received. Messages of one direction and tag
+arrive in the order in which they are sent.
+
+Threads: what users call returns at once. A thread of each pair meets the other rank, and then makes the calls. It is a
+daemon, as it may wait for a rank that never comes. The lock guards what a pair knows; nothing waits under it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+from zpccl import limits
+from zpccl.collectives import AsyncReduceHandle
+from zpccl.communicator import Communicator
+from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
+from zpccl.torch.rendezvous import Configuration, meet
+from zpccl.types import ReduceInfo
+
+
+class Message:
+    """A broadcast that begins once the two ranks have met, and messages before it are done. See `AsyncReduceHandle`."""
+
+    def __init__(self) -> None:
+        self._begun: Future[AsyncReduceHandle] = Future()
+        self._ended: Future[None] = Future()
+        self._error: PCCLError | None = None
+
+    def begin(self, handle: AsyncReduceHandle) -> None:
+        """The call is made; its end ends the message."""
+        self._begun.set_result(handle)
+        handle.add_done_callback(lambda: self._ended.set_result(None))
+
+    def fail(self, error: PCCLError) -> None:
+        """The call is not made."""
+        self._begun.set_exception(error)
+        self._ended.set_result(None)
+
+    def wait(self, timeout: float) -> tuple[bool, int, ReduceInfo | None]:
+        """As that of a handle; without an info if the message has not begun."""
+        deadline = time.monotonic() + timeout
+        try:
+            handle = self._begun.result(timeout)
+        except FutureTimeoutError:
+            self._error = OperationTimeout(f"the other rank has not come within {timeout:.1f} s")
+        except PCCLError as error:
+            self._error = error
+        else:
+            return handle.wait(max(deadline - time.monotonic(), 0))
+        return False, int(self._error.result), None
+
+    def exception(self) -> PCCLError | None:
+        """The error of a message that failed, after `wait`."""
+        if self._error is not None or not self._begun.done():
+            return self._error
+        error = self._begun.exception()
+        return error if isinstance(error, PCCLError) else self._begun.result().exception()
+
+    def done(self) -> bool:
+        """True once it has ended, with success or not."""
+        return self._ended.done()
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Has `callback` called once it has ended, as by a handle."""
+        self._ended.add_done_callback(lambda _: callback())
+
+    @property
+    def result(self) -> Any:
+        """The tensor."""
+        return self._begun.result().result
+
+
+class Pair:
+    """This rank and another one.
+
+    Args:
+        store: of the two alone.
+        is_lower: True on the lower rank.
+        timeout: for meeting.
+    """
+
+    def __init__(self, store: Any, *, is_lower: bool, timeout: timedelta) -> None:
+        self._is_lower = is_lower
+        self._lock = threading.Lock()
+        self._met: Configuration | None = None
+        self._is_closed = False
+        self._counts: Counter[tuple[bool, int]] = Counter()  # Messages so far, by direction and tag.
+        self._latest: dict[int, Message] = {}  # By tag of the call.
+        self._waiting: set[Message] = set()  # Those that have neither begun nor failed.
+        self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # None comes last.
+        self._store, self._timeout = store, timeout
+        threading.Thread(target=self._run, name="zpccl-pair", daemon=True).start()
+
+    def transfer(self, memory: Any, tag: int, *, is_sender: bool) -> Message:
+        """Sends a contiguous tensor to the other rank, or receives it there."""
+        message, from_lower = Message(), is_sender == self._is_lower
+        with self._lock:
+            number = self._counts[from_lower, tag]
+            self._counts[from_lower, tag] += 1
+            # Both ranks count alike. A few call tags in turn, so that calls are planned ahead.
+            call_tag = (tag % 2**32 * 2 + from_lower) * limits.TORCH_TAGS_PER_SIGNATURE_MAX
+            call_tag += number % limits.TORCH_TAGS_PER_SIGNATURE_MAX
+            before, self._latest[call_tag] = self._latest.get(call_tag), message
+            self._waiting.add(message)
+
+        def begin() -> None:
+            try:
+                communicator = self._communicator()
+            except PCCLError as error:
+                if self._take(message):
+                    message.fail(error)
+                return
+            if self._take(message):
+                try:
+                    message.begin(communicator.broadcast_async(memory, is_root=is_sender, tag=call_tag))
+                except PCCLError as error:
+                    message.fail(error)
+
+        message.add_done_callback(lambda: self._forget(call_tag, message))
+        if before is None:
+            self._submit(begin)
+        else:
+            before.add_done_callback(lambda: self._submit(begin))
+        return message
+
+    def close(self, *, is_orderly: bool) -> None:
+        """Leaves the run of the two. What is in flight fails."""
+        with self._lock:
+            is_first, self._is_closed, met = not self._is_closed, True, self._met
+            waiting, self._waiting = self._waiting, set()
+        if is_first:
+            self._work.put(None)
+        for message in waiting:  # The thread may be waiting for the other rank.
+            message.fail(InvalidUsage("the process group has ended"))
+        if met is not None:
+            met.leave(is_orderly=is_orderly)
+
+    def _forget(self, call_tag: int, message: Message) -> None:
+        with self._lock:
+            if self._latest.get(call_tag) is message:
+                del self._latest[call_tag]
+
+    def _take(self, message: Message) -> bool:
+        """True if a message is to begin, or fail, now: it has done neither."""
+        with self._lock:
+            is_waiting = message in self._waiting
+            self._waiting.discard(message)
+        return is_waiting
+
+    def _submit(self, begin: Callable[[], object]) -> None:
+        """Has the thread begin a message. Once the pair is closed, that only tells it so."""
+        with self._lock:
+            if not self._is_closed:
+                return self._work.put(begin)
+        begin()
+
+    def _communicator(self) -> Communicator:
+        """That of the run, once the two have met. Called by the thread alone."""
+        with self._lock:
+            met, is_closed = self._met, self._is_closed
+        if is_closed:
+            raise InvalidUsage("the process group has ended")
+        if met is None:
+            met = self._meet()
+            with self._lock:
+                self._met, is_closed = met, self._is_closed
+            if is_closed:
+                met.leave(is_orderly=False)
+        assert met.communicator is not None
+        return met.communicator
+
+    def _meet(self) -> Configuration:
+        try:
+            return meet(self._store, 0 if self._is_lower else 1, 2, self._timeout, is_default=False)
+        except RuntimeError as error:
+            raise PeerLost(f"the store of the process group does not answer: {error}") from error
+
+    def _run(self) -> None:
+        while (begin := self._work.get()) is not None:
+            begin()
