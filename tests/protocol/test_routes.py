@@ -319,6 +319,20 @@ def renamed(network: Network, names: Sequence[int]) -> Network:
     return Network(table(network.path_bytes_per_second), table(network.round_trip_ns), hosts)
 
 
+def test_a_small_tensor_goes_to_the_star_of_least_latency() -> None:
+    """Whatever the peers are called: all stars bear as much."""
+    times = set()
+    for far in ((0, 1), (0, 2), (1, 2)):
+        rows = [[limits.MS if one != other else None for other in range(3)] for one in range(3)]
+        rows[far[0]][far[1]] = rows[far[1]][far[0]] = 100 * limits.MS
+        network = Network(((None,) * 3,) * 3, tuple(map(tuple, rows)), (None,) * 3)
+        route = plan(network, Tensor(2**16))
+        assert route is not None and route.algorithm is Algorithm.TREES
+        assert [tree.root for tree in route.trees] == [({0, 1, 2} - set(far)).pop()]
+        times.add(route.time_ns)
+    assert len(times) == 1
+
+
 @settings(deadline=None)
 @given(networks(), st.integers(16, 34), st.randoms(use_true_random=False))
 def test_other_names_for_the_same_peers_give_about_the_same_time(

@@ -25,6 +25,7 @@ reaches all others a ring is left: the engine widens what travels around it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -188,11 +189,11 @@ class _Planner:
 
     def _trees(self) -> Iterator[Route]:
         packer = Packer(self._model)
-        packings = [packer.stars()]
+        packings = packer.stars()
         if not self._tensor.are_sums_wide and len(self._everyone) > 3:  # All trees of three are stars.
-            packings += packer.trees()
+            packings = itertools.chain(packings, packer.trees())
         for trees in packings:
-            route = self._model.with_time(Route(TREES, self._everyone, tuple(trees))) if trees else None
+            route = self._model.with_time(Route(TREES, self._everyone, tuple(trees)))
             if route is not None:
                 yield route
 

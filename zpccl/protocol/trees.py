@@ -91,18 +91,22 @@ class Packer:
             for one, row in enumerate(model.hop_ns)
         ]
 
-    def stars(self) -> list[Tree]:
-        """A packing of stars alone; empty if no peer has a path to all others."""
+    def stars(self) -> Iterator[list[Tree]]:
+        """The best star alone, and a packing of stars; none if no peer has a path to all others."""
         middles = [one for one, row in enumerate(self._paths_s) if math.inf not in row[:one] + row[one + 1 :]]
         found = [
             self._candidate([(one, middle) for one in range(self._count) if one != middle], [middle])
             for middle in middles
         ]
+        if not found:
+            return
+        # Shares are chosen by what paths and hosts bear, whatever their latency. That is most of a small tensor's time.
+        yield self._divide([min(found, key=lambda candidate: candidate.alone_s)], 1)
         if self._lanes_max < len(found):
             found = sorted(found, key=lambda candidate: candidate.alone_s)[: 2 * self._lanes_max]
         # If sums are wide there is nothing else, and this may take longer.
         cells_max = limits.PACKING_CELLS_MAX * 2 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 4
-        return self._divide(found, self._lanes_max, cells_max) if found else []
+        yield self._divide(found, self._lanes_max, cells_max)
 
     def trees(self) -> Iterator[list[Tree]]:
         """Packings of trees that may be quick; none if the paths do not connect all peers."""
