@@ -611,7 +611,7 @@ removed-before-the-list-is-committed: protocol.master:MasterMachine._on_members_
 held-newcomers-count: protocol.leadership:Candidate._is_elected (unit tests)
   S3: a peer without a promise helps a master to lead
   - {report.hello.peer_id for report in reports}.union(self.left)
-  + {p for p in self._newest(chosen).members if self.held or p in self.reports}.union(self.left)
+  + {p for p in self._newest(self.chosen).members if self.held or p in self.reports}.union(self.left)
 higher-promise-of-a-member-not-heeded: protocol.master:MasterMachine._is_ahead (simulator)
   L1: a member that obeys another master is welcomed, and never gets a message
   - return is_itself and is_credible and not self._has_our_promise(hello)

@@ -157,6 +157,29 @@ def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
     assert bench.names() == "n"
 
 
+def test_a_newcomer_leaves_time_to_members_of_whom_others_tell(bench: TakeOver) -> None:
+    """L3: who was pending in a run says that it has members. A master that stood still reads of them a little later."""
+    bench.connections["p"] = "p1"
+    bench.say("p", replace(hello_of("p"), is_member=False))
+    bench.hello("n")
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    assert bench.names() == ""
+    bench.report("a", "a", 5)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert bench.names() == "a"
+
+
+def test_a_newcomer_does_not_wait_for_them_for_ever(bench: TakeOver) -> None:
+    """L2: though more peers that were pending keep coming."""
+    bench.hello("n")
+    for name in "pqr":
+        bench.connections[name] = name + "1"
+        bench.say(name, replace(hello_of(name), is_member=False))
+        assert bench.names() == ""
+        bench.tick(limits.RECOVERY_WAIT_NS // 3 + 1)
+    assert bench.names() == "n"
+
+
 def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
     """B1: a newcomer, a member without knowing it, answers with its Hello that it promises nothing."""
     bench.connections["n"] = "n1"

@@ -249,6 +249,7 @@ class Candidate:
         self._grace_ns = grace_ns
         self._wait_ns = wait_ns
         self._greeted_ns: int | None = None
+        self._told_ns: int | None = None  # When the first peer that had been pending in a run came.
         self._last_greeted_ns = now_ns
         self._started_ns = self._looked_ns = now_ns
         self._reporter_on: dict[Hashable, bytes] = {}
@@ -297,6 +298,8 @@ class Candidate:
         known = self.held.get(event.connection)
         if known is None and len(self.held) >= limits.PENDING_PEERS_MAX:
             return False
+        if hello.run_id != NO_ID and self._told_ns is None:
+            self._told_ns = now_ns
         self._greeted.pop(event.connection, None)
         self.held[event.connection] = Held(event, hello, known.since_ns if known is not None else now_ns)
         return True
@@ -401,8 +404,9 @@ class Candidate:
             due_ns = max(due_ns, held.since_ns + self._grace_ns)
         elif len(hello.masters) <= 1:
             due_ns = max(due_ns, self._reports_due_ns() or 0)
-            if hello.run_id != NO_ID:  # It was pending in a run, so that run has members.
-                due_ns = max(due_ns, held.since_ns + self._wait_ns)
+            # Who was pending in a run says that this run has members. One that knows nothing must not forestall them.
+            told_ns = held.since_ns if hello.run_id != NO_ID else self._told_ns
+            due_ns = max(due_ns, 0 if told_ns is None else told_ns + self._wait_ns)
         return due_ns
 
     # --- Its end ----------------------------------------------------------------------------------------------------
