@@ -128,13 +128,6 @@ CASES = (
         "S6",
     ),
     Case(
-        fault("rings-in-order-of-admission-only", "protocol.rings:find_order", "len(peers) <= 3", "True"),
-        "paths",
-        "L2",
-        seeds=100,
-        steps=3000,
-    ),
-    Case(
         fault("members-without-a-ring-removed", "protocol.paths:Paths.surplus", "limits.DIRECT_PEERS_MAX", "1"),
         "paths",
         "L2",

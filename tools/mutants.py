@@ -178,6 +178,10 @@ exclusive-calls-side-by-side: protocol.operation:Operations._count (unit tests)
   + None
 
 # --- Topology ---------------------------------------------------------------------------------------------------------
+trees-for-all-reduces-only: protocol.routes:plan_trees_of (unit tests)
+  L2: what has no ring is refused, though links connect all
+  - limits.DIRECT_PEERS_MAX
+  + 1
 ring-not-closed: protocol.rings:ring_edges (unit tests)
   L2: a plan starts though the link from the last peer to the first is down
   - return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]
