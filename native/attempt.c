@@ -65,7 +65,7 @@ static uint64_t output_elements(const zp_reduce_plan *p)
 	uint32_t part = 0;
 	while (p->owners[part] != p->rank)
 		part++;
-	return p->count / p->world_size + (part < p->count % p->world_size);
+	return zp__part_elements(p, part);
 }
 
 static int buffers_check(const zp_reduce_plan *p)
@@ -113,7 +113,7 @@ static int plan_check(const zp_reduce_plan *p)
  * elements, an all-gather world_size of them, and other collectives share `count` elements among world_size chunks. */
 static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
 {
-	l->reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
+	l->reduces = zp__plan_reduces(p);
 	l->gathers = p->kind != ZP_REDUCE_SCATTER && p->kind != ZP_ALL_TO_ALL;
 	bool whole = p->kind == ZP_BROADCAST || p->algorithm == ZP_ONE_SHOT;
 	l->chunks = p->lanes ? p->lane_count : whole ? 1 : p->world_size;

@@ -36,10 +36,9 @@ static bool is_of_owner(const zp_reduce_plan *p, uint32_t lane)
 {
 	const zp_lane *own = &p->lanes[lane];
 	uint32_t owner = p->owners[p->kind == ZP_BROADCAST ? 0 : lane];
-	uint64_t part = p->count / p->world_size + (lane < p->count % p->world_size);
 	if (own->parents[owner] != owner)
 		return false;
-	return p->kind == ZP_BROADCAST || own->elements == (p->kind == ZP_ALL_GATHER ? p->count : part);
+	return p->kind == ZP_BROADCAST || own->elements == (p->kind == ZP_ALL_GATHER ? p->count : zp__part_elements(p, lane));
 }
 
 bool zp__lanes_valid(const zp_reduce_plan *p)
@@ -51,8 +50,8 @@ bool zp__lanes_valid(const zp_reduce_plan *p)
 	bool by_owner = p->kind == ZP_ALL_GATHER || p->kind == ZP_REDUCE_SCATTER;
 	if (by_owner && p->lane_count != p->world_size)
 		return false;
-	bool reduces = p->kind == ZP_ALL_REDUCE || p->kind == ZP_REDUCE_SCATTER;
-	bool stars_only = reduces && p->op == ZP_AVG && p->dtype < ZP_UINT64; /* A partial sum has no room in the type. */
+	/* A partial sum has no room in the type. */
+	bool stars_only = zp__plan_reduces(p) && p->op == ZP_AVG && p->dtype < ZP_UINT64;
 	uint64_t left = p->kind == ZP_ALL_GATHER ? p->count * p->world_size : p->count;
 	for (uint32_t i = 0; i < p->lane_count; i++) {
 		const zp_lane *lane = &p->lanes[i];

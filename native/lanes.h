@@ -1,4 +1,4 @@
-/* The lanes of the plan of an all-reduce, as all peers compute them: pure functions of the plan; see lanes.c. A plan that
+/* The lanes of a plan, as all peers compute them: pure functions of the plan; see lanes.c. A plan that
  * names none has those of the direct exchange: one for each rank, which is the root of all others. */
 #ifndef ZP_LANES_H
 #define ZP_LANES_H
@@ -17,6 +17,17 @@ typedef struct {
 static inline uint32_t zp__parent_of(const zp_reduce_plan *plan, uint32_t lane, uint32_t rank)
 {
 	return plan->lanes ? plan->lanes[lane].parents[rank] : lane;
+}
+
+static inline bool zp__plan_reduces(const zp_reduce_plan *plan)
+{
+	return plan->kind == ZP_ALL_REDUCE || plan->kind == ZP_REDUCE_SCATTER;
+}
+
+/* Elements of a part of a reduce-scatter: the first count % world_size parts have one more. */
+static inline uint64_t zp__part_elements(const zp_reduce_plan *plan, uint32_t part)
+{
+	return plan->count / plan->world_size + (part < plan->count % plan->world_size);
 }
 
 /* True if the plan may have the lanes that it names, or names none. The rest of the plan must be valid. */

@@ -171,24 +171,21 @@ static int body_receive(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	zp__receive *rx = &c->rx;
 	size_t rest = rx->frame.length - rx->have, taken = 0;
+	ssize_t n = 0; /* An empty body is accounted for, too. */
 	if (rest) {
 		uint8_t *to = rx->body + rx->have;
 		bool last = rest <= ZP__RECEIVE_BYTES;
 		size_t wanted = last ? rest : ZP__RECEIVE_BYTES;
-		ssize_t n = receive(c, to, wanted, last);
+		n = receive(c, to, wanted, last);
 		if (n <= 0)
 			return (int)n;
 		taken = (size_t)n < wanted ? (size_t)n : wanted;
 		if (needs_checksum(c))
 			zp__checksum_advance(&rx->so_far, rx->body, rx->have + taken);
-		pthread_mutex_lock(&engine->mutex);
-		body_account(c, (size_t)n, taken);
-		pthread_mutex_unlock(&engine->mutex);
-	} else { /* It is empty. */
-		pthread_mutex_lock(&engine->mutex);
-		body_account(c, 0, 0);
-		pthread_mutex_unlock(&engine->mutex);
 	}
+	pthread_mutex_lock(&engine->mutex);
+	body_account(c, (size_t)n, taken);
+	pthread_mutex_unlock(&engine->mutex);
 	if (taken < rest)
 		return GO_ON;
 	if (needs_checksum(c))

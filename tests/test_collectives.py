@@ -13,8 +13,9 @@ from e2e.local import Run, finish, local_run
 
 import zpccl
 from zpccl import arguments
-from zpccl.arguments import Collective, part_of
+from zpccl.arguments import Collective
 from zpccl.collectives import _wait_with_retry, _windows
+from zpccl.control.calls import part_of
 from zpccl.errors import Result
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import DataType, ReduceOp

@@ -10,7 +10,7 @@ from typing import Any
 
 from zpccl import limits
 from zpccl.caller import checked_int
-from zpccl.control.calls import PendingCall
+from zpccl.control.calls import PendingCall, part_of
 from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, new_tensor, view
 from zpccl.errors import InvalidArgument, PeerLost
 from zpccl.protocol.messages import CollectiveSpec
@@ -29,13 +29,6 @@ from zpccl.types import (
     ReduceOperandDescriptor,
     ScatterResult,
 )
-
-
-def part_of(count: int, world_size: int, index: int) -> slice:
-    """The elements of one part of a reduce-scatter: the first `count % world_size` parts are one longer."""
-    short, long_count = divmod(count, world_size)
-    start = index * short + min(index, long_count)
-    return slice(start, start + short + (index < long_count))
 
 
 @dataclass(eq=False, kw_only=True)

@@ -210,7 +210,7 @@ class QuantizedDataType(enum.IntEnum):
 
 
 class Algorithm(enum.IntEnum):
-    """The algorithm of a collective; all but AUTO and RING are those of all-reduces first of all."""
+    """The algorithm of a collective."""
 
     AUTO = 0
     """One of the others: the master chooses by the size, the number of peers and their paths."""

@@ -107,15 +107,21 @@ class PendingCall:
         )
 
 
+def part_of(count: int, world_size: int, index: int) -> slice:
+    """The elements of one part of a reduce-scatter: the first `count % world_size` parts are one longer."""
+    short, long_count = divmod(count, world_size)
+    start = index * short + min(index, long_count)
+    return slice(start, start + short + (index < long_count))
+
+
 def tree_lanes(how: Reducing, spec: CollectiveSpec) -> tuple[TreeLane, ...]:
     """The lanes of a plan: the rows of an all-gather, the parts of a reduce-scatter, else in proportion to shares."""
     size, shares = len(how.order), [lane.share for lane in how.lanes]
+    ends = [spec.count * end // sum(shares) for end in accumulate(shares)]
     if spec.kind == CollectiveKind.ALL_GATHER:
-        lengths = [spec.count] * len(shares)
+        ends = [spec.count * row for row in range(1, len(shares) + 1)]
     elif spec.kind == CollectiveKind.REDUCE_SCATTER:
-        lengths = [spec.count // size + (part < spec.count % size) for part in range(len(shares))]
-    else:
-        ends = [spec.count * end // sum(shares) for end in accumulate(shares)]
-        lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+        ends = [part_of(spec.count, size, part).stop for part in range(len(shares))]
+    lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     parents = [lane.parents or (lane.root,) * size for lane in how.lanes]
     return tuple(map(TreeLane, lengths, parents))

@@ -93,7 +93,8 @@ def plan_trees_of(
     if network.count > limits.DIRECT_PEERS_MAX or network.count * len(owners) > limits.LANE_PARENTS_MAX:
         return None
     model = Model(network, tensor, speeds or Speeds())
-    trees = tuple(tree for owner in owners if (tree := Packer(model).shortest(owner)) is not None)
+    packer = Packer(model)
+    trees = tuple(tree for owner in owners if (tree := packer.shortest(owner)) is not None)
     are_too_deep = tensor.are_sums_wide and any(max(tree.depths()) > 1 for tree in trees)
     if len(trees) < len(owners) or are_too_deep:
         return None

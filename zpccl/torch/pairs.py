@@ -165,7 +165,7 @@ class Pair:
         begin()
 
     def _communicator(self) -> Communicator:
-        """That of the run, once the two have met. Called by the thread alone."""
+        """That of the run, once the two have met. Only the thread waits here; others call once the pair is closed."""
         with self._lock:
             met, is_closed = self._met, self._is_closed
         if is_closed:
