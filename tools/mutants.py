@@ -526,6 +526,18 @@ who-missed-the-last-round-removed: protocol.recovery:History.left_behind (unit t
   L2: a member that lacks one answer is removed at each take-over
   - number < self.round - 1 and peer_id in present
   + number < self.round and peer_id in present
+lists-of-two-branches-meet: protocol.recovery:History.parted (unit tests)
+  L1: members that were removed and come back first are members again beside those who removed them, at another point
+  - 0 < known.since < epoch
+  + False
+branch-that-has-decided-is-removed: protocol.recovery:History.parted (unit tests)
+  L3: what members have decided since they came back first is lost
+  - has_decided or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+  + has_decided
+later-member-taken-for-a-removed-one: protocol.recovery:History.parted (unit tests)
+  S6: whoever was admitted by a list that a late member does not know is removed
+  - 0 < known.since < epoch
+  + 0 < known.since
 older-sync-of-a-late-report-taken: protocol.recovery:History.take_last_syncs (unit tests)
   S5: a revision is used twice, because a late report describes an older sync
   - taken, self._newer_syncs = self._newer_syncs, {}

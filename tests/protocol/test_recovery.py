@@ -857,6 +857,32 @@ def test_who_was_removed_by_a_later_list_is_none() -> None:
         assert bench.names() == "bc"
 
 
+LATER = 1 << limits.EPOCH_BITS
+"""The first epoch and attempt id of term 1."""
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("has_gone_on", [False, True])
+def test_lists_of_two_branches_do_not_meet(is_late: bool, has_gone_on: bool) -> None:
+    """L1, L3: c knows that a and b were removed; another master took the run over from them since.
+
+    Those of the earlier list go, unless they have decided something since. A list that c never had decides nothing.
+    """
+    for since, names in ((0, "abc"), (4, "c"), (7, "abc")):
+        bench = TakeOver()
+        facts = {"outcomes": (outcome(LATER + 1, True, "ab", 5, 6),)} if has_gone_on else {}
+        reports = {name: ("abc", LATER, {"since": since, "term": 1, **facts}) for name in "ab"}
+        reports["c"] = ("c", 6, {"since": 4})
+        for name in "abc":
+            members, epoch, rest = reports[name]
+            if name == "c" and is_late:
+                bench.tick(limits.MINORITY_WAIT_NS)
+            bench.report(name, members, epoch, **rest)
+        if bench.machine.is_recovering:
+            bench.tick(limits.MINORITY_WAIT_NS)
+        assert bench.names() == ("ab" if names == "c" and has_gone_on else names)
+
+
 def test_a_list_that_names_one_twice_is_no_list(bench: TakeOver) -> None:
     """B1: it ended the master, and the next one, whenever that peer reported."""
     told = bench.report("a", "aa")

@@ -271,3 +271,31 @@ def test_an_old_list_that_is_revived_loses_no_votes(rounds: int, late: float) ->
         world.settle(calls)
         check_agreement(calls)
         assert len({call.result for call in calls}) == 1, calls
+
+
+@pytest.mark.parametrize("restarts", [1, 2, 3])
+def test_members_that_removed_others_and_these_do_not_meet_at_different_points(restarts: int) -> None:
+    """L1: two of three are cut off and removed, and come back first after their master has died, some times.
+
+    Minority, seed 2304: the third has gone on alone, and only calls what the others call if they go on under its list.
+    The second new master knows a list of the first one, with a higher number than that of the third.
+    """
+    world, peers = one_master("pqr")
+    *removed, last = peers
+    world.cut(removed, "m")
+    master = world.masters["m"]
+    world.until(lambda: master.member_names == last.name, what="the removal")
+    world.settle([last.topology(TopologyKind.PENDING)])
+    for salt in range(restarts):
+        world.cut([last], "m")
+        world.kill_master("m")
+        world.join(removed, "m")
+        new = world.start_master("m", 500 + salt)
+        world.until(lambda new=new: not new.machine.is_recovering, what="the take-over")  # type: ignore[misc]
+    calls = [peer.reduce() for peer in removed]
+    asked = last.topology(TopologyKind.PENDING)
+    for _ in range(restarts):
+        world.join([last], "m")
+    world.settle([*calls, asked], 60)
+    assert asked.result == 0
+    assert all(isinstance(call.result, Kicked) for call in calls), calls

@@ -105,6 +105,7 @@ CHECKS: tuple[Check, ...] = (
     _broken("count_held", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("unpromised_term", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("promise_down", _TWO_TERMS, is_quick=True),
+    _broken("term_twice", _TWO_TERMS),
     _broken("stale_acknowledgement", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),
     _broken("new_quorum_alone", _TWO_TERMS, is_quick=True),
     _broken("elect_without_old", f"-DTERMS=3 -DLISTS=3 -DBREAKS=4 -DCRASHES=0 {_CHAIN}"),

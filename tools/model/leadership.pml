@@ -123,6 +123,8 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 /* promise */
 #ifdef BREAK_PROMISE_DOWN
 #define MAY_PROMISE(p, m) (true)
+#elif defined(BREAK_TERM_TWICE)
+#define MAY_PROMISE(p, m) (TERM_OF(promised[p]) <= term[m])
 #else
 #define MAY_PROMISE(p, m) (TERM_OF(promised[p]) < term[m] || promised[p] == LEADERSHIP(m))
 #endif

@@ -885,7 +885,7 @@ class MasterMachine:
                 self._welcome(peer)
         for connection in self._dismissed:
             self._tell_dismissed(connection)
-        self._takeover.apply(history, now_ns)
+        self._takeover.apply(history, now_ns, has_one_address=not self._leader.needs_quorum)
         self._undecided = self._decision_count()
         for peer_id in candidate.left:
             if peer_id in self.registry.peers:
@@ -911,7 +911,10 @@ class MasterMachine:
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
             return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
-        knows_later = known is not None and self._knows_later(report, history)
+        has_decided = self._has_decided() or self.registry.round > history.round
+        has_one_address = not self._leader.needs_quorum
+        knows_later = known is not None and has_one_address and not has_decided
+        knows_later = knows_later and report.epoch > history.adopted.epoch
         history.add(report)
         self._takeover.apply_round(history)
         if self.registry.epoch != self._announced_epoch:
@@ -920,19 +923,11 @@ class MasterMachine:
         for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
-        self._takeover.apply(history, now_ns)
+        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_decided=has_decided)
         if knows_later:
             self._remove_former(report, history, now_ns)
         self._announce_epoch(now_ns)
         self.operations.on_members_changed(now_ns)
-
-    def _knows_later(self, report: RunReport, history: History) -> bool:
-        """True if a member reports a later list than the adopted one, and nothing was decided under the latter.
-
-        Not with several masters, where a later committed list would have been in the quorum's reports.
-        """
-        has_decided = self._has_decided() or self.registry.round > history.round
-        return not (self._leader.needs_quorum or has_decided or report.epoch <= history.adopted.epoch)
 
     def _remove_former(self, report: RunReport, history: History, now_ns: int) -> None:
         """Removes members of the adopted list that the former master had removed; their reports came first."""

@@ -298,6 +298,8 @@ class RunReport(_Message, tag="run_report", frozen=True):
     """As in Members: empty if the sender knows that the list is committed."""
     parent: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
     """As in Members."""
+    since: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
+    """The epoch of the first list with the sender; 0 from a pending peer."""
 
 
 # --- From the master to peers ---------------------------------------------------------------------------------------

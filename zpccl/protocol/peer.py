@@ -217,6 +217,7 @@ class PeerMachine:
         self.calls: dict[int, Call] = {}
         self._is_ready = options.is_ready
         self._old_members: tuple[bytes, ...] = ()
+        self._since = 0  # The epoch of the first list with this peer.
         self._parent = 0
         self._connect_call: int | None = None
         self._tries = 0
@@ -527,6 +528,7 @@ class PeerMachine:
             self._old_members if members else (),
             self._parent if members else 0,
             self.calls.values(),
+            self._since if members else 0,
         )
 
     def _oldest_call_id(self) -> int:
@@ -682,6 +684,7 @@ class PeerMachine:
         self._memory.on_round(message.round, message.round_value)
         if self._is_registered() and is_listed:
             was_returning, self.state = self.state is State.RETURNING, State.MEMBER
+            self._since = message.epoch
             self._is_ready = True
             self._memory.round_answered = message.round
             self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")

@@ -7,11 +7,20 @@ decisions of its epoch, so a peer that knows a decision also knows the members t
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from typing import NamedTuple
 
 from zpccl import limits
 from zpccl.protocol.leadership import MemberList, descend
 from zpccl.protocol.memory import has_decided
 from zpccl.protocol.messages import Decision, Member, Running, RunReport
+
+
+class _Known(NamedTuple):
+    """What a member reports: the term in which it was led, the epochs of its list and of the first list with it."""
+
+    term: int
+    epoch: int
+    since: int
 
 
 class History:
@@ -41,6 +50,9 @@ class History:
         self._rounds: dict[bytes, int] = {}  # By member: the last round that it knows.
         self.outcomes: dict[int, Decision] = {}
         self.has_decided = False
+        self._lists: dict[bytes, _Known] = {}  # By member.
+        self._members_of: dict[int, frozenset[bytes]] = {}  # By epoch.
+        self._last_attempt_id = 0
         self._calls: dict[int, dict[bytes, int]] = {}  # By attempt: its participants and their call ids.
         self._running: list[tuple[bytes, Running]] = []  # With the id of the reporting peer.
         self._last_syncs: dict[int, Decision] = {}  # By group.
@@ -55,13 +67,19 @@ class History:
             return
         if report.round > self.round:
             self.round, self.round_value = report.round, report.round_value
-        self._rounds[report.hello.peer_id] = report.round
+        reporter = report.hello.peer_id
+        self._rounds[reporter] = report.round
+        self._lists[reporter] = _Known(report.hello.term, report.epoch, report.since)
+        if report.epoch not in self._members_of:
+            self._members_of[report.epoch] = frozenset(member.peer_id for member in report.members)
+        attempts = [outcome.attempt_id for outcome in (*report.outcomes, *filter(None, (report.last_sync,)))]
+        attempts += [running.plan.attempt_id for running in report.running]
+        self._last_attempt_id = max(self._last_attempt_id, *attempts, 0)
         self.has_decided = self.has_decided or has_decided(report)
         for outcome in report.outcomes:
             known = self.outcomes.get(outcome.attempt_id)
             if known is None or len(known.calls) < len(outcome.calls):
                 self.outcomes[outcome.attempt_id] = outcome
-        reporter = report.hello.peer_id
         for running in report.running:
             self._calls[running.plan.attempt_id] = running.plan.participants
             self._running.append((reporter, running))
@@ -86,6 +104,23 @@ class History:
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         is_listed = report.hello.peer_id in theirs  # Else it has acknowledged a list without it.
         return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
+
+    def parted(self, present: Container[bytes], *, has_decided: bool) -> list[bytes]:
+        """Present members to remove since others know a list by which the one master had removed some that came first.
+
+        Such lists do not follow each other, so their members are at different points of their programs. Those who were
+        removed go, unless something was decided since under the list that was adopted from them (has_decided: by this
+        master): then those go who know the other list.
+        """
+        here = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
+        found: dict[bytes, None] = {}
+        for epoch in sorted({known.epoch for known in here.values()}):
+            members = self._members_of[epoch]
+            removed = [i for i, known in here.items() if i not in members and 0 < known.since < epoch]
+            theirs = [i for i, known in here.items() if known.epoch == epoch]
+            has_gone_on = has_decided or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+            found.update(dict.fromkeys(theirs if removed and has_gone_on else removed))
+        return list(found)
 
     def left_behind(self, present: Container[bytes]) -> list[bytes]:
         """Present members that do not know the round before the last one, in which all members of that time had voted.
@@ -122,5 +157,8 @@ class History:
 def is_plausible(report: RunReport) -> bool:
     """False if no honest peer sends this report: an epoch of another term, or a member listed twice."""
     members, hello = {member.peer_id for member in report.members}, report.hello
-    is_of_term = report.parent <= report.epoch and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
+    is_of_term = (
+        max(report.parent, report.since) <= report.epoch
+        and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
+    )
     return is_of_term and len(members) == len(report.members)

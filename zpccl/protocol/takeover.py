@@ -42,10 +42,19 @@ class TakeOver:
         if history.round > self._registry.round:
             self._registry.round, self._registry.round_value = history.round, history.round_value
 
-    def apply(self, history: History, now_ns: int) -> None:
-        """Restores everything else. May be called again after another report, to apply what that one adds."""
+    def apply(self, history: History, now_ns: int, *, has_one_address: bool, has_decided: bool = False) -> None:
+        """Restores everything else. May be called again after another report, to apply what that one adds.
+
+        Args:
+            history: what the reports tell.
+            now_ns: the time.
+            has_one_address: a former master may have removed members without a quorum.
+            has_decided: this master has decided something before that report.
+        """
         peers = self._registry.peers
         without: dict[Peer, None] = {}  # Those that lack a result. Removed last: that aborts their attempts.
+        if has_one_address:
+            without.update(dict.fromkeys(peers[i] for i in history.parted(peers, has_decided=has_decided)))
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
         without.update(dict.fromkeys(peers[peer_id] for peer_id in history.left_behind(peers)))
@@ -62,7 +71,7 @@ class TakeOver:
         self._rounds.answer_missed()
         for peer in without:
             if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:
-                reason = "the others finished an operation without it, as the former master had removed it"
+                reason = "the others went on without it, as the former master had removed it"
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
     def _settle(self, outcome: Decision, calls: dict[bytes, int]) -> list[Peer]:

@@ -18,6 +18,7 @@ from zpccl.protocol.kinds.sync import NOBODY_LEFT
 from zpccl.protocol.messages import (
     Decision,
     Fetching,
+    Hello,
     Kick,
     MasterMessage,
     Member,
@@ -25,6 +26,8 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     Plan,
     Reducing,
+    Refusal,
+    Refused,
     RunReport,
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
@@ -520,7 +523,7 @@ class Causes(Checker):
                 self._members = {}  # A new run, as the members of the last were away for too long; or they are back.
             self._run_id = machine.run_id
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
-            self._members = {i: n for i, n in left if is_member(nodes[i])}
+            self._members = {i: n for i, n in left if is_member(nodes[i]) and not self._is_passed_over(nodes[i])}
         for peer_id in self._members.keys() - members.keys() - self._evicted:
             since_ns = self.cluster.clock.now_ns
             node = self.cluster.nodes.get(peer_id)
@@ -530,6 +533,9 @@ class Causes(Checker):
             is_open = node is not None and node.is_alive and node.machine.state is not State.CLOSED
             connection = node.connection if node is not None and is_open else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
+            is_here = (
+                is_here and node is not None and node.machine.run_id == machine.run_id
+            )  # Not gone over to another.
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
             # One that stood still takes what came meanwhile in order: the loss of links first, then a later Hello.
             has_gone_on = master.went_on_ns == since_ns
@@ -538,6 +544,13 @@ class Causes(Checker):
                 has_returned = False  # The master received its Hello, but its report may have come too late.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")
         self._members = members
+
+    def _is_passed_over(self, node: SimulatedPeer) -> bool:
+        """True if the one master had removed a member by a list that others know."""
+        live = self.cluster.live_nodes() if len(self.cluster.masters) == 1 else []
+        others = [other.machine for other in live if is_member(other) and other.machine.run_id == node.machine.run_id]
+        later = [other for other in others if other.epoch > node.machine.epoch]
+        return any(all(member.peer_id != node.peer_id for member in other.members) for other in later)
 
 
 def is_member(node: SimulatedPeer) -> bool:
@@ -566,8 +579,11 @@ class Lineage(Checker):
         self._lists: dict[RunKey, _List] = {}
         self._newest: dict[tuple[int, int, bytes, int], RunKey] = {}  # By process, run and term.
         self._reported: dict[tuple[int, int, int], dict[RunKey, None]] = {}  # By lifetime.
+        self._reporters: dict[tuple[int, int, int], set[bytes]] = {}  # By lifetime.
         self._committed: dict[bytes, RunKey] = {}  # The last one, by run.
         self._seen: set[RunKey] = set()  # Those that have been committed.
+        self._refused: dict[tuple[bytes, bytes], int] = {}  # By run and peer: the list by which it was refused.
+        self._accepted: dict[RunKey, set[bytes]] = {}  # By one address: the peers that have a list.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Records lists that are proposed and committed in the middle of a step."""
@@ -576,22 +592,59 @@ class Lineage(Checker):
             self._enter(master, master.key(connection, message.epoch), members)
         elif isinstance(message, MembersCommitted):
             self._commit(master, master.key(connection, message.epoch))
+        elif isinstance(message, Refused) and message.refusal is Refusal.UNKNOWN_SESSION:
+            node = self.cluster.node_of(connection)
+            if node is not None and message.epoch > node.machine.epoch:
+                self._refused[message.run_id, node.peer_id] = message.epoch
+
+    def on_peer_step(self, node: SimulatedPeer) -> None:
+        """Records who has which list, in a run with one address."""
+        if len(self.cluster.masters) == 1 and is_member(node):
+            self._accepted.setdefault((node.machine.run_id, node.machine.epoch), set()).add(node.peer_id)
 
     def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
-        """Records the list of a peer that sends a report."""
+        """Records the list of a peer that sends a report, and who registers again."""
+        if isinstance(effect, effects.Send) and isinstance(effect.message, Hello) and not effect.message.is_member:
+            self._refused.pop((effect.message.run_id, node.peer_id), None)
         if isinstance(effect, effects.Send) and isinstance(effect.message, RunReport) and node.connection is not None:
             key = node.key(node.machine.epoch)
             self._reported.setdefault(node.connection.master.lifetime, {})[key] = None
+            self._reporters.setdefault(node.connection.master.lifetime, set()).add(node.peer_id)
 
     def on_master_step(self, master: SimulatedMaster) -> None:
         """Records lists of which no message is sent."""
         machine, registry = master.machine, master.machine.registry
-        if len(self.cluster.masters) == 1 or machine.is_recovering or not registry.order:
+        if machine.is_recovering or not registry.order:
             return
         key = machine.run_id, registry.epoch
-        self._enter(master, key, tuple([peer.peer_id for peer in registry.order]))
-        if registry.is_committed:
+        if key not in self._lists:
+            self._enter(master, key, tuple([peer.peer_id for peer in registry.order]))
+        if registry.is_committed and len(self.cluster.masters) > 1:
             self._commit(master, key)
+
+    def _check_return(self, master: SimulatedMaster, key: RunKey) -> None:
+        """L3: with one address no revision is lost, though those of a minority that was removed return first.
+
+        Unless so many of the last list are gone or away for long that no quorum of it comes; or those who come first
+        were a quorum of an earlier list.
+        """
+        parents = self._lists[key].parents
+        earlier = [k for k in self._lists if k[0] == key[0] and k != key]
+        lasts = [k for k in reversed(earlier) if 2 * len(self._accepted.get(k, ())) > len(self._lists[k].members)]
+        if not parents or not lasts or self._descends(key, lasts[0]):
+            return
+        last, nodes = lasts[0], self.cluster.nodes
+        here = [nodes[i] for i in self._lists[last].members if nodes[i].is_alive and nodes[i].machine.run_id == key[0]]
+        may_come = 2 * sum(is_member(node) for node in here) > len(self._lists[last].members)
+        is_soon = self.cluster.clock.now_ns < master.started_ns + limits.MINORITY_WAIT_NS
+        index, crashes, generation = master.lifetime  # One that yields to another run has had its reports before that.
+        lifetimes = (master.lifetime, (index, crashes, generation - 1))
+        reporters = set().union(*(self._reporters.get(lifetime, ()) for lifetime in lifetimes))
+        is_quorum = any(
+            2 * len(reporters.intersection(self._lists[k].members)) >= len(self._lists[k].members) for k in parents
+        )
+        text = f"{master.name} goes back to a list before {last[1] >> 32}+{last[1] & 0xFFFFFFFF}"
+        self.cluster.require(not may_come or not is_soon or is_quorum, "L3", text)
 
     def _enter(self, master: SimulatedMaster, key: RunKey, members: tuple[bytes, ...]) -> None:
         index, crashes, generation = master.lifetime
@@ -613,6 +666,8 @@ class Lineage(Checker):
             parents = parents or [other for other, theirs in known if set(members) <= set(theirs)]
             parents = parents or [other for other, theirs in known if self._are_all_gone(theirs)]
         self._lists[key] = _List(members, parents)
+        if newest is None and len(self.cluster.masters) == 1:
+            self._check_return(master, key)
 
     def _are_all_gone(self, members: tuple[bytes, ...]) -> bool:
         nodes = [self.cluster.nodes.get(peer_id) for peer_id in members]
@@ -622,6 +677,10 @@ class Lineage(Checker):
         if key in self._seen or key not in self._lists or self._needs_no_quorum(key):
             return
         self._seen.add(key)
+        for (run_id, peer_id), epoch in self._refused.items():
+            is_back = run_id == key[0] and key[1] > epoch and peer_id in self._lists[key].members
+            is_lost = is_back and self.cluster.nodes[peer_id].machine.state is State.CLOSED
+            self.cluster.require(not is_lost, "L3", "a member is refused for good by a list that is never committed")
         last = self._committed.get(key[0])
         if last is None or self._descends(key, last):
             self._committed[key[0]] = key

@@ -59,6 +59,10 @@ class Violation(AssertionError):
 
 QUICK_FACTOR = 30
 """In a quick world all paths are shorter by this factor."""
+NEWCOMER_FIRST_NS = 4 * SECOND
+"""By how much at most a newcomer reaches a restarted master before all others."""
+REMOVED_FIRST_NS = 20 * SECOND
+"""The same of members that were removed, of which so few are left that the master waits for the others."""
 
 
 class Cluster:
@@ -266,6 +270,10 @@ class Cluster:
         self.master_crash_count += 1
         self._master_crash_ns = self.clock.now_ns
         rng, nodes = self.child_rng(), self.live_nodes()
+        removed = [
+            n for n in nodes if n.machine.state is State.MEMBER and n.peer_id not in master.machine.registry.peers
+        ]
+        removed = [] if len(self.masters) > 1 or master.machine.is_recovering else removed
         master.crash()
         if len(self.masters) > 1 and rng.random() < self.faults.foreign_chance:
             master.is_foreign = self.injector.strikes("foreign_chance")
@@ -275,17 +283,18 @@ class Cluster:
         is_late = (
             may_be_late
             and 0 < len(nodes) < self.peers_max
-            and rng.random() < self.faults.first_chance
+            and rng.random() < self.faults.first_chance * (4 if removed else 1)
             and self.injector.strikes("first_chance")
         )
         if is_late:
-            late_ns = absence_ns + rng.randrange(4 * SECOND)
-            self.injector.cut_off([(nodes, master)], late_ns, is_silent=False)
+            late_ns = absence_ns + rng.randrange(REMOVED_FIRST_NS if removed else NEWCOMER_FIRST_NS)
+            self.network.join(removed, master)
+            self.injector.cut_off([([n for n in nodes if n not in removed], master)], late_ns, is_silent=False)
             if self.faults.fails_nothing:  # Two peers that are not members would train, and the members be refused.
                 self.joins_from_ns = self.clock.now_ns + late_ns + TAKEOVER_NS
 
         def happen() -> None:
-            if is_late:
+            if is_late and not removed:
                 self.spawn()
             clock = self.draw_clock()
             master.restart(self._start_master(clock), clock)

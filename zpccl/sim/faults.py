@@ -81,7 +81,7 @@ class Faults:
     ambush_chance: float = 0.0
     """A master dies or loses connections exactly when its state changes: see nemesis.py."""
     first_chance: float = 0.0
-    """A newcomer is the first to reach a restarted master; all others are cut off a while longer."""
+    """A newcomer, or members that were removed, are the first to reach a restarted master; all others are cut off."""
     foreign_chance: float = 0.0
     """With several masters: at the address of a dead one a server of another protocol version answers."""
     list_chance: float = 0.0
@@ -247,6 +247,20 @@ REGICIDE = Faults(
 """Master crashes together with faults of peers and the network."""
 ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
 """REGICIDE with strangers and random programs."""
+MINORITY = Faults(
+    "minority",
+    steps=1500,
+    peers=(3, 6),
+    joins=0.2,
+    crashes=0.03,
+    connection_breaks=0.1,
+    partitions=0.3,
+    master_crashes=0.1,
+    ambush_chance=0.01,
+    first_chance=0.2,
+    silent_chance=0.2,
+)
+"""The only master restarts rarely, and members that it had removed are often the first to reach it again."""
 STANDBY = Faults(
     "standby",
     joins=0.5,
@@ -304,6 +318,7 @@ DUEL = Faults(
     foreign_chance=0.1,
     list_chance=0.05,
     far_chance=0.1,
+    silent_chance=0.2,
     is_tight=True,
 )
 """Two masters with frequent short partitions: contested leadership."""
@@ -337,7 +352,7 @@ SWARM = Faults(
 """Faults of syncs: sources die, change or send wrong data."""
 _ALL = (
     *(CHURN, FLAKY_NETWORK, JOINERS, IMPATIENT, HOSTILE, MUDDLED, UNRULY, CHAOS, CALM, HEADLESS, REGICIDE, ANARCHY),
-    *(STANDBY, SPLIT, DUEL, PATHS, SWARM),
+    *(MINORITY, STANDBY, SPLIT, DUEL, PATHS, SWARM),
 )
 PROFILES = {profile.name: profile for profile in _ALL}
 _OTHERS = [profile for profile in _ALL if profile not in (SPLIT, DUEL)]
@@ -430,7 +445,8 @@ class Injector:
     def _victims(self) -> list[SimulatedPeer]:
         return [node for node in self._cluster.live_nodes() if not self._cluster.spares(node)]
 
-    def _is_silent(self, rng: random.Random) -> bool:
+    def is_silent(self, rng: random.Random) -> bool:
+        """Draws whether a fault is noticed only by a timeout."""
         return rng.random() < self._cluster.faults.silent_chance
 
     def _strike_joins(self, rng: random.Random) -> None:
@@ -442,7 +458,7 @@ class Injector:
     def _strike_crashes(self, rng: random.Random) -> None:
         victims = self._victims()
         if victims:
-            victim, is_silent = rng.choice(victims), self._is_silent(rng)
+            victim, is_silent = rng.choice(victims), self.is_silent(rng)
             if self.strikes("crashes", victim, is_silent=is_silent):
                 victim.crash(is_silent=is_silent)
 
@@ -456,7 +472,7 @@ class Injector:
     def _strike_connection_breaks(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if node.connection is not None]
         if victims:
-            node, is_silent = rng.choice(victims), self._is_silent(rng)
+            node, is_silent = rng.choice(victims), self.is_silent(rng)
             assert node.connection is not None
             if self.strikes("connection_breaks", node, is_silent=is_silent):
                 self._cluster.note("connection broken", node, is_silent=is_silent)
@@ -467,7 +483,7 @@ class Injector:
         pairs = [pair for pair in self._cluster.links.up() if not victims.isdisjoint(pair)]
         if pairs:
             one, other = rng.choice(pairs)
-            nodes, is_silent = (self._cluster.nodes[one], self._cluster.nodes[other]), self._is_silent(rng)
+            nodes, is_silent = (self._cluster.nodes[one], self._cluster.nodes[other]), self.is_silent(rng)
             if self.strikes("link_breaks", *nodes, is_silent=is_silent):
                 self._cluster.note("link broken", *nodes, is_silent=is_silent)
                 self._cluster.links.break_link(one, other, is_silent=is_silent)
@@ -519,7 +535,7 @@ class Injector:
         """A peer from which others fetch state dies."""
         victims = self._servers()
         if victims:
-            victim, is_silent = rng.choice(victims), self._is_silent(rng)
+            victim, is_silent = rng.choice(victims), self.is_silent(rng)
             if self.strikes("desertions", victim, is_silent=is_silent):
                 victim.crash(is_silent=is_silent)
 
@@ -583,7 +599,7 @@ class Injector:
         else:
             cuts = [([node for node in nodes if rng.random() < 0.5], rng.choice(masters))]
         duration_ns = int((rng.uniform(0.2, 6) if is_duel else rng.uniform(0.5, 20)) * SECOND)
-        is_silent = self._is_silent(rng)
+        is_silent = self.is_silent(rng)
         hit = {node.peer_id: node for cut_off, _ in cuts for node in cut_off}
         if hit and self.strikes("partitions", *hit.values(), is_silent=is_silent):
             self.cut_off(cuts, duration_ns, is_silent=is_silent)

@@ -8,6 +8,10 @@ of that step were sent.
 If another master soon leads the peers that were cut off, the nemesis may drive them back: when that master has
 committed its list it dies or loses them, and the previous master becomes reachable again.
 
+Or it besieges a master: all members but one are cut off, which the master does not notice, and that one leaves or loses
+its connection. So lists are proposed that nobody receives. A strike is likely when a list is committed that was
+proposed in such a rush, and when a member is refused under a list that is not committed.
+
 It kills peers when their votes are still on their way and their master knows that others have completed that call and
 made later ones. The master is busy just then, and hears of the death together with what the others do.
 """
@@ -32,6 +36,8 @@ RARITY = 10
 """How much more likely a strike is at a change than at other steps with several sends."""
 FONDNESS = 5
 """How much more likely still when a master has just begun to lead, the weakest moment of leadership."""
+RUSH_NS = 100 * MS
+"""How long after the others were cut off the last member leaves at most."""
 RETURN_NS = 15 * SECOND
 """How long after a strike the peers that were cut off may be driven back."""
 Moment: TypeAlias = tuple[bool, int, bool]
@@ -46,6 +52,7 @@ class Nemesis:
         self._rng = cluster.child_rng()
         self._left: SimulatedMaster | None = None  # The master that peers were cut off from last.
         self._left_ns = 0
+        self._rushed: SimulatedMaster | None = None  # The master that has proposed two lists in a rush.
 
     def look(self, master: SimulatedMaster) -> Moment:
         """The state whose change makes a moment."""
@@ -69,14 +76,20 @@ class Nemesis:
         now = self.look(master)
         was_left = self._left is not None and self._cluster.clock.now_ns < self._left_ns + RETURN_NS
         is_return = was_left and master is not self._left and not now[0] and now[2] and before != now
-        if is_return or (before[0] and not now[0]):
+        is_rushed = master is self._rushed and now[2] and not before[2]
+        if not (before[0] or before[2] or now[2]) and before != now:
+            self._rushed = master
+        refuses = not now[2] and any(isinstance(m, Refused) and m.refusal is Refusal.UNKNOWN_SESSION for _, m in sent)
+        if is_return or is_rushed or refuses or (before[0] and not now[0]):
             chance *= FONDNESS
         elif before == now:
             chance *= (len(sent) > 1 or asks or promises) / RARITY
         rng = random.Random(self._rng.getrandbits(64))  # Its own source, so that a skipped strike changes no other.
         if rng.random() >= chance or not self._cluster.injector.strikes("ambush_chance"):
             return NOT_NOW
-        how = "crash" if self._cluster.faults.fails_nothing else rng.choice(("crash", "break", "cut"))
+        has_others = len(self._cluster.masters) > 1
+        hows = ("crash", "break", "cut", "siege")[: 3 + has_others]
+        how = "crash" if self._cluster.faults.fails_nothing else rng.choice(hows)
         sends = 0 if rng.random() < 0.3 else rng.randint(0, len(sent))
         return sends, lambda: self._strike(master, how, rng, self._left if is_return else None)
 
@@ -101,6 +114,8 @@ class Nemesis:
 
     def _strike(self, master: SimulatedMaster, how: str, rng: random.Random, back_to: SimulatedMaster | None) -> None:
         cluster = self._cluster
+        if how == "siege":
+            return self._besiege(master, rng)
         if back_to is not None:
             cluster.network.join(cluster.live_nodes(), back_to)
         self._left, self._left_ns = master, cluster.clock.now_ns
@@ -110,7 +125,21 @@ class Nemesis:
             return cluster.crash_master(master, rng.randrange(cluster.faults.master_absence_ns_max))
         reach = rng.choice((0.4, 0.7, 1))
         hit = [rng.choice(nodes)] if how == "break" else [node for node in nodes if rng.random() < reach]
-        cluster.injector.cut_off([(hit, master)], 0 if how == "break" else rng.randrange(6 * SECOND), is_silent=False)
+        duration_ns = 0 if how == "break" else rng.randrange(6 * SECOND)
+        cluster.injector.cut_off([(hit, master)], duration_ns, is_silent=cluster.injector.is_silent(rng))
+
+    def _besiege(self, master: SimulatedMaster, rng: random.Random) -> None:
+        """Cuts all members off but one, unnoticed by the master. That one leaves, or is cut off for a shorter while."""
+        cluster = self._cluster
+        members = [cluster.nodes[peer.peer_id] for peer in master.machine.registry.order if peer.connection is not None]
+        if len(members) < 2:
+            return
+        last = members.pop(rng.randrange(len(members)))
+        cluster.injector.cut_off([(members, master)], rng.randrange(2 * SECOND, 10 * SECOND), is_silent=True)
+        if rng.random() < 0.5:
+            cluster.clock.after(rng.randrange(RUSH_NS), last.leave)
+        else:
+            cluster.injector.cut_off([([last], master)], rng.randrange(2 * SECOND), is_silent=False)
 
 
 def _kill(victim: SimulatedPeer) -> None:
