@@ -871,6 +871,7 @@ def test_lists_of_two_branches_do_not_meet(is_late: bool, has_gone_on: bool) -> 
     for since, names in ((0, "abc"), (4, "c"), (7, "abc")):
         bench = TakeOver()
         facts = {"outcomes": (outcome(LATER + 1, True, "ab", 5, 6),)} if has_gone_on else {}
+        reports: dict[str, tuple[str, int, dict[str, Any]]]
         reports = {name: ("abc", LATER, {"since": since, "term": 1, **facts}) for name in "ab"}
         reports["c"] = ("c", 6, {"since": 4})
         for name in "abc":
