@@ -912,7 +912,7 @@ class MasterMachine:
         if peer is None:
             return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
         has_decided = self._has_decided() or self.registry.round > history.round
-        has_one_address = not self._leader.needs_quorum
+        has_one_address = not self._leader.needs_quorum  # Else a quorum's reports had every list that is committed.
         knows_later = known is not None and has_one_address and not has_decided
         knows_later = knows_later and report.epoch > history.adopted.epoch
         history.add(report)

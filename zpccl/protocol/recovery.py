@@ -52,7 +52,7 @@ class History:
         self.has_decided = False
         self._lists: dict[bytes, _Known] = {}  # By member.
         self._members_of: dict[int, frozenset[bytes]] = {}  # By epoch.
-        self._last_attempt_id = 0
+        self._last_attempt_id = 0  # Of all attempts that any peer reports, running or ended.
         self._calls: dict[int, dict[bytes, int]] = {}  # By attempt: its participants and their call ids.
         self._running: list[tuple[bytes, Running]] = []  # With the id of the reporting peer.
         self._last_syncs: dict[int, Decision] = {}  # By group.
@@ -72,8 +72,10 @@ class History:
         self._lists[reporter] = _Known(report.hello.term, report.epoch, report.since)
         if report.epoch not in self._members_of:
             self._members_of[report.epoch] = frozenset(member.peer_id for member in report.members)
-        attempts = [outcome.attempt_id for outcome in (*report.outcomes, *filter(None, (report.last_sync,)))]
+        attempts = [outcome.attempt_id for outcome in report.outcomes]
         attempts += [running.plan.attempt_id for running in report.running]
+        if report.last_sync is not None:
+            attempts.append(report.last_sync.attempt_id)
         self._last_attempt_id = max(self._last_attempt_id, *attempts, 0)
         self.has_decided = self.has_decided or has_decided(report)
         for outcome in report.outcomes:

@@ -532,10 +532,9 @@ class Causes(Checker):
             self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a fault")
             is_open = node is not None and node.is_alive and node.machine.state is not State.CLOSED
             connection = node.connection if node is not None and is_open else None
-            is_here = connection is not None and connection.is_greeted and not connection.is_broken
-            is_here = (
-                is_here and node is not None and node.machine.run_id == machine.run_id
-            )  # Not gone over to another.
+            has_gone_over = node is not None and node.machine.run_id != machine.run_id
+            is_connected = connection is not None and connection.is_greeted and not connection.is_broken
+            is_here = is_connected and not has_gone_over
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
             # One that stood still takes what came meanwhile in order: the loss of links first, then a later Hello.
             has_gone_on = master.went_on_ns == since_ns
