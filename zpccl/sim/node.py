@@ -478,7 +478,8 @@ class SimulatedPeer:
             late = [call for call in calls if self.is_alive and call.call_id in self.calls]
             if not late or (not timeout_ns and not self.strikes("withdraw_chance")):
                 return
-            self._cluster.note("withdrawn", self)
+            # If its digest binds it, it is withdrawn only once the attempt is planned anew, perhaps for lack of a link.
+            self._cluster.note("withdrawn", self, duration_ns=limits.LINK_WAIT_TIMEOUT_NS)
             for call in late:
                 self._cluster.dataplane.withhold_digest(self, call.call_id)
                 self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
