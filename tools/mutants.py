@@ -532,8 +532,8 @@ lists-of-two-branches-meet: protocol.recovery:History.parted (unit tests)
   + False
 branch-that-has-decided-is-removed: protocol.recovery:History.parted (unit tests)
   L3: what members have decided since they came back first is lost
-  - has_decided or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
-  + has_decided
+  - has_gone_on or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+  + has_gone_on
 later-member-taken-for-a-removed-one: protocol.recovery:History.parted (unit tests)
   S6: whoever was admitted by a list that a late member does not know is removed
   - 0 < known.since < epoch

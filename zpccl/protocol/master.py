@@ -911,9 +911,9 @@ class MasterMachine:
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
             return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
-        has_decided = self._has_decided() or self.registry.round > history.round
+        has_gone_on = self._has_decided() or self.registry.round > history.round
         has_one_address = not self._leader.needs_quorum  # Else a quorum's reports had every list that is committed.
-        knows_later = known is not None and has_one_address and not has_decided
+        knows_later = known is not None and has_one_address and not has_gone_on
         knows_later = knows_later and report.epoch > history.adopted.epoch
         history.add(report)
         self._takeover.apply_round(history)
@@ -923,7 +923,7 @@ class MasterMachine:
         for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
-        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_decided=has_decided)
+        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
         if knows_later:
             self._remove_former(report, history, now_ns)
         self._announce_epoch(now_ns)

@@ -107,11 +107,11 @@ class History:
         is_listed = report.hello.peer_id in theirs  # Else it has acknowledged a list without it.
         return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
 
-    def parted(self, present: Container[bytes], *, has_decided: bool) -> list[bytes]:
+    def parted(self, present: Container[bytes], *, has_gone_on: bool) -> list[bytes]:
         """Present members to remove since others know a list by which the one master had removed some that came first.
 
         Such lists do not follow each other, so their members are at different points of their programs. Those who were
-        removed go, unless something was decided since under the list that was adopted from them (has_decided: by this
+        removed go, unless something was decided since under the list that was adopted from them (has_gone_on: by this
         master): then those go who know the other list.
         """
         here = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
@@ -120,8 +120,8 @@ class History:
             members = self._members_of[epoch]
             removed = [i for i, known in here.items() if i not in members and 0 < known.since < epoch]
             theirs = [i for i, known in here.items() if known.epoch == epoch]
-            has_gone_on = has_decided or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
-            found.update(dict.fromkeys(theirs if removed and has_gone_on else removed))
+            is_decided = has_gone_on or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+            found.update(dict.fromkeys(theirs if removed and is_decided else removed))
         return list(found)
 
     def left_behind(self, present: Container[bytes]) -> list[bytes]:

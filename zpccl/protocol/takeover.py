@@ -42,19 +42,19 @@ class TakeOver:
         if history.round > self._registry.round:
             self._registry.round, self._registry.round_value = history.round, history.round_value
 
-    def apply(self, history: History, now_ns: int, *, has_one_address: bool, has_decided: bool = False) -> None:
+    def apply(self, history: History, now_ns: int, *, has_one_address: bool, has_gone_on: bool = False) -> None:
         """Restores everything else. May be called again after another report, to apply what that one adds.
 
         Args:
             history: what the reports tell.
             now_ns: the time.
             has_one_address: a former master may have removed members without a quorum.
-            has_decided: this master has decided something before that report.
+            has_gone_on: this master has decided something before that report.
         """
         peers = self._registry.peers
         without: dict[Peer, None] = {}  # Those that lack a result. Removed last: that aborts their attempts.
         if has_one_address:
-            without.update(dict.fromkeys(peers[i] for i in history.parted(peers, has_decided=has_decided)))
+            without.update(dict.fromkeys(peers[i] for i in history.parted(peers, has_gone_on=has_gone_on)))
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
         without.update(dict.fromkeys(peers[peer_id] for peer_id in history.left_behind(peers)))
