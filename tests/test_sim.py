@@ -272,7 +272,7 @@ class FakeMaster:
     def propose(self, epoch: int, members: str, *reported: int) -> None:
         """Lists of these epochs have been reported to it before."""
         for number in reported:
-            self.checker._reported.setdefault(self.lifetime, {})[b"run", number] = None
+            self.checker._reported.setdefault(self.lifetime, {})[(b"run", number), b""] = None
         listed = tuple(Member(letter.encode() * 16, 0, letter) for letter in members)
         self.checker.on_master_message(cast(Any, self), "", Members(epoch, listed))
 

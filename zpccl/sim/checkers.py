@@ -577,8 +577,7 @@ class Lineage(Checker):
         super().__init__(cluster)
         self._lists: dict[RunKey, _List] = {}
         self._newest: dict[tuple[int, int, bytes, int], RunKey] = {}  # By process, run and term.
-        self._reported: dict[tuple[int, int, int], dict[RunKey, None]] = {}  # By lifetime.
-        self._reporters: dict[tuple[int, int, int], set[bytes]] = {}  # By lifetime.
+        self._reported: dict[tuple[int, int, int], dict[tuple[RunKey, bytes], None]] = {}  # By lifetime: list and peer.
         self._committed: dict[bytes, RunKey] = {}  # The last one, by run.
         self._seen: set[RunKey] = set()  # Those that have been committed.
         self._refused: dict[tuple[bytes, bytes], int] = {}  # By run and peer: the list by which it was refused.
@@ -607,8 +606,7 @@ class Lineage(Checker):
             self._refused.pop((effect.message.run_id, node.peer_id), None)
         if isinstance(effect, effects.Send) and isinstance(effect.message, RunReport) and node.connection is not None:
             key = node.key(node.machine.epoch)
-            self._reported.setdefault(node.connection.master.lifetime, {})[key] = None
-            self._reporters.setdefault(node.connection.master.lifetime, set()).add(node.peer_id)
+            self._reported.setdefault(node.connection.master.lifetime, {})[key, node.peer_id] = None
 
     def on_master_step(self, master: SimulatedMaster) -> None:
         """Records lists of which no message is sent."""
@@ -636,17 +634,20 @@ class Lineage(Checker):
         here = [nodes[i] for i in self._lists[last].members if nodes[i].is_alive and nodes[i].machine.run_id == key[0]]
         may_come = 2 * sum(is_member(node) for node in here) > len(self._lists[last].members)
         is_soon = self.cluster.clock.now_ns < master.started_ns + limits.MINORITY_WAIT_NS
-        index, crashes, generation = master.lifetime  # One that yields to another run has had its reports before that.
-        lifetimes = (master.lifetime, (index, crashes, generation - 1))
-        reporters = set().union(*(self._reporters.get(lifetime, ()) for lifetime in lifetimes))
+        reporters = {peer_id for _, peer_id in self._reports_to(master)}
         is_quorum = any(
             2 * len(reporters.intersection(self._lists[k].members)) >= len(self._lists[k].members) for k in parents
         )
         text = f"{master.name} goes back to a list before {last[1] >> 32}+{last[1] & 0xFFFFFFFF}"
         self.cluster.require(not may_come or not is_soon or is_quorum, "L3", text)
 
-    def _enter(self, master: SimulatedMaster, key: RunKey, members: tuple[bytes, ...]) -> None:
+    def _reports_to(self, master: SimulatedMaster) -> dict[tuple[RunKey, bytes], None]:
+        """Lists that peers have reported. One that yields to another run has had them while it still led its own."""
         index, crashes, generation = master.lifetime
+        return self._reported.get((index, crashes, generation - 1), {}) | self._reported.get(master.lifetime, {})
+
+    def _enter(self, master: SimulatedMaster, key: RunKey, members: tuple[bytes, ...]) -> None:
+        index, crashes, _ = master.lifetime
         leadership = index, crashes, key[0], key[1] >> limits.EPOCH_BITS  # It may have stepped down in the same step.
         newest = self._newest.get(leadership)
         if newest == key:
@@ -654,8 +655,7 @@ class Lineage(Checker):
         self._newest[leadership] = key
         if key in self._lists:
             return
-        # A master that yields to another run has had its reports while it still led its own.
-        reported = self._reported.get((index, crashes, generation - 1), {}) | self._reported.get(master.lifetime, {})
+        reported = dict.fromkeys(k for k, _ in self._reports_to(master))
         known = [(k, self._lists[k].members) for k in reported if k[0] == key[0] and k in self._lists]
         if newest is not None:
             parents = [newest]
