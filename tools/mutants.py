@@ -518,14 +518,6 @@ late-reports-not-waited-for: protocol.leadership:Candidate._are_all_here (unit t
   L3: a new master begins although a peer that has said Hello may know a newer list
   - not all(self._greeted.values())
   + not any(self._greeted.values())
-round-of-others-taken-for-its-own: protocol.recovery:History.left_behind (unit tests)
-  L1: a removed peer that returns takes the value of another round as its own; a correct program hangs
-  - number < self.round - 1 and peer_id in present
-  + number < 0 and peer_id in present
-who-missed-the-last-round-removed: protocol.recovery:History.left_behind (unit tests)
-  L2: a member that lacks one answer is removed at each take-over
-  - number < self.round - 1 and peer_id in present
-  + number < self.round and peer_id in present
 lists-of-two-branches-meet: protocol.recovery:History.parted (unit tests)
   L1: members that were removed and come back first are members again beside those who removed them, at another point
   - 0 < known.since < epoch

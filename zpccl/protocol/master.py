@@ -913,8 +913,6 @@ class MasterMachine:
             return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
         has_gone_on = self._has_decided() or self.registry.round > history.round
         has_one_address = not self._leader.needs_quorum  # Else a quorum's reports had every list that is committed.
-        knows_later = known is not None and has_one_address and not has_gone_on
-        knows_later = knows_later and report.epoch > history.adopted.epoch
         history.add(report)
         self._takeover.apply_round(history)
         if self.registry.epoch != self._announced_epoch:
@@ -924,16 +922,8 @@ class MasterMachine:
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
         self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
-        if knows_later:
-            self._remove_former(report, history, now_ns)
         self._announce_epoch(now_ns)
         self.operations.on_members_changed(now_ns)
-
-    def _remove_former(self, report: RunReport, history: History, now_ns: int) -> None:
-        """Removes members of the adopted list that the former master had removed; their reports came first."""
-        history.adopted = MemberList.of(report)
-        for peer in [peer for peer in self.registry.order if peer.peer_id not in history.adopted.members]:
-            self._kick(peer, Result.RANK_CONNECTION_LOST, "the former master had removed it", now_ns)
 
     def _refuse_report(self, connection: Hashable, report: RunReport) -> None:
         """Refuses a member of another run. If nothing was decided there, it may register with this one.

@@ -47,7 +47,6 @@ class History:
         self.adopted_term = max(report.hello.term for report in of_run)
         self.round = 0
         self.round_value = 0
-        self._rounds: dict[bytes, int] = {}  # By member: the last round that it knows.
         self.outcomes: dict[int, Decision] = {}
         self.has_decided = False
         self._lists: dict[bytes, _Known] = {}  # By member.
@@ -68,7 +67,6 @@ class History:
         if report.round > self.round:
             self.round, self.round_value = report.round, report.round_value
         reporter = report.hello.peer_id
-        self._rounds[reporter] = report.round
         self._lists[reporter] = _Known(report.hello.term, report.epoch, report.since)
         if report.epoch not in self._members_of:
             self._members_of[report.epoch] = frozenset(member.peer_id for member in report.members)
@@ -123,14 +121,6 @@ class History:
             is_decided = has_gone_on or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
             found.update(dict.fromkeys(theirs if removed and is_decided else removed))
         return list(found)
-
-    def left_behind(self, present: Container[bytes]) -> list[bytes]:
-        """Present members that do not know the round before the last one, in which all members of that time had voted.
-
-        The former master had removed them, so their programs are at another point than those of the others. The value
-        of a later round, perhaps one of other calls, would be a wrong answer, and all would wait for each other.
-        """
-        return [peer_id for peer_id, number in self._rounds.items() if number < self.round - 1 and peer_id in present]
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Decision]]:
         """Present peers that report a running attempt which ended without them: peer id, call id, outcome."""

@@ -57,7 +57,6 @@ class TakeOver:
             without.update(dict.fromkeys(peers[i] for i in history.parted(peers, has_gone_on=has_gone_on)))
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
-        without.update(dict.fromkeys(peers[peer_id] for peer_id in history.left_behind(peers)))
         for peer_id, call_id, outcome in history.overtaken(peers):
             if outcome.committed:
                 without[peers[peer_id]] = None

@@ -2,8 +2,8 @@
 
 Rounds of topology votes are numbered. A vote carries the last round that its sender knows to be complete. If the next
 round is complete, too, because a former master had answered another peer in it, the vote gets the value of that round.
-A vote for a still earlier round is from a peer that the former master had removed (History.left_behind), and does not
-get the value of another round.
+A vote for a still earlier round is from a peer that the former master had removed (History.parted), and does not get
+the value of another round.
 
 A pending peer that fetches state ahead does not count as a joiner until it is ready: no call reports or awaits it.
 
