@@ -14,7 +14,7 @@ def fault(name: str, function: str, old: str, new: str) -> Mutant:
 JOINERS_NEVER_ADMITTED = fault(
     "joiners-never-admitted",
     "protocol.membership:Registry.joiners",
-    "[peer for peer in self._pending.values() if peer.phase is PeerPhase.READY]",
+    "self.whole_hosts(peer for peer in self._pending.values() if peer.phase is PeerPhase.READY)",
     "[]",
 )
 

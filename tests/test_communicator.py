@@ -878,6 +878,27 @@ def test_closing_ends_calls_in_flight(pair: Run) -> None:
     assert other.world_size == 1
 
 
+def test_fewer_than_are_needed_change_nothing() -> None:
+    """S2: one has called before the third leaves, the other does after that. With a newcomer they go on."""
+    with local_run(3, min_world_size=3) as run:
+        one, other, leaver = run.comms
+        assert one.min_world_size == 3
+        arrays = [ones(), ones()]
+        early = one.all_reduce_async(arrays[0], arrays[0], op=ReduceOp.SUM)
+        leaver.close()
+        with pytest.raises(zpccl.TooFewPeers, match="2 peers are in the group, and min_world_size is 3"):
+            other.all_reduce(arrays[1], arrays[1], op=ReduceOp.SUM)
+        assert early.wait()[:2] == (False, Result.TOO_FEW_PEERS)
+        assert all((array == 1).all() for array in arrays)
+        run.comms[2] = zpccl.Communicator(run.master.address, min_world_size=3)
+        joined = run.start(run.comms[2].connect)
+        while one.world_size < 3:
+            for call in [run.start(comm.update_topology) for comm in (one, other)]:
+                finish(call)
+        finish(joined)
+        assert all((array == 3).all() for array in run.all(lambda comm: comm.all_reduce(ones(), op=ReduceOp.SUM)))
+
+
 def test_a_bad_attribute_is_refused(single: zpccl.Communicator) -> None:
     with pytest.raises(zpccl.InvalidArgument, match="Attribute"):
         single.get_attribute(17)  # type: ignore[arg-type]

@@ -98,6 +98,7 @@ CASES = (
         "self._effects += [EndSync(call.call_id, attempt_id, commit)] * commit",
         "flaky",
         "S4",
+        seeds=120,
     ),
     planted(
         "plan-names-who-has-nothing",

@@ -54,6 +54,10 @@ rows-for-the-lost-are-a-mismatch: protocol.kinds.collective:Collectives._evaluat
   L2: who made rows before it heard of a loss gets an error that a program does not take for a loss
   - (rows := max(spec.rows for spec in specs.values())) > len(votes)
   + (rows := 0) > len(votes)
+too-few-members-suffice: protocol.kinds.collective:Collectives._evaluate (unit tests)
+  S2: a collective succeeds among fewer members than its callers need
+  - (needed := max(spec.min_world_size for spec in specs.values())) > len(votes)
+  + (needed := 0) > len(votes)
 refused-though-links-have-changed: protocol.kinds.collective:Collectives._plan (unit tests)
   L2: a call is refused at once while the link that it needs is coming up
   - self._in_vain.get(group) == links
@@ -306,8 +310,36 @@ next-revision-not-expected: protocol.election:choose_revision (unit tests)
   + expected = last_revision
 admitted-before-it-is-ready: protocol.membership:Registry.joiners (simulator)
   S6: a joiner that still prefetches is admitted, and members wait for it in the next sync
-  - return [peer for peer in self._pending.values() if peer.phase is PeerPhase.READY]
-  + return list(self._pending.values())
+  - self.whole_hosts(peer for peer in self._pending.values() if peer.phase is PeerPhase.READY)
+  + self.whole_hosts(self._pending.values())
+half-a-host-admitted: protocol.membership:Registry.whole_hosts (simulator)
+  L1: a host is admitted before all its peers are there, and they wait for each other without end
+  - counts[peer.host] == peer.host_size
+  + counts[peer.host]
+host-admitted-beside-its-members: protocol.membership:Registry.whole_hosts (unit tests)
+  L1: processes that were started again are admitted while the master still lists those that died, and removed with them
+  - peer.host not in taken
+  + True
+rest-of-a-host-stays: protocol.membership:Registry.members_of_broken_hosts (simulator)
+  L1: members stay whose host has lost another one, and wait for it without end
+  - counts[peer.host] < peer.host_size
+  + False
+host-broken-by-who-has-not-reported: protocol.membership:Registry.members_of_broken_hosts (unit tests)
+  L3: a new master removes members, as it does not know yet that others are of the same host
+  - not self.have_all_reported
+  + False
+rest-of-a-pending-host-stays: protocol.membership:Registry.take_pending_of_broken_hosts (unit tests)
+  L1: a pending peer waits for its admission without end, as its host cannot be whole any more
+  - peer.host in self._given_up
+  + False
+end-of-a-run-is-committed: protocol.master:MasterMachine._remove_broken_hosts (simulator)
+  S3: what was decided under a list without members is lost, since reports say nothing of it
+  - self._leader.needs_quorum and len(members) == len(registry.order)
+  + False
+others-of-a-late-host-forgotten: protocol.master:MasterMachine._accept_report (unit tests)
+  L3: members that the former master had just admitted are removed, since the others of their host report after them
+  - report.members if hello.host else ()
+  + ()
 ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulator)
   L1: a joiner that became ready between its Hello and its Welcome is never admitted
   - self._send_ready()
@@ -364,10 +396,10 @@ withdrawal-before-all-are-heard: protocol.operation:Operations._on_withdraw (uni
   L3: a call is withdrawn that the former master has committed
   - not self._registry.have_all_reported
   + not self._registry.order
-absent-members-taken-for-heard: protocol.master:MasterMachine._restore (unit tests)
+absent-members-taken-for-heard: protocol.master:MasterMachine._admit_absent (unit tests)
   L3: members that are still looking for the new master are removed as if they had died
-  - absent.phase, absent.disconnected_ns = PeerPhase.ABSENT, now_ns
-  + absent.phase, absent.disconnected_ns = PeerPhase.FOLLOWING, now_ns
+  - peer.phase, peer.disconnected_ns = PeerPhase.ABSENT, now_ns
+  + peer.phase, peer.disconnected_ns = PeerPhase.FOLLOWING, now_ns
 epoch-of-the-dead-master-used-again: protocol.master:MasterMachine._restore (simulator)
   S3: an epoch that the former master announced to some peers gets another member list
   - self.registry.epoch = self.term << limits.EPOCH_BITS

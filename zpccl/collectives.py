@@ -140,7 +140,7 @@ class Collectives(Caller):
 
         Raises:
             PeerLost: a peer was lost; call again.
-            TooFewPeers: alone in the group.
+            TooFewPeers: alone in the group, or fewer than `min_world_size` are in it.
             CollectiveMismatch: peers gave different arguments.
             OperationTimeout: `timeout` ran out.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
@@ -171,7 +171,7 @@ class Collectives(Caller):
         The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread.
 
         Raises:
-            TooFewPeers: alone in the group.
+            TooFewPeers: alone in the group, or fewer than `min_world_size` are in it.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         call = arguments.all_reduce(
@@ -373,7 +373,7 @@ class Collectives(Caller):
             World size of the last, and bytes of all together.
 
         Raises:
-            TooFewPeers: the group is down to one.
+            TooFewPeers: the group is down to one, or to fewer than `min_world_size`.
             CollectiveMismatch: peers gave different arguments.
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """

@@ -86,6 +86,12 @@ class Communicator(Collectives):
             True with a secret.
         upload_limit: bytes a second at most that this peer sends of shared state, 1 MiB or more, so that state for
             newcomers leaves room for training (ZPCCL_UPLOAD_LIMIT). Left out: no limit.
+        host_size: peers of this host, if they come and go together: connect() returns once all have called it and the
+            members have admitted all, and once one is lost or leaves, the others are removed. For training in which the
+            processes of a host depend on each other, each in a peer group of its own. 0 or 1: this peer is by itself.
+        host: what names the host of `host_size` peers; the hostname if left out.
+        min_world_size: collectives among fewer members fail with `TooFewPeers`, and change nothing, the same for all
+            peers of a group. 0 or left out: two are enough. It does not concern the shared state.
         local_sockets: whether peers of one host, which share its network namespace, use Unix-domain sockets between
             themselves, which cost less than TCP (ZPCCL_LOCAL_SOCKETS: 1 or 0). Left out: True.
 
@@ -111,6 +117,9 @@ class Communicator(Collectives):
         master_key: str | None = None,
         encrypt: bool | None = None,
         upload_limit: float | None = None,
+        host_size: int = 0,
+        host: str | None = None,
+        min_world_size: int = 0,
         local_sockets: bool | None = None,
     ) -> None:
         self._lock = threading.Lock()
@@ -123,17 +132,16 @@ class Communicator(Collectives):
         text = address or os.environ.get("ZPCCL_MASTER") or f"127.0.0.1:{limits.MASTER_PORT}"
         self._masters = parse_masters(text)
         self._group = checked_int(peer_group, "peer_group", 0, limits.PEER_GROUP_MAX)
+        self._min_world_size = checked_int(min_world_size, "min_world_size", 0, limits.PEERS_MAX)
         count = connections or p2p_connection_pool_size or _environment_int("ZPCCL_CONNECTIONS") or 0
         self._connections = checked_int(count, "connections", 0, limits.LINK_CONNECTIONS_MAX)
         self._advertise = advertise or os.environ.get("ZPCCL_ADVERTISE")
         if self._advertise:
             advertised_address(self._advertise, limits.PEER_PORT_FIRST)
         self._listen = parse_listen(listen or os.environ.get("ZPCCL_LISTEN"))
-        name = name or os.environ.get("ZPCCL_NAME") or f"{socket.gethostname()}:{os.getpid()}"
-        if not isinstance(name, str):
-            raise InvalidArgument(f"name {name!r} is not a text")
-        name = "".join(letter if letter.isprintable() else "?" for letter in name)
-        self._name = name[: limits.NAME_CHARS_MAX].encode(errors="replace").decode()  # No lone surrogates.
+        self._name = _plain(name or os.environ.get("ZPCCL_NAME") or f"{socket.gethostname()}:{os.getpid()}", "name")
+        size = checked_int(host_size, "host_size", 0, limits.HOST_PEERS_MAX)
+        self._host = (_plain(host or socket.gethostname(), "host"), size) if size > 1 else ("", 0)
         self._heartbeat_timeout_ns = _nanoseconds(
             heartbeat_timeout, "heartbeat_timeout", limits.HEARTBEAT_TIMEOUT_MIN_NS
         )
@@ -235,6 +243,8 @@ class Communicator(Collectives):
             group=self._group,
             masters=self._masters,
             is_ready=is_ready,
+            host=self._host[0],
+            host_size=self._host[1],
             master_timeout_ns=self._master_timeout_ns,
         )
         return PeerLoop(
@@ -247,6 +257,7 @@ class Communicator(Collectives):
             self._keys,
             self._ciphers,
             None if self._local_sockets is False else listen_locally(peer_id),
+            self._min_world_size,
         )
 
     @public
@@ -290,6 +301,11 @@ class Communicator(Collectives):
     def epoch(self) -> int:
         """Number of the member list; it grows at every admission and every loss."""
         return self._loop.view.epoch if self._loop is not None else 0
+
+    @property
+    def min_world_size(self) -> int:
+        """Members of the group that a collective needs."""
+        return max(self._min_world_size, 2)
 
     @property
     def group(self) -> int:
@@ -497,6 +513,14 @@ class Communicator(Collectives):
 def _free_keys(state: SharedState) -> list[str]:
     """The names of tensors that may differ between peers."""
     return [info.name for info in state.tensor_infos if info.allow_content_inequality]
+
+
+def _plain(text: Any, argument: str) -> str:
+    """A name that everybody can print."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{argument} {text!r} is not a text")
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return plain[: limits.NAME_CHARS_MAX].encode(errors="replace").decode()  # No lone surrogates.
 
 
 def _nanoseconds(seconds: Any, name: str, at_least_ns: int = limits.MS) -> int:

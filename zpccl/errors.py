@@ -91,7 +91,10 @@ class CollectiveMismatch(InvalidUsage):
 
 
 class TooFewPeers(PCCLError):
-    """The caller is alone in its peer group. Wait for others with `update_topology`."""
+    """The caller is alone in its peer group, or fewer than `min_world_size` are in it.
+
+    Wait for others with `update_topology`.
+    """
 
     default_result = Result.TOO_FEW_PEERS
 

@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 MESSAGE_BYTES_MAX = 12 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -37,6 +37,8 @@ CONTROL_BATCH_BYTES_MAX = 1 * MIB
 PEERS_MAX = 2048
 """Members and pending peers of one run."""
 PENDING_PEERS_MAX = 256
+HOST_PEERS_MAX = 64
+"""Peers of one host that are admitted and removed together."""
 CALLS_IN_FLIGHT_MAX = 1024
 """Unanswered calls of one peer in a small group: see calls_in_flight_max."""
 CALLS_NAMED_MAX = 65_536

@@ -242,7 +242,7 @@ class MasterBench:
         if welcomed:
             plain = self.promising(msgspec.structs.replace(plain, run_id=self.machine.run_id))
         fields = {f: changes.get(f, getattr(plain, f)) for f in Hello.__struct_fields__}
-        return self.say(name, Hello(**fields), changes.get("host", ""))
+        return self.say(name, Hello(**fields), changes.get("seen", ""))
 
     def register(self, *names: str, group: int = 0) -> None:
         """Peers come."""

@@ -221,6 +221,29 @@ def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
     assert list(bench.plans.values()) == [reducing("ab", Algorithm.DIRECT)]
 
 
+@pytest.mark.parametrize("kind", CollectiveKind)
+def test_a_collective_needs_as_many_members_as_its_callers_say(kind: CollectiveKind) -> None:
+    """S2: a has called before c is lost, b does after that. Among two alone it would change their tensors."""
+    bench = bench_of("a", "b", "c")
+    needy = replace(of_kind(kind), min_world_size=3)
+    bench.begin("a", 1, replace(needy, is_root=kind is CollectiveKind.BROADCAST))
+    bench.lose("c")
+    bench.begin("b", 1, needy)
+    for name in "ab":
+        verdict = bench.verdict(name, 1)
+        assert verdict is not None and verdict.result == Result.TOO_FEW_PEERS
+        assert verdict.reason == "2 peers are in the group, and min_world_size is 3; wait for others"
+    assert not bench.plans
+
+
+def test_members_agree_in_how_many_they_need() -> None:
+    bench = bench_of("a", "b")
+    for name, needed in (("a", 0), ("b", 2)):
+        bench.begin(name, 1, replace(spec(), min_world_size=needed))
+    verdict = bench.verdict("a", 1)
+    assert verdict is not None and (verdict.result, verdict.field) == (Result.INVALID_USAGE, "min_world_size")
+
+
 def test_an_all_to_all_waits_for_all_links() -> None:
     """L2: a ring would not do."""
     bench = bench_of("a", "b", "c", "d")

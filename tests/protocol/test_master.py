@@ -186,7 +186,7 @@ def test_the_bound_of_all_peers(bench: MasterBench, monkeypatch: pytest.MonkeyPa
 
 def test_the_address_that_the_master_sees(bench: MasterBench) -> None:
     bench.register("a")
-    bench.hello("b", host="10.0.0.9", addresses=("192.168.0.2:50000",))
+    bench.hello("b", seen="10.0.0.9", addresses=("192.168.0.2:50000",))
     assert bench.peer("b").addresses == ("192.168.0.2:50000", "10.0.0.9:50000")
 
 

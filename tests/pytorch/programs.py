@@ -19,12 +19,25 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def torchrun(size: int, *arguments: str | Path) -> str:
-    """Runs a program under torchrun on `size` ranks; returns what they print. Fails unless all end with 0."""
+def torchrun(size: int, *arguments: str | Path, restarts: int = 0, **environment: str) -> str:
+    """Runs a program under torchrun on `size` ranks; returns what they print. Fails unless all end with 0.
+
+    Args:
+        size: ranks.
+        arguments: the program and its arguments.
+        restarts: how often all ranks are started again when one has failed.
+        environment: variables beside those of this process.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--standalone"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += ["--max-restarts", str(restarts)]
+    # Else Gloo finds addresses of processes of before a restart.
+    shared = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=LONGEST_SECONDS, env=environment
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+        env={**os.environ, **shared, **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -325,6 +325,7 @@ def test_a_wrong_tensor_is_refused_and_the_group_goes_on(trio: Any) -> None:
 def test_a_lost_rank_fails_what_is_pending_and_what_comes() -> None:
     """L1, S2: also what the lost rank had not issued, and in whatever way it is waited for."""
     with groups.local_ranks(3) as ranks:
+        assert ranks.all(lambda group, _: group.communicator.min_world_size) == [3] * 3
         ranks.all(lambda group, _: group.barrier().wait())
         tensors = {rank: torch.ones(5) for rank in (0, 1)}
         works = ranks.some([0, 1], lambda group, rank: group.allreduce([tensors[rank]], summed()))
@@ -334,6 +335,7 @@ def test_a_lost_rank_fails_what_is_pending_and_what_comes() -> None:
         errors = [groups.failure(work.wait) for work in (*works, later)]
         assert all(isinstance(error, zpccl.PCCLError) for error in errors), errors
         assert isinstance(errors[0], zpccl.PeerLost)
+        assert all((tensor == 1).all() for tensor in tensors.values())
         with pytest.raises(RuntimeError):
             future.wait()
         assert all(work.is_completed() and not work.is_success() and work.exception() for work in works)

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import zmq
+from msgspec import structs
 from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
@@ -58,7 +59,7 @@ from zpccl.engine.engine import (
 )
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import Measurements, Member, Vote, encode
+from zpccl.protocol.messages import CollectiveSpec, Measurements, Member, Spec, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
@@ -131,8 +132,10 @@ class PeerLoop:
         keys: PeerKeys | None = None,
         ciphers: Sequence[Cipher] = (Cipher.PLAIN,),
         local_listener: socket.socket | None = None,
+        min_world_size: int = 0,
     ) -> None:
         self._keys = keys
+        self._min_world_size = min_world_size
         self._lock = threading.RLock()  # The collector of garbage may close another loop, or this one, inside it.
         self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
@@ -234,12 +237,18 @@ class PeerLoop:
             for call_id, call in zip(call_ids, calls, strict=True):
                 call.call_id = call_id
                 if call.spec is not None:
-                    votes.append(Vote(call_id, call.spec))
+                    votes.append(Vote(call_id, self._bounded(call.spec)))
             event = events.Called(tuple(votes)) if votes else events.ConnectCalled(call_ids[0], connect_tries)
             self._post(_NewCalls(event, calls))  # Ctrl-C finds all of them made, or none.
             is_closed = self._is_closed
         if is_closed:
             self._refuse(calls)
+
+    def _bounded(self, spec: Spec) -> Spec:
+        """The spec with what this peer needs of every collective."""
+        if not isinstance(spec, CollectiveSpec) or not self._min_world_size:
+            return spec
+        return structs.replace(spec, min_world_size=self._min_world_size)
 
     def withdraw(self, call: PendingCall, *, timed_out: bool) -> None:
         """Gives a call up, made or not. Its future still gets an answer."""

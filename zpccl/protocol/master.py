@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zpccl import limits
@@ -64,6 +64,7 @@ from zpccl.protocol.messages import (
     Linked,
     Measurements,
     MeasurementsRequest,
+    Member,
     MembersCommitted,
     Neighbours,
     NeighboursChanged,
@@ -299,7 +300,7 @@ class MasterMachine:
         assert self._announced_epoch == self.registry.epoch
         for peer in self.registry.pending():
             assert (peer.unlinked_ns is not None) == bool(self.paths.missing(peer))
-        assert not self.registry.pending() or self.registry.order or not self.registry.connected_pending()
+        assert self.registry.order or not self.registry.first_joiners()
 
     # --- Registration and messages ----------------------------------------------------------------------------------
 
@@ -378,9 +379,13 @@ class MasterMachine:
             return None
         if len(self.registry.pending()) >= limits.PENDING_PEERS_MAX or len(self.registry.peers) >= limits.PEERS_MAX:
             return self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
+        if misfit := self.registry.misfit_of_host(hello.host, hello.host_size):
+            return self._outbox.reply(connection, Kick(Result.INVALID_USAGE, misfit))
         peer = self._register(connection, hello, event.host)
         ahead = "" if hello.is_ready else ", and fetches state ahead"
-        self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{ahead}")
+        count = sum(other.host == peer.host for other in self.registry.pending())
+        of_host = f", {count} of {peer.host_size} of host {peer.host}" if peer.host else ""
+        self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{of_host}{ahead}")
         self._welcome(peer)
         for other in self._others_of_group(peer):  # The peer that registered later dials first.
             newcomer = self.registry.as_neighbour(peer, other, dial=False)
@@ -454,6 +459,8 @@ class MasterMachine:
             connection=connection,
             connection_count=hello.connection,
             phase=PeerPhase.READY if hello.is_ready else PeerPhase.PREFETCHING,
+            host=hello.host,
+            host_size=hello.host_size,
         )
         self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.add(peer)
@@ -503,6 +510,7 @@ class MasterMachine:
 
     def _on_members_committed(self, now_ns: int) -> None:
         self.registry.old_members = ()
+        self.registry.may_have_broken_hosts = True
         deferred, self._deferred = self._deferred, {}
         self._outbox.broadcast(self.registry.order, MembersCommitted(self.registry.epoch))
         dismissed, self._dismissed = self._dismissed, {}
@@ -670,14 +678,18 @@ class MasterMachine:
             self._adopt(candidate, now_ns)
             if self.is_recovering:
                 return
+        self._remove_broken_hosts(now_ns)
+        if self.is_recovering:
+            return  # It has stepped down.
         self.operations.answer_withdrawals()
         if not self.registry.order:
             # An empty run admits at once, ready or not: nobody has state.
             for peer in self.registry.pending():
                 peer.unlinked_ns = None  # Those that it missed are gone.
-            for peer in self.registry.connected_pending()[:1]:
-                self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {peer.name} to an empty run")
-                self._admit([peer], now_ns)
+            if first := self.registry.first_joiners():
+                who = names(first)
+                self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {who} to an empty run")
+                self._admit(first, now_ns)
         self._losses.settle()
         self.operations.evaluate(now_ns)
         for peer in self._relinked:
@@ -687,6 +699,30 @@ class MasterMachine:
                 peer.unlinked_ns = now_ns
         self._relinked.clear()
         self._stragglers.settle(now_ns, self.options.straggler_timeout_ns)
+
+    def _remove_broken_hosts(self, now_ns: int) -> None:
+        """A host that has lost a peer goes as a whole: its others may wait for that one without end.
+
+        With several masters no list without members is proposed, as it would not tell of the run's end. If nobody would
+        be left, all are told to go, and the run ends as one does whose members have all died.
+        """
+        registry = self.registry
+        if not registry.may_have_broken_hosts:
+            return
+        registry.may_have_broken_hosts = False
+        for peer in registry.take_pending_of_broken_hosts():
+            self._kick(peer, Result.RANK_CONNECTION_LOST, _host_reason(peer), now_ns)
+        members = registry.members_of_broken_hosts()
+        is_end = self._leader.needs_quorum and len(members) == len(registry.order)
+        for peer in [peer for peer in members if peer.connection is not None]:
+            if self.registry is not registry:
+                return  # The master has stepped down.
+            if is_end:
+                self._outbox.send(peer, Kick(Result.RANK_CONNECTION_LOST, _host_reason(peer)))
+                registry.bind(peer, None)
+                peer.disconnected_ns = now_ns
+            elif registry.peers.get(peer.peer_id) is peer:
+                self._kick(peer, Result.RANK_CONNECTION_LOST, _host_reason(peer), now_ns)
 
     def _admit(self, peers: list[Peer], now_ns: int) -> None:
         for peer in peers:
@@ -862,11 +898,7 @@ class MasterMachine:
         self._leader = Leader(candidate.promise, needs_quorum=False, adopted=history.adopted)
         self._note_masters(next(report.hello for report in reports if report.hello.run_id == run_id))
         self.counts.takeovers += 1
-        for member in history.members:
-            absent = Peer(member.peer_id, member.group, member.name, (), b"", None)
-            self.registry.add(absent)
-            self.registry.admit([absent])
-            absent.phase, absent.disconnected_ns = PeerPhase.ABSENT, now_ns
+        self._admit_absent(history.members, [], now_ns)
         self.registry.old_members = tuple(sorted(history.adopted.old_members))
         self.registry.epoch = self.term << limits.EPOCH_BITS
         self._outbox.log(
@@ -891,6 +923,19 @@ class MasterMachine:
             if peer_id in self.registry.peers:
                 self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, has_left=True)
         self._relinked.update(self.registry.pending())
+
+    def _admit_absent(self, members: Iterable[Member], others: list[Peer], now_ns: int) -> None:
+        """Admits members of a former list that have not reported yet, along with other peers."""
+        absent = [
+            Peer(member.peer_id, member.group, member.name, (), b"", None)
+            for member in members
+            if member.peer_id not in self.registry.peers
+        ][: limits.PEERS_MAX - len(self.registry.peers)]
+        for peer in absent:
+            self.registry.add(peer)
+        self.registry.admit([*absent, *others])
+        for peer in absent:
+            peer.phase, peer.disconnected_ns = PeerPhase.ABSENT, now_ns
 
     def _on_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
         """A peer reports after the run was adopted."""
@@ -953,6 +998,7 @@ class MasterMachine:
         if peer is not None:
             peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
             peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, PeerPhase.REPORTED, None
+            peer.host, peer.host_size = hello.host, hello.host_size
             self._losses.note_handshake(peer, hello.handshake_ms)
             self.registry.bind(peer, connection)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
@@ -960,7 +1006,8 @@ class MasterMachine:
             return None
         elif history.would_admit(report, self.registry.round):  # By the former master, which no other peer knows.
             peer = self._register(connection, hello, event.host)
-            self.registry.admit([peer])
+            # The others of its host are to report yet.
+            self._admit_absent(report.members if hello.host else (), [peer], now_ns)
         elif connection is not None and hello.peer_id in self.registry.old_members:
             kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master") if hello.is_member else None
             self._dismissed[connection] = _Dismissed(hello.peer_id, kick)
@@ -996,6 +1043,10 @@ class _Dismissed:
     peer_id: bytes
     kick: Kick | None
     """Sent to it then; None: it never knew that it was a member, and may register again."""
+
+
+def _host_reason(peer: Peer) -> str:
+    return f"its host {peer.host} has lost a peer"
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:

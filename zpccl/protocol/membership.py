@@ -17,12 +17,15 @@ as up only while both report that it is.
     PREFETCHING and READY are the phases of pending peers, the others those of members. [1] Into a run without members.
     [2] A peer that only the former master knew as a member is admitted with its report. With one address nobody
     acknowledges lists, and REPORTED is final.
+
+Peers of a host that has a name are admitted together, once all are there, and removed together, once one is gone.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -82,6 +85,10 @@ class Peer:
     """Number of its latest connection; the peer counts them."""
     phase: PeerPhase = PeerPhase.READY
     disconnected_ns: int | None = None
+    host: str = ""
+    """Whose peers are admitted and removed together; empty: it comes and goes by itself."""
+    host_size: int = 0
+    """How many peers the host has."""
     handshake_ms: int = 0
     """How long a handshake of the peer with this master takes; 0: not known."""
     slot: int = 0
@@ -146,6 +153,9 @@ class Registry:
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
+        self._given_up: set[str] = set()  # Hosts that have lost a pending peer, until their others are removed.
+        self.may_have_broken_hosts = False
+        """Peers have come, gone or reported, or the list was committed, since hosts were last looked at."""
 
     @property
     def is_committed(self) -> bool:
@@ -171,11 +181,48 @@ class Registry:
 
     def joiners(self) -> list[Peer]:
         """Pending peers that may be admitted, in order of registration."""
-        return [peer for peer in self._pending.values() if peer.phase is PeerPhase.READY]
+        return self.whole_hosts(peer for peer in self._pending.values() if peer.phase is PeerPhase.READY)
+
+    def first_joiners(self) -> list[Peer]:
+        """Who begins a run: the pending peer that came first, with its host."""
+        found = self.whole_hosts(self.connected_pending())
+        return [peer for peer in found if peer is found[0] or (peer.host and peer.host == found[0].host)]
 
     def connected_pending(self) -> list[Peer]:
         """Pending peers that are connected, in order of registration."""
         return [peer for peer in self._pending.values() if peer.connection is not None]
+
+    def whole_hosts(self, peers: Iterable[Peer]) -> list[Peer]:
+        """Those pending peers whose whole host is among them, and has no members yet; and those without a host."""
+        found = list(peers)
+        counts = Counter(peer.host for peer in found)
+        taken = {peer.host for peer in self.order}
+        return [
+            peer for peer in found if not peer.host or (counts[peer.host] == peer.host_size and peer.host not in taken)
+        ]
+
+    def misfit_of_host(self, host: str, host_size: int) -> str:
+        """Why a new peer cannot be one of its host, beside the pending ones that are connected; empty if it can."""
+        others = [peer for peer in self.connected_pending() if host and peer.host == host]
+        sizes = {peer.host_size for peer in others} - {host_size}
+        if sizes:
+            return f"peers of host {host} differ in host_size: {host_size} and {sizes.pop()}"
+        if host and len(others) >= host_size:
+            return f"{host_size} peers of host {host} are waiting already; give another host another name (host=)"
+        return ""
+
+    def members_of_broken_hosts(self) -> list[Peer]:
+        """Members of hosts that have lost others. Nobody before all have said of which host they are."""
+        if not self.have_all_reported:
+            return []
+        counts = Counter(peer.host for peer in self.order)
+        return [peer for peer in self.order if peer.host and counts[peer.host] < peer.host_size]
+
+    def take_pending_of_broken_hosts(self) -> list[Peer]:
+        """Pending peers of hosts that have lost others since the last call."""
+        found = [peer for peer in self.connected_pending() if peer.host in self._given_up]
+        self._given_up.clear()
+        return found
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
@@ -189,6 +236,7 @@ class Registry:
 
     def bind(self, peer: Peer, connection: Hashable | None) -> None:
         """Sets the connection of `peer`; None after the old one broke."""
+        self.may_have_broken_hosts = True
         if peer.connection is not None:
             self.by_connection.pop(peer.connection, None)
         peer.connection = connection
@@ -219,6 +267,8 @@ class Registry:
             if not self._member_counts[peer.group]:
                 del self._member_counts[peer.group]
             self.epoch += 1
+        elif peer.host:
+            self._given_up.add(peer.host)
 
     def are_linked(self, one: Peer, other: Peer) -> bool:
         """True if both ends report that their link is up."""

@@ -100,6 +100,10 @@ class Hello(_Message, tag="hello", frozen=True):
     """False: the sender fetches state ahead, and must not be admitted before it sends Ready."""
     handshake_ms: Annotated[int, Meta(ge=0, le=limits.HANDSHAKE_MS_MAX)] = 0
     """The shortest time in which the sender has connected to this master. 0: not known."""
+    host: Name = ""
+    """The host that the sender belongs to, if its peers are to be admitted and removed together; else empty."""
+    host_size: Annotated[int, Meta(ge=0, le=limits.HOST_PEERS_MAX)] = 0
+    """How many peers that host has."""
 
 
 class Ready(_Message, tag="ready", frozen=True):
@@ -131,6 +135,8 @@ class CollectiveSpec(_Message, tag="collective", frozen=True):
     """RING or DIRECT forces that algorithm where the links allow it."""
     rows: Natural = 0
     """Of an all-to-all: one for each member that its voter knew of."""
+    min_world_size: Natural = 0
+    """Among fewer members it fails."""
 
 
 class TopologyKind(enum.IntEnum):

@@ -180,6 +180,9 @@ class PeerOptions:
     """The addresses of the masters, for error messages. The first connection goes to the first one."""
     is_ready: bool = True
     """False: it fetches state ahead, and is not admitted before ReadyCalled."""
+    host: str = ""
+    """Not empty: it is admitted and removed together with the others of this host."""
+    host_size: int = 0
     registration_timeout_ns: int = limits.REGISTRATION_TIMEOUT_NS
     master_timeout_ns: int = limits.MASTER_TIMEOUT_NS
 
@@ -479,6 +482,8 @@ class PeerMachine:
             self._masters.begins,
             self._is_ready,
             min(self._handshake_ns.get(self._masters.index, 0) // limits.MS, limits.HANDSHAKE_MS_MAX),
+            options.host,
+            options.host_size,
         )
 
     def _send_standing(self) -> None:

@@ -6,6 +6,7 @@ true state of the simulated world; of the machines they read only public state s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: simulated programs make few calls, so more kept answers would be a leak."""
 
 
+HOST_GONE = "has lost a peer"
 NO_RING = "around a ring of all peers"
 """What a refusal for lack of a ring says."""
 LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken"}
@@ -247,7 +249,7 @@ class InputSafety(Checker):
         attempt_id, order, inputs = attempt[1], self._orders.get(attempt, ()), self._inputs.get(attempt, {})
         if (node.peer_id, attempt_id) in self.cluster.dataplane.wrong and self._is_last(node, order):
             return  # It is the only survivor: no other digest to compare with.
-        is_whole = inputs.keys() == set(order) and outcome == len(order)
+        is_whole = inputs.keys() == set(order) and call.request.spec.min_world_size <= outcome == len(order)
         root = self._roots.get(attempt, b"")
         self.cluster.require(
             is_whole and value == result_of(call.request.spec.kind, inputs, root, node.peer_id),
@@ -453,6 +455,10 @@ class Causes(Checker):
             return
         if kick.reason.endswith("the former master had removed it"):
             self._evicted.add(node.peer_id)  # For a fault of that time.
+        if kick.reason.endswith(HOST_GONE):
+            mates = [other for other in self.cluster.nodes.values() if other.host == node.host]
+            self.cluster.require(node.host != "", "S6", f"{node.name} has no host: {kick.reason}")
+            self._evicted.update(mate.peer_id for mate in mates)
         is_for_links, is_for_votes = kick.result == Result.RANK_CONNECTION_FAILED, "did not vote" in kick.reason
         if is_for_links:
             group = self._steady_group(node)
@@ -779,8 +785,28 @@ class Readiness(Checker):
             if peer.peer_id not in self._admitted:
                 self._admitted.add(peer.peer_id)
                 node = self.cluster.nodes.get(peer.peer_id)
-                is_early = node is not None and not node.is_ready and len(order) > 1
+                is_early = node is not None and not node.is_ready and len(order) > max(self.cluster.script.host_size, 1)
                 self.cluster.require(not is_early, "S6", f"{peer.name} is admitted before it is ready")
+
+
+class Hosts(Checker):
+    """L1: the peers of a host are admitted together, so that none of them waits for another without end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._members: dict[tuple[int, int, int], set[bytes]] = {}  # By the lifetime of a master.
+
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """Who is admitted comes with the whole host. A new master has those that the former one admitted."""
+        size, nodes = self.cluster.script.host_size, self.cluster.nodes
+        if not size or master.machine.is_recovering:
+            return
+        members = {peer.peer_id for peer in master.machine.registry.order}
+        new = members - self._members.get(master.lifetime, members)
+        hosts = Counter(nodes[peer_id].host for peer_id in new if peer_id in nodes)
+        for host, count in hosts.items():
+            self.cluster.require(count == size, "L1", f"{master.name} admits {count} of {size} peers of {host}")
+        self._members[master.lifetime] = members
 
 
 class Lists(Checker):
@@ -890,7 +916,7 @@ class Checkers(Checker):
                 SyncSources,
                 Causes,
             ),
-            *(Patience, Lists, Readiness, Bounds),
+            *(Patience, Lists, Hosts, Readiness, Bounds),
         )
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.liveness]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}

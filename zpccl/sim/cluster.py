@@ -144,7 +144,7 @@ class Cluster:
             master.machine.options = options
         if not self._is_started:
             self._is_started = True
-            for _ in range(self._peer_count):
+            while len(self.nodes) < self._peer_count:
                 self.spawn()
         for _ in range(steps):
             self._step()
@@ -161,7 +161,7 @@ class Cluster:
         return max(leading, key=lambda node: node.machine.term, default=self.masters[0])
 
     def heal(self) -> None:
-        """Ends all faults: from now on every connection succeeds. Starts peers until at least two are in group 0."""
+        """Ends all faults: from now on every connection succeeds. Starts peers until enough are in group 0."""
         self.faults = HEALED
         self.injector.start(HEALED)
         self.network.heal()
@@ -169,7 +169,9 @@ class Cluster:
             node.slowness = 1
             if node.list != tuple(range(len(self.masters))):  # Its operator would have noticed the wrong list.
                 node.leave()
-        while sum(node.group == 0 for node in self.live_nodes()) < 2:
+        for host in dict.fromkeys(node.host for node in self.live_nodes() if node.host):
+            self._complete(host)
+        while sum(node.group == 0 for node in self.live_nodes()) < self.script.min_world_size:
             self.spawn(group=0)
         for group in range(self.script.groups):  # Else nobody of a group might reach another one.
             for node in [node for node in self.live_nodes() if node.group == group][:1]:
@@ -180,8 +182,8 @@ class Cluster:
     def quiesces(self, steps: int = 100_000, seconds: int = 60) -> bool:
         """True if the cluster becomes quiet within `steps` steps and `seconds` simulated seconds after heal().
 
-        It is quiet when every process is a member, every call that was open at heal() is answered, and every group of
-        two or more has committed a collective that began after it.
+        It is quiet when every process is a member, every call that was open at heal() is answered, and every group with
+        enough members has committed a collective that began after it.
         """
         end_ns = self.healed_ns + seconds * SECOND
         for count in range(steps):
@@ -209,7 +211,11 @@ class Cluster:
             elif master is None or master.is_recovering or master.registry.peers.get(node.peer_id) is None:
                 reasons.append(f"{node.name} has no master")
         done = self.checkers.liveness.groups_done
-        reasons += [f"group {key[1]} commits nothing" for key, size in sizes.items() if size > 1 and key not in done]
+        reasons += [
+            f"group {key[1]} commits nothing"
+            for key, size in sizes.items()
+            if size >= self.script.min_world_size and key not in done
+        ]
         return reasons
 
     # --- What the parts of the world do -----------------------------------------------------------------------------
@@ -241,14 +247,28 @@ class Cluster:
         """True if the current profile does not let faults strike this process."""
         return self.faults.spares_members and node.machine.state not in (State.CONNECTING, State.PENDING)
 
-    def spawn(self, group: int | None = None, state: SimulatedState | None = None) -> SimulatedPeer:
-        """Starts a new process."""
-        if group is None:
-            group = self._rng.randrange(self.script.groups)
-        node = SimulatedPeer(self, f"p{len(self.nodes)}g{group}", group, state or SimulatedState())
+    def spawn(self, group: int | None = None, state: SimulatedState | None = None) -> None:
+        """Starts a new process; in a world of hosts those of a new host."""
+        if self.script.host_size:
+            return self._complete(f"host of p{len(self.nodes)}")
+        self._start(self._rng.randrange(self.script.groups) if group is None else group, state)
+
+    def _complete(self, host: str) -> None:
+        """Starts the processes that a host lacks."""
+        there = {node.group for node in self.live_nodes() if node.host == host}
+        for group in range(self.script.host_size):
+            if group not in there:
+                self._start(group, host=host)
+
+    def _start(self, group: int, state: SimulatedState | None = None, host: str = "") -> None:
+        node = SimulatedPeer(self, f"p{len(self.nodes)}g{group}", group, state or SimulatedState(), host)
         self.nodes[node.peer_id] = node
         node.start()
-        return node
+
+    def with_hosts(self, peers: frozenset[bytes]) -> frozenset[bytes]:
+        """Peers, and all that are or were of their hosts: what strikes one of them concerns them, too."""
+        hosts = {self.nodes[peer_id].host for peer_id in peers if peer_id in self.nodes} - {""}
+        return peers.union(peer_id for peer_id, node in self.nodes.items() if node.host in hosts) if hosts else peers
 
     def restart(self, node: SimulatedPeer) -> None:
         """Starts a new process for one whose program gave up, as a supervisor would, with its state or without."""
@@ -257,6 +277,8 @@ class Cluster:
         def happen() -> None:
             if self.clock.now_ns < self.joins_from_ns:
                 self.clock.at(self.joins_from_ns, happen)
+            elif node.host:
+                self._complete(node.host)
             else:
                 self.spawn(node.group, state)
 
@@ -341,6 +363,7 @@ class Cluster:
 
     def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
         """True if a fault that was not over at `since_ns` concerns only peers among `peers`."""
+        peers = self.with_hosts(peers)
         return any(incident.over_ns >= since_ns and incident.peers <= peers for incident in reversed(self.incidents))
 
     def has_stalled(self, since_ns: int) -> bool:

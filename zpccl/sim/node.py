@@ -209,11 +209,13 @@ class UserCall:
 class SimulatedPeer:
     """The process of a peer."""
 
-    def __init__(self, cluster: Cluster, name: str, group: int, state: SimulatedState) -> None:
+    def __init__(self, cluster: Cluster, name: str, group: int, state: SimulatedState, host: str) -> None:
         self._cluster = cluster
         self.rng = cluster.child_rng()
         self.name = name
         self.group = group
+        self.host = host
+        """Whose peers come and go together; empty: it does by itself."""
         self.identity = f"the key of {name}"
         self.peer_id = make_peer_id(self.identity, self.rng.randbytes(SALT_BYTES))
         self.is_behind_nat = cluster.script.is_parted and self.peer_id[0] % 2 == 0
@@ -231,6 +233,8 @@ class SimulatedPeer:
             group,
             (f"10.0.0.1:{len(cluster.nodes)}",),
             tuple(cluster.masters[index].name for index in self.list),
+            host=host,
+            host_size=cluster.script.host_size,
             is_ready=not (cluster.script.fetches_ahead and self.rng.random() < 0.5),
             master_timeout_ns=limits.MASTER_TIMEOUT_NS if len(cluster.masters) == 1 else MASTER_TIMEOUT_NS,
         )

@@ -73,6 +73,16 @@ class Script:
         kinds = (CollectiveKind.ALL_REDUCE,) * 3 + tuple(CollectiveKind)
         return kinds[hash((self.seed, tag)) % len(kinds)]
 
+    @property
+    def host_size(self) -> int:
+        """In some worlds with several groups each host has a peer of each, and they come and go together; else 0."""
+        return self.groups if self.groups > 1 and self.seed % 4 == 1 else 0
+
+    @property
+    def min_world_size(self) -> int:
+        """How many members a collective needs: in some worlds more than two."""
+        return 3 if self.seed % 8 == 0 else 2
+
     @staticmethod
     def draw(rng: random.Random) -> Script:
         """Draws a script."""
@@ -270,7 +280,7 @@ class Loop:
                 if not isinstance(outcome, PCCLError):
                     sums[tag] = buffers[tag].value if self.script.kind_of(tag).has_one_result else 1
                 elif isinstance(outcome, (TooFewPeers, PeerUnreachable) if self.script.is_parted else TooFewPeers):
-                    sums[tag] = None  # It is alone, or the links allow no ring, as all are told.
+                    sums[tag] = None  # Too few are left, or the links allow no ring, as all are told.
                 elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome):
                     raise Fatal(outcome)
         return [sums[tag] for tag in tags]
@@ -288,7 +298,8 @@ class Loop:
         count = other_count if is_wrong and self.node.strikes("mismatch_chance") else usual_count
         kind = self.script.kind_of(tag)
         rows = len(self.node.machine.group_members()) if kind is CollectiveKind.ALL_TO_ALL else 0
-        return make_spec(tag, count * max(rows, 1), kind, is_root=is_newest(self.node), rows=rows)
+        needed = self.script.min_world_size
+        return make_spec(tag, count * max(rows, 1), kind, is_root=is_newest(self.node), rows=rows, needed=needed)
 
 
 def is_newest(node: SimulatedPeer) -> bool:
@@ -306,9 +317,11 @@ def make_spec(
     datatype: DataType = DataType.UINT64,
     op: ReduceOp = ReduceOp.SUM,
     rows: int = 0,
+    needed: int = 2,
 ) -> CollectiveSpec:
-    """The spec that the public API would make for such a tensor."""
+    """The spec that the public API would make for such a tensor, `needed` as the members that it needs."""
+    needed = needed if needed > 2 else 0
     is_root = is_root and kind is CollectiveKind.BROADCAST
     algorithm = tag % len(Algorithm) if kind is CollectiveKind.ALL_REDUCE else Algorithm.AUTO
     no_quantization = QuantizationAlgorithm.NONE, DataType.UINT8, 1
-    return CollectiveSpec(tag, count, datatype, op, *no_quantization, kind, is_root, algorithm, rows)
+    return CollectiveSpec(tag, count, datatype, op, *no_quantization, kind, is_root, algorithm, rows, needed)

@@ -134,7 +134,7 @@ class FaultTolerantHook:
             if failed is None:
                 self.peer_ids = handle.peer_ids
                 return
-            if isinstance(failed, TooFewPeers):
+            if isinstance(failed, TooFewPeers) and self._communicator.min_world_size <= 2:
                 recv.copy_(send)
                 self.peer_ids = (self._communicator.peer_id,)
                 return

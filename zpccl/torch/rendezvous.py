@@ -86,7 +86,8 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         is_embedded = store.get("master_is_embedded") == b"1"
         wait_ns = limits.TORCH_MASTER_TIMEOUT_NS if is_embedded else limits.MASTER_TIMEOUT_NS
         job = store.get("job").decode()
-        communicator = Communicator(address, name=f"rank {rank} of {job}", master_timeout=wait_ns / limits.SECOND)
+        name, wait = f"rank {rank} of {job}", wait_ns / limits.SECOND
+        communicator = Communicator(address, name=name, master_timeout=wait, min_world_size=size)
         _arrive(store, rank, size, timeout)
         communicator.connect()
         _admit_all(communicator, size, job, deadline)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from zpccl.collectives import AsyncReduceHandle
-from zpccl.errors import InternalError, PCCLError, PeerLost
+from zpccl.errors import InternalError, PCCLError, PeerLost, TooFewPeers
 from zpccl.torch.pairs import Message
 
 
@@ -87,7 +87,8 @@ class Work(dist.Work):
         for part in self._parts:
             is_success, _, info = part.handle.wait(max(deadline - time.monotonic(), 0))
             if not is_success:
-                self._fail(part.handle.exception() or InternalError("the collective failed without an error"))
+                error = part.handle.exception() or InternalError("the collective failed without an error")
+                self._fail(PeerLost(str(error)) if isinstance(error, TooFewPeers) else error)
             elif info is not None and info.local_world_size != self._size:
                 self._fail(PeerLost(f"{info.local_world_size} of {self._size} ranks were left in the collective"))
         with self._lock:

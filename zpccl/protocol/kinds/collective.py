@@ -225,6 +225,9 @@ class Collectives(Kind[Reduction]):
             return
         if len(votes) == 1:
             self._operations.refuse(key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
+        elif (needed := max(spec.min_world_size for spec in specs.values())) > len(votes):
+            reason = f"{len(votes)} peers are in the group, and min_world_size is {needed}; wait for others"
+            self._operations.refuse(key, Result.TOO_FEW_PEERS, reason)
         elif (rows := max(spec.rows for spec in specs.values())) > len(votes):
             reason = f"tag {key.tag}: send has rows for {rows} peers, and {len(votes)} are left; make new rows"
             self._operations.refuse(key, Result.RANK_CONNECTION_LOST, reason)

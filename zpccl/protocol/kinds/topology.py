@@ -9,7 +9,8 @@ A pending peer that fetches state ahead does not count as a joiner until it is r
 
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
 It waits at most ADMISSION_WAIT for links that are being set up. A pending peer that still lacks links after that is
-admitted if it has a link to one of them, since most operations need no more (paths.py); else it stays pending.
+admitted if it has a link to one of them, since most operations need no more (paths.py); else it stays pending. Peers of
+one host are admitted together, or all stay pending.
 
 optimize_topology() tells the members whether they should measure their paths, which they do after that: by all-reduces
 of data that mean nothing (zpccl/measuring.py), so what they find comes in reports, like all that is known of paths.
@@ -89,6 +90,7 @@ class Rounds(Kind[Attempt]):
             return
         if waited:
             ready += self._partly_linked_joiners(ready)
+        ready = self._registry.whole_hosts(ready)
         votes = self._take(operation, len(ready))
         if ready:
             self._outbox.log(Level.INFO, f"epoch {self._registry.epoch + 1}: admitting {names(ready)}")

@@ -1,0 +1,189 @@
+"""Peers of one host are admitted together and removed together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from zpccl import limits
+from zpccl.errors import Result
+from zpccl.protocol.messages import Decision, Hello, Kick, Linked, Ready, TopologyKind
+
+from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, pids
+from .takeover import TakeOver, hello_of
+
+GROUPS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
+HOSTS = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three", "f": "three"}
+OK = Result.SUCCESS
+
+
+def come(bench: MasterBench, names: str, **changes: Any) -> None:
+    """Peers of hosts of two peers register."""
+    for name in names:
+        bench.groups[name] = GROUPS[name]
+        bench.hello(name, **{"host": HOSTS[name], "host_size": 2, **changes})
+
+
+def of_host(name: str) -> Hello:
+    """The Hello of a member."""
+    return structs.replace(hello_of(name), host=HOSTS[name], host_size=2)
+
+
+def link(bench: MasterBench) -> None:
+    """All registered peers say that they are linked with all others of their groups."""
+    there = [peer.name for peer in bench.machine.registry.peers.values()]
+    for name in there:
+        bench.say(name, Linked(pids(n for n in there if n != name and GROUPS[n] == GROUPS[name])))
+
+
+def all_call(bench: MasterBench, kind: TopologyKind, call_id: int) -> Decision | None:
+    """All members make a topology call; returns the answer of the first."""
+    for name in bench.names():
+        bench.vote(name, kind, call_id)
+    return bench.verdict(bench.names()[0], call_id)
+
+
+def kicked(bench: MasterBench) -> dict[str, str]:
+    """Who was removed, and why."""
+    found: dict[str, str] = {}
+    for connection, messages in bench.said.items():
+        found |= {str(connection)[0]: message.reason for message in messages if isinstance(message, Kick)}
+    return found
+
+
+@pytest.fixture
+def bench() -> MasterBench:
+    """Two hosts of two members each."""
+    bench = MasterBench()
+    come(bench, "abcd")
+    link(bench)
+    all_call(bench, UPDATE, 1)
+    assert bench.names() == "abcd"
+    return bench
+
+
+def test_a_run_begins_with_a_whole_host() -> None:
+    """Not with the peer that came first."""
+    bench = MasterBench()
+    come(bench, "ac")
+    assert bench.names() == ""
+    come(bench, "d")
+    assert bench.names() == "cd"
+
+
+def test_a_peer_without_a_host_begins_by_itself() -> None:
+    bench = MasterBench()
+    come(bench, "a")
+    bench.hello("x")
+    assert bench.names() == "x"
+
+
+def test_a_host_is_pending_once_all_of_it_is_there(bench: MasterBench) -> None:
+    come(bench, "e")
+    assert all_call(bench, PENDING, 2) == Decision(2, OK, value=0)
+    come(bench, "f", is_ready=False)
+    assert all_call(bench, PENDING, 3) == Decision(3, OK, value=0)
+    bench.say("f", Ready())
+    assert all_call(bench, PENDING, 4) == Decision(4, OK, value=1)
+
+
+@pytest.mark.parametrize("late", ["", "f"])
+def test_a_host_is_admitted_as_a_whole_or_not_at_all(bench: MasterBench, late: str) -> None:
+    """S6: the others go on without it once they have waited long enough for its links."""
+    come(bench, "ef")
+    link(bench)
+    if late:
+        bench.say(late, Linked(()))
+    epoch = bench.machine.registry.epoch
+    all_call(bench, UPDATE, 2)
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.names() == ("abcd" if late else "abcdef")
+    assert bench.machine.registry.epoch == epoch + (not late)
+    assert bench.verdict("a", 2) == Decision(2, OK, value=0 if late else 2)
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost", "is removed"])
+def test_a_member_that_goes_takes_its_host_along(bench: MasterBench, how: str) -> None:
+    """L1: the others of its host may wait for it, in collectives that no master knows of."""
+    if how == "leaves":
+        bench.leave("a")
+    elif how == "is lost":
+        bench.lose("a")
+    else:
+        bench.machine.options = replace(bench.options, straggler_timeout_ns=limits.STRAGGLER_TIMEOUT_MIN_NS)
+        for name in "bcd":
+            bench.vote(name, OPTIMIZE, 2)
+        while "a" in bench.names():
+            bench.tick_at_deadline()
+    assert bench.names() == "cd"
+    assert kicked(bench)["b"] == "its host one has lost a peer"
+    assert "c" not in kicked(bench) and "d" not in kicked(bench)
+
+
+def test_a_host_returns_once_the_old_one_is_gone(bench: MasterBench) -> None:
+    """Its processes were started again, and the master has not noticed yet that the old ones are dead."""
+    for old, new in (("a", "e"), ("b", "f")):
+        bench.disconnect(old)
+        come(bench, new, host="one")
+    link(bench)
+    assert bench.machine.registry.joiners() == []
+    while "a" in bench.names() or "b" in bench.names():
+        bench.tick_at_deadline()
+    assert bench.names() == "cd"
+    assert all_call(bench, UPDATE, 2) == Decision(2, OK, value=2)
+    assert bench.names() == "cdef"
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost"])
+def test_a_pending_peer_that_goes_takes_its_host_along(bench: MasterBench, how: str) -> None:
+    """L1: the others of its host would wait for their admission without end."""
+    come(bench, "ef")
+    bench.leave("e") if how == "leaves" else bench.lose("e")
+    assert kicked(bench) == {"f": "its host three has lost a peer"}
+    assert bench.names() == "abcd" and len(bench.machine.registry.peers) == 4
+
+
+def test_who_does_not_fit_its_host_is_told(bench: MasterBench) -> None:
+    come(bench, "e")
+    come(bench, "f", host_size=3)
+    assert kicked(bench).pop("f") == "peers of host three differ in host_size: 3 and 2"
+    come(bench, "f")
+    GROUPS["g"], HOSTS["g"] = 0, "three"
+    come(bench, "g")
+    assert kicked(bench)["g"] == "2 peers of host three are waiting already; give another host another name (host=)"
+    assert {peer.name for peer in bench.machine.registry.pending()} == {"e", "f"}
+
+
+@pytest.mark.parametrize("lost", ["", "b"])
+def test_a_new_master_knows_of_hosts_by_reports(lost: str) -> None:
+    """L1: it cannot tell which host an absent member belongs to, and waits for it before it removes anybody."""
+    bench = TakeOver()
+    for name in "acdb":
+        if name != lost:
+            bench.report(name, "abcd", hello=of_host(name))
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    assert bench.names() == "abcd"
+    while lost and lost in bench.names():
+        assert kicked(bench) == {}
+        bench.tick_at_deadline()
+    assert bench.names() == ("cd" if lost else "abcd")
+    assert set(kicked(bench)) == ({"a"} if lost else set())
+
+
+def test_a_host_that_only_the_former_master_had_admitted_comes_late() -> None:
+    """L3: its second peer is a member before it has reported, so that the first one is not removed for want of it."""
+    bench = TakeOver()
+    for name in "ab":
+        bench.report(name, "ab", hello=of_host(name))
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    late: dict[str, Any] = {"epoch": 6, "round": 1, "since": 6}
+    bench.report("e", "abef", hello=of_host("e"), **late)
+    assert bench.names() in ("abef", "abfe") and kicked(bench) == {}
+    bench.report("f", "abef", hello=of_host("f"), **late)
+    assert all(peer.has_reported for peer in bench.machine.registry.order) and kicked(bench) == {}
+    assert bench.names() in ("abef", "abfe")
