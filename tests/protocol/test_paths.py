@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zpccl import limits
-from zpccl.protocol.membership import Peer, Registry
+from zpccl.protocol import paths
+from zpccl.protocol.membership import Peer, PeerPhase, Registry
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.rings import ring_edges
 
@@ -75,6 +76,27 @@ def test_can_join(
     assert net.paths.can_join(net.of("abc"), net.peers["j"]) is can_join
     monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 3)
     assert net.paths.can_join(net.of("abc"), net.peers["j"]) is makes_ring
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("links", ["", "a", "ac", "abcd"])
+def test_what_a_joiner_lacks(monkeypatch: pytest.MonkeyPatch, links: str, is_large: bool) -> None:
+    """S6: a master of a thousand peers looks for no ring for those that have just come, at each report of a link."""
+    if is_large:
+        monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 2)
+    net = Net("abcdj", *(f"j{name}" for name in "abcd" if name not in links))
+    registry, joiner = net.registry, net.peers["j"]
+    registry.remove(joiner)
+    joiner.phase = PeerPhase.READY
+    registry.add(joiner)
+    for one in net.of("abcd"):
+        one.linked |= registry.link_bits(pids("j")) if one.name in links else 0
+    if len(links) < 2:
+        monkeypatch.setattr(paths, "find_order", None)
+    expected = not links or (is_large and len(links) < 2)
+    assert net.paths.lacks_links(joiner) is expected
+    if len(links) >= 2:
+        assert bool(net.paths.missing(joiner)) is expected
 
 
 @pytest.mark.parametrize("members", ["", "a"])

@@ -482,13 +482,18 @@ class MasterMachine:
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
         linked = self.registry.link_bits(message.peers)
         gone = self.registry.peers_of_bits(peer.linked & ~linked)
+        changed = self.registry.peers_of_bits(peer.linked ^ linked)
         if peer.is_member:  # Joiners with a new link get more time: many links take longer than one wait.
             for other in self.registry.peers_of_bits(linked & ~peer.linked):
                 if other.group == peer.group and other.unlinked_ns is not None:
                     other.unlinked_ns = now_ns
         peer.linked = linked
         peer.witnesses.clear()
-        self._relinked.update(self.registry.pending() if peer.is_member else (peer,))
+        if not peer.is_member:
+            changed = [peer]
+        elif any(other.is_member for other in changed):  # A ring of members may have come or gone.
+            changed = self.registry.pending()
+        self._relinked.update(changed)
         for other in self.registry.peers_of_bits(linked):
             other.witnesses.discard(peer.peer_id)
         for other in gone:
@@ -693,7 +698,7 @@ class MasterMachine:
         self._losses.settle()
         self.operations.evaluate(now_ns)
         for peer in self._relinked:
-            if peer.is_member or not self.paths.missing(peer):
+            if peer.is_member or not self.paths.lacks_links(peer):
                 peer.unlinked_ns = None
             elif peer.unlinked_ns is None:
                 peer.unlinked_ns = now_ns

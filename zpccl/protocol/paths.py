@@ -126,6 +126,12 @@ class Paths:
                 break
         return find_order([*members, joiner], self._registry.are_linked) is not None
 
+    def lacks_links(self, joiner: Peer) -> bool:
+        """True if there are `missing` links. Of a peer with too few at first sight it is known at once."""
+        count = self._registry.member_count(joiner.group)
+        needed = min(count, 1 if count < limits.DIRECT_PEERS_MAX else 2)
+        return joiner.linked.bit_count() < needed or bool(self.missing(joiner))
+
     def missing(self, joiner: Peer) -> list[Peer]:
         """The members of its group to which a pending peer has no link; none if they can do without these."""
         members = self._registry.members(joiner.group)
