@@ -10,10 +10,13 @@ import zpccl
 
 from .programs import ROOT, torchrun
 
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.torch
+
 EXAMPLE = ROOT / "examples" / "fsdp2_hosts.py"
 
 
-@pytest.mark.slow
 def test_a_host_that_loses_a_process_comes_back_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
     """L1, S1: its other process is removed too, both are started again, and all hosts end with the same weights."""
     usual = ("--hosts", "2", "--steps", "90", "--host")
