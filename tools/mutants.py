@@ -332,7 +332,7 @@ rest-of-a-pending-host-stays: protocol.membership:Registry.take_pending_of_broke
   L1: a pending peer waits for its admission without end, as its host cannot be whole any more
   - peer.host in self._given_up
   + False
-end-of-a-run-is-committed: protocol.master:MasterMachine._remove_broken_hosts (simulator)
+end-of-a-run-is-committed: protocol.master:MasterMachine._remove_broken_hosts (unit tests)
   S3: what was decided under a list without members is lost, since reports say nothing of it
   - self._leader.needs_quorum and len(members) == len(registry.order)
   + False

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.messages import Decision, Hello, Kick, Linked, Ready, TopologyKind
+from zpccl.protocol.messages import Acknowledgement, Decision, Hello, Kick, Linked, Ready, TopologyKind
 
 from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, pids
 from .takeover import TakeOver, hello_of
@@ -187,3 +187,16 @@ def test_a_host_that_only_the_former_master_had_admitted_comes_late() -> None:
     bench.report("f", "abef", hello=of_host("f"), **late)
     assert all(peer.has_reported for peer in bench.machine.registry.order) and kicked(bench) == {}
     assert bench.names() in ("abef", "abfe")
+
+
+def test_with_several_masters_no_list_without_members_is_proposed() -> None:
+    """S3 (duel 20041): a report with an empty list tells another master nothing of what was decided."""
+    bench = MasterBench()
+    come(bench, "ab", masters=("m:1", "n:2"), begins=bench.machine.run_id)
+    for name in "ab":
+        bench.say(name, Acknowledgement(bench.machine.registry.epoch))
+    link(bench)
+    bench.leave("a")
+    bench.say("b", Acknowledgement(bench.machine.registry.epoch))
+    assert kicked(bench) == {"b": "its host one has lost a peer"}
+    assert all(listed.members for listed in bench.epochs.values())
