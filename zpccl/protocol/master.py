@@ -383,8 +383,10 @@ class MasterMachine:
             return self._outbox.reply(connection, Kick(Result.INVALID_USAGE, misfit))
         peer = self._register(connection, hello, event.host)
         ahead = "" if hello.is_ready else ", and fetches state ahead"
-        count = sum(other.host == peer.host for other in self.registry.pending())
-        of_host = f", {count} of {peer.host_size} of host {peer.host}" if peer.host else ""
+        of_host = ""
+        if peer.host:
+            count = sum(other.host == peer.host for other in self.registry.pending())
+            of_host = f", {count} of {peer.host_size} of host {peer.host}"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{of_host}{ahead}")
         self._welcome(peer)
         for other in self._others_of_group(peer):  # The peer that registered later dials first.
@@ -482,18 +484,19 @@ class MasterMachine:
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
         linked = self.registry.link_bits(message.peers)
         gone = self.registry.peers_of_bits(peer.linked & ~linked)
-        changed = self.registry.peers_of_bits(peer.linked ^ linked)
+        come = self.registry.peers_of_bits(linked & ~peer.linked)
         if peer.is_member:  # Joiners with a new link get more time: many links take longer than one wait.
-            for other in self.registry.peers_of_bits(linked & ~peer.linked):
+            for other in come:
                 if other.group == peer.group and other.unlinked_ns is not None:
                     other.unlinked_ns = now_ns
         peer.linked = linked
         peer.witnesses.clear()
         if not peer.is_member:
-            changed = [peer]
-        elif any(other.is_member for other in changed):  # A ring of members may have come or gone.
-            changed = self.registry.pending()
-        self._relinked.update(changed)
+            self._relinked.add(peer)
+        elif any(other.is_member for other in (*gone, *come)):  # A ring of members may have come or gone.
+            self._relinked.update(self.registry.pending())
+        else:
+            self._relinked.update(gone, come)
         for other in self.registry.peers_of_bits(linked):
             other.witnesses.discard(peer.peer_id)
         for other in gone:
