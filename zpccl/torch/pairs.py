@@ -24,7 +24,7 @@ from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
 from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
-from zpccl.torch.rendezvous import Configuration, meet
+from zpccl.torch.rendezvous import Membership, meet
 from zpccl.types import ReduceInfo
 
 
@@ -92,7 +92,7 @@ class Pair:
     def __init__(self, store: Any, *, is_lower: bool, timeout: timedelta) -> None:
         self._is_lower = is_lower
         self._lock = threading.Lock()
-        self._met: Configuration | None = None
+        self._met: Membership | None = None
         self._is_closed = False
         self._counts: Counter[tuple[bool, int]] = Counter()  # Messages so far, by direction and tag.
         self._latest: dict[int, Message] = {}  # By tag of the call.
@@ -179,7 +179,7 @@ class Pair:
         assert met.communicator is not None
         return met.communicator
 
-    def _meet(self) -> Configuration:
+    def _meet(self) -> Membership:
         try:
             return meet(self._store, 0 if self._is_lower else 1, 2, self._timeout, is_default=False)
         except RuntimeError as error:

@@ -1,29 +1,23 @@
 """`dist.init_process_group("zpccl")`: collectives of torch on a communicator.
 
-torch's ranks are fixed, zpccl's peers come and go. So a process group is one configuration of ranks: a rank that is
-lost ends it, with a typed error in every Work, and whoever is left makes a new one (see docs/pytorch.md).
+What ranks there are, and what becomes of collectives when one is lost, is in `configuration`. See docs/pytorch.md.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import threading
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
-from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
-from zpccl.torch.pairs import Pair
-from zpccl.torch.rendezvous import Configuration
-from zpccl.torch.tags import Tags
+from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError
+from zpccl.torch.configuration import Configuration
+from zpccl.torch.rendezvous import Membership
 from zpccl.torch.work import Part, Work
 from zpccl.types import DataType, ReduceOp
 
@@ -37,32 +31,20 @@ _OPERATIONS = (
 )
 _OF_BOOL = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.MAX: ReduceOp.MAX, ReduceOp.PROD: ReduceOp.MIN}
 _OF_BOOL[ReduceOp.MIN] = ReduceOp.MIN
+_DESTROYED = "the process group has been destroyed"
 
 
 class ProcessGroup(dist.ProcessGroup):
     """A process group over a communicator. Made by `init_process_group` and `new_group`.
 
     The methods are torch's own, with its arguments; users call them by `torch.distributed`. Tensors are on the CPU.
-
-    Attributes:
-        error: why the group has ended; None while it works.
     """
 
-    def __init__(self, configuration: Configuration, timeout: timedelta) -> None:
-        super().__init__(configuration.rank, configuration.size)
-        self.error: PCCLError | None = None
+    def __init__(self, members: Membership, timeout: timedelta) -> None:
+        super().__init__(members.rank, members.size)
         self._name = ""
-        self._configuration = configuration
-        self._rank, self._size = configuration.rank, configuration.size
-        self._is_in_order = configuration.ranks == tuple(range(configuration.size))
-        self._rows = torch.tensor(configuration.ranks)
+        self._configuration = Configuration(members)
         self._timeout = timeout
-        self._lock = threading.Lock()
-        self._is_left = False
-        self._tags = Tags(limits.calls_in_flight_max(configuration.size), limits.TORCH_TAGS_PER_SIGNATURE_MAX)
-        self._in_flight: dict[int, AsyncReduceHandle] = {}
-        self._pairs: dict[int, Pair] = {}  # With other ranks, for messages.
-        self._threads = ThreadPoolExecutor(limits.TORCH_CALLBACK_THREADS_MAX, "zpccl-torch")
 
     def getBackendName(self) -> str:
         """The name of the backend."""
@@ -77,6 +59,27 @@ class ProcessGroup(dist.ProcessGroup):
         """The name that torch has given to the group."""
         return self._name
 
+    def getRank(self) -> int:
+        """The rank of this process."""
+        return self._rank
+
+    def getSize(self) -> int:
+        """Ranks there are."""
+        return self._size
+
+    @property
+    def _rank(self) -> int:
+        return self._configuration.rank
+
+    @property
+    def _size(self) -> int:
+        return self._configuration.size
+
+    @property
+    def error(self) -> PCCLError | None:
+        """Why the group has ended; None while it works."""
+        return self._configuration.error
+
     @property
     def communicator(self) -> Communicator:
         """The communicator of this rank.
@@ -84,8 +87,6 @@ class ProcessGroup(dist.ProcessGroup):
         Raises:
             InvalidUsage: there is only one rank, which needs none.
         """
-        if self._configuration.communicator is None:
-            raise InvalidUsage("a process group of one rank has no communicator")
         return self._configuration.communicator
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -94,76 +95,23 @@ class ProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the run. What is in flight fails."""
-        self._leave(is_orderly=self.error is None)
+        self._configuration.leave(InvalidUsage(_DESTROYED), is_orderly=True)
 
     def abort(self) -> None:
         """Leaves the run at once. What is in flight fails, here and on all other ranks."""
-        self._leave(is_orderly=False)
-
-    def fail(self, error: PCCLError) -> PCCLError:
-        """Ends the configuration: this rank leaves, so that no other waits for what it will not issue any more.
-
-        Returns the error that the group has ended with: the first one.
-        """
-        with self._lock:
-            self.error = error = self.error or error
-            pairs = list(self._pairs.values())
-        if self._configuration.communicator is not None:
-            self._configuration.communicator.close()
-        for pair in pairs:
-            pair.close(is_orderly=False)
-        return error
-
-    def run_later(self, function: Callable[[], object]) -> None:
-        """Has a thread of the group call a function soon."""
-        self._threads.submit(function)
-
-    def _leave(self, *, is_orderly: bool) -> None:
-        with self._lock:
-            if self._is_left:
-                return
-            self._is_left = True
-            self.error = self.error or InvalidUsage("the process group has been destroyed")
-            pairs = list(self._pairs.values())
-        for pair in pairs:
-            pair.close(is_orderly=is_orderly)
-        self._configuration.leave(is_orderly=is_orderly)
-        self._threads.shutdown(wait=False)
+        self._configuration.leave(InvalidUsage(_DESTROYED), is_orderly=False)
 
     # --- Issuing ----------------------------------------------------------------------------------------------------
 
     def _issue(
-        self, kind: str, tensor: Any, detail: Hashable, launch: Callable[[int], AsyncReduceHandle]
+        self, kind: str, tensor: Any, detail: Hashable, launch: Callable[[Communicator, int], AsyncReduceHandle]
     ) -> AsyncReduceHandle:
-        """Makes a call of the communicator, at the next tag of such calls."""
-        with self._lock:
-            if self.error is not None:
-                raise copy.copy(self.error)
-            tag = self._tags.next((kind, tensor.numel(), tensor.dtype, detail))
-            before = self._in_flight.get(tag)
-        if before is not None:
-            before.wait(self._timeout.total_seconds())  # Its own Work says what became of it.
-        try:
-            if self.communicator.world_size < self._size:
-                raise PeerLost(f"{self.communicator.world_size} of {self._size} ranks are left")
-            handle = launch(tag)
-        except InvalidArgument:
-            raise  # The same on all ranks, or this one is at fault: it may still issue what the others wait for.
-        except PCCLError as error:
-            raise copy.copy(self.fail(error)) from error
-        self._in_flight[tag] = handle
-        handle.add_done_callback(lambda: self._forget(tag, handle))
-        return handle
-
-    def _forget(self, tag: int, handle: AsyncReduceHandle) -> None:
-        with self._lock:
-            if self._in_flight.get(tag) is handle:
-                del self._in_flight[tag]
+        return self._configuration.issue((kind, tensor.numel(), tensor.dtype, detail), launch, self._timeout)
 
     def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
         timeout = getattr(options, "timeout", timedelta(0))
         seconds = timeout.total_seconds() if timeout > timedelta(0) else self._timeout.total_seconds()
-        return Work(self, parts, outputs, size or self._size, seconds)
+        return Work(self._configuration, parts, outputs, size or self._size, seconds)
 
     # --- Reductions -------------------------------------------------------------------------------------------------
 
@@ -197,7 +145,7 @@ class ProcessGroup(dist.ProcessGroup):
             "all_reduce",
             memory,
             operation,
-            lambda tag: self.communicator.all_reduce_async(memory, memory, op=operation, tag=tag),
+            lambda comm, tag: comm.all_reduce_async(memory, memory, op=operation, tag=tag),
         )
         if is_in_place or output is None:
             return [Part(handle)]
@@ -240,7 +188,7 @@ class ProcessGroup(dist.ProcessGroup):
             "reduce_scatter",
             memory,
             operation,
-            lambda tag: self.communicator.reduce_scatter_async(memory, op=operation, tag=tag),
+            lambda comm, tag: comm.reduce_scatter_async(memory, op=operation, tag=tag),
         )
         return [Part(handle, lambda result: _copy(output, result.tensor))]
 
@@ -265,7 +213,7 @@ class ProcessGroup(dist.ProcessGroup):
             "broadcast",
             memory,
             root,
-            lambda tag: self.communicator.broadcast_async(memory, is_root=root == self._rank, tag=tag),
+            lambda comm, tag: comm.broadcast_async(memory, is_root=root == self._rank, tag=tag),
         )
 
     def scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any) -> Work:
@@ -325,7 +273,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _gather_into(self, output: Any, tensor: Any) -> list[Part]:
         plain = _bytes_if_needed(output)
-        if self._is_in_order and self._size > 1 and output.is_contiguous() and not _overlap(output, tensor):
+        is_in_order = self._configuration.is_in_order
+        if is_in_order and self._size > 1 and output.is_contiguous() and not _overlap(output, tensor):
             return self._gather(tensor, None, plain)
         # A view, where torch can make one of a tensor with gaps; else it is copied once more.
         return self._gather(tensor, lambda rows: _copy(output, self._in_rank_order(rows)))
@@ -337,9 +286,7 @@ class ProcessGroup(dist.ProcessGroup):
             if finish is not None:
                 finish(memory.view(1, -1).expand(self._size, -1))
             return []
-        handle = self._issue(
-            "all_gather", memory, None, lambda tag: self.communicator.all_gather_async(memory, recv, tag=tag)
-        )
+        handle = self._issue("all_gather", memory, None, lambda comm, tag: comm.all_gather_async(memory, recv, tag=tag))
         if finish is None:
             return [Part(handle)]
         return [Part(handle, lambda result: finish(result.tensor.view(self._size, -1)))]
@@ -383,7 +330,7 @@ class ProcessGroup(dist.ProcessGroup):
         if self._size == 1 or rows.numel() == 0:
             finish(rows)
             return []
-        handle = self._issue("all_to_all", rows, None, lambda tag: self.communicator.all_to_all_async(rows, tag=tag))
+        handle = self._issue("all_to_all", rows, None, lambda comm, tag: comm.all_to_all_async(rows, tag=tag))
         return [Part(handle, lambda result: finish(result.tensor))]
 
     # --- The rest ---------------------------------------------------------------------------------------------------
@@ -392,7 +339,7 @@ class ProcessGroup(dist.ProcessGroup):
         """Waits for all ranks."""
         if self._size == 1:
             return self._work([], [], opts)
-        handle = self._issue("barrier", self._rows, None, lambda tag: self.communicator.barrier_async(tag=tag))
+        handle = self._issue("barrier", self._configuration.rows, None, lambda comm, tag: comm.barrier_async(tag=tag))
         return self._work([Part(handle)], [], opts)
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Work:
@@ -420,14 +367,7 @@ class ProcessGroup(dist.ProcessGroup):
         memory = _contiguous(_bytes_if_needed(tensor))
         if memory.numel() == 0:
             return self._work([], tensors)
-        with self._lock:
-            if self.error is not None:
-                raise copy.copy(self.error)
-            if other not in self._pairs:
-                low, high = sorted((self._rank, other))
-                store = dist.PrefixStore(f"pair/{low}/{high}", self._configuration.store)
-                self._pairs[other] = Pair(store, is_lower=self._rank == low, timeout=self._timeout)
-            pair = self._pairs[other]
+        pair = self._configuration.pair(other, self._timeout)
         message = pair.transfer(memory, tag, is_sender=is_sender)
         is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
         return self._work([Part(message, None if is_there else lambda _: _copy(tensor, memory))], tensors, size=2)
@@ -436,16 +376,16 @@ class ProcessGroup(dist.ProcessGroup):
         """The parts of a tensor, one for each rank, in the order in which they travel. Not always a copy."""
         _check_count(tensor.numel() % self._size, 0, "elements beyond equal parts")
         memory = _contiguous(tensor)
-        if self._is_in_order or memory.numel() == 0:
+        if self._configuration.is_in_order or memory.numel() == 0:
             return memory
-        return memory.view(self._size, -1)[self._rows]
+        return memory.view(self._size, -1)[self._configuration.rows]
 
     def _in_rank_order(self, rows: Any) -> Any:
         """Rows in order of ranks, flat."""
-        if self._is_in_order:
+        if self._configuration.is_in_order:
             return rows.reshape(-1)
         ordered = torch.empty_like(rows)
-        ordered[self._rows] = rows
+        ordered[self._configuration.rows] = rows
         return ordered.view(-1)
 
     def _copy_rows(self, outputs: Sequence[Any], rows: Any) -> None:

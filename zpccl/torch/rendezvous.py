@@ -27,7 +27,7 @@ STRAGGLER_TIMEOUT_MIN = limits.STRAGGLER_TIMEOUT_MIN_NS / limits.SECOND
 
 
 @dataclass(frozen=True)
-class Configuration:
+class Membership:
     """Ranks that are fixed, and the peers that they are.
 
     Attributes:
@@ -60,7 +60,7 @@ class Configuration:
             self.master.interrupt()
 
 
-def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool) -> Configuration:
+def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool) -> Membership:
     """Waits until all ranks are members of one run.
 
     Args:
@@ -77,7 +77,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         PCCLError: others, as by `Communicator.connect`.
     """
     if size == 1:
-        return Configuration(rank, size, None, (0,), None, store)
+        return Membership(rank, size, None, (0,), None, store)
     deadline = time.monotonic() + timeout.total_seconds()
     master = _publish_master(store, timeout, is_default) if rank == 0 else None
     communicator = None
@@ -99,7 +99,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
             master.interrupt()
         raise
     ranks = tuple(ids.index(peer_id) for peer_id in sorted(ids))  # As `Communicator.peer_ids` has them.
-    return Configuration(rank, size, communicator, ranks, master, store)
+    return Membership(rank, size, communicator, ranks, master, store)
 
 
 def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterNode | None:

@@ -9,24 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.errors import InternalError, PCCLError, PeerLost, TooFewPeers
+from zpccl.torch.configuration import Configuration
 from zpccl.torch.pairs import Message
-
-
-class Owner(Protocol):
-    """What a Work needs of its process group."""
-
-    def fail(self, error: PCCLError) -> PCCLError:
-        """The configuration has ended, with this error. Returns the one that it has ended with, maybe before."""
-
-    def run_later(self, function: Callable[[], object]) -> None:
-        """Has a thread of the group call a function soon."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +37,22 @@ class Work(dist.Work):
     """A collective that has been issued.
 
     Its tensors must stay untouched until `wait` has returned, `is_completed` has said True, or the future is done. One
-    that fails ends its process group: all other Works fail too, and no other can be issued. Its inputs are as they were
+    that fails ends its configuration: all other Works fail too, and no other can be issued. Its inputs are as they were
     before the call; outputs apart from them are undefined.
 
     Args:
-        owner: the process group.
+        configuration: the ranks that have issued it.
         parts: the calls.
         outputs: what `result` and the future give.
         size: ranks that must have taken part.
         timeout: seconds that `wait` waits where it is given none.
     """
 
-    def __init__(self, owner: Owner, parts: Sequence[Part], outputs: Any, size: int, timeout: float) -> None:
+    def __init__(
+        self, configuration: Configuration, parts: Sequence[Part], outputs: Any, size: int, timeout: float
+    ) -> None:
         super().__init__()
-        self._owner, self._parts, self._outputs = owner, tuple(parts), outputs
+        self._configuration, self._parts, self._outputs = configuration, tuple(parts), outputs
         self._size, self._timeout = size, timeout
         self._lock = threading.Lock()
         self._is_finished = False
@@ -71,13 +64,13 @@ class Work(dist.Work):
         """Waits until the outputs are there.
 
         Args:
-            timeout: after which the collective is given up and the process group ends; 0: the one of the call.
+            timeout: after which the collective is given up and the configuration ends; 0: the one of the call.
 
         Returns:
             True.
 
         Raises:
-            PeerLost: a rank was lost, or the process group had ended before.
+            PeerLost: a rank was lost, or the configuration had ended before.
             OperationTimeout: the time is up.
             CollectiveMismatch: the ranks issued different collectives.
             PCCLError: others, as by `Communicator.all_reduce`.
@@ -104,7 +97,7 @@ class Work(dist.Work):
 
     def _fail(self, error: PCCLError) -> NoReturn:
         """The first error stays the one of this Work, whoever waits for it."""
-        error = self._owner.fail(error)
+        error = self._configuration.fail(error)
         with self._lock:
             self._error = error = self._error or error
         raise copy.copy(error)
@@ -138,7 +131,7 @@ class Work(dist.Work):
         """A `torch.futures.Future` that gets the output tensors, or the error.
 
         torch passes on a RuntimeError with the text of the error; `ProcessGroup.error` has the error itself. Callbacks
-        run in a few threads of the process group, and may wait for other collectives.
+        run in a few threads of the configuration, and may wait for other collectives.
         """
         with self._lock:
             if self._future is not None:
@@ -157,7 +150,7 @@ class Work(dist.Work):
             self._left -= 1
             is_last = self._left == 0
         if is_last:
-            self._owner.run_later(lambda: begun.set_result(None))
+            self._configuration.run_later(lambda: begun.set_result(None))
 
     def _delivered(self) -> Any:
         self.wait()

@@ -1,0 +1,154 @@
+"""One configuration of a process group: ranks that are fixed, the peers that they are, and what this rank has issued.
+
+torch's ranks are fixed, zpccl's peers come and go. So a configuration ends with the first rank that is lost, with a
+typed error in all that it has issued; the process group may get another one then (`ProcessGroup.reconfigure`). What
+has been issued belongs to its configuration: it fails with that, and does not touch the next one.
+
+Threads: any may call. The lock guards error, tags, calls in flight and pairs; nothing waits under it. Futures are
+completed, and their callbacks run, in a few threads of the configuration.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zpccl import limits
+from zpccl.collectives import AsyncReduceHandle
+from zpccl.communicator import Communicator
+from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
+from zpccl.torch.pairs import Pair
+from zpccl.torch.rendezvous import Membership
+from zpccl.torch.tags import Tags
+
+
+class Configuration:
+    """The ranks of a process group from their meeting to the first loss.
+
+    Attributes:
+        rank: of this process.
+        size: ranks there are.
+        ranks: the rank of each row of an all-gather, which come in order of peer ids.
+        rows: the same as a tensor.
+        is_in_order: True if that is the order of ranks.
+        error: why it has ended; None while it works.
+    """
+
+    def __init__(self, members: Membership) -> None:
+        self.rank, self.size = members.rank, members.size
+        self.ranks = members.ranks
+        self.rows = torch.tensor(members.ranks)
+        self.is_in_order = members.ranks == tuple(range(members.size))
+        self.error: PCCLError | None = None
+        self._members = members
+        self._lock = threading.Lock()
+        self._is_left = False
+        self._tags = Tags(limits.calls_in_flight_max(members.size), limits.TORCH_TAGS_PER_SIGNATURE_MAX)
+        self._in_flight: dict[int, AsyncReduceHandle] = {}
+        self._pairs: dict[int, Pair] = {}  # With other ranks, for messages.
+        self._threads = ThreadPoolExecutor(limits.TORCH_CALLBACK_THREADS_MAX, "zpccl-torch")
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator of this rank.
+
+        Raises:
+            InvalidUsage: there is only one rank, which needs none.
+        """
+        if self._members.communicator is None:
+            raise InvalidUsage("a process group of one rank has no communicator")
+        return self._members.communicator
+
+    def issue(
+        self,
+        signature: tuple[str, int, Any, Hashable],
+        launch: Callable[[Communicator, int], AsyncReduceHandle],
+        timeout: timedelta,
+    ) -> AsyncReduceHandle:
+        """Makes a call of the communicator, at the next tag of calls with this signature.
+
+        Args:
+            signature: kind, elements, dtype and what else all ranks must agree on.
+            launch: makes the call, at the tag that it is given.
+            timeout: how long to wait for the call that has the tag, if as many as there are tags are in flight.
+        """
+        with self._lock:
+            self._check()
+            tag = self._tags.next(signature)
+            before = self._in_flight.get(tag)
+        if before is not None:
+            before.wait(timeout.total_seconds())  # Its own Work says what became of it.
+        try:
+            if self.communicator.world_size < self.size:
+                raise PeerLost(f"{self.communicator.world_size} of {self.size} ranks are left")
+            handle = launch(self.communicator, tag)
+        except InvalidArgument:
+            raise  # The same on all ranks, or this one is at fault: it may still issue what the others wait for.
+        except PCCLError as error:
+            raise copy.copy(self.fail(error)) from error
+        self._in_flight[tag] = handle
+        handle.add_done_callback(lambda: self._forget(tag, handle))
+        return handle
+
+    def pair(self, other: int, timeout: timedelta) -> Pair:
+        """This rank and another one, for messages. They meet, within `timeout`, at the first message."""
+        with self._lock:
+            self._check()
+            if other not in self._pairs:
+                low, high = sorted((self.rank, other))
+                store = dist.PrefixStore(f"pair/{low}/{high}", self._members.store)
+                self._pairs[other] = Pair(store, is_lower=self.rank == low, timeout=timeout)
+            return self._pairs[other]
+
+    def fail(self, error: PCCLError) -> PCCLError:
+        """Ends the configuration: this rank leaves, so that no other waits for what it will not issue any more.
+
+        Returns the error that it has ended with: the first one.
+        """
+        with self._lock:
+            self.error = error = self.error or error
+            pairs = list(self._pairs.values())
+        if self._members.communicator is not None:
+            self._members.communicator.close()
+        for pair in pairs:
+            pair.close(is_orderly=False)
+        return error
+
+    def run_later(self, function: Callable[[], object]) -> None:
+        """Has a thread of the configuration call a function soon."""
+        self._threads.submit(function)
+
+    def leave(self, error: PCCLError, *, is_orderly: bool) -> None:
+        """Leaves the run. What is in flight fails; what is issued later raises `error`, or an earlier one.
+
+        Args:
+            error: what to tell.
+            is_orderly: where the master is in this process, it goes on until the others have left, for a while.
+        """
+        with self._lock:
+            if self._is_left:
+                return
+            self._is_left = True
+            is_orderly = is_orderly and self.error is None
+            self.error = self.error or error
+            pairs = list(self._pairs.values())
+        for pair in pairs:
+            pair.close(is_orderly=is_orderly)
+        self._members.leave(is_orderly=is_orderly)
+        self._threads.shutdown(wait=False)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise copy.copy(self.error)  # Raising writes to it, and several threads may.
+
+    def _forget(self, tag: int, handle: AsyncReduceHandle) -> None:
+        with self._lock:
+            if self._in_flight.get(tag) is handle:
+                del self._in_flight[tag]
