@@ -25,9 +25,12 @@ class Ranks:
     def __init__(self, size: int, timeout: timedelta = TIMEOUT) -> None:
         self.size = size
         self._threads = ThreadPoolExecutor(size)
-        store = dist.HashStore()
+        # As launchers do it: each rank has a connection to the store, which one thread has at a time.
+        served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        stores = [served] + [dist.TCPStore("127.0.0.1", served.port, timeout=timeout) for _ in range(1, size)]
 
         def make(rank: int) -> ProcessGroup:
+            store = stores[rank]
             return ProcessGroup(meet(store, rank, size, timeout, is_default=False), timeout)
 
         self.groups: list[ProcessGroup] = self._each(make, range(size))

@@ -261,6 +261,16 @@ def test_messages_are_told_apart_by_tag_and_arrive_in_order(trio: Any) -> None:
     trio.some([0, 1], run)
 
 
+def test_a_message_waits_for_no_other_rank() -> None:
+    """L1: a rank that has not come yet for its first message delays only that."""
+    with groups.local_ranks(3) as ranks:
+        early = ranks.groups[0].recv([torch.zeros(1)], 2, 0)
+        ranks.some([0, 1], lambda group, rank: (group.send, group.recv)[rank]([torch.ones(1)], 1 - rank, 0).wait())
+        assert not early.is_completed()
+        ranks.groups[2].send([torch.ones(1)], 0, 0).wait()
+        early.wait()
+
+
 def test_what_cannot_be_sent(trio: Any) -> None:
     def run(group: Any, rank: int) -> None:
         with pytest.raises(zpccl.InvalidArgument, match="not another one"):

@@ -103,7 +103,8 @@ class Configuration:
             self._check()
             if other not in self._pairs:
                 low, high = sorted((self.rank, other))
-                store = dist.PrefixStore(f"pair/{low}/{high}", self._members.store)
+                # A client of a store of its own: one that waits for a key lets no other thread at it.
+                store = dist.PrefixStore(f"pair/{low}/{high}", self._members.store.clone())
                 self._pairs[other] = Pair(store, is_lower=self.rank == low, timeout=timeout)
             return self._pairs[other]
 
