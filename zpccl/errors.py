@@ -29,8 +29,8 @@ class Result(enum.IntEnum):
     TOPOLOGY_OPTIMIZATION_FAILED = 12
 
 
-class PCCLError(Exception):
-    """Root of all errors of zpccl.
+class PCCLError(RuntimeError):
+    """Root of all errors of zpccl. A RuntimeError, as those of torch.distributed are: its programs catch that.
 
     Attributes:
         result: the `Result` code.
