@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from e2e.local import local_run
+from e2e.local import finish, local_run
 
 import zpccl
 from pytorch.programs import ROOT, Processes
@@ -101,6 +101,22 @@ def test_alone_it_goes_on_with_its_own() -> None:
         made = hook.fault_tolerant_hook(one, parameters, samples=lambda: 3.0)
         assert step(made, parameters, 2.0, LAYOUTS[0]) == [2.0, 4.0, 6.0]
         assert made.peer_ids == (one.peer_id,)
+
+
+def test_too_few_peers_are_told_and_keep_their_gradients() -> None:
+    """S2, L1: all that are left, once they are fewer than the run needs."""
+    with local_run(3, min_world_size=3) as run:
+        run.comms[2].close()
+
+        def train(comm: zpccl.Communicator) -> list[list[float]]:
+            parameters = a_model()
+            bucket = Bucket(parameters, [torch.full_like(parameter, 2.0) for parameter in parameters], 0, True)
+            with pytest.raises(zpccl.TooFewPeers):
+                hook.fault_tolerant_hook(comm, parameters)(None, bucket)
+            return [gradient.unique().tolist() for gradient in bucket.gradients()]
+
+        trained = [run.start(train, comm) for comm in run.comms[:2]]
+        assert [finish(future) for future in trained] == [[[2.0]] * 3] * 2
 
 
 def test_parameters_of_another_model_are_refused() -> None:
