@@ -31,7 +31,7 @@ class Ranks:
 
         def make(rank: int) -> ProcessGroup:
             store = stores[rank]
-            return ProcessGroup(meet(store, rank, size, timeout, is_default=False), timeout)
+            return ProcessGroup(rank, size, timeout, meet(store, rank, size, timeout, is_default=False))
 
         self.groups: list[ProcessGroup] = self._each(make, range(size))
 

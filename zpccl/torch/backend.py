@@ -1,17 +1,14 @@
-"""Registers the backend "zpccl" with torch.distributed, and leaves its process groups when the process ends."""
+"""Registers the backend "zpccl" with torch.distributed, and makes its process groups."""
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from typing import Any
 
 import torch.distributed as dist
 
+from zpccl.torch.device_backend import CAN_BE_MADE, DeviceBackend
 from zpccl.torch.process_group import ProcessGroup
 from zpccl.torch.rendezvous import meet
-
-_open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 def register() -> None:
@@ -19,19 +16,14 @@ def register() -> None:
     dist.Backend.register_backend("zpccl", _make, extended_api=True, devices=["cpu"])
 
 
-def _make(options: Any, backend_options: Any) -> ProcessGroup:
+def _make(options: Any, backend_options: Any) -> ProcessGroup | DeviceBackend:
     """What torch calls for each new group, on its ranks."""
     del backend_options
-    # Of the default group torch does not list the ranks.
-    is_default = not options.global_ranks_in_group
-    configuration = meet(options.store, options.group_rank, options.group_size, options.timeout, is_default=is_default)
-    group = ProcessGroup(configuration, options.timeout)
-    _open_groups.add(group)
+    rank, size, timeout, members = options.group_rank, options.group_size, options.timeout, None
+    if not getattr(options, "enable_reconfigure", False):  # Of torch 2.14.
+        # Of the default group torch does not list the ranks.
+        members = meet(options.store, rank, size, timeout, is_default=not options.global_ranks_in_group)
+    group = ProcessGroup(rank, size, timeout, members)
+    if CAN_BE_MADE and options.process_group.name() != "custom":  # Another device's backend is the first of the group.
+        return DeviceBackend(group)
     return group
-
-
-@atexit.register
-def _leave_at_exit() -> None:
-    """Programs that end without destroy_process_group() leave gracefully too."""
-    for group in list(_open_groups):
-        group.shutdown()

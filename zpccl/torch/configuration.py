@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -25,7 +25,7 @@ from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
 from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
 from zpccl.torch.pairs import Pair
-from zpccl.torch.rendezvous import Membership
+from zpccl.torch.rendezvous import Membership, claimed
 from zpccl.torch.tags import Tags
 
 
@@ -55,6 +55,13 @@ class Configuration:
         self._pairs: dict[int, Pair] = {}  # With other ranks, for messages.
         self._threads = ThreadPoolExecutor(limits.TORCH_CALLBACK_THREADS_MAX, "zpccl-torch")
 
+    @classmethod
+    def none(cls, rank: int, size: int) -> Configuration:
+        """Where there has been none yet: whatever is issued is refused."""
+        configuration = cls(Membership(rank, size, None, tuple(range(size)), None, dist.HashStore()))
+        configuration.error = InvalidUsage("the process group has no ranks yet: call reconfigure")
+        return configuration
+
     @property
     def communicator(self) -> Communicator:
         """The communicator of this rank.
@@ -80,7 +87,7 @@ class Configuration:
             timeout: how long to wait for the call that has the tag, if as many as there are tags are in flight.
         """
         with self._lock:
-            self._check()
+            self.check()
             tag = self._tags.next(signature)
             before = self._in_flight.get(tag)
         if before is not None:
@@ -100,13 +107,17 @@ class Configuration:
     def pair(self, other: int, timeout: timedelta) -> Pair:
         """This rank and another one, for messages. They meet, within `timeout`, at the first message."""
         with self._lock:
-            self._check()
+            self.check()
             if other not in self._pairs:
                 low, high = sorted((self.rank, other))
                 # A client of a store of its own: one that waits for a key lets no other thread at it.
                 store = dist.PrefixStore(f"pair/{low}/{high}", self._members.store.clone())
                 self._pairs[other] = Pair(store, is_lower=self.rank == low, timeout=timeout)
             return self._pairs[other]
+
+    def store_of(self, ranks: Sequence[int]) -> Any:
+        """The store in which some of the ranks meet to be a group of their own."""
+        return claimed(dist.PrefixStore(f"only/{'-'.join(map(str, ranks))}", self._members.store), str(self.rank))
 
     def fail(self, error: PCCLError) -> PCCLError:
         """Ends the configuration: this rank leaves, so that no other waits for what it will not issue any more.
@@ -145,7 +156,8 @@ class Configuration:
         self._members.leave(is_orderly=is_orderly)
         self._threads.shutdown(wait=False)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises the error that it has ended with, if it has."""
         if self.error is not None:
             raise copy.copy(self.error)  # Raising writes to it, and several threads may.
 

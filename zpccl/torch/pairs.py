@@ -23,7 +23,7 @@ from typing import Any
 from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
-from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
+from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError
 from zpccl.torch.rendezvous import Membership, meet
 from zpccl.types import ReduceInfo
 
@@ -171,19 +171,13 @@ class Pair:
         if is_closed:
             raise InvalidUsage("the process group has ended")
         if met is None:
-            met = self._meet()
+            met = meet(self._store, 0 if self._is_lower else 1, 2, self._timeout, is_default=False)
             with self._lock:
                 self._met, is_closed = met, self._is_closed
             if is_closed:
                 met.leave(is_orderly=False)
         assert met.communicator is not None
         return met.communicator
-
-    def _meet(self) -> Membership:
-        try:
-            return meet(self._store, 0 if self._is_lower else 1, 2, self._timeout, is_default=False)
-        except RuntimeError as error:
-            raise PeerLost(f"the store of the process group does not answer: {error}") from error
 
     def _run(self) -> None:
         while (begin := self._work.get()) is not None:

@@ -5,19 +5,24 @@ What ranks there are, and what becomes of collectives when one is lost, is in `c
 
 from __future__ import annotations
 
+import atexit
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, ErrorType
 
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
-from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError
+from zpccl.errors import InvalidArgument, InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.torch.configuration import Configuration
-from zpccl.torch.rendezvous import Membership
+from zpccl.torch.device_backend import DeviceBackend
+from zpccl.torch.handle import Handle
+from zpccl.torch.rendezvous import Membership, meet
 from zpccl.torch.work import Part, Work
 from zpccl.types import DataType, ReduceOp
 
@@ -38,13 +43,24 @@ class ProcessGroup(dist.ProcessGroup):
     """A process group over a communicator. Made by `init_process_group` and `new_group`.
 
     The methods are torch's own, with its arguments; users call them by `torch.distributed`. Tensors are on the CPU.
+
+    Args:
+        rank: of this process.
+        size: ranks there are.
+        timeout: see below.
+        members: the ranks; None: `reconfigure` will say who they are, again and again.
+
+    Attributes:
+        timeout: of what is issued from now on, and of meeting.
     """
 
-    def __init__(self, members: Membership, timeout: timedelta) -> None:
-        super().__init__(members.rank, members.size)
+    def __init__(self, rank: int, size: int, timeout: timedelta, members: Membership | None) -> None:
+        super().__init__(rank, size)
         self._name = ""
-        self._configuration = Configuration(members)
-        self._timeout = timeout
+        self.timeout = timeout
+        self._configuration = Configuration.none(rank, size) if members is None else Configuration(members)
+        self._handle = Handle() if members is None else None
+        _open_groups.add(self)
 
     def getBackendName(self) -> str:
         """The name of the backend."""
@@ -91,26 +107,117 @@ class ProcessGroup(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets what `Work.wait` waits for at most, of collectives that are issued from now on."""
-        self._timeout = timeout
+        self.timeout = timeout
 
     def shutdown(self) -> None:
         """Leaves the run. What is in flight fails."""
         self._configuration.leave(InvalidUsage(_DESTROYED), is_orderly=True)
+        self._handle = None
 
     def abort(self) -> None:
         """Leaves the run at once. What is in flight fails, here and on all other ranks."""
         self._configuration.leave(InvalidUsage(_DESTROYED), is_orderly=False)
+
+    # --- Other ranks ------------------------------------------------------------------------------------------------
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """True if the group was made to be given ranks by `reconfigure`, and has not been destroyed."""
+        return self._handle is not None
+
+    def get_reconfigure_handle(self) -> str:
+        """What `reconfigure` needs of this rank, always the same; torch's `_get_reconfigure_handle`.
+
+        Raises:
+            InvalidUsage: the group is not for that.
+        """
+        return self._own_handle().text
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Gives the group the ranks that have these handles; torch's `_reconfigure`. All of them must call it.
+
+        Returns once they have met. Ranks of before are over, if they are not yet: what they have in flight fails.
+
+        Args:
+            opts: `uuid`, a number that is new each time, `handles`, in the order of ranks, or a set of them, and
+                `timeout`, or None for that of the group.
+
+        Raises:
+            InvalidArgument: the handle of this rank is not among them, or one is there twice.
+            InvalidUsage: the group is not for that, or the number was used before.
+            OperationTimeout: not all ranks came in time.
+            PeerLost: a rank was lost while they met. After any of these two it may be tried again, with another number.
+        """
+        own = self._own_handle()
+        handles = list(opts.handles) if isinstance(opts.handles, list) else sorted(opts.handles)
+        if own.text not in handles or len(set(handles)) < len(handles):
+            raise InvalidArgument(f"handles must be different, and {own.text} one of them; they are {handles}")
+        timeout = opts.timeout or self.timeout
+        self._configuration.leave(InvalidUsage("the process group is given other ranks"), is_orderly=True)
+        store = own.store(opts.uuid, handles[0], timeout)
+        members = meet(store, handles.index(own.text), len(handles), timeout, is_default=False)
+        self._configuration = Configuration(members)
+        return self._work([], [])
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> DeviceBackend:
+        """A group of the other ranks, in their order, as the backend that torch's `shrink_group` makes a group of.
+
+        All of them must call it. This group stays as it is.
+
+        Raises:
+            OperationTimeout, PeerLost: as by `reconfigure`.
+            InvalidUsage: this rank has tried it before with the same ranks.
+        """
+        del shrink_flags, opts_override
+        left = [rank for rank in range(self._size) if rank not in ranks_to_exclude]
+        store = self._configuration.store_of(left)
+        members = meet(store, left.index(self._rank), len(left), self.timeout, is_default=False)
+        return DeviceBackend(ProcessGroup(members.rank, members.size, self.timeout, members))
+
+    def get_backend(self, device: Any) -> ProcessGroup:
+        """The group itself: whom torch asks what can be done for tensors of a device."""
+        del device
+        return self
+
+    _get_backend = get_backend
+    supports_shrinking = True
+    supports_coalescing = supports_splitting = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """False: any memory will do."""
+        del device
+        return False
+
+    @property
+    def options(self) -> Any:
+        """The backend's name and timeout, as torch's backends have them."""
+        return Backend.Options(self.getBackendName(), timeout=self.timeout)
+
+    def get_error(self) -> Any:
+        """The kind of error that has ended the group, as an `ErrorType` of torch."""
+        if self.error is None or isinstance(self.error, InvalidUsage):  # It was left.
+            return ErrorType.SUCCESS
+        if isinstance(self.error, OperationTimeout):
+            return ErrorType.TIMEOUT
+        return ErrorType.REMOTE_ERROR if isinstance(self.error, PeerLost) else ErrorType.COMM_ERROR
+
+    def _own_handle(self) -> Handle:
+        if self._handle is None:
+            raise InvalidUsage("a process group gets other ranks only if it was made by enable_reconfigure=True")
+        return self._handle
 
     # --- Issuing ----------------------------------------------------------------------------------------------------
 
     def _issue(
         self, kind: str, tensor: Any, detail: Hashable, launch: Callable[[Communicator, int], AsyncReduceHandle]
     ) -> AsyncReduceHandle:
-        return self._configuration.issue((kind, tensor.numel(), tensor.dtype, detail), launch, self._timeout)
+        return self._configuration.issue((kind, tensor.numel(), tensor.dtype, detail), launch, self.timeout)
 
     def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
         timeout = getattr(options, "timeout", timedelta(0))
-        seconds = timeout.total_seconds() if timeout > timedelta(0) else self._timeout.total_seconds()
+        seconds = timeout.total_seconds() if timeout > timedelta(0) else self.timeout.total_seconds()
+        if not parts:
+            self._configuration.check()
         return Work(self._configuration, parts, outputs, size or self._size, seconds)
 
     # --- Reductions -------------------------------------------------------------------------------------------------
@@ -271,6 +378,13 @@ class ProcessGroup(dist.ProcessGroup):
         _check_count(len(outputs), self._size, "output tensors")
         return self._work(self._gather(tensor, functools.partial(self._copy_rows, outputs)), outputs, opts)
 
+    def gather_single(self, output: Any, input: Any, opts: Any) -> Work:
+        """Gives the root the tensors of all, one after the other in one tensor, as an all-gather does."""
+        if opts.rootRank != self._rank:
+            return self._work(self._gather(input, None), [], opts)
+        _check_count(output.numel(), input.numel() * self._size, "output elements")
+        return self._work(self._gather_into(output, input), [output], opts)
+
     def _gather_into(self, output: Any, tensor: Any) -> list[Part]:
         plain = _bytes_if_needed(output)
         is_in_order = self._configuration.is_in_order
@@ -367,7 +481,7 @@ class ProcessGroup(dist.ProcessGroup):
         memory = _contiguous(_bytes_if_needed(tensor))
         if memory.numel() == 0:
             return self._work([], tensors)
-        pair = self._configuration.pair(other, self._timeout)
+        pair = self._configuration.pair(other, self.timeout)
         message = pair.transfer(memory, tag, is_sender=is_sender)
         is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
         return self._work([Part(message, None if is_there else lambda _: _copy(tensor, memory))], tensors, size=2)
@@ -392,6 +506,16 @@ class ProcessGroup(dist.ProcessGroup):
         """Gives the outputs, which are in order of ranks, their rows, or as much of them as they hold."""
         for row, rank in enumerate(self._configuration.ranks):
             _copy(outputs[rank], rows[row][: _travelling_count(outputs[rank])])
+
+
+_open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """Programs that end without destroy_process_group() leave gracefully too."""
+    for group in list(_open_groups):
+        group.shutdown()
 
 
 # --- Tensors --------------------------------------------------------------------------------------------------------

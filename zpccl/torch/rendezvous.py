@@ -20,7 +20,7 @@ from typing import Any
 from zpccl import limits
 from zpccl.communicator import Communicator
 from zpccl.control.addresses import format_address, source_towards
-from zpccl.errors import InvalidUsage, OperationTimeout
+from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.master_node import MasterNode
 
 STRAGGLER_TIMEOUT_MIN = limits.STRAGGLER_TIMEOUT_MIN_NS / limits.SECOND
@@ -72,34 +72,49 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
 
     Raises:
         OperationTimeout: not all ranks came in time.
-        PeerLost: a rank was lost while others were admitted. One that is lost later fails the first collective.
+        PeerLost: a rank was lost while others were admitted, or the store does not answer any more. A rank that is lost
+            later fails the first collective.
         InvalidUsage: the master coordinates other peers already.
         PCCLError: others, as by `Communicator.connect`.
     """
     if size == 1:
         return Membership(rank, size, None, (0,), None, store)
     deadline = time.monotonic() + timeout.total_seconds()
-    master = _publish_master(store, timeout, is_default) if rank == 0 else None
-    communicator = None
+    master = communicator = None
     try:
+        if rank == 0:
+            master = _publish_master(store, timeout, is_default)
+        _arrive(store, rank, size, timeout)
         address = store.get("master").decode()
         is_embedded = store.get("master_is_embedded") == b"1"
         wait_ns = limits.TORCH_MASTER_TIMEOUT_NS if is_embedded else limits.MASTER_TIMEOUT_NS
         job = store.get("job").decode()
         name, wait = f"rank {rank} of {job}", wait_ns / limits.SECOND
         communicator = Communicator(address, name=name, master_timeout=wait, min_world_size=size)
-        _arrive(store, rank, size, timeout)
         communicator.connect()
         _admit_all(communicator, size, job, deadline)
         ids = _exchange_ids(store, communicator, rank, size)
-    except BaseException:
+    except BaseException as error:
         if communicator is not None:
             communicator.close()
         if master is not None:
             master.interrupt()
+        if isinstance(error, RuntimeError) and not isinstance(error, PCCLError):  # What torch's stores raise.
+            raise PeerLost(f"the store of the process group does not answer: {error}") from error
         raise
     ranks = tuple(ids.index(peer_id) for peer_id in sorted(ids))  # As `Communicator.peer_ids` has them.
     return Membership(rank, size, communicator, ranks, master, store)
+
+
+def claimed(store: Any, who: str) -> Any:
+    """The store, in which `who` has not met others before: what they wrote then would mislead the ranks of now.
+
+    Raises:
+        InvalidUsage: it has.
+    """
+    if store.add(f"came/{who}", 1) > 1:
+        raise InvalidUsage("this number is already used: the same ranks have met, or tried to, under it")
+    return store
 
 
 def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterNode | None:
@@ -110,10 +125,10 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
     if given:
         store.set("master", given)
         return None
-    host = _own_host(is_default)
+    host = own_host(is_default=is_default)
     # No peer of an earlier master can come. A rank that never calls is a straggler, and ends what the others wait for.
     master = MasterNode(
-        f"{'127.0.0.1' if _is_loopback(host) else '0.0.0.0'}:0",
+        f"{loopback_or_all(host) or '0.0.0.0'}:0",
         recovery_grace=0,
         straggler_timeout=max(timeout.total_seconds(), STRAGGLER_TIMEOUT_MIN),
         daemon=True,
@@ -124,7 +139,7 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
     return master
 
 
-def _own_host(is_default: bool) -> str:
+def own_host(*, is_default: bool) -> str:
     """Where the other ranks reach this host: rank 0 of the default group is where MASTER_ADDR says."""
     known = os.environ.get("MASTER_ADDR")
     if known and is_default:
@@ -133,11 +148,13 @@ def _own_host(is_default: bool) -> str:
     return source_towards(format_address(known or socket.gethostname(), limits.MASTER_PORT)) or "127.0.0.1"
 
 
-def _is_loopback(host: str) -> bool:
+def loopback_or_all(host: str) -> str:
+    """Where to listen for those that come to `host`: the loopback interface if that is there, else all ("")."""
     try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+        is_loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError):
-        return False
+        is_loopback = False
+    return "127.0.0.1" if is_loopback else ""
 
 
 def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:

@@ -1,0 +1,53 @@
+"""A process group as torch's backend of one device, in a group that has others for other devices. From torch 2.14 on.
+
+torch takes a process group of Python for all devices. What is only a backend has its tensors sent to it by C++: the
+Works that come back there know `wait` and `get_future`, but neither `is_completed` nor `exception`. So zpccl makes
+backends only where torch wants one: for `"cpu:zpccl,cuda:nccl"`, and for `shrink_group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch._C._distributed_c10d import Backend
+
+if TYPE_CHECKING:
+    from zpccl.torch.process_group import ProcessGroup
+
+CAN_BE_MADE = hasattr(Backend, "supports_reconfigure")
+_OF_GROUP = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "send", "recv", "recv_anysource"),
+    *("allgather", "allgather_coalesced", "all_gather_single", "all_gather_single_coalesced", "gather", "scatter"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced", "all_to_all_single", "alltoall"),
+    *("getBackendName", "get_error", "set_timeout", "shrink", "shutdown", "abort"),
+)
+
+
+class DeviceBackend(Backend):
+    """Hands on to a process group whatever torch asks of it.
+
+    Attributes:
+        group: the process group.
+    """
+
+    # What is left out here is asked of C++, which asks for it here.
+    supports_coalescing = supports_splitting = supports_reconfigure = supports_time_estimate = supports_window = False
+    supports_shrinking = True
+
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group.rank(), group.size())
+        self.group = group
+
+    @property
+    def options(self) -> Any:
+        """As those of the group."""
+        return self.group.options
+
+
+def _handing_on(name: str) -> Callable[..., Any]:
+    return lambda self, *arguments: getattr(self.group, name)(*arguments)
+
+
+for _name in _OF_GROUP:
+    setattr(DeviceBackend, _name, _handing_on(_name))
