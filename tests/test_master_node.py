@@ -121,6 +121,18 @@ def test_the_process_lives_while_the_master_runs() -> None:
         child.communicate()
 
 
+def test_a_daemon_ends_with_its_object() -> None:
+    """L1: whoever collects garbage does not wait for it."""
+    before = set(threading.enumerate())
+    master = zpccl.MasterNode("127.0.0.1:0", daemon=True)
+    master.run()
+    (thread,) = set(threading.enumerate()) - before
+    del master
+    gc.collect()
+    thread.join(HANG_SECONDS)
+    assert not thread.is_alive()
+
+
 def test_a_daemon_ends_with_the_process() -> None:
     program = "import zpccl\nmaster = zpccl.MasterNode('127.0.0.1:0', daemon=True)\nmaster.run()\nprint('end')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

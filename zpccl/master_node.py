@@ -32,7 +32,8 @@ class MasterNode:
         straggler_timeout: seconds after which a peer is removed if all others wait for its vote; it may join again.
             Peers that wait for each other in different calls for this long get InvalidUsage, and stay members.
             None: such peers are only named in the log.
-        daemon: True lets the process end while the master runs, and the master with it.
+        daemon: True lets the process end while the master runs, and the master with it; and stops it once nobody has
+            this object any more. False: the end of the object waits for the master.
 
     Raises:
         InvalidArgument: the secret or the file is malformed, or the straggler timeout is below 1 s.
@@ -118,7 +119,11 @@ class MasterNode:
 
     def __del__(self) -> None:
         thread = getattr(self, "_thread", None)
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            return
+        if self._is_daemon and self._loop is not None:
+            self._loop.stop()  # Nothing else can any more, and whoever collects garbage must not wait for it.
+        else:
             thread.join()
 
 
