@@ -81,7 +81,7 @@ class Work(dist.Work):
             is_success, _, info = part.handle.wait(max(deadline - time.monotonic(), 0))
             if not is_success:
                 error = part.handle.exception() or InternalError("the collective failed without an error")
-                self._fail(PeerLost(str(error)) if isinstance(error, TooFewPeers) else error)
+                self._fail(PeerLost(error.message) if isinstance(error, TooFewPeers) else error)
             elif info is not None and info.local_world_size != self._size:
                 self._fail(PeerLost(f"{info.local_world_size} of {self._size} ranks were left in the collective"))
         with self._lock:
@@ -131,7 +131,8 @@ class Work(dist.Work):
         """A `torch.futures.Future` that gets the output tensors, or the error.
 
         torch passes on a RuntimeError with the text of the error; `ProcessGroup.error` has the error itself. Callbacks
-        run in a few threads of the configuration, and may wait for other collectives.
+        run in a few threads of the configuration, and may wait for other collectives; where the collective has ended
+        before, they run where they are added.
         """
         with self._lock:
             if self._future is not None:
@@ -139,10 +140,11 @@ class Work(dist.Work):
             # Only what a callback raises becomes an error that the C++ side of torch knows for one.
             begun = torch.futures.Future()
             self._future = begun.then(lambda _: self._delivered())
-        for part in self._parts:
-            part.handle.add_done_callback(lambda: self._part_done(begun))
-        if not self._parts:
-            begun.set_result(None)
+        if all(part.handle.done() for part in self._parts):
+            begun.set_result(None)  # As other backends have it: after `wait` a callback runs where it is added.
+        else:
+            for part in self._parts:
+                part.handle.add_done_callback(lambda: self._part_done(begun))
         return self._future
 
     def _part_done(self, begun: Any) -> None:
