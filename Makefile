@@ -55,7 +55,7 @@ $(VENV)/.installed: $(VENV)/.requirements setup.py $(NATIVE)
 	mv $@.begun $@
 
 $(TORCH_INSTALLED): $(VENV)/.requirements
-	$(PIP) '$(TORCH)'
+	$(PIP) '$(TORCH)' 'torchft>=0.2' parameterized
 	touch $@
 
 $(VENV)/.fuzz: $(VENV)/.requirements
@@ -95,7 +95,7 @@ test-all: venv native-test ## every test but those that need torch
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'not torch and not alone' $(ARGS) || test $$? -eq 5
 	$(PYTEST) -m 'not torch and alone' $(ARGS) || test $$? -eq 5
 
-test-torch: venv $(TORCH_INSTALLED) ## adds torch to .venv and runs the tests that need it: TORCH=torch==2.13.0 names a version
+test-torch: venv $(TORCH_INSTALLED) ## adds torch and torchft to .venv and runs the tests that need it: TORCH=torch==2.13.0 names a version
 	$(PYTEST) $(SIDE_BY_SIDE) -m torch $(ARGS)
 
 fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 for each

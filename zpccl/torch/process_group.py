@@ -224,12 +224,12 @@ class ProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[Any], opts: Any = None) -> Work:
         """Reduces a tensor of each rank, in place."""
-        return self.allreduce_coalesced(tensors, opts or dist.AllreduceOptions())
+        return self.allreduce_coalesced(tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Any], opts: Any = None) -> Work:
-        """Reduces several tensors of each rank, in place, each by a call of its own."""
-        opts = opts or dist.AllreduceCoalescedOptions()
-        parts = [part for tensor in tensors for part in self._reduce(tensor, tensor, opts.reduceOp)]
+        """Reduces several tensors of each rank, in place, each by a call of its own. `opts` may be an operation."""
+        op = getattr(opts, "reduceOp", opts or dist.ReduceOp.SUM)
+        parts = [part for tensor in tensors for part in self._reduce(tensor, tensor, op)]
         return self._work(parts, tensors, opts)
 
     def reduce(self, tensors: list[Any], opts: Any) -> Work:
