@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -96,9 +97,9 @@ def test_a_lost_rank_and_the_next_quorum(ranks: Ranks) -> None:
 def test_under_the_manager() -> None:
     """S2: a replica is lost in a step; the others discard that step together, and go on without it."""
     lighthouse = torchft.coordination.LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=1000, heartbeat_timeout_ms=1000
+        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=int(HANG_SECONDS * 1000), heartbeat_timeout_ms=5000
     )
-
+    all_are_known = threading.Barrier(SIZE, timeout=HANG_SECONDS)
     discarded: list[int] = []
 
     def replica(number: int) -> list[tuple[int, float]]:
@@ -119,6 +120,7 @@ def test_under_the_manager() -> None:
             timeout=PATIENCE,
         )
         done: list[tuple[int, float]] = []
+        all_are_known.wait()  # To the lighthouse, which waits for all that it knows of.
         while weights["steps"] < 6:
             manager.start_quorum()
             if number == 2 and weights["steps"] == 3:
