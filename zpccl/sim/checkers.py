@@ -178,7 +178,9 @@ class Agreement(Checker):
         for call_id, attempt_id in [pair for pair in released if pair[0] not in node.machine.calls]:
             released.discard((call_id, attempt_id))
             is_lost = self.decisions.get(attempt_id, {}).get(False, set())
-            is_won = any(self._ended.get(attempt_id, {}).values())  # A decision that reached nobody is none.
+            ended = self._ended.get(attempt_id, {})
+            # A decision that reached nobody who lives is none.
+            is_won = any(commit and self.cluster.nodes[peer_id].is_alive for peer_id, commit in ended.items())
             text = f"{node.name} stays a member without the result of attempt {attempt_id}"
             self.cluster.require(not is_won or bool(is_lost), "S1", text)
 
