@@ -473,9 +473,14 @@ class SimulatedPeer:
         return call
 
     def _limit(self, calls: list[UserCall], timeout_ns: int) -> None:
-        """Sometimes gives calls a timeout. A batch has one, else peers would wait for each other's remainder."""
+        """Sometimes gives calls a timeout. A batch has one, else peers would wait for each other's remainder.
+
+        Not collectives that need more than two members: the master may tell the others that there are too few, while
+        this one times out without its answer and cannot know whether they go on or still wait for it.
+        """
         is_impatient = self.rng.random() < self.faults.withdraw_chance
-        if not timeout_ns and not is_impatient:
+        needs_members = any(isinstance(c.request, Collective) and c.request.spec.min_world_size > 2 for c in calls)
+        if (not timeout_ns and not is_impatient) or needs_members:
             return
 
         def happen() -> None:

@@ -271,21 +271,15 @@ class Loop:
         return [value for values in results for value in values]
 
     def _reduce(self, tags: tuple[int, ...], buffers: dict[int, Buffer]) -> Program:
-        """Repeats collectives until all tags have succeeded or the peer is alone.
-
-        Where collectives need more members, any failure ends them: some may be told of too few peers by the master,
-        whose answer others have not waited for.
-        """
+        """Repeats collectives until all tags have succeeded or the peer is alone."""
         sums: dict[int, int | None] = {}
-        ends = (TooFewPeers, PeerUnreachable) if self.script.is_parted else (TooFewPeers,)
-        ends = (*ends, PeerLost) if self.script.min_world_size > 2 else ends
         while len(sums) < len(tags):
             missing = tuple(tag for tag in tags if tag not in sums)
             outcomes = yield Batch(tuple(Collective(self._spec(tag), buffers[tag]) for tag in missing))
             for tag, outcome in zip(missing, outcomes, strict=True):
                 if not isinstance(outcome, PCCLError):
                     sums[tag] = buffers[tag].value if self.script.kind_of(tag).has_one_result else 1
-                elif isinstance(outcome, ends):
+                elif isinstance(outcome, (TooFewPeers, PeerUnreachable) if self.script.is_parted else TooFewPeers):
                     sums[tag] = None  # Too few are left, or the links allow no ring, as all are told.
                 elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome):
                     raise Fatal(outcome)
