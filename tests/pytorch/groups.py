@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,10 +13,16 @@ from e2e.harness import HANG_SECONDS
 
 import zpccl
 from zpccl.torch.process_group import ProcessGroup
-from zpccl.torch.rendezvous import meet
 
 T = TypeVar("T")
 TIMEOUT = timedelta(seconds=HANG_SECONDS)
+
+
+def at_once(threads: ThreadPoolExecutor, function: Callable[[int], T], numbers: Iterable[int]) -> list[T]:
+    """Calls a function with each number at the same time; returns the values, or raises the first exception."""
+    futures = [threads.submit(function, number) for number in numbers]
+    assert not wait(futures, HANG_SECONDS).not_done, "the call hangs"
+    return [future.result() for future in futures]
 
 
 class Ranks:
@@ -30,8 +36,7 @@ class Ranks:
         stores = [served] + [dist.TCPStore("127.0.0.1", served.port, timeout=timeout) for _ in range(1, size)]
 
         def make(rank: int) -> ProcessGroup:
-            store = stores[rank]
-            return ProcessGroup(rank, size, timeout, meet(store, rank, size, timeout, is_default=False))
+            return ProcessGroup.of_all(stores[rank], rank, size, timeout)
 
         self.groups: list[ProcessGroup] = self._each(make, range(size))
 
@@ -43,10 +48,8 @@ class Ranks:
         """The same of some of the ranks."""
         return self._each(lambda rank: function(self.groups[rank], rank), ranks)
 
-    def _each(self, function: Callable[[int], T], ranks: Any) -> list[T]:
-        futures = [self._threads.submit(function, rank) for rank in ranks]
-        assert not wait(futures, HANG_SECONDS).not_done, "the call hangs"
-        return [future.result() for future in futures]
+    def _each(self, function: Callable[[int], T], ranks: Iterable[int]) -> list[T]:
+        return at_once(self._threads, function, ranks)
 
     def close(self) -> None:
         """Leaves."""

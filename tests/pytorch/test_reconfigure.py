@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
 from types import SimpleNamespace
@@ -35,9 +35,8 @@ class Groups:
         self._numbers = count(1 << 62)
 
     def each(self, who: list[int], function: Callable[[Any], Any]) -> list[Any]:
-        futures = [self._threads.submit(function, self.all[i]) for i in who]
-        assert not wait(futures, HANG_SECONDS).not_done, "the call hangs"
-        return [future.result() for future in futures]
+        found: list[Any] = groups.at_once(self._threads, lambda i: function(self.all[i]), who)
+        return found
 
     def configure(self, who: list[int], handles: Any = None, timeout: timedelta | None = None) -> list[Any]:
         """Makes those groups the ranks of one configuration. Returns their errors.

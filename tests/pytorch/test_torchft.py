@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -39,9 +39,8 @@ class Ranks:
         self.groups = [zpccl_torch.TorchftProcessGroup(timeout=PATIENCE) for _ in range(SIZE)]
 
     def each(self, who: list[int], function: Callable[[Any, int], Any]) -> list[Any]:
-        futures = [self._threads.submit(function, self.groups[i], i) for i in who]
-        assert not wait(futures, HANG_SECONDS).not_done, "the call hangs"
-        return [future.result() for future in futures]
+        found: list[Any] = groups.at_once(self._threads, lambda i: function(self.groups[i], i), who)
+        return found
 
     def configure(self, who: list[int], prefix: str) -> None:
         self.each(who, lambda group, i: group.configure(f"{self._address}/{prefix}", str(i), who.index(i), len(who)))

@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from zpccl.torch.device_backend import CAN_BE_MADE, DeviceBackend
 from zpccl.torch.process_group import ProcessGroup
-from zpccl.torch.rendezvous import meet
 
 
 def register() -> None:
@@ -19,11 +18,13 @@ def register() -> None:
 def _make(options: Any, backend_options: Any) -> ProcessGroup | DeviceBackend:
     """What torch calls for each new group, on its ranks."""
     del backend_options
-    rank, size, timeout, members = options.group_rank, options.group_size, options.timeout, None
-    if not getattr(options, "enable_reconfigure", False):  # Of torch 2.14.
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout
+    if getattr(options, "enable_reconfigure", False):  # Of torch 2.14.
+        group = ProcessGroup(rank, size, timeout, None)
+    else:
         # Of the default group torch does not list the ranks.
-        members = meet(options.store, rank, size, timeout, is_default=not options.global_ranks_in_group)
-    group = ProcessGroup(rank, size, timeout, members)
+        is_default = not options.global_ranks_in_group
+        group = ProcessGroup.of_all(options.store, rank, size, timeout, is_default=is_default)
     if CAN_BE_MADE and options.process_group.name() != "custom":  # Another device's backend is the first of the group.
         return DeviceBackend(group)
     return group

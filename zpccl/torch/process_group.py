@@ -62,6 +62,11 @@ class ProcessGroup(dist.ProcessGroup):
         self._handle = Handle() if members is None else None
         _open_groups.add(self)
 
+    @classmethod
+    def of_all(cls, store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool = False) -> ProcessGroup:
+        """A group of ranks that meet in a store; see `meet`."""
+        return cls(rank, size, timeout, meet(store, rank, size, timeout, is_default=is_default))
+
     def getBackendName(self) -> str:
         """The name of the backend."""
         return "zpccl"
@@ -171,8 +176,7 @@ class ProcessGroup(dist.ProcessGroup):
         del shrink_flags, opts_override
         left = [rank for rank in range(self._size) if rank not in ranks_to_exclude]
         store = self._configuration.store_of(left)
-        members = meet(store, left.index(self._rank), len(left), self.timeout, is_default=False)
-        return DeviceBackend(ProcessGroup(members.rank, members.size, self.timeout, members))
+        return DeviceBackend(ProcessGroup.of_all(store, left.index(self._rank), len(left), self.timeout))
 
     def get_backend(self, device: Any) -> ProcessGroup:
         """The group itself: whom torch asks what can be done for tensors of a device."""

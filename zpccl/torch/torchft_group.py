@@ -8,7 +8,6 @@ from torchft.process_group import ProcessGroupWrapper
 
 from zpccl.errors import InvalidUsage
 from zpccl.torch.process_group import ProcessGroup
-from zpccl.torch.rendezvous import meet
 
 
 class TorchftProcessGroup(ProcessGroupWrapper):
@@ -22,8 +21,7 @@ class TorchftProcessGroup(ProcessGroupWrapper):
     """
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> ProcessGroup:
-        members = meet(store, rank, world_size, self._timeout, is_default=False)
-        return ProcessGroup(rank, world_size, self._timeout, members)
+        return ProcessGroup.of_all(store, rank, world_size, self._timeout)
 
     def getBackendName(self) -> str:
         """The name of the backend."""
