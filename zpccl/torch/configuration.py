@@ -39,6 +39,7 @@ class Configuration:
         rows: the same as a tensor.
         is_in_order: True if that is the order of ranks.
         error: why it has ended; None while it works.
+        failure: the same, where it has failed; None where it works, or was left.
     """
 
     def __init__(self, members: Membership) -> None:
@@ -47,6 +48,7 @@ class Configuration:
         self.rows = torch.tensor(members.ranks)
         self.is_in_order = members.ranks == tuple(range(members.size))
         self.error: PCCLError | None = None
+        self.failure: PCCLError | None = None
         self._members = members
         self._lock = threading.Lock()
         self._is_left = False
@@ -125,7 +127,9 @@ class Configuration:
         Returns the error that it has ended with: the first one.
         """
         with self._lock:
-            self.error = error = self.error or error
+            if self.error is None:
+                self.error = self.failure = error
+            error = self.error
             pairs = list(self._pairs.values())
         if self._members.communicator is not None:
             self._members.communicator.close()

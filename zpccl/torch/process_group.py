@@ -102,6 +102,11 @@ class ProcessGroup(dist.ProcessGroup):
         return self._configuration.error
 
     @property
+    def failure(self) -> PCCLError | None:
+        """The same, where a collective has failed; None while it works, and where this rank has left it."""
+        return self._configuration.failure
+
+    @property
     def communicator(self) -> Communicator:
         """The communicator of this rank.
 
@@ -198,12 +203,13 @@ class ProcessGroup(dist.ProcessGroup):
         return Backend.Options(self.getBackendName(), timeout=self.timeout)
 
     def get_error(self) -> Any:
-        """The kind of error that has ended the group, as an `ErrorType` of torch."""
-        if self.error is None or isinstance(self.error, InvalidUsage):  # It was left.
+        """The kind of error with which the group has failed, as an `ErrorType` of torch."""
+        failure = self.failure
+        if failure is None:
             return ErrorType.SUCCESS
-        if isinstance(self.error, OperationTimeout):
+        if isinstance(failure, OperationTimeout):
             return ErrorType.TIMEOUT
-        return ErrorType.REMOTE_ERROR if isinstance(self.error, PeerLost) else ErrorType.COMM_ERROR
+        return ErrorType.REMOTE_ERROR if isinstance(failure, PeerLost) else ErrorType.COMM_ERROR
 
     def _own_handle(self) -> Handle:
         if self._handle is None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from torchft.process_group import ProcessGroupWrapper
 
-from zpccl.errors import InvalidUsage
 from zpccl.torch.process_group import ProcessGroup
 
 
@@ -35,8 +34,7 @@ class TorchftProcessGroup(ProcessGroupWrapper):
 
     def errored(self) -> Exception | None:
         """Why the ranks of now are over, if a collective has failed: the Manager then configures the group anew."""
-        error = None if self._pg is None else self._pg.error
-        return None if isinstance(error, InvalidUsage) else error
+        return None if self._pg is None else self._pg.failure
 
     def shutdown(self) -> None:
         """Leaves the run."""
