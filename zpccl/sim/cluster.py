@@ -175,7 +175,9 @@ class Cluster:
             self.spawn(group=0)
         for group in range(self.script.groups):  # Else nobody of a group might reach another one.
             for node in [node for node in self.live_nodes() if node.group == group][:1]:
-                node.is_behind_nat = False
+                if node.is_behind_nat:
+                    node.is_behind_nat = False
+                    self.note("path cut", node)  # It was until now, so it may still be removed for it.
         self.healed_ns = self.clock.now_ns
         self.checkers.liveness.restart()
 
