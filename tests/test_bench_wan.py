@@ -47,8 +47,8 @@ class Line:
         (Line(0.3, 1e9), 596),  # As much as the path carries in the time.
         (Line(0.3, 2e7), 596),  # Slower, but an eighth is done in the time.
         (Line(0.3, 1e7), 74),
-        (Line(0.3, 2e7, stall=0), 596),  # The least time of the latency counts,
-        (Line(0.3, 2e7, stall=2), 596),  # and one slow probe does not make a slow system.
+        (Line(0.3, 2e7, stall=0), 596),  # One slow probe does not make a slow system.
+        (Line(0.3, 2e7, stall=1), 596),
     ],
 )
 def test_the_tensor_is_what_the_path_carries_or_an_eighth(
@@ -56,9 +56,7 @@ def test_the_tensor_is_what_the_path_carries_or_an_eighth(
 ) -> None:
     monkeypatch.setattr(wan, "once", line.once)
     system: Any = None
-    size, latency_s = wan.choose_bytes(system, argparse.Namespace(peers=2, rate=1000.0, seconds=5.0))
-    assert size == mib * 2**20
-    assert latency_s == pytest.approx(line.latency_s + 4096 / line.bytes_per_second)
+    assert wan.choose_bytes(system, argparse.Namespace(peers=2, rate=1000.0, seconds=5.0)) == mib * 2**20
 
 
 def row(system: str, rtt_ms: float, loss: float, connections: int, mbit: float) -> dict[str, Any]:
@@ -101,6 +99,7 @@ def test_it_measures_systems_side_by_side() -> None:
         assert found["bytes"] >= 2**20
         assert 0 < found["share"] < 2  # What a burst lets through counts much in so little.
         assert found["latency_s"] >= 0.002 or found["system"] == "raw_tcp"
+        assert found["buckets_s"] >= found["latency_s"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ Small all-reduces are repeated within one repetition, and the mean time counts.
            processes use the same sockets both ways, as zpccl does. It uses fewer sockets below 64 KiB per socket.
            There are no data dependencies, so it is an upper bound for an all-reduce over the same sockets.
 
-With --batch all times are for that number of tensors together, --concurrent at the same time.
+With --batch all times are for that number of tensors together: zpccl reduces --concurrent of them at a time by
+`all_reduce_multiple_with_retry`, Gloo begins all of them at once, raw TCP moves them in one piece.
 
 `busbw_gbit` is the bus bandwidth, 2(N-1)/N x bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system
 time of one all-reduce, summed over all processes including zpccl's master; `cpu_seconds_per_gib` is that per GiB of
@@ -65,16 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "of zpccl: local ones, as by itself within a host, or TCP"
     add(parser, "--sockets", ["local"], text, choices=("local", "tcp"))
     add(parser, "--place", "out", "where zpccl puts the result", choices=PLACES)
-    text = "tensors of the size in one all_reduce_multiple_with_retry; zpccl only; 1: all_reduce"
-    add(parser, "--batch", 1, text, type=positive)
-    add(parser, "--concurrent", 4, "tensors of a batch that are reduced at a time", type=positive)
+    add(parser, "--batch", 1, "tensors of the size in each repetition", type=positive)
+    add(parser, "--concurrent", 4, "tensors of a batch that zpccl reduces at a time", type=positive)
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if options.batch > 1:
-        if options.systems not in (None, ["zpccl"]) or options.place == "in_no_restore":
-            parser.error("--batch: only zpccl has batches, and they restore")
-        options.systems = ["zpccl"]
+    if options.batch > 1 and options.place == "in_no_restore":
+        parser.error("--batch: batches of zpccl restore")
     check_systems(parser, options, SYSTEMS)
     if options.encryption != ["plain"]:
         check_encryption(parser)
@@ -89,7 +87,7 @@ def start_systems(
 ) -> list[System]:
     """Starts the requested systems. What differs from the defaults of a user is part of the label."""
     systems = []
-    how = {"place": options.place, "batch": options.batch, "concurrent": options.concurrent}
+    how = {"place": options.place, "concurrent": options.concurrent}
     for name in options.systems:
         if name != "zpccl":
             systems.append(stack.enter_context(start_system(LOOPBACK, name, peers, connections)))
@@ -106,7 +104,7 @@ def measure_size(
 ) -> list[Row]:
     """All repetitions of one size; one row per system. Only zpccl quantises."""
     systems = [system for system in systems if quantize == "none" or system.name.startswith("zpccl")]
-    take_turns(systems, options.reps, size_bytes, options.dtype, quantize)
+    take_turns(systems, options.reps, size_bytes, options.dtype, quantize, options.batch)
     rows: list[Row] = []
     for system in systems:
         row: Row = {

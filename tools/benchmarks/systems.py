@@ -64,15 +64,16 @@ class Bench:
         self.send: Array = np.empty(0)
         self.recv: Array = np.empty(0)
         self.quantize = "none"
+        self.batch = 1
         self._resident_bytes = 0
 
-    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
-        """Makes the tensors and touches their pages, after freeing the old ones."""
+    def allocate(self, size_bytes: int, dtype: str, quantize: str, batch: int = 1) -> None:
+        """Makes the tensors and touches their pages, after freeing the old ones. Those of a batch are slices of one."""
         self.send = self.recv = np.empty(0)
-        self.send = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize), dtype)
+        self.send = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize) * batch, dtype)
         fill_with(self.send, pattern([self.rank], dtype))
         self.recv = np.zeros_like(self.send)
-        self.quantize = quantize
+        self.quantize, self.batch = quantize, batch
         self.reset()
 
     def reset(self) -> None:
@@ -87,7 +88,7 @@ class Bench:
         raise NotImplementedError
 
     def once(self) -> None:
-        """One all-reduce."""
+        """One all-reduce, or one batch."""
         raise NotImplementedError
 
     def check(self) -> str:
@@ -131,8 +132,7 @@ class ZpcclBench(Bench):
         address: of the master.
         connections: to each other peer.
         place: one of PLACES.
-        batch: tensors of one all_reduce_multiple_with_retry; 1: all_reduce.
-        concurrent: its `max_in_flight`.
+        concurrent: tensors of a batch that are reduced at a time; None: all.
         algorithm: one of ALGORITHMS.
         encryption: one of ENCRYPTIONS.
         sockets: "local", or "tcp" also where processes share a host.
@@ -146,8 +146,7 @@ class ZpcclBench(Bench):
         address: str,
         connections: int,
         place: str = "out",
-        batch: int = 1,
-        concurrent: int = 4,
+        concurrent: int | None = None,
         algorithm: str = "auto",
         encryption: str = "plain",
         sockets: str = "local",
@@ -157,15 +156,15 @@ class ZpcclBench(Bench):
         is_encrypted = encryption not in ("plain", "authenticated")
         self.peer = Peer(address, connections, secret=secret, encrypt=is_encrypted, local_sockets=sockets == "local")
         self.place, self.algorithm = place, algorithm
-        self.batch, self.concurrent = batch, concurrent
+        self.concurrent = concurrent
         self.descriptors: list[zpccl.ReduceOpDescriptor] = []
         if encryption in Cipher.__members__:
             self.peer.comm._ciphers = (Cipher[encryption],)
 
-    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
-        """Makes the tensors; those of a batch are slices of one."""
+    def allocate(self, size_bytes: int, dtype: str, quantize: str, batch: int = 1) -> None:
+        """Makes the tensors, and descriptors of those of a batch."""
         self.descriptors = []
-        super().allocate(size_bytes * self.batch, dtype, quantize)
+        super().allocate(size_bytes, dtype, quantize, batch)
         pieces = zip(np.split(self.send, self.batch), np.split(self.recv, self.batch), strict=True)
         operand = zpccl.ReduceOperandDescriptor(zpccl.DataType.from_numpy_dtype(self.recv.dtype))
         for tag, (send, recv) in enumerate(pieces):
@@ -198,7 +197,7 @@ class ZpcclBench(Bench):
         """One all-reduce, or one batch."""
         if self.batch > 1:
             self.peer.comm.all_reduce_multiple_with_retry(
-                self.descriptors, max_in_flight=self.concurrent, algorithm=self.algorithm
+                self.descriptors, max_in_flight=self.concurrent or self.batch, algorithm=self.algorithm
             )
             return
         self.peer.comm.all_reduce(
@@ -232,7 +231,7 @@ class GlooBench(Bench):
 
         self.torch = torch
         self.store = store
-        self.tensor: Any = None
+        self.tensors: list[Any] = []
 
     def join(self, addresses: Sequence[Any]) -> None:
         """Connects to the others."""
@@ -240,19 +239,24 @@ class GlooBench(Bench):
         store = distributed.FileStore(self.store, self.peers)
         distributed.init_process_group("gloo", store=store, rank=self.rank, world_size=self.peers)
 
-    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+    def allocate(self, size_bytes: int, dtype: str, quantize: str, batch: int = 1) -> None:
         """Makes the tensors."""
-        self.tensor = None
-        super().allocate(size_bytes, dtype, quantize)
-        self.tensor = self.torch.from_numpy(self.recv)
+        self.tensors = []
+        super().allocate(size_bytes, dtype, quantize, batch)
+        self.tensors = [self.torch.from_numpy(part) for part in np.split(self.recv, batch)]
 
     def reset(self) -> None:
         """Restores the input, which the result has replaced."""
         self.recv[:] = self.send
 
     def once(self) -> None:
-        """One all-reduce."""
-        self.torch.distributed.all_reduce(self.tensor)
+        """One all-reduce, or a batch that is begun at once."""
+        all_reduce = self.torch.distributed.all_reduce
+        if self.batch == 1:
+            all_reduce(self.tensors[0])
+            return
+        for work in [all_reduce(tensor, async_op=True) for tensor in self.tensors]:
+            work.wait()
 
     def close(self) -> None:
         """Leaves."""
@@ -314,9 +318,9 @@ class System:
     cpu_seconds: list[float] = field(default_factory=list)
     iterations: int = 1
 
-    def allocate(self, size_bytes: int, dtype: str, quantize: str) -> None:
+    def allocate(self, size_bytes: int, dtype: str, quantize: str, batch: int = 1) -> None:
         """Makes tensors, warms up, and chooses the number of all-reduces per repetition."""
-        call_all(self.workers, "allocate", size_bytes, dtype, quantize)
+        call_all(self.workers, "allocate", size_bytes, dtype, quantize, batch)
         self.iterations = 1
         for _ in range(WARM_UPS):
             self.repeat()
@@ -352,10 +356,12 @@ class System:
         return {**spread(self.seconds, "seconds"), "cpu_seconds": statistics.median(self.cpu_seconds)}
 
 
-def take_turns(systems: Sequence[System], reps: int, size_bytes: int, dtype: str, quantize: str) -> None:
+def take_turns(
+    systems: Sequence[System], reps: int, size_bytes: int, dtype: str, quantize: str, batch: int = 1
+) -> None:
     """Measures systems in turns, repetition by repetition, so that disturbances of the machine affect all of them."""
     for system in systems:
-        system.allocate(size_bytes, dtype, quantize)
+        system.allocate(size_bytes, dtype, quantize, batch)
     for _ in range(reps):
         for system in systems:
             system.repeat()

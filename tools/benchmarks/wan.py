@@ -10,7 +10,8 @@ peers have the same delay, rate and loss in both directions; those to the master
 
 The size of the tensor is what the path's rate carries in --seconds, or an eighth of that if even the eighth takes
 longer. So rows are comparable, and slow ones end. `latency_s` is the time of an all-reduce of 4 KiB, the median of
-several: what an all-reduce takes besides its bytes.
+several: what an all-reduce takes besides its bytes. `buckets_s` is that of 20 all-reduces of 1 MiB that are begun at
+once, as those of the buckets of a training step of DDP are.
 
 `mbit` is the rate at which a peer sends, 2(N-1)/N x bytes / seconds; `share` is the fraction of the path's rate, of
 which IP and TCP headers take 3.5 %. `late` and `device_drops` are late and lost packets of the emulator: check them
@@ -42,6 +43,7 @@ OWN_SYSTEMS = ("zpccl", "encrypted")
 """Systems that can choose their number of connections."""
 LATENCY_BYTES = 4096
 LATENCY_CALLS = 9
+BUCKETS, BUCKET_BYTES, BUCKET_STEPS = 20, 1 << 20, 7
 UNIT_BYTES = 1 << 20
 PART, PROBES = 8, 2
 """If each of PROBES probes with this fraction of the tensor takes longer than --seconds, the fraction is used."""
@@ -70,18 +72,14 @@ def settings_of(cell: Cell, options: argparse.Namespace) -> Settings:
 # --- Measuring --------------------------------------------------------------------------------------------------------
 
 
-def choose_bytes(system: System, options: argparse.Namespace) -> tuple[int, float]:
-    """Chooses the size of the tensor, in whole MiB; also returns the seconds of a minimal all-reduce.
-
-    The probes also warm up the connections.
-    """
+def choose_bytes(system: System, options: argparse.Namespace) -> int:
+    """Chooses the size of the tensor, in whole MiB. The probes also warm up the connections."""
     whole = rate_bytes(options) * options.seconds / (2 * (options.peers - 1) / options.peers)
     whole = min(TENSOR_BYTES_MAX, max(PART * UNIT_BYTES, whole))
-    latency_s = statistics.median([once(system, LATENCY_BYTES) for _ in range(LATENCY_CALLS)])
     part = int(whole / PART / UNIT_BYTES) * UNIT_BYTES
     # A single probe may be slow because its last packet was lost, or because congestion windows are still small.
     is_slow = all(once(system, part) > options.seconds for _ in range(PROBES))
-    return part if is_slow else int(whole / UNIT_BYTES) * UNIT_BYTES, latency_s
+    return part if is_slow else int(whole / UNIT_BYTES) * UNIT_BYTES
 
 
 def rate_bytes(options: argparse.Namespace) -> float:
@@ -89,9 +87,9 @@ def rate_bytes(options: argparse.Namespace) -> float:
     return float(options.rate) * 1e6 / 8
 
 
-def once(system: System, size_bytes: int) -> float:
-    """One checked all-reduce of new tensors; returns the seconds."""
-    call_all(system.workers, "allocate", size_bytes, "float32", "none")
+def once(system: System, size_bytes: int, batch: int = 1) -> float:
+    """One checked all-reduce of new tensors, or one batch; returns the seconds."""
+    call_all(system.workers, "allocate", size_bytes, "float32", "none", batch)
     system.iterations = 1
     system.repeat()
     return system.seconds[-1]
@@ -102,7 +100,9 @@ def measure_system(network: EmulatedNetwork, name: str, cell: Cell, options: arg
     connections = 1 if name == "gloo" else cell.connections
     what, encryption = ("zpccl", "encrypted") if name == "encrypted" else (name, "plain")
     with start_system(Hosts(network), what, options.peers, connections, label=name, encryption=encryption) as system:
-        size_bytes, latency_s = choose_bytes(system, options)
+        latency_s = statistics.median([once(system, LATENCY_BYTES) for _ in range(LATENCY_CALLS)])
+        size_bytes = choose_bytes(system, options)
+        buckets_s = statistics.median([once(system, BUCKET_BYTES, BUCKETS) for _ in range(BUCKET_STEPS)])
         call_all(system.workers, "allocate", size_bytes, "float32", "none")
         if connections == 0:
             connections = max(call_all(system.workers, "connection_count"))
@@ -125,6 +125,7 @@ def measure_system(network: EmulatedNetwork, name: str, cell: Cell, options: arg
             "reps": options.reps,
             **seconds,
             "latency_s": latency_s,
+            "buckets_s": buckets_s,
             "mbit": mbit,
             "share": mbit / options.rate,
             **what_the_emulator_says(network),
@@ -260,6 +261,7 @@ COLUMNS = [
     Column("own choice", "own_choice"),
     Column("bytes", "bytes", BYTES),
     Column("latency s", "latency_s", ".3f"),
+    Column("buckets s", "buckets_s", ".3f"),
     Column("median s", "seconds_median", ".3f"),
     Column("Mbit/s", "mbit", ".0f"),
     Column("share", "share", ".3f"),
