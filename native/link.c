@@ -6,9 +6,10 @@
  * a frame) or idle (in link->idle). A new frame wakes the connection that has been idle longest; the others look for
  * frames by themselves when they are done. So no frame waits while a connection could take it.
  *
- * Within a host one connection is as fast as the CPUs, and the buffers of more connections would evict each other from
- * the cache. So only the first local_senders_max open connections take frames there; the others stand by and send
- * nothing but acknowledgements (retransmit.c) and announcements (early.c).
+ * Only the first `senders_max` open connections of a link take frames; the others stand by and send nothing but
+ * acknowledgements (retransmit.c) and announcements (early.c). Within a host one connection is as fast as the CPUs, and
+ * the buffers of more connections would evict each other from the cache: there it is local_senders_max. Between hosts it
+ * is what zp_link_set_senders() says: of a slow path, many connections would only fill the queue.
  *
  * Everything here runs under the lock; see engine.h. */
 #include <assert.h>
@@ -274,6 +275,21 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 			stats->rx_bytes[i] = c->rx_bytes;
 			stats->generation[i] = c->retransmit.generation;
 		}
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	return link ? 0 : -ENOTCONN;
+}
+
+int zp_link_set_senders(zp_engine *engine, const uint8_t peer[], uint32_t senders)
+{
+	if (!senders)
+		return -EINVAL;
+	pthread_mutex_lock(&engine->mutex);
+	zp__link *link = zp__link_find(engine, peer);
+	if (link) {
+		link->senders_max = senders;
+		ZP__EACH(node, &link->idle)
+		zp__connection_attend(ZP__ELEMENT(node, zp__connection, idle_node)); /* It may be one of them now. */
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return link ? 0 : -ENOTCONN;

@@ -138,7 +138,7 @@ struct zp__link {
 	uint64_t resent_frames;
 	uint32_t lost_count;
 	bool local;	      /* both ends are on this host; constant */
-	uint32_t senders_max; /* only the first senders_max open connections send frames; constant */
+	uint32_t senders_max; /* only the first senders_max open connections send frames */
 	zp__event event;
 	uint32_t connection_count; /* used length of `connections`; constant */
 	zp__connection connections[ZP_LINK_CONNECTIONS_MAX];

@@ -251,6 +251,9 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 /* -ENOTCONN: there is no link. A system call for each connection. */
 int zp_link_get_flow(zp_engine *engine, const uint8_t peer[], zp_link_flow *flow);
 
+/* From now on only so many open connections of the link to `peer` take frames. -ENOTCONN: there is no link; -EINVAL: 0. */
+int zp_link_set_senders(zp_engine *engine, const uint8_t peer[], uint32_t senders);
+
 /* Starts an attempt at a collective. A REDUCE_DONE follows unless zp_reduce_end() comes first. Until zp_reduce_end()
  * returns, input and output belong to the engine. -ENOTCONN: a link is missing that the algorithm needs (ring: to the
  * next and previous rank; lanes: to parents and children; else: to all ranks); the engine has learnt the id all the same.

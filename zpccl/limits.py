@@ -240,6 +240,13 @@ LINK_CONNECTIONS_FAR_BBR_DEFAULT = 16
 LINK_CONNECTIONS_FAR_DEFAULT = 64
 """The same with a loss-based congestion control such as CUBIC: docs/adr/0017."""
 LINK_CONNECTIONS_MAX = 64
+LINK_SENDER_WINDOW_BYTES = 8 * KIB
+"""Of the connections of a link, so many take frames that each has at most so much under way: less than CUBIC has with
+one lost packet in 50, so that losses alone leave no connection out."""
+LINK_SENDER_WINDOW_BBR_BYTES = 64 * KIB
+"""The same with BBR, which has more under way whatever is lost."""
+LINK_SENDER_ROUND_TRIP_NS = 10 * MS
+"""The least round trip in that: near by, a path with more than 200 Mbit/s is sent on by all connections."""
 LINK_SETUP_TIMEOUT_NS = 5 * SECOND
 """One attempt to set up all connections of a link, over all candidate addresses."""
 LINK_RETRY_INTERVAL_NS = 200 * MS

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from zpccl import limits
-from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, use_bbr
+from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, senders_for, use_bbr
 
 
 @pytest.mark.parametrize("round_trip_ms", [0, 0.05, 10, 24])
@@ -21,6 +21,34 @@ def test_few_near_by(round_trip_ms: float, name: str) -> None:
 @pytest.mark.parametrize(("name", "count"), [("bbr", 16), ("bbr2", 16), ("cubic", 64), ("reno", 64), ("", 64)])
 def test_by_the_congestion_control_far_away(round_trip_ms: int, name: str, count: int) -> None:
     assert connections_for(round_trip_ms * limits.MS, name) == count
+
+
+@pytest.mark.parametrize(
+    ("mbit", "round_trip_ms", "bbr", "cubic"),
+    [
+        (1000, 100, 64, 64),
+        (130, 100, 25, 64),  # What one connection with BBR carries where 0.1 % is lost.
+        (8, 40, 1, 5),
+        (3, 40, 1, 2),
+        (0.1, 300, 1, 1),
+        (1000, 0.2, 20, 64),  # Near by, there are 4.
+        (30, 0.2, 1, 5),
+    ],
+)
+def test_slow_paths_are_not_sent_on_by_all_connections(mbit: float, round_trip_ms: float, bbr: int, cubic: int) -> None:
+    rate, round_trip_ns = int(mbit * 125_000), int(round_trip_ms * limits.MS)
+    assert senders_for(rate, round_trip_ns, 64, "bbr") == bbr
+    assert senders_for(rate, round_trip_ns, 64, "cubic") == senders_for(rate, round_trip_ns, 64, "") == cubic
+
+
+@pytest.mark.parametrize(("name", "segments"), [("bbr", 100), ("cubic", 6), ("cubic", 12), ("cubic", 39)])
+def test_lost_packets_alone_leave_no_connection_out(name: str, segments: int) -> None:
+    """So much do they have under way over 100 ms, CUBIC with losses of 4, 1 and 0.1 %. One connection grows to all."""
+    count, senders = 64, 1
+    for _ in range(100):
+        rate = senders * segments * 1448 * 10
+        senders = max(senders, senders_for(rate, 100 * limits.MS, count, name))
+    assert senders == count
 
 
 def test_tcp_knows_the_round_trip_of_a_new_connection() -> None:

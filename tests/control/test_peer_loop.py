@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
 import zpccl
 from zpccl import arguments, limits
 from zpccl.control.calls import PendingCall
+from zpccl.control.link_ends import LinkEnds
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import Engine, EngineEvent, ReduceDone, ReducePlan
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
-from zpccl.protocol.messages import Hello, Kick, Leave, Reducing, Withdraw, decode_peer_message, encode
+from zpccl.protocol.messages import Hello, Kick, Leave, PathSample, Reducing, Withdraw, decode_peer_message, encode
 from zpccl.protocol.peer import State
 from zpccl.protocol.session import SocketPhase
 from zpccl.types import ReduceOp
@@ -280,3 +282,53 @@ def test_the_end_waits_for_memory_that_is_restored(loop: PeerLoop, engine: Resto
     engine.go_on.set()
     ending.join(WAIT_MS / 1000)
     assert isinstance(large.future.exception(), PeerLost)
+
+
+# --- Connections that stand by ----------------------------------------------------------------------------------------
+
+
+class Choosing(Engine):
+    """Keeps how many connections are to be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.senders: dict[bytes, int] = {}
+
+    def set_senders(self, peer: bytes, senders: int) -> None:
+        self.senders[peer] = senders
+
+
+SLOW = PathSample(b"s" * 16, 10**6, 10**6, round_trip_us=50_000, is_limited=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "count", "senders"),
+    [
+        (SLOW, 0, {SLOW.peer_id: 7}),
+        (replace(SLOW, is_limited=False), 0, {}),  # It may carry more.
+        (replace(SLOW, peer_id=b"g" * 16), 0, {}),  # Its link is gone.
+        (SLOW, 16, {}),  # The user's number.
+    ],
+    ids=["slow", "waited for bytes", "gone", "of the user"],
+)
+def test_slow_paths_leave_connections_unused(
+    loop: PeerLoop, path: PathSample, count: int, senders: dict[bytes, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_handle", lambda event, now_ns: None)
+    monkeypatch.setattr(loop, "_chooses_senders", count == 0)
+    monkeypatch.setattr(loop._rates, "end", lambda attempt_id: (path,))
+    loop._link_ends[SLOW.peer_id] = LinkEnds("", "", "eth0", 16, "cubic", is_local=False)
+    engine, was = Choosing(), loop.engine
+    with engine:
+        loop.engine = engine
+        loop._on_engine_event(ReduceDone(1, 0, 7, 0, 0, None, has_told=True), NOW_NS)
+        loop.engine = was
+    assert engine.senders == senders
+
+
+def test_the_user_s_number_of_connections_is_used() -> None:
+    for count, chooses in ((0, True), (16, False)):
+        loop = zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1", connections=count)._make_loop()
+        assert loop._chooses_senders == chooses
+        loop._machine.state = State.NEW
+        loop.close()

@@ -227,6 +227,25 @@ def test_within_a_host_some_connections_stand_by(senders: int) -> None:
     mesh.close()
 
 
+def test_connections_of_a_link_stand_by_from_one_attempt_to_the_next() -> None:
+    mesh = Mesh(2, connections=4, local_senders_max=0)
+    case = Case(frame_bytes=16 * 1024)
+    carried = np.zeros(4, np.int64)
+    for senders in (4, 1, 3):
+        mesh.engines[0].set_senders(peer_id(1), senders)
+        run(mesh, case, random_inputs(np.random.default_rng(2), case, 500_000, 2))
+        now = np.array(mesh.engines[0].link_stats(peer_id(1))[0])
+        sent, carried = now - carried, now
+        assert (sent[:senders] > case.frame_bytes).all() and (sent[senders:] < case.frame_bytes).all(), (senders, sent)
+    with pytest.raises(EngineError) as refused:
+        mesh.engines[0].set_senders(peer_id(1), 0)
+    assert refused.value.errno == errno.EINVAL
+    with pytest.raises(EngineError) as refused:
+        mesh.engines[0].set_senders(peer_id(7), 1)
+    assert refused.value.errno == errno.ENOTCONN
+    mesh.close()
+
+
 def test_a_peer_with_the_same_address_is_local() -> None:
     with Engine() as engine:
         ends = []

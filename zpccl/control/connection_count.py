@@ -1,7 +1,8 @@
 """The congestion control of far connections, and the default number of connections of a link.
 
 Each end of a far connection asks the kernel for BBR, for this socket alone. Where that is refused, the one that the
-system is set to stays. The number of connections is chosen once, when the first one is up.
+system is set to stays. The number of connections is chosen once, when the first one is up; how many of them are used
+follows from what the path turns out to carry.
 
 The congestion window of a connection is bounded by the kernel's buffer limits and by packet loss. So its throughput
 falls as the round-trip time grows, and more connections make up for that; on a short path they gain nothing. How many
@@ -31,6 +32,24 @@ def connections_for(round_trip_ns: int, congestion_control: str) -> int:
         return limits.LINK_CONNECTIONS_DEFAULT
     is_bbr = _is_bbr(congestion_control)
     return limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_bbr else limits.LINK_CONNECTIONS_FAR_DEFAULT
+
+
+def senders_for(rate: int, round_trip_ns: int, count: int, congestion_control: str) -> int:
+    """How many connections of a link take frames: so many that each has enough under way.
+
+    No congestion control sends less than a few segments a round trip, and BBR remembers for ten round trips what the
+    path had to spare, so many connections overflow the queue of a slow path.
+
+    Args:
+        rate: what the path carries, in bytes per second.
+        round_trip_ns: of the unloaded path; one below LINK_SENDER_ROUND_TRIP_NS counts as that.
+        count: connections of the link.
+        congestion_control: the kernel's name for it; "" if unknown.
+    """
+    under_way = rate * max(round_trip_ns, limits.LINK_SENDER_ROUND_TRIP_NS) // limits.SECOND
+    is_bbr = _is_bbr(congestion_control)
+    window = limits.LINK_SENDER_WINDOW_BBR_BYTES if is_bbr else limits.LINK_SENDER_WINDOW_BYTES
+    return max(1, min(count, -(-under_way // window)))
 
 
 def use_bbr(connection: socket.socket) -> bool:

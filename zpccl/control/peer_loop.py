@@ -28,7 +28,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -39,6 +39,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.calls import PendingCall
+from zpccl.control.connection_count import senders_for
 from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
 from zpccl.control.link_ends import LinkEnds, ends_of
@@ -52,6 +53,7 @@ from zpccl.engine.engine import (
     DIGEST_CHANNEL,
     ConnectionLost,
     Engine,
+    EngineError,
     EngineEvent,
     LinkLost,
     MessageReceived,
@@ -59,7 +61,7 @@ from zpccl.engine.engine import (
 )
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import CollectiveSpec, Measurements, Member, Spec, Vote, encode
+from zpccl.protocol.messages import CollectiveSpec, Measurements, Member, PathSample, Spec, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
@@ -113,7 +115,7 @@ class PeerLoop:
         options: who the peer is. Its addresses are filled in from the listener.
         endpoints: of the masters, for ZeroMQ ("tcp://host:port").
         listener: a listening socket; the loop owns it from now on.
-        connection_count: TCP connections of each link.
+        connection_count: TCP connections of each link, all of which are used; 0: chosen by connection_count.py.
         advertise: an address at which others reach this peer, or None.
         heartbeat_timeout_ns: a master that is silent for so long is away.
         keys: what proves this peer and the master to each other; None in a run without a secret.
@@ -153,6 +155,7 @@ class PeerLoop:
         self.engine = Engine()
         self.engine.open_channel(DIGEST_CHANNEL)
         self._rates = RateMeter(self.engine)
+        self._chooses_senders = connection_count == 0
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._broker = LinkBroker(
             options.peer_id,
@@ -423,6 +426,7 @@ class PeerLoop:
                 call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
             error = os.strerror(-event.status) if event.status < 0 else ""
             paths = self._rates.end(event.attempt_id)
+            self._choose_senders(paths)
             done = events.ReduceDone(event.attempt_id, event.digest, error, event.fault, event.has_told, paths)
             self._handle(done, now_ns)
         elif isinstance(event, MessageReceived):  # All others go to the transfers themselves.
@@ -633,6 +637,18 @@ class PeerLoop:
             return
         new.connection.detach()
         logger.info("connection %d to peer %s is open", new.index, new.peer_id.hex())
+
+    def _choose_senders(self, paths: Iterable[PathSample]) -> None:
+        """Leaves connections to slow paths unused. A path that waited for bytes may carry more than it has shown."""
+        for path in paths:
+            ends = self._link_ends.get(path.peer_id)
+            if not self._chooses_senders or ends is None or not path.is_limited:
+                continue
+            rate = path.sent_bytes * limits.SECOND // (path.busy_us * limits.US)
+            round_trip_ns = path.round_trip_us * limits.US
+            senders = senders_for(rate, round_trip_ns, ends.connections, ends.congestion_control)
+            with contextlib.suppress(EngineError):  # Lost a moment ago.
+                self.engine.set_senders(path.peer_id, senders)
 
     def _close_link(self, peer_id: bytes) -> None:
         if self._link_ids.pop(peer_id, None) is not None:

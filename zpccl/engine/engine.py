@@ -536,6 +536,15 @@ class Engine:
             is_limited=[bool(limited) for limited in list(flow.limited)[:count]],
         )
 
+    def set_senders(self, peer: bytes, senders: int) -> None:
+        """From now on only the first so many open connections of the link to `peer` take frames.
+
+        Raises:
+            EngineError: ENOTCONN, there is no link; EINVAL, less than one.
+        """
+        with self._handle as engine:
+            check_rc(lib.zp_link_set_senders(engine, _peer(peer), senders), "zp_link_set_senders")
+
     def is_local(self, peer: bytes) -> bool:
         """True if `peer` is on this host, by the addresses of the link to it; False without a link."""
         stats = ffi.new("zp_link_stats *")
