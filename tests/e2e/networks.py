@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from networks import Namespaces, Network, NetworkUnavailable, counter
+from wan.emulated import EmulatedNetwork
+from wan.settings import Settings
 
 from e2e import harness
 
@@ -21,6 +23,17 @@ def hosts(count: int) -> Iterator[Network]:
     """A network of `count` hosts. Skips the test if this process cannot make one."""
     try:
         network = Network(count)
+    except NetworkUnavailable as error:
+        pytest.skip(str(error))
+    with network:
+        yield network
+
+
+@contextlib.contextmanager
+def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwork]:
+    """An emulated wide-area network. The test is skipped where there can be none."""
+    try:
+        network = EmulatedNetwork(Settings(host_count).with_lines(lines), seed, realtime=False)
     except NetworkUnavailable as error:
         pytest.skip(str(error))
     with network:

@@ -1,4 +1,4 @@
-"""Both algorithms between processes: peers that die in the middle. Results: engine/test_engine.py."""
+"""All algorithms between processes: peers that die in the middle. Results: engine/test_engine.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import zpccl
-from e2e.harness import Peer, cluster
+from e2e.harness import Child, Peer, all_of, cluster
+from e2e.networks import hosts, wide
+from e2e.training import again
 from zpccl.types import Algorithm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -49,3 +51,75 @@ def test_a_peer_that_is_killed_in_the_middle(algorithm: str, victim: int) -> Non
         assert end["value"] == {1111.0 - 10**victim}
         assert end["failures"] == [((dead.name,), True)]
         assert end["used"] is Algorithm.parse(algorithm)
+
+
+# --- Trees ------------------------------------------------------------------------------------------------------------
+
+UNEVEN = (
+    *("link 1 2 rate_mbit=200", "link 3 4 rate_mbit=200"),
+    *("link 1 3 rate_mbit=100", "link 2 4 rate_mbit=100"),
+    *("link 1 4 rate_mbit=20", "link 2 3 rate_mbit=20"),
+)
+
+
+def reduce_until_it_is(peer: Peer, algorithm: str) -> None:
+    """All-reduces of 8 MiB until the plan is of this kind."""
+    array = np.ones(2 << 20, np.float32)
+    failures: list[tuple[str, ...]] = []
+    while again(failures, lambda: peer.comm.all_reduce(array, np.empty_like(array))).algorithm.name != algorithm:
+        pass
+
+
+def kill_in_the_middle(children: list[Child], victim: int) -> Child:
+    """All reduce, and one of them dies; the others are left in the list."""
+    for index, child in enumerate(children):
+        child.start(reduce_large, 10**index, "auto")
+    dead = children.pop(victim)
+    assert dead.note() == "moving"
+    dead.kill()
+    return dead
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_peer_that_dies_while_trees_share_the_tensor(victim: int) -> None:
+    """S1, S2, L1, L2: whatever it is in each of the lanes."""
+    with wide(5, *UNEVEN) as network, cluster(network=network) as run:
+        children = run.members(4)
+        all_of(children, reduce_until_it_is, "TREES")
+        dead = kill_in_the_middle(children, victim)
+        for end in [child.value() for child in children]:
+            assert end["value"] == {1111.0 - 10**victim}
+            assert end["failures"] == [((dead.name,), True)]
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_the_end_of_a_line_of_peers_dies(place: int) -> None:
+    """The same where each hears only its neighbours, and the frames of the others are relayed."""
+    with hosts(5) as network, cluster(network=network) as run:
+        children = run.members(4)
+        for one, other in ((1, 3), (1, 4), (2, 4)):
+            network.cut(one, other)
+        all_of(children, reduce_until_it_is, "TREES")
+        dead = kill_in_the_middle(children, place)
+        for end in [child.value() for child in children]:
+            assert end == {
+                "value": {1111.0 - 10**place},
+                "failures": [((dead.name,), True)],
+                "used": Algorithm.TREES,
+            }
+
+
+def test_who_was_heard_by_way_of_a_dead_peer_alone_leaves() -> None:
+    """L2, S6: the others go on, and it is told why it cannot."""
+    with hosts(5) as network, cluster(network=network) as run:
+        children = run.members(4)
+        for one, other in ((1, 3), (1, 4), (2, 4)):
+            network.cut(one, other)
+        all_of(children, reduce_until_it_is, "TREES")
+        dead = kill_in_the_middle(children, 1)
+        alone, *others = children
+        failure = alone.failure()
+        assert failure.kind == "Kicked" and "no working data connection" in failure.text
+        for end in [child.value() for child in others]:
+            assert end["value"] == {1100.0} and end["failures"][0] == ((dead.name,), True)
+            assert all(restored for _, restored in end["failures"])

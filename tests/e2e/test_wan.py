@@ -20,29 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from networks import NetworkUnavailable
 from wan.emulated import EmulatedNetwork
-from wan.settings import Settings
 
 from e2e.harness import HANG_SECONDS, until
-from e2e.networks import connection, datagram_socket, is_running, wait_for_resends
+from e2e.networks import connection, datagram_socket, is_running, wait_for_resends, wide
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 COUNT = 5000
 """Datagrams that losses are counted by."""
-
-
-@contextlib.contextmanager
-def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwork]:
-    """A network. The test is skipped where there can be none."""
-    try:
-        network = EmulatedNetwork(Settings(host_count).with_lines(lines), seed, realtime=False)
-    except NetworkUnavailable as error:
-        pytest.skip(str(error))
-    with network:
-        yield network
 
 
 def flood(network: EmulatedNetwork, count: int, size_bytes: int) -> list[int]:
