@@ -460,6 +460,9 @@ class Causes(Checker):
         if kick.reason.endswith(HOST_GONE):
             mates = [other for other in self.cluster.nodes.values() if other.host == node.host]
             self.cluster.require(node.host != "", "S6", f"{node.name} has no host: {kick.reason}")
+            is_struck = self.cluster.has_cause(frozenset((node.peer_id,)), self.cluster.clock.now_ns)  # Or a mate is.
+            has_lost = is_struck or any(not mate.is_alive or mate.peer_id in self._evicted for mate in mates)
+            self.cluster.require(has_lost, "S6", f"{node.name} is removed though its host is whole")
             self._evicted.update(mate.peer_id for mate in mates)
         is_for_links, is_for_votes = kick.result == Result.RANK_CONNECTION_FAILED, "did not vote" in kick.reason
         if is_for_links:
