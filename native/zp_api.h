@@ -171,6 +171,7 @@ typedef struct {
 	uint32_t open_count;	   /* connections that are open now */
 	uint32_t lost_count;	   /* connections that were lost and whose frames were retransmitted */
 	uint32_t local;		   /* 1: both ends are on this host */
+	uint32_t senders;	   /* connections that take frames, of those that it was opened with */
 	uint64_t resent_frames;	   /* frames retransmitted because their connection was lost */
 	uint64_t message_bytes;	   /* of messages that are queued, being sent, or sent and not acknowledged */
 	uint64_t tx_bytes[ZP_LINK_CONNECTIONS_MAX]; /* by index, summed over all generations */

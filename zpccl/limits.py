@@ -247,6 +247,9 @@ LINK_SENDER_WINDOW_BBR_BYTES = 64 * KIB
 """The same with BBR, which has more under way whatever is lost."""
 LINK_SENDER_ROUND_TRIP_NS = 10 * MS
 """The least round trip in that: near by, a path with more than 200 Mbit/s is sent on by all connections."""
+LINK_SENDER_ROUND_TRIP_COUNT = 20
+"""For so many of them a path has to be the limit before connections are left out: a small tensor is slow for its last,
+lost packet."""
 LINK_SETUP_TIMEOUT_NS = 5 * SECOND
 """One attempt to set up all connections of a link, over all candidate addresses."""
 LINK_RETRY_INTERVAL_NS = 200 * MS

@@ -9,6 +9,7 @@ import pytest
 
 from zpccl import limits
 from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, senders_for, use_bbr
+from zpccl.protocol.messages import PathSample
 
 
 @pytest.mark.parametrize("round_trip_ms", [0, 0.05, 10, 24])
@@ -21,6 +22,20 @@ def test_few_near_by(round_trip_ms: float, name: str) -> None:
 @pytest.mark.parametrize(("name", "count"), [("bbr", 16), ("bbr2", 16), ("cubic", 64), ("reno", 64), ("", 64)])
 def test_by_the_congestion_control_far_away(round_trip_ms: int, name: str, count: int) -> None:
     assert connections_for(round_trip_ms * limits.MS, name) == count
+
+
+def carried(mbit: float, round_trip_ms: float, *, seconds: float = 10, is_limited: bool = True) -> PathSample:
+    """What a path with this rate has carried."""
+    sent_bytes, busy_us = int(mbit * 125_000 * seconds), int(seconds * 1_000_000)
+    return PathSample(b"p" * 16, sent_bytes, busy_us, int(round_trip_ms * 1000), is_limited)
+
+
+def settled(path: PathSample, congestion_control: str) -> int:
+    """How many of 64 connections are used in the end."""
+    used = 64
+    for _ in range(10):
+        used = senders_for(path, used, 64, congestion_control)
+    return used
 
 
 @pytest.mark.parametrize(
@@ -36,19 +51,34 @@ def test_by_the_congestion_control_far_away(round_trip_ms: int, name: str, count
     ],
 )
 def test_slow_paths_are_not_sent_on_by_all_connections(mbit: float, round_trip_ms: float, bbr: int, cubic: int) -> None:
-    rate, round_trip_ns = int(mbit * 125_000), int(round_trip_ms * limits.MS)
-    assert senders_for(rate, round_trip_ns, 64, "bbr") == bbr
-    assert senders_for(rate, round_trip_ns, 64, "cubic") == senders_for(rate, round_trip_ns, 64, "") == cubic
+    assert settled(carried(mbit, round_trip_ms), "bbr") == bbr
+    assert settled(carried(mbit, round_trip_ms), "cubic") == settled(carried(mbit, round_trip_ms), "") == cubic
+
+
+@pytest.mark.parametrize(
+    ("path", "senders"),
+    [
+        (carried(8, 40), 16),  # To a quarter at most.
+        (carried(8, 40, seconds=0.7), 64),  # After 20 round trips at the earliest.
+        (carried(8, 40, is_limited=False), 64),  # It has waited for bytes.
+    ],
+)
+def test_few_connections_are_left_out_at_a_time(path: PathSample, senders: int) -> None:
+    assert senders_for(path, 64, 64, "bbr") == senders
+
+
+@pytest.mark.parametrize("path", [carried(1000, 100), carried(1000, 100, seconds=0.1, is_limited=False)])
+def test_all_are_back_at_once(path: PathSample) -> None:
+    assert senders_for(path, 1, 64, "bbr") == senders_for(path, 64, 64, "bbr") == 64
 
 
 @pytest.mark.parametrize(("name", "segments"), [("bbr", 100), ("cubic", 6), ("cubic", 12), ("cubic", 39)])
 def test_lost_packets_alone_leave_no_connection_out(name: str, segments: int) -> None:
     """So much do they have under way over 100 ms, CUBIC with losses of 4, 1 and 0.1 %. One connection grows to all."""
-    count, senders = 64, 1
+    used = 1
     for _ in range(100):
-        rate = senders * segments * 1448 * 10
-        senders = max(senders, senders_for(rate, 100 * limits.MS, count, name))
-    assert senders == count
+        used = senders_for(carried(used * segments * 1448 * 8 / 100_000, 100), used, 64, name)
+    assert used == 64
 
 
 def test_tcp_knows_the_round_trip_of_a_new_connection() -> None:

@@ -15,7 +15,7 @@ from zpccl import arguments, limits
 from zpccl.control.calls import PendingCall
 from zpccl.control.link_ends import LinkEnds
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.engine.engine import Engine, EngineEvent, ReduceDone, ReducePlan
+from zpccl.engine.engine import Engine, EngineEvent, LinkStats, ReduceDone, ReducePlan
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
@@ -288,31 +288,35 @@ def test_the_end_waits_for_memory_that_is_restored(loop: PeerLoop, engine: Resto
 
 
 class Choosing(Engine):
-    """Keeps how many connections are to be used."""
+    """Has one link with 16 connections, and keeps how many are to be used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.senders: dict[bytes, int] = {}
+        self.chosen: list[int] = []
+
+    def link_state(self, peer: bytes) -> LinkStats:
+        return LinkStats(1, 16, 16, 0, 0, 0, [], [], [])
 
     def set_senders(self, peer: bytes, senders: int) -> None:
-        self.senders[peer] = senders
+        self.chosen.append(senders)
 
 
 SLOW = PathSample(b"s" * 16, 10**6, 10**6, round_trip_us=50_000, is_limited=True)
+QUICK = replace(SLOW, sent_bytes=10**9)
 
 
 @pytest.mark.parametrize(
-    ("path", "count", "senders"),
+    ("path", "count", "chosen"),
     [
-        (SLOW, 0, {SLOW.peer_id: 7}),
-        (replace(SLOW, is_limited=False), 0, {}),  # It may carry more.
-        (replace(SLOW, peer_id=b"g" * 16), 0, {}),  # Its link is gone.
-        (SLOW, 16, {}),  # The user's number.
+        (SLOW, 0, [7]),
+        (QUICK, 0, []),
+        (replace(SLOW, peer_id=b"g" * 16), 0, []),  # Its link is gone.
+        (SLOW, 16, []),  # The user's number.
     ],
-    ids=["slow", "waited for bytes", "gone", "of the user"],
+    ids=["slow", "quick", "gone", "of the user"],
 )
 def test_slow_paths_leave_connections_unused(
-    loop: PeerLoop, path: PathSample, count: int, senders: dict[bytes, int], monkeypatch: pytest.MonkeyPatch
+    loop: PeerLoop, path: PathSample, count: int, chosen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_handle", lambda event, now_ns: None)
     monkeypatch.setattr(loop, "_chooses_senders", count == 0)
@@ -323,7 +327,7 @@ def test_slow_paths_leave_connections_unused(
         loop.engine = engine
         loop._on_engine_event(ReduceDone(1, 0, 7, 0, 0, None, has_told=True), NOW_NS)
         loop.engine = was
-    assert engine.senders == senders
+    assert engine.chosen == chosen
 
 
 def test_the_user_s_number_of_connections_is_used() -> None:

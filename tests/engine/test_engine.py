@@ -233,6 +233,7 @@ def test_connections_of_a_link_stand_by_from_one_attempt_to_the_next() -> None:
     carried = np.zeros(4, np.int64)
     for senders in (4, 1, 3):
         mesh.engines[0].set_senders(peer_id(1), senders)
+        assert mesh.engines[0].link_state(peer_id(1)).senders == senders
         run(mesh, case, random_inputs(np.random.default_rng(2), case, 500_000, 2))
         now = np.array(mesh.engines[0].link_stats(peer_id(1))[0])
         sent, carried = now - carried, now

@@ -16,6 +16,8 @@ import socket
 import struct
 
 from zpccl import limits
+from zpccl.limits import SECOND, US
+from zpccl.protocol.messages import PathSample
 
 _ROUND_TRIP = struct.Struct("=68xI")  # tcp_info.tcpi_rtt of linux/tcp.h, in microseconds.
 _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX of net/tcp.h.
@@ -34,22 +36,26 @@ def connections_for(round_trip_ns: int, congestion_control: str) -> int:
     return limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_bbr else limits.LINK_CONNECTIONS_FAR_DEFAULT
 
 
-def senders_for(rate: int, round_trip_ns: int, count: int, congestion_control: str) -> int:
-    """How many connections of a link take frames: so many that each has enough under way.
+def senders_for(path: PathSample, used: int, count: int, congestion_control: str) -> int:
+    """How many connections of a link take frames from now on: so many that each has enough under way.
 
     No congestion control sends less than a few segments a round trip, and BBR remembers for ten round trips what the
-    path had to spare, so many connections overflow the queue of a slow path.
+    path had to spare, so many connections overflow the queue of a slow path. The number grows at once. It falls to a
+    quarter at most, and only where the path was the limit for many round trips: else the path may carry more than this.
 
     Args:
-        rate: what the path carries, in bytes per second.
-        round_trip_ns: of the unloaded path; one below LINK_SENDER_ROUND_TRIP_NS counts as that.
+        path: what it has carried.
+        used: how many have taken frames until now.
         count: connections of the link.
         congestion_control: the kernel's name for it; "" if unknown.
     """
-    under_way = rate * max(round_trip_ns, limits.LINK_SENDER_ROUND_TRIP_NS) // limits.SECOND
+    rate = path.sent_bytes * SECOND // (path.busy_us * US)
+    under_way = rate * max(path.round_trip_us * US, limits.LINK_SENDER_ROUND_TRIP_NS) // SECOND
     is_bbr = _is_bbr(congestion_control)
     window = limits.LINK_SENDER_WINDOW_BBR_BYTES if is_bbr else limits.LINK_SENDER_WINDOW_BYTES
-    return max(1, min(count, -(-under_way // window)))
+    wanted = max(1, min(count, -(-under_way // window)))
+    is_sure = path.is_limited and path.busy_us >= limits.LINK_SENDER_ROUND_TRIP_COUNT * path.round_trip_us
+    return wanted if wanted > used else max(wanted, used // 4) if is_sure else used
 
 
 def use_bbr(connection: socket.socket) -> bool:

@@ -639,16 +639,16 @@ class PeerLoop:
         logger.info("connection %d to peer %s is open", new.index, new.peer_id.hex())
 
     def _choose_senders(self, paths: Iterable[PathSample]) -> None:
-        """Leaves connections to slow paths unused. A path that waited for bytes may carry more than it has shown."""
+        """Uses as many connections of each link as its path has shown a use for."""
         for path in paths:
             ends = self._link_ends.get(path.peer_id)
-            if not self._chooses_senders or ends is None or not path.is_limited:
+            if not self._chooses_senders or ends is None:
                 continue
-            rate = path.sent_bytes * limits.SECOND // (path.busy_us * limits.US)
-            round_trip_ns = path.round_trip_us * limits.US
-            senders = senders_for(rate, round_trip_ns, ends.connections, ends.congestion_control)
             with contextlib.suppress(EngineError):  # Lost a moment ago.
-                self.engine.set_senders(path.peer_id, senders)
+                used = self.engine.link_state(path.peer_id).senders
+                senders = senders_for(path, used, ends.connections, ends.congestion_control)
+                if senders != used:
+                    self.engine.set_senders(path.peer_id, senders)
 
     def _close_link(self, peer_id: bytes) -> None:
         if self._link_ids.pop(peer_id, None) is not None:

@@ -183,6 +183,7 @@ class LinkStats:
     Attributes:
         link_id: what `open_link` returned.
         open_count: connections that are open now.
+        senders: connections that take frames.
         lost_count: connections that were lost while others were left.
         resent_frames: sent again because their connection was lost.
         message_bytes: of messages that are queued, being sent, or sent and not acknowledged by the other end.
@@ -193,6 +194,7 @@ class LinkStats:
 
     link_id: int
     open_count: int
+    senders: int
     lost_count: int
     resent_frames: int
     message_bytes: int
@@ -510,6 +512,7 @@ class Engine:
         return LinkStats(
             link_id=stats.link,
             open_count=stats.open_count,
+            senders=stats.senders,
             lost_count=stats.lost_count,
             resent_frames=stats.resent_frames,
             message_bytes=stats.message_bytes,
