@@ -9,13 +9,15 @@ Each host in a terminal of its own; ZPCCL_MASTER says where the master is. All p
 model, each its shard of every parameter. Those with the same shard, one of each host, are a peer group: they average
 its gradients and share its state. A host is admitted when all its processes are there. When one of them dies, the
 master removes the others too, so that nobody waits for them; torchrun starts them again, and they get the state from
-the other hosts. All hosts end with the same weights, bit for bit.
+the other hosts. All hosts end with the same weights, bit for bit. Needs torch and rich: pip install
+'zpccl[torch,examples]'.
 """
 
 import argparse
 import hashlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ddp_digits import draw, make_model
+from rich.progress import Progress
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -84,6 +87,9 @@ def main() -> None:
     is_newcomer = comm.world_size > 1
     hosts, taken = options.hosts, 0
     images, labels = draw(2000, seed=int(comm.peer_id[:8], 16)).tensors  # Each process has samples of its own.
+    bar = Progress(transient=True, disable=rank != 0 or not sys.stdout.isatty())
+    shown = bar.add_task("steps", total=options.steps)
+    bar.start()
     while step < options.steps:
         if is_newcomer or again(comm.are_peers_pending):
             if not is_newcomer:
@@ -108,8 +114,10 @@ def main() -> None:
         step += 1
         taken += 1
         state.push_revision()
+        bar.update(shown, completed=step.item())
         if rank == 0 and step % 100 == 0:
             print(f"step {step.item()}, loss {loss.item():.3f}, {hosts} hosts", flush=True)
+    bar.stop()
 
     weights = b"".join(parameter.full_tensor().numpy(force=True).tobytes() for parameter in model.parameters())
     if rank == 0:
