@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from rich.progress import track
+from rich.progress import Progress
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -64,25 +64,29 @@ def main() -> None:
     torch.set_num_threads(1)  # Ranks share the cores. More threads also sum in another order from run to run.
     dist.init_process_group(options.backend)
     rank = dist.get_rank()
-    is_watched = rank == 0 and sys.stdout.isatty()
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     digits = draw(options.samples, seed=1)
     sampler = DistributedSampler(digits, seed=2)
     loader = DataLoader(digits, batch_size=32, sampler=sampler)
     begun = time.monotonic()
+    bar = Progress(transient=True, disable=rank != 0 or not sys.stdout.isatty())
+    shown = bar.add_task("batches", total=options.epochs * len(loader))
+    bar.start()
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(1)
-        for images, labels in track(loader, f"epoch {epoch}", transient=True, disable=not is_watched):
+        for images, labels in loader:
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
             total += loss.detach()
+            bar.advance(shown)
         dist.all_reduce(total)
         if rank == 0:
             print(f"epoch {epoch}: loss {total.item() / len(loader) / dist.get_world_size():.9f}", flush=True)
+    bar.stop()
     if rank == 0:
         images, labels = draw(1000, seed=3).tensors
         accuracy = (model.module(images).argmax(1) == labels).double().mean().item()
@@ -90,6 +94,7 @@ def main() -> None:
         print(f"accuracy {accuracy:.1%} after {took:.1f} s on {dist.get_world_size()} ranks of {options.backend}")
         if options.save:
             torch.save(model.module.state_dict(), options.save)
+    dist.barrier()  # A thread of Gloo that still held a tensor while Python ends would abort the process.
     dist.destroy_process_group()
 
 
