@@ -255,6 +255,16 @@ def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -
     assert bench.machine.registry.round == 4
 
 
+def test_who_waits_for_that_admission_hears_of_the_list_first(bench: TakeOver) -> None:
+    """Standby, seed 9991228, L3: else it goes on as one who is alone, and the newcomer waits for it in a sync."""
+    bench.report("a", "ab", round=3)
+    bench.report("b", "ab", round=3)
+    bench.say("a", topology_vote(50, 50, UPDATE, after_round=3))
+    told = bench.report("c", "abc", 6, round=4, round_value=1)
+    heard = [type(message) for connection, message in told if connection == "a1"]
+    assert heard.index(Members) < heard.index(Decision)
+
+
 @pytest.mark.parametrize("members", ["ac", "ab"])
 def test_a_list_that_lacks_one_of_ours_or_its_reporter_makes_no_member(bench: TakeOver, members: str) -> None:
     """S3: the former master had removed b and told c alone. Here b is a member, so c cannot be one by that list. Or c

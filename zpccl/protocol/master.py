@@ -970,6 +970,8 @@ class MasterMachine:
         self._takeover.apply_round(history)
         if self.registry.epoch != self._announced_epoch:
             self._propose()  # Before the list is sent.
+            others = [other for other in self.registry.order if other is not peer]
+            self._outbox.broadcast(others, self.registry.member_list())  # Before votes of its round are answered.
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
