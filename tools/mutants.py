@@ -344,6 +344,14 @@ ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulat
   L1: a joiner that became ready between its Hello and its Welcome is never admitted
   - self._send_ready()
   + self._send_linked()
+returns-ready-at-once: protocol.peer:PeerMachine._on_yielded (unit tests)
+  L3: a peer whose run has yielded is admitted between two of its calls, and makes another one than the members
+  - self._is_ready = any(is_update(call) and not call.has_answer for call in self.calls.values())
+  + self._is_ready = True
+late-admission-is-told-after-its-round: protocol.master:MasterMachine._on_report (unit tests)
+  L3: who waits for an admission hears that it is done, and goes on as one who is alone
+  - self._outbox.broadcast(others, self.registry.member_list())
+  + self._outbox.broadcast(others[:0], self.registry.member_list())
 ready-forgotten-with-its-connection: protocol.master:MasterMachine._on_hello (unit tests)
   L2: a joiner that became ready while its connection was broken is never admitted
   - known.on_ready()

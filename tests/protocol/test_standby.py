@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from zpccl.protocol.messages import (
     Linked,
     Members,
     MembersCommitted,
+    Ready,
     Refusal,
     Refused,
     RunReport,
@@ -758,6 +760,31 @@ def test_who_returns_asks_a_master_that_refuses_it_once_more_and_then_another() 
     assert not any(isinstance(effect, Send) for effect in peer.hear(refused))
     assert peer.tick() == [UseMaster(1)]
     assert peer.machine.state is State.RETURNING
+
+
+def hellos(effects: Iterable[Any]) -> list[bool]:
+    """Whether the peer says that it is ready, in each Hello."""
+    sent = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [message.is_ready for message in sent if isinstance(message, Hello)]
+
+
+def test_who_returns_is_ready_once_it_waits_for_its_admission() -> None:
+    """L3: else it is admitted between two of its calls, and makes the second one while the members sync."""
+    peer = peer_of_two().member()
+    assert hellos(peer.hear(Refused(Refusal.YIELDED, ""))) == [False]
+    assert not any(isinstance(effect, Send) and isinstance(effect.message, Ready) for effect in peer.topology(5))
+    assert Send(Ready()) in peer.hear(Welcome(b"another run 1234", 3))
+    peer.reconnect()
+    assert Send(Ready()) in peer.hear(Welcome(b"another run 1234", 3))
+
+    peer = peer_of_two().member()
+    peer.hear(Refused(Refusal.YIELDED, ""))
+    assert Send(Ready()) not in peer.hear(Welcome(b"another run 1234", 3))
+    assert Send(Ready()) in peer.topology(5)
+
+    peer = peer_of_two().member()
+    peer.topology(5)
+    assert hellos(peer.hear(Refused(Refusal.YIELDED, ""))) == [True]
 
 
 def test_refusals_of_all_that_was_said_do_not_multiply() -> None:

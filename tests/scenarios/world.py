@@ -405,9 +405,11 @@ class World:
         return peers
 
     def admit(self, voters: Iterable[Peer], joiners: Iterable[Peer]) -> None:
-        """The members call update_topology: the joiners become members."""
-        calls, joiners = [voter.topology() for voter in voters], list(joiners)
-        self.settle(calls)
+        """The members call update_topology, and joiners whose run has yielded: the joiners become members."""
+        joiners = list(joiners)
+        waiting = [joiner.topology() for joiner in joiners if joiner.state is State.RETURNING]
+        self.run(0.2 if waiting else 0)
+        self.settle([*(voter.topology() for voter in voters), *waiting])
         self.until(lambda: all(joiner.state is State.MEMBER for joiner in joiners), what=f"{joiners} become members")
         self.run(0.3)
 

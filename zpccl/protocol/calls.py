@@ -168,6 +168,11 @@ def is_question(call: Call) -> bool:
     return isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.PENDING
 
 
+def is_update(call: Call) -> bool:
+    """True for update_topology()."""
+    return isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.UPDATE
+
+
 def tag_of(call: Call) -> int:
     """The tag of a collective."""
     assert isinstance(call.spec, CollectiveSpec)

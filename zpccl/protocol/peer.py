@@ -81,6 +81,7 @@ from zpccl.protocol.calls import (
     is_collective,
     is_question,
     is_sync,
+    is_update,
     tag_of,
 )
 from zpccl.protocol.commit import Digests, Told, tells_digests
@@ -134,7 +135,6 @@ from zpccl.protocol.messages import (
     Report,
     RunReport,
     Spec,
-    TopologyKind,
     TopologySpec,
     Vote,
     Votes,
@@ -219,6 +219,7 @@ class PeerMachine:
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
         self._is_ready = options.is_ready
+        self._was_unready = not options.is_ready
         self._old_members: tuple[bytes, ...] = ()
         self._since = 0  # The epoch of the first list with this peer.
         self._parent = 0
@@ -417,7 +418,7 @@ class PeerMachine:
 
     def _send_ready(self) -> None:
         """Sends Ready, if the peer was not ready at first: the last Hello may be older, or to another master."""
-        if self._is_registered() and self._is_ready and not self.options.is_ready:
+        if self._is_registered() and not self._is_unregistered() and self._is_ready and self._was_unready:
             self._send(Ready())
 
     def _on_try_failed(self, reason: str, now_ns: int) -> None:
@@ -588,9 +589,10 @@ class PeerMachine:
             self.state = State.PENDING
             self._send_ready()
             return self._log(Level.INFO, "registered; waiting to be admitted")
-        if is_other_run or is_other_term:  # Before this master led, it ignored these messages.
+        if is_other_run or is_other_term:
             self._log(Level.INFO, "registered with another run" if is_other_run else "another master leads the run")
-            self._send_standing()
+        if is_other_run or is_other_term or self.state is State.RETURNING:
+            self._send_standing()  # Before this master led, or had registered this peer, it ignored these messages.
         return None
 
     def _register(self, run_id: bytes, leader: Promise) -> None:
@@ -651,6 +653,9 @@ class PeerMachine:
             self.state = State.RETURNING
             for call in list(self.calls.values()):
                 self._answer_alone(call)
+            # Else it would be admitted between two other calls, and make the second one while the members sync.
+            self._is_ready = any(is_update(call) and not call.has_answer for call in self.calls.values())
+            self._was_unready = True
             self._miss_master(now_ns)
             self._log(Level.WARNING, "the run yields to an earlier one, or goes on without it; waiting to be admitted")
         self._acceptor.on_disconnected()
@@ -865,10 +870,10 @@ class PeerMachine:
     def _answer_alone(self, call: Call) -> None:
         """Answers a call of a returning peer, as if it were the only member and others were pending.
 
-        Only update_topology() waits: the members call it, too, when they admit this peer.
+        Only update_topology() waits: the members call it, too, when they admit this peer. They do so once it waits.
         """
-        if isinstance(call.spec, TopologySpec) and call.spec.kind is TopologyKind.UPDATE and not call.is_released:
-            return
+        if is_update(call) and not call.is_released:
+            return self._on_ready()
         if call.call_id not in self.calls:
             return  # It was held for one before it, and answered with that.
         error = self._loneliness(call)
