@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from zpccl import limits
 from zpccl.protocol.master_list import CommonList
+from zpccl.protocol.messages import Refusal, Refused, Welcome
 
+from .harness import MasterBench
 from .takeover import hello_of
 
 
@@ -26,3 +29,16 @@ def test_a_newcomer_needs_the_list_of_the_others(masters: tuple[str, ...], index
     common = CommonList()
     common.note(replace(hello_of("x"), masters=("a", "b", "c"), master_index=1), 0)
     assert bool(common.difference(replace(hello_of("y"), masters=masters, master_index=index))) == is_refused
+
+
+def test_the_list_of_peers_that_have_gone_is_forgotten() -> None:
+    """Duel, seed 9986257, L2: a peer with a wrong list began the run and left; all others were refused without end."""
+    bench = MasterBench()
+    bench.hello("x")
+    bench.leave("x")
+    assert not bench.machine.registry.peers
+    ((_, refused),) = bench.hello("y", masters=("m:1", "n:2"))
+    assert isinstance(refused, Refused) and refused.refusal is Refusal.OTHER_MASTERS
+    bench.tick(limits.RUN_MEMORY_NS + 1)
+    told = bench.hello("y", masters=("m:1", "n:2"))
+    assert any(isinstance(message, Welcome) for _, message in told)

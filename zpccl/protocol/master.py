@@ -436,7 +436,7 @@ class MasterMachine:
 
     def _has_other_masters(self, connection: Hashable, hello: Hello) -> bool:
         """True for a newcomer that was given another list of masters than the others. It is refused."""
-        if self.is_recovering:
+        if self.is_recovering or not self.registry.peers:
             self._masters.forget_if_old(self._outbox.now_ns)
         reason = self._masters.difference(hello)
         if not reason:
