@@ -54,8 +54,10 @@ def senders_for(path: PathSample, used: int, count: int, congestion_control: str
     is_bbr = _is_bbr(congestion_control)
     window = limits.LINK_SENDER_WINDOW_BBR_BYTES if is_bbr else limits.LINK_SENDER_WINDOW_BYTES
     wanted = max(1, min(count, -(-under_way // window)))
+    if wanted >= used:
+        return wanted
     is_sure = path.is_limited and path.busy_us >= limits.LINK_SENDER_ROUND_TRIP_COUNT * path.round_trip_us
-    return wanted if wanted > used else max(wanted, used // 4) if is_sure else used
+    return max(wanted, used // 4) if is_sure else used
 
 
 def use_bbr(connection: socket.socket) -> bool:
