@@ -453,7 +453,8 @@ class Causes(Checker):
 
     def _on_kick(self, connection: str, kick: Kick) -> None:
         node = self.cluster.node_of(connection)
-        if node is None or not node.is_alive or node.peer_id not in self.cluster.member_ids:
+        is_listed = node is not None and (node.peer_id in self.cluster.member_ids or node.peer_id in self._members)
+        if node is None or not node.is_alive or not is_listed:  # The list without it may have gone out long before.
             return
         if kick.reason.endswith("the former master had removed it"):
             self._evicted.add(node.peer_id)  # For a fault of that time.
