@@ -43,6 +43,10 @@ class FakeDevice:
         torch = sys.modules["torch"]  # A tensor that only says that it is on a device.
         return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
 
+    def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
+        torch = sys.modules["torch"]
+        return torch.full(shape, 77, dtype=like.dtype).as_subclass(type(like))
+
     def mark(self) -> int:
         self.marks += 1
         return self.marks

@@ -11,7 +11,8 @@ from e2e.local import Run, local_run
 from fake_device import FakeDevice
 
 import zpccl
-from zpccl import limits
+from zpccl import arguments, limits
+from zpccl.engine import devices
 from zpccl.engine.devices import CudaDevice
 from zpccl.engine.tensors import new_tensor
 from zpccl.state import regions
@@ -111,10 +112,158 @@ class OnGpu(torch.Tensor):  # type: ignore[misc, name-defined]
         return torch.device("cuda:0")
 
 
-def test_a_tensor_on_a_gpu_is_refused_with_what_to_do(pair: Run) -> None:
-    tensor = torch.ones(4).as_subclass(OnGpu)
-    with pytest.raises(zpccl.InvalidArgument, match=r"cuda:0.*tensor\.cpu\(\)"):
-        pair.comms[0].all_reduce(tensor)
+def test_a_tensor_on_another_device_is_refused_with_what_to_do(pair: Run) -> None:
+    with pytest.raises(zpccl.InvalidArgument, match=r"meta.*tensor\.cpu\(\)"):
+        pair.comms[0].all_reduce(torch.ones(4, device="meta"))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    device = FakeDevice()
+    monkeypatch.setitem(devices._devices, "cuda:0", device)
+    return device
+
+
+def on_gpu(*values: float, dtype: Any = torch.float32) -> Any:
+    return torch.tensor(values).to(dtype).as_subclass(OnGpu)
+
+
+def numbers(tensor: Any) -> list[float]:
+    """What is on the device, which nobody else may look at."""
+    assert isinstance(tensor, OnGpu)
+    return [float(value) for value in tensor.as_subclass(torch.Tensor).flatten()]
+
+
+def place_of(pair: Run, comm: zpccl.Communicator) -> int:
+    return int(comm is not pair.comms[0])
+
+
+COLLECTIVES: dict[str, Any] = {
+    "new": lambda comm, place: numbers(comm.all_reduce(on_gpu(1, 2))) == [2, 4],
+    "bfloat16": lambda comm, place: numbers(comm.all_reduce(on_gpu(256, 1, dtype=torch.bfloat16))) == [512, 2],
+    "gather": lambda comm, place: sorted(numbers(comm.all_gather(on_gpu(place)).tensor)) == [0, 1],
+    "all to all": lambda comm, place: sorted(numbers(comm.all_to_all(on_gpu(place, place)).tensor)) == [0, 1],
+    "scatter": lambda comm, place: numbers(comm.reduce_scatter(on_gpu(1, 1, 1)).tensor)[0] == 2,
+}
+
+
+@pytest.mark.parametrize("what", COLLECTIVES)
+def test_collectives_of_tensors_on_a_gpu(pair: Run, gpu: FakeDevice, what: str) -> None:
+    """Results are on the GPU, too, and no copy is under way after the call."""
+    assert pair.all(lambda comm: COLLECTIVES[what](comm, place_of(pair, comm))) == [True, True]
+    assert gpu.under_way == 0 and sum(entry[0] == "out" for entry in gpu.log) == 2
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_tensor_on_a_gpu_is_reduced_in_place(pair: Run, gpu: FakeDevice, is_async: bool) -> None:
+    def reduce(comm: zpccl.Communicator) -> list[float]:
+        tensor = on_gpu(1, 2, 3)
+        if is_async:
+            handle = comm.all_reduce_async(tensor, tensor)
+            assert [handle.wait()[0] for _ in range(2)] == [True, True]
+            assert numbers(handle.result) == numbers(tensor)
+        else:
+            comm.all_reduce(tensor, tensor)
+        return numbers(tensor)
+
+    assert pair.all(reduce) == [[2.0, 4.0, 6.0]] * 2
+    assert sum(entry[0] == "in" for entry in gpu.log) == 2, "once for each, however often somebody waits"
+
+
+def test_a_broadcast_from_a_gpu_to_a_cpu(pair: Run, gpu: FakeDevice) -> None:
+    """And nothing is copied where nothing changes, or nothing is used."""
+
+    def broadcast(comm: zpccl.Communicator) -> list[float]:
+        is_root = place_of(pair, comm) == 0
+        tensor = on_gpu(5, 6) if is_root else torch.zeros(2)
+        comm.broadcast(tensor, is_root=is_root)
+        return [float(value) for value in tensor.as_subclass(torch.Tensor)]
+
+    assert pair.all(broadcast) == [[5.0, 6.0]] * 2
+    assert [entry[0] for entry in gpu.log] == ["out", "done"]
+    gpu.log.clear()
+
+    def receive(comm: zpccl.Communicator) -> list[float]:
+        is_root = place_of(pair, comm) == 0
+        tensor = torch.tensor([7.0]) if is_root else on_gpu(0)
+        comm.broadcast(tensor, is_root=is_root)
+        return [float(value) for value in tensor.as_subclass(torch.Tensor)]
+
+    assert pair.all(receive) == [[7.0]] * 2
+    assert [entry[0] for entry in gpu.log] == ["in", "done"]
+
+
+def test_a_collective_that_fails_leaves_a_tensor_on_a_gpu_alone(pair: Run, gpu: FakeDevice) -> None:
+    """S4: even without `restore`."""
+
+    def reduce(comm: zpccl.Communicator) -> list[float]:
+        tensor = on_gpu(*([1.0] * (3 + place_of(pair, comm))))
+        with pytest.raises(zpccl.CollectiveMismatch):
+            comm.all_reduce(tensor, tensor, restore=False)
+        return numbers(tensor)
+
+    assert pair.all(reduce) == [[1.0] * 3, [1.0] * 4]
+    assert "in" not in [entry[0] for entry in gpu.log]
+
+
+def test_many_tensors_on_a_gpu(pair: Run, gpu: FakeDevice) -> None:
+    def reduce(comm: zpccl.Communicator) -> list[list[float]]:
+        tensors = [on_gpu(tag, 1) for tag in range(5)]
+        descriptors = [
+            zpccl.ReduceOpDescriptor.from_torch(
+                tensor,
+                tensor,
+                zpccl.ReduceDescriptor(2, ReduceOp.SUM, tag, zpccl.ReduceOperandDescriptor(DataType.FLOAT)),
+            )
+            for tag, tensor in enumerate(tensors)
+        ]
+        comm.all_reduce_multiple_with_retry(descriptors)
+        return [numbers(tensor) for tensor in tensors]
+
+    assert pair.all(reduce) == [[[2.0 * tag, 2.0] for tag in range(5)]] * 2
+
+
+def test_parts_of_one_tensor_on_a_gpu_do_not_overlap_in_a_call(pair: Run, gpu: FakeDevice) -> None:
+    tensor = on_gpu(1, 2, 3, 4)
+    with pytest.raises(zpccl.InvalidArgument, match="share"):
+        pair.comms[0].all_reduce(tensor[:3], tensor[1:])
+
+
+def test_a_copy_that_fails_is_an_error_before_the_call_is_made(pair: Run, gpu: FakeDevice) -> None:
+    """Nobody else hears of it."""
+    gpu.fail_at = 0
+    with pytest.raises(RuntimeError, match="fell off"):
+        pair.comms[0].all_reduce(on_gpu(1))
+    assert pair.all(lambda comm: numbers(comm.all_reduce(on_gpu(1)))) == [[2.0]] * 2
+
+
+def test_room_on_a_gpu_for_a_result_is_made_before_the_call(gpu: FakeDevice) -> None:
+    """By the caller, for the members that there are; anew only if the group has grown."""
+    call = arguments.all_gather(on_gpu(1, 2), None, 0, 2)
+    assert gpu.stagings == 2 and call.recv_for(2, 1).count == 4 and gpu.stagings == 2
+    assert call.recv_for(3, 0).count == 6 and gpu.stagings == 3
+    with pytest.raises(zpccl.InvalidArgument, match="6 are needed"):
+        arguments.all_gather(on_gpu(1, 2), on_gpu(0, 0, 0, 0), 0, 3)
+
+
+def test_a_tensor_without_elements_needs_no_copies(pair: Run, gpu: FakeDevice) -> None:
+    assert pair.all(lambda comm: comm.all_reduce(on_gpu()).shape) == [(0,)] * 2
+    assert gpu.log == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_collectives_of_a_gpu(pair: Run) -> None:
+    """Work that was queued before is waited for; the result is there when the call returns."""
+
+    def reduce(comm: zpccl.Communicator) -> bool:
+        tensor = torch.zeros(10_000_001, device="cuda")
+        for _ in range(100):
+            tensor += 1
+        comm.all_reduce(tensor, tensor)
+        new = comm.all_reduce(tensor.to(torch.bfloat16))
+        return bool((tensor == 200).all()) and bool((new == 400).all()) and new.is_cuda
+
+    assert pair.all(reduce) == [True, True]
 
 
 def test_shared_state_of_torch_tensors(pair: Run) -> None:

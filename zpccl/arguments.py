@@ -5,13 +5,13 @@ All of it raises InvalidArgument for what cannot be used, and PeerLost for rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zpccl import limits
 from zpccl.caller import checked_int
 from zpccl.control.calls import PendingCall, part_of
-from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, new_tensor, view
+from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, is_on_gpu, new_tensor, view
 from zpccl.errors import InvalidArgument, PeerLost
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import (
@@ -78,7 +78,7 @@ def all_reduce(
     if tensor is None:
         tensor, target = new_tensor(send, tuple(send.shape), source.datatype)
     else:
-        target = source if in_place else view(tensor, "recv", writable=True, datatype=source.datatype)
+        target = source if in_place else view(tensor, "recv", writable=True, reads=False, datatype=source.datatype)
     if target.count != source.count:
         raise InvalidArgument(f"recv has {target.count} elements, send has {source.count}")
     if count is not None and count != source.count:
@@ -127,7 +127,7 @@ def broadcast(tensor: Any, is_root: bool, tag: int, restore: bool) -> Collective
     """A broadcast."""
     if not isinstance(is_root, bool):
         raise InvalidArgument(f"is_root is {is_root!r}; say True on the peer whose tensor is sent, False on the others")
-    memory = view(tensor, "tensor", writable=not is_root)
+    memory = view(tensor, "tensor", writable=not is_root, reads=is_root)
     spec = _spec(CollectiveKind.BROADCAST, tag, memory, is_root=is_root)
     return Collective(spec=spec, send=memory, recv=memory, restore=restore)
 
@@ -153,13 +153,17 @@ class _SizedByPeers(Collective):
     like: Any
     tensor: Any
     world_size: int
+    _is_ours: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.tensor is not None:
-            self.recv = view(self.tensor, "recv", writable=True, datatype=self.send.datatype)
+            self.recv = view(self.tensor, "recv", writable=True, reads=False, datatype=self.send.datatype)
             if self.recv.overlaps(self.send):
                 raise InvalidArgument("send and recv share a part of their memory; pass separate tensors")
             self.recv_for(self.world_size, 0)
+        elif is_on_gpu(self.like):
+            # Page-locked memory takes long: made here, it does not hold up the peer's thread.
+            self._make(self.elements(self.world_size, 0))
 
     def elements(self, world_size: int, place: int) -> int:
         """How many are needed among so many peers, at that place."""
@@ -168,11 +172,19 @@ class _SizedByPeers(Collective):
     def recv_for(self, world_size: int, place: int) -> TensorView:
         """A new tensor, or the user's, if it is large enough."""
         needed = self.elements(world_size, place)
-        if self.tensor is None:
-            self.tensor, self.recv = new_tensor(self.like, (needed,), self.send.datatype)
+        if self.tensor is None or (self._is_ours and self.recv.count < needed):
+            self._make(needed)
         elif self.recv.count < needed:
             raise InvalidArgument(f"recv has {self.recv.count} elements; among {world_size} peers {needed} are needed")
         return self.recv
+
+    def _make(self, count: int) -> None:
+        self.tensor, self.recv = new_tensor(self.like, (count,), self.send.datatype)
+        self._is_ours = True
+
+    def received_bytes(self) -> int:
+        """What the result takes of the tensor."""
+        return self.elements(len(self.peers), self.place) * self.send.datatype.itemsize
 
     def taken(self, *shape: int) -> Any:
         """What the result takes of the tensor."""

@@ -82,6 +82,7 @@ class Caller:
         if error is not None:
             # An error of the loop goes to many calls, and raising writes to it: everyone gets a copy.
             raise copy.copy(error)
+        call.store()
         return call.future.result()
 
     @contextlib.contextmanager

@@ -42,6 +42,7 @@ class AsyncReduceHandle:
         """
         if not self._has_succeeded():
             raise InvalidUsage("there is no result; wait() for it, and look whether it succeeded")
+        self._call.store()
         return self._call.result()
 
     @property
@@ -80,7 +81,10 @@ class AsyncReduceHandle:
         return True, int(Result.SUCCESS), self._call.info()
 
     def done(self) -> bool:
-        """True once the collective has ended, with success or not: the tensors are the caller's again."""
+        """True once the collective has ended, with success or not: the tensors are the caller's again.
+
+        A tensor on a GPU has the result once `wait` has returned.
+        """
         return self._call.future.done()
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
@@ -123,7 +127,7 @@ class Collectives(Caller):
         are undefined after a failure.
 
         Args:
-            send: contiguous numpy array or torch CPU tensor of any shape.
+            send: contiguous numpy array or torch tensor of any shape, on the CPU or a GPU.
             recv: receives the result: a tensor of as many elements of the same dtype, `send` itself for in place, or
                 None for a new tensor, which is then returned.
             op: how elements are combined.
@@ -168,7 +172,8 @@ class Collectives(Caller):
 
         That is 1,024 calls of all kinds in a group of 64 members or less, 65,536 / members in larger ones.
 
-        The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread.
+        The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread. Waits
+        until a tensor on a GPU is copied to memory of the host.
 
         Raises:
             TooFewPeers: alone in the group, or fewer than `min_world_size` are in it.
@@ -192,7 +197,7 @@ class Collectives(Caller):
         If it fails, the tensors are as they were before the call, bit for bit.
 
         Args:
-            tensor: contiguous numpy array or torch CPU tensor, of as many elements of the same dtype on all peers. Its
+            tensor: contiguous numpy array or torch tensor, of as many elements of the same dtype on all peers. Its
                 shape is this peer's own business. Read on the root, written on the others.
             is_root: True on the one peer whose tensor is sent.
             tag: tells collectives apart that run at the same time.
@@ -222,7 +227,7 @@ class Collectives(Caller):
         order. The result says whose each row is. `send` is only read.
 
         Args:
-            send: contiguous numpy array or torch CPU tensor, of as many elements of the same dtype on all peers.
+            send: contiguous numpy array or torch tensor, of as many elements of the same dtype on all peers.
             recv: receives the rows, one after the other: a tensor of the same dtype with `world_size` times the
                 elements of `send`, or more; of these the first are written. Undefined after a failure. None makes a
                 new tensor.
@@ -254,7 +259,7 @@ class Collectives(Caller):
         see `reduce_scatter` for what is verified.
 
         Args:
-            send: contiguous numpy array or torch CPU tensor with one row for each member, of shape `(world_size, ...)`;
+            send: contiguous numpy array or torch tensor with one row for each member, of shape `(world_size, ...)`;
                 as many elements of the same dtype on all peers.
             recv: receives the rows: a tensor of the same dtype with the elements of `send`, or more; of these the first
                 are written. Undefined after a failure. None makes a new tensor.
@@ -303,7 +308,7 @@ class Collectives(Caller):
         but those of 64 bits twice.
 
         Args:
-            send: contiguous numpy array or torch CPU tensor of any shape.
+            send: contiguous numpy array or torch tensor of any shape.
             recv: receives the part: a tensor of the same dtype with the elements of the longest part, or more; of
                 these the first are written. Undefined after a failure. None makes a new tensor.
             op: how elements are combined.

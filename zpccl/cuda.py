@@ -1,8 +1,11 @@
-"""CUDA support, for programs written for PCCL: collectives take CPU tensors only, shared state may be on a GPU."""
+"""CUDA support, named as in PCCL: tensors on a GPU are reduced and synchronised like those on the CPU."""
 
 from __future__ import annotations
 
+import sys
+
 
 def is_available() -> bool:
-    """False: collectives of CUDA tensors are not supported yet. Use `tensor.cpu()`."""
-    return False
+    """True if torch is imported and has a GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -50,10 +51,31 @@ class PendingCall:
     rx_bytes: int = field(default=0, init=False)
     error: PCCLError | None = field(default=None, init=False)
     start: StartReduce | None = field(default=None, init=False)
+    _store_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _is_stored: bool = field(default=False, init=False)
 
     def result(self) -> Any:
         """What the user gets of a call that has succeeded."""
         return self.future.result()
+
+    def fetch(self) -> None:
+        """Waits until what is sent is in memory of the host. By the user's thread, before the call is made."""
+        if self.send.staged is not None:
+            self.send.staged.fetch()
+
+    def store(self) -> None:
+        """Copies the result to the device whose tensor receives it, once. By a thread of the user, after success."""
+        staged = self.recv.staged
+        if staged is None or (isinstance(self.spec, CollectiveSpec) and self.spec.is_root):
+            return
+        with self._store_lock:
+            if not self._is_stored:
+                staged.store(self.received_bytes())
+            self._is_stored = True
+
+    def received_bytes(self) -> int:
+        """Size of the result."""
+        return self.recv.nbytes
 
     def recv_for(self, world_size: int, place: int) -> TensorView:
         """What receives the result, now that it is known how many peers take part, and this one's place among them.

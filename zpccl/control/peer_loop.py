@@ -233,6 +233,8 @@ class PeerLoop:
 
     def call(self, calls: Sequence[PendingCall], connect_tries: int = 0) -> None:
         """Makes calls: some collectives at once, or any other call."""
+        for call in calls:
+            call.fetch()
         with self._lock:
             call_ids = range(self._next_call_id, self._next_call_id + len(calls))
             self._next_call_id += len(calls)

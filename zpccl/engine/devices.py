@@ -1,4 +1,4 @@
-"""Devices that hold tensors, as far as shared state needs them: copies to and from page-locked memory of the host.
+"""Devices that hold tensors, as far as they are sent: copies to and from page-locked memory of the host.
 
 Copies run beside the CPU, on a stream of their own, in the order in which they are begun. They wait for the work that
 was on the caller's stream when its tensor was looked at, as all of torch does, and for no more.
@@ -37,6 +37,9 @@ class Device(Protocol):
     def bytes_of(self, tensor: Any) -> Any:
         """What the device knows the bytes of a contiguous tensor by. It keeps the memory alive."""
 
+    def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
+        """A new tensor with the dtype of another one, and undefined contents."""
+
     def mark(self) -> Any:
         """A mark after all work that is on the caller's stream now."""
 
@@ -65,6 +68,10 @@ class CudaDevice:
     def bytes_of(self, tensor: Any) -> Any:
         """An alias of the tensor, of bytes in one dimension."""
         return tensor.detach().view(-1).view(self._torch.uint8)
+
+    def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
+        """Of torch's allocator for the GPU."""
+        return self._torch.empty(shape, dtype=like.dtype, device=self._device)
 
     def mark(self) -> Any:
         """An event on the current stream of this thread."""

@@ -1,4 +1,7 @@
-"""Tensors of numpy and torch as plain memory: address, count, dtype. Neither package is imported for it."""
+"""Tensors of numpy and torch as plain memory: address, count, dtype. Neither package is imported for it.
+
+A tensor on a GPU is memory of the host in its place (staged.py).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from zpccl.engine.devices import device_of
+from zpccl.engine.staged import Staged
 from zpccl.errors import InvalidArgument
 from zpccl.types import DataType
 
@@ -16,7 +21,7 @@ class TensorView:
     """The memory of a tensor.
 
     Attributes:
-        owner: the tensor; holding it keeps the memory alive.
+        owner: the tensor, or what stands for one on a device; holding it keeps the memory alive.
         address: of the first element.
         count: elements; 0 also where there is no tensor.
         datatype: of each element.
@@ -32,9 +37,20 @@ class TensorView:
         """Size in bytes."""
         return self.count * self.datatype.itemsize
 
+    @property
+    def staged(self) -> Staged | None:
+        """What stands for a tensor on a device."""
+        return self.owner if isinstance(self.owner, Staged) else None
+
     def overlaps(self, other: TensorView) -> bool:
-        """True if the two share memory."""
-        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+        """True if the two tensors share memory, of whichever device."""
+        device, begin = self._place
+        other_device, other_begin = other._place
+        return device == other_device and begin < other_begin + other.nbytes and other_begin < begin + self.nbytes
+
+    @property
+    def _place(self) -> tuple[str, int]:
+        return ("cpu", self.address) if self.staged is None else self.staged.place
 
 
 NO_MEMORY = TensorView(None, 0, 0, DataType.UINT8)
@@ -47,20 +63,21 @@ def is_torch_tensor(tensor: Any) -> bool:
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
-def view(tensor: Any, name: str, *, writable: bool, datatype: DataType | None = None) -> TensorView:
-    """The memory of a numpy array or a torch CPU tensor.
+def view(tensor: Any, name: str, *, writable: bool, reads: bool = True, datatype: DataType | None = None) -> TensorView:
+    """The memory of a numpy array or a torch tensor, on the CPU or a GPU.
 
     Args:
         tensor: C-contiguous, with at least one element.
         name: of the argument, for error messages.
         writable: the memory will be written.
+        reads: its contents are used.
         datatype: what the caller says the elements are. BFLOAT16 may be said of uint16 arrays, which numpy needs.
 
     Raises:
         InvalidArgument: the tensor cannot be used; the text says why and what to do.
     """
     if is_torch_tensor(tensor):
-        found = _view_torch(tensor, name)
+        found = _view_torch(tensor, name, reads)
     elif _is_numpy_array(tensor):
         found = _view_numpy(tensor, name, writable)
     else:
@@ -79,6 +96,9 @@ def new_tensor(like: Any, shape: tuple[int, ...], datatype: DataType) -> tuple[A
     """
     count = math.prod(shape)
     if is_torch_tensor(like):
+        if is_on_gpu(like):
+            tensor = device_of(like).empty(like, shape)
+            return tensor, _staged(tensor, datatype, reads=False)
         torch = sys.modules["torch"]
         storage = torch.UntypedStorage(count * datatype.itemsize, device="cpu")
         tensor = torch.empty(0, dtype=like.dtype, device="cpu").set_(storage, 0, shape)
@@ -108,11 +128,26 @@ def _view_numpy(array: Any, name: str, writable: bool) -> TensorView:
     return TensorView(array, array.ctypes.data, array.size, datatype)
 
 
-def _view_torch(tensor: Any, name: str) -> TensorView:
-    if tensor.device.type != "cpu":
-        raise InvalidArgument(f"{name} is on {tensor.device}; only CPU tensors are supported: use tensor.cpu()")
+def is_on_gpu(tensor: Any) -> bool:
+    """True for a torch tensor on a GPU."""
+    return is_torch_tensor(tensor) and tensor.device.type == "cuda"
+
+
+def _view_torch(tensor: Any, name: str, reads: bool) -> TensorView:
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{name} is on {tensor.device}; it must be on the CPU or a GPU: use tensor.cpu()")
     datatype = check_torch(tensor, name)
+    if is_on_gpu(tensor):
+        return _staged(tensor, datatype, reads=reads)
     return TensorView(tensor, tensor.data_ptr(), tensor.numel(), datatype)
+
+
+def _staged(tensor: Any, datatype: DataType, *, reads: bool) -> TensorView:
+    count = tensor.numel()
+    if not count:
+        return TensorView(tensor, 0, 0, datatype)
+    staged = Staged(tensor, count * datatype.itemsize, reads=reads)
+    return TensorView(staged, staged.address, count, datatype)
 
 
 def check_torch(tensor: Any, name: str) -> DataType:
