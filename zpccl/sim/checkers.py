@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
+from zpccl.errors import Kicked, NoSharedState, PCCLError, PeerUnreachable, Result, TooFewPeers, VersionMismatch
 from zpccl.protocol import effects
 from zpccl.protocol.calls import CallPhase
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
@@ -106,7 +106,9 @@ class Agreement(Checker):
             node = self.cluster.node_of(connection)  # None: it has another connection by now.
             is_here = node is not None and node.machine.state is State.MEMBER
             is_new = is_here and master.key(connection, message.attempt_id) not in self._between_peers
-            again = self._calls_between.intersection(message.participants.items()) if is_new else None
+            again = self._calls_between.intersection(message.participants.items()) if is_new else set()
+            # Of one address lists may part: whoever has gone on elsewhere is lost here, and the attempt ends for it.
+            again = {(peer_id, call_id) for peer_id, call_id in again if peer_id in master.machine.registry.peers}
             self.cluster.require(not again, "S1", f"a call that its peers have committed is planned: {again}")
         if isinstance(message, Decision):
             attempt, committed, lifetime = (
@@ -843,6 +845,7 @@ class Patience(Checker):
         if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
             return
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
+        is_earned = is_earned or (self.cluster.script.is_parted and isinstance(outcome, PeerUnreachable))  # By NATs.
         if "is ahead of the run's" in str(outcome):  # It has trained alone, and the run yielded: its program ends.
             self._has_left = True
         is_earned = is_earned or self._has_left
