@@ -224,6 +224,14 @@ def test_many_tensors_on_a_gpu(pair: Run, gpu: FakeDevice) -> None:
 
 
 def test_parts_of_one_tensor_on_a_gpu_do_not_overlap_in_a_call(pair: Run, gpu: FakeDevice) -> None:
+    """Another view of the whole is in place."""
+
+    def reduce(comm: zpccl.Communicator) -> list[float]:
+        tensor = on_gpu(1, 2, 3, 4)
+        comm.all_reduce(tensor, tensor.view(2, 2))
+        return numbers(tensor)
+
+    assert pair.all(reduce) == [[2.0, 4.0, 6.0, 8.0]] * 2
     tensor = on_gpu(1, 2, 3, 4)
     with pytest.raises(zpccl.InvalidArgument, match="share"):
         pair.comms[0].all_reduce(tensor[:3], tensor[1:])
@@ -264,6 +272,47 @@ def test_collectives_of_a_gpu(pair: Run) -> None:
         return bool((tensor == 200).all()) and bool((new == 400).all()) and new.is_cuda
 
     assert pair.all(reduce) == [True, True]
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_of_a_distributed_tensor_the_local_part_is_used(pair: Run, mesh: Any) -> None:
+    """It has the shape of the whole, and no memory of its own."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = (4, 3)
+    tensors = [DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], shape=whole, stride=(3, 1)) for _ in range(6)]
+
+    def reduce(comm: zpccl.Communicator) -> list[Any]:
+        mine = tensors[place_of(pair, comm) :: 2]
+        comm.all_reduce(mine[0], mine[0])
+        new = comm.all_reduce(mine[0])
+        rows = comm.all_gather(mine[1]).tensor
+        comm.broadcast(mine[2], is_root=place_of(pair, comm) == 0)
+        return [mine[0].to_local().sum().item(), new.shape, new.sum().item(), rows.shape]
+
+    assert pair.all(reduce) == [[12.0, (2, 3), 24.0, (2, 2, 3)]] * 2
+    region = zpccl.TensorInfo.from_torch(tensors[0], "x").region()
+    assert region.address_range()[1] == tensors[0].to_local().data_ptr()
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused(pair: Run) -> None:
+    class Wrapper(torch.Tensor):  # type: ignore[misc, name-defined]
+        @classmethod
+        def __torch_dispatch__(cls, *arguments: Any, **keywords: Any) -> Any:
+            raise NotImplementedError
+
+    tensor = torch.Tensor._make_wrapper_subclass(Wrapper, (4,), dtype=torch.float32)
+    with pytest.raises(zpccl.InvalidArgument, match="memory"):
+        pair.comms[0].all_reduce(tensor)
 
 
 def test_shared_state_of_torch_tensors(pair: Run) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from zpccl import limits
 from zpccl.caller import checked_int
 from zpccl.control.calls import PendingCall, part_of
-from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, is_on_gpu, new_tensor, view
+from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, is_on_gpu, local_tensor, new_tensor, view
 from zpccl.errors import InvalidArgument, PeerLost
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import (
@@ -73,7 +73,8 @@ def all_reduce(
     if not isinstance(options, QuantizationOptions):
         raise InvalidArgument(f"quantization_options is a {type(options).__name__}")
     datatype = _datatype_of(operand)
-    tensor, in_place = recv, recv is send
+    in_place = recv is send
+    send, tensor = local_tensor(send), local_tensor(recv)
     source = view(send, "send", writable=in_place, datatype=datatype)
     if tensor is None:
         tensor, target = new_tensor(send, tuple(send.shape), source.datatype)
@@ -83,7 +84,7 @@ def all_reduce(
         raise InvalidArgument(f"recv has {target.count} elements, send has {source.count}")
     if count is not None and count != source.count:
         raise InvalidArgument(f"the descriptor says {count} elements, send has {source.count}")
-    if target.address != source.address and target.overlaps(source):
+    if target.place != source.place and target.overlaps(source):
         raise InvalidArgument("send and recv share a part of their memory; pass the same tensor or separate ones")
     # What is not used must be neither compared between peers nor checked.
     if options.algorithm == QuantizationAlgorithm.NONE:
@@ -127,7 +128,7 @@ def broadcast(tensor: Any, is_root: bool, tag: int, restore: bool) -> Collective
     """A broadcast."""
     if not isinstance(is_root, bool):
         raise InvalidArgument(f"is_root is {is_root!r}; say True on the peer whose tensor is sent, False on the others")
-    memory = view(tensor, "tensor", writable=not is_root, reads=is_root)
+    memory = view(local_tensor(tensor), "tensor", writable=not is_root, reads=is_root)
     spec = _spec(CollectiveKind.BROADCAST, tag, memory, is_root=is_root)
     return Collective(spec=spec, send=memory, recv=memory, restore=restore)
 
@@ -252,6 +253,7 @@ class _AllToAll(_SizedByPeers):
 
 def all_gather(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
     """An all-gather among `world_size` members or, if some are lost, fewer."""
+    send, recv = local_tensor(send), local_tensor(recv)
     memory = view(send, "send", writable=False)
     spec = _spec(CollectiveKind.ALL_GATHER, tag, memory)
     return _AllGather(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)
@@ -259,6 +261,7 @@ def all_gather(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
 
 def all_to_all(send: Any, recv: Any, tag: int, world_size: int) -> Collective:
     """An all-to-all among `world_size` members."""
+    send, recv = local_tensor(send), local_tensor(recv)
     memory = view(send, "send", writable=False)
     spec = _spec(CollectiveKind.ALL_TO_ALL, tag, memory, rows=send.shape[0] if len(send.shape) else 0)
     return _AllToAll(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)
@@ -268,6 +271,7 @@ def reduce_scatter(
     send: Any, recv: Any, op: ReduceOp, tag: int, operand: ReduceOperandDescriptor | None, world_size: int
 ) -> Collective:
     """A reduce-scatter among `world_size` members or, if some are lost, fewer."""
+    send, recv = local_tensor(send), local_tensor(recv)
     memory = view(send, "send", writable=False, datatype=_datatype_of(operand))
     spec = _spec(CollectiveKind.REDUCE_SCATTER, tag, memory, op)
     return _ReduceScatter(spec=spec, send=memory, like=send, tensor=recv, world_size=world_size)

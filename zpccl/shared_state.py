@@ -10,7 +10,7 @@ from typing import Any
 
 from zpccl import limits
 from zpccl.caller import checked_int, public
-from zpccl.engine.tensors import is_torch_tensor
+from zpccl.engine.tensors import is_torch_tensor, local_tensor
 from zpccl.errors import InvalidArgument
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.state import checkpoint
@@ -43,7 +43,7 @@ class TensorInfo:
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Makes one from a contiguous torch tensor on the host or a CUDA device.
+        """Makes one from a contiguous torch tensor on the host or a CUDA device; of a DTensor, what is here of it.
 
         A host tensor is used in place. A device tensor is copied in pieces through page-locked memory as needed, after
         the work that is on the current stream when the tensor is accessed.
@@ -53,7 +53,7 @@ class TensorInfo:
         """
         if not is_torch_tensor(tensor):
             raise InvalidArgument(f"{name!r} is a {type(tensor).__name__}, not a torch tensor")
-        return cls(tensor, name, allow_content_inequality)
+        return cls(local_tensor(tensor), name, allow_content_inequality)
 
     @classmethod
     def from_numpy(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:

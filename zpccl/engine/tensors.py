@@ -44,12 +44,13 @@ class TensorView:
 
     def overlaps(self, other: TensorView) -> bool:
         """True if the two tensors share memory, of whichever device."""
-        device, begin = self._place
-        other_device, other_begin = other._place
+        device, begin = self.place
+        other_device, other_begin = other.place
         return device == other_device and begin < other_begin + other.nbytes and other_begin < begin + self.nbytes
 
     @property
-    def _place(self) -> tuple[str, int]:
+    def place(self) -> tuple[str, int]:
+        """The device of the tensor, and the address there."""
         return ("cpu", self.address) if self.staged is None else self.staged.place
 
 
@@ -61,6 +62,12 @@ def is_torch_tensor(tensor: Any) -> bool:
     """True for tensors of torch, if it is loaded at all."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def local_tensor(tensor: Any) -> Any:
+    """What this process has of a DTensor of torch; any other tensor as it is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor.to_local() if module is not None and isinstance(tensor, module.DTensor) else tensor
 
 
 def view(tensor: Any, name: str, *, writable: bool, reads: bool = True, datatype: DataType | None = None) -> TensorView:
@@ -164,4 +171,8 @@ def check_torch(tensor: Any, name: str) -> DataType:
     needed = (tensor.storage_offset() + tensor.numel()) * datatype.itemsize
     if tensor.untyped_storage().nbytes() < needed:
         raise InvalidArgument(f"{name} has no memory: its storage was freed or made smaller")
+    if tensor.numel() and not tensor.data_ptr():
+        raise InvalidArgument(
+            f"{name} is a {type(tensor).__name__} without memory of its own; pass the tensor inside it"
+        )
     return datatype
