@@ -332,10 +332,8 @@ def test_shared_state_of_torch_tensors(pair: Run) -> None:
 
 
 @pytest.mark.parametrize("receiver_on_gpu", [False, True])
-def test_shared_state_on_a_gpu(pair: Run, monkeypatch: pytest.MonkeyPatch, receiver_on_gpu: bool) -> None:
+def test_shared_state_on_a_gpu(pair: Run, gpu: FakeDevice, receiver_on_gpu: bool) -> None:
     """S5: to and from a device, beside tensors of the host. Nothing of it is under way after the call."""
-    device = FakeDevice()
-    monkeypatch.setattr(regions, "device_of", lambda tensor: device)
 
     def sync(comm: zpccl.Communicator) -> Any:
         is_sender = comm is pair.comms[0]
@@ -356,7 +354,7 @@ def test_shared_state_on_a_gpu(pair: Run, monkeypatch: pytest.MonkeyPatch, recei
         return all(bool((tensor == 1).all()) for tensor in tensors.values())
 
     assert pair.all(sync) == [True, True]
-    assert device.under_way == 0 and {entry[0] for entry in device.log} == {"out", "done"} | (
+    assert gpu.under_way == 0 and {entry[0] for entry in gpu.log} == {"out", "done"} | (
         {"in"} if receiver_on_gpu else set()
     )
 

@@ -455,9 +455,10 @@ class Causes(Checker):
 
     def _on_kick(self, connection: str, kick: Kick) -> None:
         node = self.cluster.node_of(connection)
-        is_listed = node is not None and (node.peer_id in self.cluster.member_ids or node.peer_id in self._members)
-        if node is None or not node.is_alive or not is_listed:  # The list without it may have gone out long before.
+        if node is None or not node.is_alive:
             return
+        if node.peer_id not in self.cluster.member_ids and node.peer_id not in self._members:
+            return  # The latter has it until the list without it is committed, perhaps long after it went out.
         if kick.reason.endswith("the former master had removed it"):
             self._evicted.add(node.peer_id)  # For a fault of that time.
         if kick.reason.endswith(HOST_GONE):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from zpccl.engine.devices import Device, Staging, Wait, device_of
-from zpccl.engine.tensors import TensorView, check_torch, is_torch_tensor, view
+from zpccl.engine.tensors import TensorView, check_torch, is_on_gpu, is_torch_tensor, view
 from zpccl.errors import InvalidArgument
 from zpccl.limits import STATE_STAGING_BYTES
 from zpccl.types import DataType
@@ -183,7 +183,7 @@ def region(tensor: Any, name: str, *, writable: bool = True) -> Region:
     Raises:
         InvalidArgument: the tensor cannot be used; the text says why and what to do.
     """
-    if is_torch_tensor(tensor) and tensor.device.type == "cuda":
+    if is_on_gpu(tensor):
         datatype = check_torch(tensor, name)
         _check_count(tensor.numel(), name)
         return DeviceRegion(device_of(tensor), tensor, name, datatype)
